@@ -1,0 +1,44 @@
+# Everything here works as the only command on a fresh machine with Python >= 3.11.
+#   make verify   verify the shipped kernels, print the verdict, write one HTML report
+#   make test     lint, types, unit tests and property suites with the ci profile
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+OUT    := build/verify
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: verify test lint types unit certify clean
+
+# Re-made when the pins change. The stamp is written last, so an interrupted install starts again.
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "make: python3 cannot create a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# `verify run` exits 1 when a kernel is wrong, 3 when something could not be measured: both fail the target.
+verify: $(STAMP)
+	$(BIN)/verify run --json $(OUT)/run.json --html $(OUT)/report.html
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+# One thread per worker: the workers are the parallelism, and results must not depend on it.
+unit: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow"
+
+# Measure the fast reference against the exact one and write its error bound into the package.
+certify: $(STAMP)
+	$(BIN)/verify certify --output shipped
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,57 @@
+"""What the GELU kernels promise. Figures are ULP against the exact value of the given inputs."""
+
+from __future__ import annotations
+
+import torch
+
+import verify
+from kernels import gelu as triton_gelu
+from kernels import gelu_compiled
+
+FLOATS = ["bfloat16", "float16", "float32", "float64"]
+
+
+@verify.kernel(op="gelu", dtypes=FLOATS, max_ulp=2, gradients=True)
+def gelu(x):
+    """The Triton kernel, erf form."""
+    return triton_gelu.gelu(x)
+
+
+@verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=2, gradients=True)
+def gelu_tanh(x):
+    """The Triton kernel, tanh form."""
+    return triton_gelu.gelu(x, approximate="tanh")
+
+
+@verify.kernel(op="gelu", dtypes=["bfloat16", "float16", "float32"], peer=True)
+def compiled_gelu(x):
+    """torch.compile of the stable erf formula."""
+    return gelu_compiled.gelu(x)
+
+
+@verify.kernel(
+    op="gelu",
+    params={"approximate": "tanh"},
+    dtypes=["bfloat16", "float16", "float32"],
+    peer=True,
+)
+def compiled_gelu_tanh(x):
+    """torch.compile of the stable tanh formula."""
+    return gelu_compiled.gelu(x, approximate="tanh")
+
+
+@verify.kernel(op="gelu", dtypes=["bfloat16", "float16", "float32"], peer=True)
+def torch_gelu(x):
+    """PyTorch eager, erf form."""
+    return torch.nn.functional.gelu(x)
+
+
+@verify.kernel(
+    op="gelu",
+    params={"approximate": "tanh"},
+    dtypes=["bfloat16", "float16", "float32"],
+    peer=True,
+)
+def torch_gelu_tanh(x):
+    """PyTorch eager, tanh form."""
+    return torch.nn.functional.gelu(x, approximate="tanh")

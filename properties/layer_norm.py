@@ -1,0 +1,41 @@
+"""What the layer norm kernels promise. Figures are ULP of the scale |weight * xhat| + |bias|, and likewise."""
+
+from __future__ import annotations
+
+import torch
+
+import verify
+from kernels import layer_norm as triton_layer_norm
+
+FLOATS = ["bfloat16", "float16", "float32", "float64"]
+COMPARED = ["bfloat16", "float16", "float32"]
+
+
+@verify.kernel(op="layer_norm", dtypes=FLOATS, max_ulp=2, gradients=True)
+def layer_norm(x, weight, bias, *, eps):
+    """The Triton kernel."""
+    return triton_layer_norm.layer_norm(x, weight, bias, eps=eps)
+
+
+@verify.kernel(op="layer_norm", operands=["x"], dtypes=FLOATS, max_ulp=2, gradients=True)
+def layer_norm_bare(x, *, eps):
+    """The Triton kernel without weight and bias."""
+    return triton_layer_norm.layer_norm(x, eps=eps)
+
+
+@verify.kernel(op="layer_norm_residual", dtypes=FLOATS, max_ulp=2, gradients=True)
+def layer_norm_residual(x, residual, weight, bias, *, eps):
+    """The Triton kernel of x + residual; returns the sum too."""
+    return triton_layer_norm.layer_norm_residual(x, residual, weight, bias, eps=eps)
+
+
+@verify.kernel(op="layer_norm_residual_bias", dtypes=FLOATS, max_ulp=2, gradients=True)
+def layer_norm_residual_bias(x, residual, input_bias, weight, bias, *, eps):
+    """The Triton kernel of x + input_bias + residual; returns the sum too."""
+    return triton_layer_norm.layer_norm_residual_bias(x, residual, input_bias, weight, bias, eps=eps)
+
+
+@verify.kernel(op="layer_norm", dtypes=COMPARED, peer=True)
+def torch_layer_norm(x, weight, bias, *, eps):
+    """PyTorch eager."""
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)

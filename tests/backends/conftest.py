@@ -1,0 +1,34 @@
+"""Fixtures of the backend tests: the faithful interpreter, in a process whose Triton interprets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():  # before any test module imports triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def faithful() -> None:
+    """The mended interpreter is active. A session on a GPU compiles its kernels, and the test is skipped there."""
+    from verify import backends
+
+    if backends.select().name == "cuda":
+        pytest.skip("this session compiles kernels for a GPU; TRITON_INTERPRET=1 runs this test")
+    backends.activate(backends.select("interpreter"))
+
+
+@pytest.fixture
+def shipped(faithful: None) -> Iterator[None]:
+    """Triton's own interpreter, unmended, for negative controls."""
+    from verify.backends import interpreter
+
+    interpreter.uninstall()
+    try:
+        yield
+    finally:
+        interpreter.install()

@@ -1,0 +1,269 @@
+"""Triton kernels that the backend tests run through the interpreter."""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.language.extra.cuda.libdevice import erfc as imported_erfc
+
+
+@triton.jit
+def cast(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty))
+
+
+@triton.jit
+def cast_rtz(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty, fp_downcast_rounding="rtz"))
+
+
+@triton.jit
+def fused(x, y, z, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.fma(tl.load(x + i), tl.load(y + i), tl.load(z + i)))
+
+
+@triton.jit
+def arithmetic(x, y, out, N: tl.constexpr, OP: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    if OP == "add":
+        r = a + b
+    elif OP == "sub":
+        r = a - b
+    elif OP == "mul":
+        r = a * b
+    elif OP == "minimum":
+        r = tl.minimum(a, b)
+    elif OP == "minimum_nan":
+        r = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    elif OP == "maximum":
+        r = tl.maximum(a, b)
+    elif OP == "where":
+        r = tl.where(a > b, a, b)
+    elif OP == "scaled":
+        r = a * 2.0 + b
+    elif OP == "neg":
+        r = -a
+    elif OP == "abs":
+        r = tl.abs(a)
+    tl.store(out + i, r)
+
+
+@triton.jit
+def compare(x, y, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    code = (a < b).to(tl.int32) + 2 * (a <= b).to(tl.int32) + 4 * (a == b).to(tl.int32)
+    code += 8 * (a != b).to(tl.int32) + 16 * (a > b).to(tl.int32) + 32 * (a >= b).to(tl.int32)
+    tl.store(out + i, code)
+
+
+@triton.jit
+def remainder(x, y, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) % tl.load(y + i))
+
+
+@triton.jit
+def constants(out):
+    tl.store(out + tl.arange(0, 4), tl.full([4], 0.1, out.dtype.element_ty))
+    tl.store(out + 4 + tl.arange(0, 4), tl.full([4], 1e-7, out.dtype.element_ty))
+
+
+@triton.jit
+def special(x, out, N: tl.constexpr, F: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    if F == "erf":
+        r = libdevice.erf(a)
+    elif F == "erfc":
+        r = imported_erfc(a)
+    elif F == "tanh":
+        r = libdevice.tanh(a)
+    elif F == "normcdf":
+        r = tl.extra.cuda.libdevice.normcdf(a)
+    elif F == "expm1":
+        r = libdevice.expm1(a)
+    elif F == "tl.erf":
+        r = tl.erf(a)
+    elif F == "tl.exp":
+        r = tl.exp(a)
+    elif F == "tl.exp2":
+        r = tl.exp2(a)
+    elif F == "tl.rsqrt":
+        r = tl.rsqrt(a)
+    elif F == "tl.floor":
+        r = tl.floor(a)
+    elif F == "tl.log":
+        r = tl.log(a)
+    elif F == "tl.div_rn":
+        r = tl.div_rn(1.0, a)
+    elif F == "libdevice.fma":
+        r = libdevice.fma(a, a, -a)
+    tl.store(out + i, r)
+
+
+@triton.jit
+def unknown_symbol(x, out):
+    i = tl.arange(0, 4)
+    tl.store(out + i, libdevice.j0(tl.load(x + i)))
+
+
+@triton.jit
+def product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    at = c + m[:, None] * N + n[None, :]
+    x = tl.load(a + m[:, None] * K + k[None, :])
+    y = tl.load(b + k[:, None] * N + n[None, :])
+    tl.store(at, tl.dot(x, y, tl.load(at), input_precision=PRECISION))
+
+
+@triton.jit
+def reduction(x, out, M: tl.constexpr, N: tl.constexpr, OP: tl.constexpr):
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    a = tl.load(x + m[:, None] * N + n[None, :])
+    if OP == "sum":
+        r = tl.sum(a, axis=1)
+    elif OP == "max":
+        r = tl.max(a, axis=1)
+    elif OP == "min":
+        r = tl.min(a, axis=1)
+    elif OP == "argmax":
+        r = tl.argmax(a, axis=1)
+    elif OP == "custom":
+        r = tl.reduce(a, 1, product_of_sums)
+    elif OP == "branching":
+        r = tl.reduce(a, 1, larger_by_branch)
+    tl.store(out + m, r.to(out.dtype.element_ty))
+
+
+@triton.jit
+def product_of_sums(a, b):
+    return a + b + a * b
+
+
+@triton.jit
+def larger_by_branch(a, b):
+    if a > b:
+        r = a
+    else:
+        r = b
+    return r
+
+
+@triton.jit
+def moments(x, out, N: tl.constexpr):
+    """A reduction of three tensors at once, as Welford's algorithm does it."""
+    a = tl.load(x + tl.arange(0, N))
+    mean, m2, count = tl.reduce((a, tl.zeros_like(a), tl.full([N], 1.0, tl.float32)), 0, welford)
+    tl.store(out, mean)
+    tl.store(out + 1, m2 / count)
+
+
+@triton.jit
+def welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
+    delta = mean_b - mean_a
+    n = n_a + n_b
+    return mean_a + delta * (n_b / n), m2_a + m2_b + delta * delta * n_a * (n_b / n), n
+
+
+@triton.jit
+def scan(x, out, N: tl.constexpr, OP: tl.constexpr, REVERSE: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    if OP == "cumsum":
+        r = tl.cumsum(a, 0, reverse=REVERSE)
+    elif OP == "cumprod":
+        r = tl.cumprod(a, 0, reverse=REVERSE)
+    elif OP == "sum_in_type":
+        r = tl.associative_scan(a, 0, plus, reverse=REVERSE)
+    tl.store(out + i, r.to(out.dtype.element_ty))
+
+
+@triton.jit
+def plus(a, b):
+    return a + b
+
+
+@triton.jit
+def sorted_descending(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.sort(tl.load(x + i), descending=True))
+
+
+@triton.jit
+def looped(x, out, n, BLOCK: tl.constexpr):
+    acc = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        acc += tl.load(x + i, mask=i < n, other=0.0)
+    tl.store(out, tl.sum(acc, 0))
+
+
+@triton.jit
+def divide_by_zero_in_masked_lanes(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    a = tl.load(x + i, mask=i < n, other=0.0)
+    tl.store(out + i, tl.log(a) / a + (7 // a.to(tl.int32)).to(tl.float32), mask=i < n)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def tuned(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * 2.0, mask=i < n)
+    tl.store(out + n, BLOCK * 1.0)
+
+
+@triton.jit
+def assembly_fma(x, y, z, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    r = tl.inline_asm_elementwise(
+        """{ .reg .f32 t; mul.rn.f32 t, $1, $2; // the product, rounded
+             fma.rn.f32 $0, $1, $2, $3; sub.rn.f32 $0, $0, t; }""",
+        "=f,f,f,f",
+        [tl.load(x + i), tl.load(y + i), tl.load(z + i)],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    tl.store(out + i, r)
+
+
+@triton.jit
+def assembly_unknown(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    r = tl.inline_asm_elementwise(
+        "shfl.sync.bfly.b32 $0, $1, 1, 31, -1;",
+        "=f,f",
+        [tl.load(x + i)],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    tl.store(out + i, r)
+
+
+@triton.jit
+def padded(x, out):
+    p = tl.make_block_ptr(x, (6,), (1,), (0,), (8,), (0,))
+    tl.store(out + tl.arange(0, 8), tl.load(p, boundary_check=(0,), padding_option="nan"))
+    tl.store(out + 8 + tl.arange(0, 8), tl.load(p, boundary_check=(0,), padding_option="zero"))
+
+
+@triton.jit
+def atomic_pairs(x, out, old, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(old + i, tl.atomic_add(out + i // 2, tl.load(x + i), mask=i < N - 2))
+
+
+@triton.jit
+def elementwise(x, out, n, BLOCK: tl.constexpr):
+    """A GELU-like chain, for timing."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + i, mask=i < n)
+    u = 0.7978845608 * (a + 0.044715 * a * a * a)
+    e = tl.exp(-2.0 * u)
+    tl.store(out + i, a / (1.0 + e) + tl.minimum(a, 0.0), mask=i < n)

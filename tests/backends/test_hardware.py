@@ -1,0 +1,73 @@
+"""The interpreter against an H200: the exact operations, bit for bit, by recorded hashes.
+
+hardware_sm_90.json holds, for each experiment of hardware_experiments.py whose result is defined to the bit,
+a hash of its 4,096 inputs and one of the outputs that an NVIDIA H200 (driver 580.159.04, CUDA 13.0, Triton
+3.6.0) gave. compare_hardware.py makes such a file, and shows the differences themselves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+RECORDED: dict[str, list[str]] = json.loads((HERE / "hardware_sm_90.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def script() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("compare_hardware", HERE / "compare_hardware.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault("compare_hardware", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.usefixtures("faithful")
+def test_every_exact_operation_gives_the_bits_of_an_h200(script: types.ModuleType) -> None:
+    outputs = script.run_all("cpu", only=set(RECORDED))
+    compared, wrong = 0, []
+    for item in [*script.experiments(), *script.dots()]:
+        if item.name not in RECORDED:
+            continue
+        inputs, want = RECORDED[item.name]
+        if script.input_hash(item) != inputs:
+            continue  # another version of numpy or torch draws other inputs
+        compared += 1
+        if item.name not in outputs:
+            wrong.append(f"{item.name}: did not run")
+        elif script.short_hash(script.canonical(outputs[item.name], item.result)) != want:
+            wrong.append(item.name)
+    assert not wrong, wrong
+    if compared < 500:
+        pytest.skip(f"only {compared} of {len(RECORDED)} experiments have their recorded inputs here")
+    assert compared == len(RECORDED)
+
+
+def test_the_hash_sees_one_bit_and_ignores_the_payload_of_nan(script: types.ModuleType) -> None:
+    bits = np.array([0x3F800000, 0x7FC00000, 0], dtype=np.uint32)
+    other_nan = np.array([0x3F800000, 0xFFC12345, 0], dtype=np.uint32)
+    minus_zero = np.array([0x3F800000, 0x7FC00000, 0x80000000], dtype=np.uint32)
+    hashes = [script.short_hash(script.canonical(b, "fp32")) for b in (bits, other_nan, minus_zero)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.filterwarnings("ignore")
+def test_the_shipped_interpreter_would_not_pass(script: types.ModuleType) -> None:
+    names = {n for n in RECORDED if n.startswith(("cast fp32 bf16", "bf16 +", "fp32 fma", "fp32 minimum"))}
+    assert len(names) >= 4
+    outputs = script.run_all("cpu", only=names)
+    same = [
+        i.name
+        for i in script.experiments()
+        if i.name in outputs and script.short_hash(script.canonical(outputs[i.name], i.result)) == RECORDED[i.name][1]
+    ]
+    assert not same

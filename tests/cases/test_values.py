@@ -1,0 +1,145 @@
+"""Value recipes: the same bits every time, and what their names promise."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from verify.cases.values import ELEMENT, ROW, fill, landmark_patterns, special_patterns
+from verify.errors import UsageError
+from verify.formats import FORMATS, Format, named, torch_dtype
+from verify.ulp import bits_of, widen
+
+ALL = list(FORMATS.values())
+RECIPES = [*ELEMENT, *ROW]
+LANDMARKS = (-0.75, 3.0, 1e-300, 1e30, float("inf"))
+
+
+def make(recipe: str, fmt: Format, shape: tuple[int, ...] = (6, 50), **changes) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    settings = {"seed": 3, "stream": "x", "landmarks": LANDMARKS, **changes}
+    return fill(recipe, fmt, shape, **settings)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_every_recipe_fills_every_dtype_with_the_same_bits_each_time(recipe: str, fmt: Format) -> None:
+    first = make(recipe, fmt)
+    assert first.shape == (6, 50)
+    assert first.dtype == torch_dtype(fmt)
+    torch.manual_seed(99)
+    assert torch.equal(bits_of(first), bits_of(make(recipe, fmt)))
+    # in few bits a large mean swallows the spread: "mean 1e4" is a constant in float16
+    flat = fmt.bits <= 16 and recipe.startswith(("mean", "nearly", "tiny", "huge"))
+    if recipe not in ("patterns", "ones") and not flat:
+        assert not torch.equal(bits_of(first), bits_of(make(recipe, fmt, seed=4)))
+        assert not torch.equal(bits_of(first), bits_of(make(recipe, fmt, stream="y")))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 5), (1,), (2, 3, 5)])
+def test_odd_shapes(recipe: str, shape: tuple[int, ...]) -> None:
+    for name in ("float32", "float8_e4m3fn"):
+        assert make(recipe, named(name), shape).shape == shape
+
+
+def test_the_bits_of_a_release_do_not_change() -> None:
+    """A digest of every recipe in every dtype: a replay command must mean the same tomorrow."""
+    digest = hashlib.sha256()
+    for recipe in RECIPES:
+        for fmt in ALL:
+            digest.update(bits_of(make(recipe, fmt)).numpy().tobytes())
+    assert digest.hexdigest()[:16] == DIGEST
+
+
+DIGEST = "dcabc17769e01302"
+
+
+@pytest.mark.parametrize("fmt", [f for f in ALL if f.bits <= 16], ids=lambda fmt: fmt.name)
+def test_patterns_are_all_patterns(fmt: Format) -> None:
+    found = fill("patterns", fmt, (1 << fmt.bits,), seed=0, stream="x")
+    assert torch.equal(bits_of(found), torch.arange(1 << fmt.bits))
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_mixed_begins_with_every_special_value_and_landmark(fmt: Format) -> None:
+    found = bits_of(make("mixed", fmt, (4000,))).tolist()
+    mask = (1 << fmt.bits) - 1
+    fixed = [*special_patterns(fmt), *landmark_patterns(fmt, LANDMARKS)]
+    assert [bits & mask for bits in found[: len(fixed)]] == fixed
+    shuffled = bits_of(make("shuffled", fmt, (4000,))).tolist()
+    assert set(fixed) <= {bits & mask for bits in shuffled}
+    assert sorted(shuffled) == sorted(found)
+    assert shuffled != found
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_special_patterns_hold_every_kind(fmt: Format) -> None:
+    patterns = special_patterns(fmt)
+    assert len(set(patterns)) == len(patterns) or fmt.mantissa_bits == 2
+    assert any(fmt.is_nan(bits) for bits in patterns)
+    assert fmt.has_inf == any(fmt.is_inf(bits) for bits in patterns)
+    for wanted in (0, 1, fmt.max_bits, 1 << fmt.mantissa_bits, (1 << fmt.mantissa_bits) - 1):
+        assert wanted in patterns
+        assert wanted | fmt.sign_bit in patterns
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_landmark_patterns_are_the_neighbours(fmt: Format) -> None:
+    found = landmark_patterns(fmt, [-0.75, float("nan"), 1e305], reach=2)
+    centre = fmt.from_float(-0.75)
+    assert found[:5] == [centre + 2, centre + 1, centre, centre - 1, centre - 2]
+    assert len(found) == (10 if fmt.name == "float64" else 5)
+    assert landmark_patterns(fmt, [0.0], reach=1) == [fmt.sign_bit | 1, 0, 1]
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_near_stays_near_and_active_stays_active(fmt: Format) -> None:
+    near = widen(fill("near", fmt, (3000,), seed=1, stream="x", landmarks=(2.0,)))
+    assert bool((near > 0.9).all())
+    assert bool((near < 4.1).all())
+    assert bool((near < 2).any())
+    assert bool((near > 2).any())
+    active = widen(make("active", fmt, (3000,))).abs()
+    assert float(active.max()) <= 128.0
+    assert float(active.min()) >= min(2.0**-20, float(fmt.min_subnormal))
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
+def test_bits_reach_every_exponent(name: str) -> None:
+    fmt = named(name)
+    found = bits_of(make("bits", fmt, (60_000,)))
+    exponents = (found & (fmt.sign_bit - 1)) >> fmt.mantissa_bits
+    assert exponents.unique().numel() == 1 << (fmt.bits - fmt.precision)
+
+
+def test_row_recipes_do_what_they_say() -> None:
+    fmt, shape = named("float32"), (40, 300)
+    rows = {name: make(name, fmt, shape).double() for name in ROW}
+    assert rows["mean 1e3"].mean(1).sub(1e3).abs().max() < 1
+    assert rows["mean 1e4"].mean(1).sub(1e4).abs().max() < 1
+    assert bool((rows["constant"] == rows["constant"][:, :1]).all())
+    assert rows["constant"][:, 0].unique().numel() == 40
+    assert 0 < float(rows["nearly constant"].std(1).max()) < 0.01
+    assert bool(((rows["outlier"] == 1e4).sum(1) == 1).all())
+    assert bool((rows["alternating"][:, ::2] == -rows["alternating"][:, 1::2]).all())
+    assert float(rows["ramp"].diff(dim=1).min()) > 0
+    magnitude = rows["spread"].abs()
+    assert float(magnitude.max() / magnitude.median()) > 1e4
+    assert 1e-21 < float(rows["tiny 1e-20"].std()) < 1e-19
+    assert 1e29 < float(rows["huge 1e30"].std()) < 1e31
+    assert float(rows["around one"].min()) > -1
+    assert abs(float(rows["around zero"].mean())) < 0.02
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("recipe", ROW)
+def test_row_recipes_stay_finite(fmt: Format, recipe: str) -> None:
+    assert bool(torch.isfinite(widen(make(recipe, fmt))).all())
+
+
+def test_an_unknown_recipe_names_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        make("gauss", named("float32"))
+    assert str(caught.value) == (f"unknown value recipe 'gauss'; the recipes are: {', '.join(sorted(RECIPES))}")

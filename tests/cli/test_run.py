@@ -1,0 +1,275 @@
+"""`verify run` end to end: verdicts, exit codes, and that one bad kernel never takes the others down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verify import record
+
+KERNELS = """
+import os
+import torch, verify
+
+F = torch.nn.functional
+
+def right(x):
+    wide = x.double().clamp(min=-1000)
+    return (wide / (1 + torch.exp(-wide))).half()
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def good(x):
+    return right(x)
+
+@verify.kernel(op="gelu", dtypes=["bfloat16"])
+def textbook(x):
+    return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
+
+@verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=["float16"], gradients=False)
+def exponentials(x):
+    a = 2**0.5 / torch.pi**0.5 * (x + 0.044715 * x**3)
+    e = torch.exp(2 * a)
+    return 0.5 * x * (1 + (e - 1) / (e + 1))
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def raises(x):
+    raise RuntimeError("no such unit")
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def dies(x):
+    os.abort()
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def exits(x):
+    os._exit(0)
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def wrong_shape(x):
+    return F.gelu(x)[:5]
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def wrong_dtype(x):
+    return F.gelu(x).float()
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def wrong_device(x):
+    return F.gelu(x).to("meta")
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def no_tensor(x):
+    return 3.0
+
+@verify.kernel(op="gelu", dtypes=["float16"])
+def overwrites(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return F.gelu(x)
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def prints(x):
+    print('{"run": "not an answer"}', flush=True)
+    return right(x)
+
+@verify.kernel(op="gelu", dtypes=["float16"], backends=["cuda"])
+def elsewhere(x):
+    return F.gelu(x)
+"""
+
+
+def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "verify", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def ran(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[subprocess.CompletedProcess[str], record.Run, Path]:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "accuracy.py").write_text(KERNELS)
+    options = ("--json", "run.json", "--backend", "interpreter")
+    done = verify("run", "accuracy.py", *options, cwd=folder)
+    return done, record.load(folder / "run.json"), folder
+
+
+def test_every_kernel_has_its_own_result(ran) -> None:
+    done, run, _ = ran
+    assert {item.name: item.status for item in run.kernels} == {
+        "good": "ok",
+        "textbook": "wrong",
+        "exponentials": "wrong",
+        "raises": "error",
+        "dies": "crashed",
+        "exits": "crashed",
+        "wrong_shape": "error",
+        "wrong_dtype": "error",
+        "wrong_device": "error",
+        "no_tensor": "error",
+        "overwrites": "error",
+        "prints": "ok",
+        "elsewhere": "skipped",
+    }
+    assert done.returncode == 1
+    assert run.verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("raises", "float16: raises raised RuntimeError: no such unit ("),
+        ("dies", "the process died of SIGABRT"),
+        ("exits", "the process ended with exit code 0 and no result"),
+        (
+            "wrong_shape",
+            "float16: wrong_shape must return y of shape (65536,) for dims (65536,); it returned (5,)",
+        ),
+        (
+            "wrong_dtype",
+            "float16: wrong_dtype must return y as torch.float16 for torch.float16 input; it returned torch.float32",
+        ),
+        (
+            "wrong_device",
+            "float16: wrong_device must return y on cpu; it returned a tensor on meta",
+        ),
+        ("no_tensor", "float16: no_tensor must return a torch.Tensor for y; it returned float"),
+        ("overwrites", "float16: overwrites must not change its inputs; x differs after the call"),
+        ("elsewhere", "declared for cuda; this run is on interpreter"),
+    ],
+)
+def test_one_clear_line_for_each_failure(ran, name: str, message: str) -> None:
+    done, run, _ = ran
+    [item] = [item for item in run.kernels if item.name == name]
+    assert item.message.startswith(message)
+    assert "\n" not in item.message
+    assert name in done.stdout
+
+
+def test_the_textbook_formula_is_wrong_on_the_right_input(ran) -> None:
+    _, run, _ = ran
+    [item] = [item for item in run.kernels if item.name == "textbook"]
+    result = item.results[0]
+    assert str(result.basis) == "exhaustive, 65,536 inputs"
+    # 1 + erf(x / sqrt 2) is 0 in bfloat16 from about -3 on: every digit of the result is lost
+    assert 250 < record.value_of(result.figures.max_ulp) < 256
+    worst = result.worst[0]
+    assert worst.got in ("-0.0", "-0", "0.0", "0")
+    assert worst.replay.startswith("verify replay accuracy.py::textbook '{")
+
+
+def test_nan_at_a_finite_input_is_wrong(ran) -> None:
+    _, run, _ = ran
+    [item] = [item for item in run.kernels if item.name == "exponentials"]
+    result = item.results[0]
+    assert result.figures.max_ulp == "nan"
+    assert result.figures.nonfinite > 10_000
+    assert result.worst[0].got == "nan"
+    assert float(result.worst[0].inputs["x"].split()[0]) > 0
+
+
+def test_the_replay_command_reproduces_the_figure_exactly(ran) -> None:
+    import shlex
+
+    _, run, folder = ran
+    [item] = [item for item in run.kernels if item.name == "textbook"]
+    worst = item.results[0].worst[0]
+    words = shlex.split(worst.replay)
+    done = verify(*words[1:], "--json", "--backend", "interpreter", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    again = json.loads(done.stdout)
+    assert again["worst"]["ulp"] == worst.ulp
+    assert again["worst"]["got_hex"] == worst.got_hex
+    assert again["worst"]["inputs"] == worst.inputs
+    assert again["repeatable"] is True
+
+
+def test_two_runs_give_the_same_record(ran) -> None:
+    _, run, folder = ran
+    for name in ("a.json", "b.json"):
+        verify("run", "accuracy.py::textbook", "--json", name, "--backend", "interpreter", cwd=folder)
+    first, second = record.load(folder / "a.json"), record.load(folder / "b.json")
+    assert first.id == second.id
+    [item] = [item for item in run.kernels if item.name == "textbook"]
+    assert first.kernels[0].results == item.results
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nowhere.py"), "no such file: nowhere.py"),
+        (
+            ("run", "accuracy.py::nobody"),
+            "accuracy.py has no kernel 'nobody'; it declares: good, textbook",
+        ),
+        (
+            ("run", "accuracy.py", "--dtype", "float31"),
+            "unknown dtype 'float31'; verify knows: float64",
+        ),
+        (("run", "broken.py"), "broken.py fails on import: ZeroDivisionError: division by zero"),
+        (("run", "unknown.py"), "no op is named 'gelo' (closest: 'gelu')"),
+        (
+            ("run", "layout.py"),
+            "kernel 'k': layouts is one of any, contiguous; received 'diagonal'",
+        ),
+        (("run",), "no target given and no [tool.verify] kernels in pyproject.toml"),
+        (
+            ("replay", "accuracy.py::good", "{}"),
+            "not a case: Object missing required field `dtype`",
+        ),
+        (
+            ("report", "nowhere.json"),
+            "cannot read the record nowhere.json: No such file or directory",
+        ),
+    ],
+)
+def test_bad_usage_is_exit_2_and_states_the_rule(ran, arguments: tuple[str, ...], message: str) -> None:
+    folder = ran[2]
+    (folder / "broken.py").write_text("1 / 0\n")
+    declaration = "import verify\n@verify.kernel({})\ndef k(x):\n    return x\n"
+    (folder / "unknown.py").write_text(declaration.format('op="gelo"'))
+    (folder / "layout.py").write_text(declaration.format('op="gelu", layouts="diagonal"'))
+    done = verify(*arguments, cwd=folder)
+    assert done.returncode == 2, done.stdout
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
+    folder = ran[2]
+    (folder / "hang.py").write_text(
+        "import time, verify\n"
+        "@verify.kernel(op='gelu', dtypes=['float16'])\n"
+        "def hangs(x):\n    time.sleep(3600)\n"
+        "@verify.kernel(op='gelu', dtypes=['float16'])\n"
+        "def raises(x):\n    raise RuntimeError('reached')\n"
+    )
+    options = ("--timeout", "8", "--json", "hang.json", "--backend", "interpreter")
+    done = verify("run", "hang.py", *options, cwd=folder)
+    hanging, raising = record.load(folder / "hang.json").kernels
+    assert (hanging.status, hanging.message) == ("timeout", "no result within 8 s; stopped")
+    assert hanging.hint == "verify run hang.py::hangs --timeout SECONDS"
+    assert raising.status == "error"
+    assert "reached" in raising.message
+    assert done.returncode == 1
+
+
+def test_a_broken_target_does_not_stop_the_others(ran) -> None:
+    folder = ran[2]
+    (folder / "broken.py").write_text("1 / 0\n")
+    done = verify(
+        "run",
+        "broken.py",
+        "accuracy.py::good",
+        "--json",
+        "mixed.json",
+        "--backend",
+        "interpreter",
+        cwd=folder,
+    )
+    run = record.load(folder / "mixed.json")
+    assert [item.name for item in run.kernels] == ["good"]
+    assert done.returncode == 2
+    assert "broken.py fails on import" in done.stderr

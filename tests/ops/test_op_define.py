@@ -1,0 +1,265 @@
+"""User-defined ops: everything follows from one mpmath formula and one torch formula."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flint
+import pytest
+import torch
+from mpmath import mp
+
+from verify.errors import UsageError
+from verify.ops import Problem, get, names, registry
+from verify.ops.define import op, row_op
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops defined here are gone afterwards."""
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+
+
+def silu2(**options: Any) -> Any:
+    return op(
+        "silu2",
+        exact=lambda x: x / (1 + mp.exp(-x)),
+        reference=lambda x: x * torch.sigmoid(x),
+        **options,
+    )
+
+
+VALUES = [
+    -math.inf,
+    -3e38,
+    -1e5,
+    -88.0,
+    -14.0,
+    -2.4,
+    -1.2784645,
+    -1e-30,
+    0.0,
+    0.5,
+    30.0,
+    3e38,
+    math.inf,
+]
+
+
+def test_a_defined_op_equals_the_builtin_one() -> None:
+    """silu from two lines: value, derived gradient, limits at infinity, by both references."""
+    mine, builtin = silu2(), get("silu")
+    assert get("silu2") is mine and "silu2" in names()
+    x = torch.tensor([*VALUES, math.nan])
+    problem = Problem({"x": x}, {}, {"y": torch.full((len(x),), 1.5)}, ("y", "dx"))
+    fast, expected = mine.fast(problem), builtin.fast(problem)
+    for result in ("y", "dx"):
+        both = zip(
+            mine.points(problem, result, range(len(x))),
+            builtin.points(problem, result, range(len(x))),
+            strict=True,
+        )
+        for value, (ours, theirs) in zip(x.tolist(), both, strict=True):
+            assert ours.arb is None
+            a, b = ours.mp(200), theirs.mp(200)
+            with mp.workprec(300):
+                same = (mp.isnan(a) and mp.isnan(b)) or a == b
+                assert same or abs(a - b) <= mp.ldexp(abs(b), -192), (result, value)
+        torch.testing.assert_close(fast[result].value, expected[result].value, rtol=1e-13, atol=1e-60, equal_nan=True)
+
+
+def test_gradients_can_be_given() -> None:
+    defined = silu2(
+        grad=lambda x: mp.mpf(7),
+        grad_reference=lambda x: torch.full_like(x, 8.0),
+        arb=lambda x: x / (1 + (-x).exp()),
+        grad_arb=lambda x: flint.arb(9),
+    )
+    problem = Problem({"x": torch.ones(1)}, {}, {"y": torch.ones(1)}, ("y", "dx"))
+    point = defined.points(problem, "dx", [0])[0]
+    assert point.arb is not None
+    assert point.mp(100) == 7 and defined.fast(problem)["dx"].value.item() == 8
+    assert float(point.arb(100).mid()) == 9
+    value = defined.points(problem, "y", [0])[0]
+    assert value.arb is not None
+    assert float(value.arb(100).mid()) == float(value.mp(100))
+
+
+def test_an_unstable_formula_is_evaluated_until_it_settles() -> None:
+    """x (1 + erf) / 2 is zero at 140 bits for x = -16; the truth is not."""
+    defined = op(
+        "unstable",
+        exact=lambda x: x * (1 + mp.erf(x / mp.sqrt(2))) / 2,
+        reference=torch.nn.functional.gelu,
+    )
+    problem = Problem({"x": torch.tensor([-16.0, -30.0, -8.0])}, {}, {"y": torch.ones(3)}, ("y",))
+    stable = get("gelu").points(Problem(problem.inputs, {"approximate": "none"}), "y", range(3))
+    with mp.workprec(140):
+        assert mp.mpf(-16) * (1 + mp.erf(mp.mpf(-16) / mp.sqrt(2))) / 2 == 0
+    for point, truth in zip(defined.points(problem, "y", range(3)), stable, strict=True):
+        a, b = point.mp(100), truth.mp(100)
+        assert abs(a - b) <= mp.ldexp(abs(b), -92)
+    # Its reference cancels too, which the certificate has to see.
+    fast = defined.fast(problem)["y"].value
+    assert abs(fast[0].item() / float(stable[0].mp(100)) - 1) > 1e-3
+
+
+def test_operands_and_parameters_come_from_the_signature() -> None:
+    defined = op(
+        "gated_tanh",
+        exact=lambda x1, x2, *, alpha: x1 * mp.tanh(alpha * x2),
+        reference=lambda x1, x2, *, alpha: x1 * torch.tanh(alpha * x2),
+        params={"alpha": 2.0},
+        regimes=[("left", -math.inf, 0.0), ("right", 0.0, math.inf)],
+        boundaries=[0.0],
+    )
+    assert [each.name for each in defined.operands] == ["x1", "x2"]
+    assert defined.regime_of == "x2" and defined.boundaries({}) == (0.0,)
+    assert [regime.name for regime in defined.regimes({})] == ["left", "right"]
+    x1, x2, dy = torch.tensor([1.5]), torch.tensor([0.75]), torch.tensor([-2.0])
+    for alpha in (2.0, 0.5):
+        problem = Problem({"x1": x1, "x2": x2}, defined.resolve({"alpha": alpha}), {"y": dy}, ("y", "dx1", "dx2"))
+        with mp.workprec(200):
+            tanh = mp.tanh(alpha * mp.mpf(0.75))
+            wanted = {"y": 1.5 * tanh, "dx1": -2 * tanh, "dx2": -3 * alpha * (1 - tanh**2)}
+            for result, expected in wanted.items():
+                got = defined.points(problem, result, [0])[0].mp(150)
+                assert abs(got - expected) <= mp.ldexp(abs(expected), -145), result
+                fast = defined.fast(problem)[result].value.item()
+                assert fast == pytest.approx(float(expected), rel=1e-14)
+
+
+def test_the_scale_of_a_derived_gradient_survives_its_zero() -> None:
+    """At the minimum of silu the gradient is near zero and its terms are not."""
+    defined = silu2()
+    x = torch.tensor([-1.2784645])
+    problem = Problem({"x": x}, {}, {"y": torch.ones(1)}, ("dx",))
+    fast = defined.fast(problem)["dx"]
+    assert abs(fast.value.item()) < 1e-7 and 0.1 < fast.scale.item() < 1
+
+
+def normalize(**options: Any) -> Any:
+    return row_op(
+        "l2",
+        exact=lambda row: [v / mp.sqrt(mp.fsum(u * u for u in row)) for v in row],
+        reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt(),
+        **options,
+    )
+
+
+def test_a_row_op_derives_its_gradient() -> None:
+    """l2 normalisation: dx = (g - y <g, y>) / |x|."""
+    defined = normalize()
+    x = torch.tensor([[3.0, 4.0], [-1.0, 0.5]])
+    dy = torch.tensor([[1.0, -2.0], [0.25, 8.0]])
+    problem = Problem({"x": x}, {}, {"y": dy}, ("y", "dx"))
+    fast = defined.fast(problem)
+    y = defined.points(problem, "y", range(4))
+    dx = defined.points(problem, "dx", range(4))
+    for row in range(2):
+        with mp.workprec(200):
+            values, g = ([mp.mpf(v) for v in t[row].tolist()] for t in (x, dy))
+            norm = mp.sqrt(mp.fsum(v * v for v in values))
+            outputs = [v / norm for v in values]
+            product = mp.fsum(a * b for a, b in zip(g, outputs, strict=True))
+            for column in range(2):
+                expected = (g[column] - outputs[column] * product) / norm
+                at = 2 * row + column
+                assert abs(y[at].mp(150) - outputs[column]) <= mp.ldexp(1, -148)
+                assert abs(dx[at].mp(150) - expected) <= mp.ldexp(abs(expected), -145)
+                got = fast["dx"].value[row, column].item()
+                assert got == pytest.approx(float(expected), rel=1e-13)
+    assert defined.kind == "rowwise" and defined.gate == "scaled"
+
+
+def test_a_row_op_takes_given_gradients_and_parameters() -> None:
+    defined = row_op(
+        "shifted",
+        exact=lambda row, *, by: [v + mp.mpf(by) for v in row],
+        reference=lambda x, *, by: x + by,
+        grad=lambda row, upstream, *, by: [3 * g for g in upstream],
+        grad_reference=lambda x, upstream, *, by: 3 * upstream,
+        scale=lambda x, *, by: x.abs() + abs(by),
+        params={"by": 1.0},
+    )
+    x, dy = torch.tensor([[-1.0, 2.0]]), torch.tensor([[0.5, 1.0]])
+    problem = Problem({"x": x}, {"by": 1.0}, {"y": dy}, ("y", "dx"))
+    assert [point.mp(80) for point in defined.points(problem, "dx", range(2))] == [1.5, 3]
+    fast = defined.fast(problem)
+    assert fast["dx"].value.tolist() == [[1.5, 3.0]]
+    assert fast["y"].value.tolist() == [[0.0, 3.0]] and fast["y"].scale.tolist() == [[2.0, 3.0]]
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        call()
+    return str(caught.value)
+
+
+MPMATH_HINT = "  next: write it with mpmath functions (from mpmath import mp; mp.exp, mp.erfc, ...)"
+
+
+def test_what_a_definition_refuses() -> None:
+    """Each message: the rule, what was received, the next step."""
+    sine: dict[str, Any] = {"exact": lambda x: mp.sin(x), "reference": torch.sin}
+    assert refusal(lambda: op("gelu", **sine)) == (
+        "an op named 'gelu' exists already; an op name is defined once\n"
+        "  next: choose another name, or verify list --op gelu"
+    )
+    assert refusal(lambda: op("a", exact=lambda x: math.sin(1.0), reference=torch.sin)) == (
+        "op 'a': the exact formula returned a Python float, which has 53 bits only\n" + MPMATH_HINT
+    )
+    message = refusal(lambda: op("a", exact=lambda x: torch.sin(x), reference=torch.sin))
+    assert message.startswith("op 'a': the exact formula raised TypeError at (")
+    assert message.endswith(MPMATH_HINT)
+    assert refusal(lambda: op("a", exact=lambda x: mp.sin(x), reference=torch.cos)) == (
+        "op 'a': at 0.5 exact gives 0.479425538604, reference 0.87758256189\n"
+        "  next: make both formulas the same function; float64 may differ by 1e-6 at most"
+    )
+    assert refusal(lambda: op("a", exact=lambda: mp.one, reference=torch.sin)) == (
+        "op 'a': exact has no positional argument; each one names an operand\n"
+        "  next: write exact=lambda x: ..., and parameters as keywords: lambda x, *, alpha: ..."
+    )
+    two: dict[str, Any] = {"exact": lambda a, b: a * b, "reference": lambda a, b: a * b}
+    assert refusal(lambda: op("a", **two, grad=lambda a, b: b)) == (
+        "op 'a' has the operands a, b; one gradient was given\n"
+        "  next: give one per operand: grad={'a': lambda ...: ..., ...}"
+    )
+    assert refusal(lambda: op("a", **two, grad={"c": lambda a, b: b})) == (
+        "op 'a': a gradient names 'c'; operands are: a, b\n  next: use the names of exact's positional arguments"
+    )
+    assert refusal(lambda: op("a", exact=lambda x: x, reference=lambda x: x.sum())) == (
+        "op 'a': reference returned shape () for inputs of shape (1,)\n"
+        "  next: an elementwise reference keeps the shape; verify.row_op works on rows"
+    )
+    assert "a" not in names()
+
+
+def test_what_a_row_definition_refuses() -> None:
+    assert refusal(lambda: row_op("r", exact=lambda row: row[:1], reference=torch.sin)) == (
+        "op 'r': exact returned 1 elements for a row of 4\n  next: a row-wise op keeps the length of the row"
+    )
+    assert refusal(lambda: row_op("r", exact=lambda row: row, reference=lambda x: x.sum(-1))) == (
+        "op 'r': reference returned shape (1,) for shape (1, 4)\n  next: a row-wise op keeps the shape of x"
+    )
+    assert refusal(lambda: row_op("r", exact=lambda row: row, reference=torch.sin)) == (
+        "op 'r': element 0 of the row [0.5, -0.25, 1.0, 0.125] is 0.5 by exact, "
+        "0.479425538604 by reference\n"
+        "  next: make both formulas the same function; float64 may differ by 1e-6 at most"
+    )
+
+
+def test_an_unknown_op_lists_the_known_ones() -> None:
+    known = ", ".join(names())
+    assert refusal(lambda: get("layernorm")) == (
+        f"no op is named 'layernorm' (closest: 'layer_norm'); the known ops are: {known}\n"
+        "  next: verify list --ops, or define it with verify.op(name, exact=..., reference=...)"
+    )
+    assert refusal(lambda: get("zzz")).startswith("no op is named 'zzz'; the known ops are: geglu")
+
+
+def test_replace_defines_again() -> None:
+    first = silu2()
+    second = silu2(replace=True)
+    assert get("silu2") is second is not first

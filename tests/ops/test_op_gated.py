@@ -1,0 +1,182 @@
+"""Gated ops and the linear layer: positions of the packed halves, special values, fused scales."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from mpmath import mp
+
+from verify.errors import UsageError
+from verify.ops import Problem, get
+from verify.ops.linear import exact_dot
+
+PAIRS = [("geglu", "geglu_split"), ("swiglu", "swiglu_split")]
+LARGEST = torch.finfo(torch.float32).max
+SPECIAL = [
+    *(0.0, math.inf, -math.inf, math.nan, LARGEST, -LARGEST, 2.0**-149, -(2.0**-149)),
+    *(1.0, -0.75, -14.0, -100.0, 1e30),
+]
+UPSTREAM = [1.0, 0.0, math.inf, -math.inf, math.nan, LARGEST, -(2.0**-149)]
+
+
+def same(value: float, scale: float, exact: Any, bound: float = 240) -> bool:
+    if not mp.isfinite(exact) or not math.isfinite(value):
+        return (math.isnan(value) and mp.isnan(exact)) or bool(mp.mpf(value) == exact)
+    difference = abs(mp.mpf(value) - exact)
+    return bool(difference <= mp.ldexp(1, -200) + mp.ldexp(mp.mpf(scale), -53) * bound)
+
+
+@pytest.mark.parametrize(("packed", "split"), PAIRS)
+def test_packed_is_split_at_other_places(packed: str, split: str) -> None:
+    x = torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(1))
+    dy = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(2))
+    x1, x2 = x.chunk(2, -1)
+    params = get(packed).resolve({})
+    one = Problem({"x": x}, params, {"y": dy}, ("y", "dx"))
+    two = Problem({"x1": x1, "x2": x2}, params, {"y": dy}, ("y", "dx1", "dx2"))
+    fast, parts = get(packed).fast(one), get(split).fast(two)
+    assert torch.equal(fast["y"].value, parts["y"].value)
+    assert torch.equal(fast["dx"].value, torch.cat([parts["dx1"].value, parts["dx2"].value], -1))
+    everything = range(30)
+    values = [point.mp(80) for point in get(split).points(two, "y", everything)]
+    assert [point.mp(80) for point in get(packed).points(one, "y", everything)] == values
+    halves = [
+        torch.tensor([float(p.mp(80)) for p in get(split).points(two, name, everything)]) for name in ("dx1", "dx2")
+    ]
+    wanted = torch.cat([half.view(3, 2, 5) for half in halves], -1).flatten().tolist()
+    got = [float(point.mp(80)) for point in get(packed).points(one, "dx", range(60))]
+    assert got == pytest.approx(wanted, rel=1e-6) and len(set(got)) == 60
+
+
+@pytest.mark.parametrize(("packed", "split"), PAIRS)
+def test_the_regime_of_a_packed_element_is_its_gate(packed: str, split: str) -> None:
+    op = get(packed)
+    x = torch.arange(12.0).view(2, 6)
+    problem = Problem({"x": x}, op.resolve({}), {"y": torch.ones(2, 3)}, ("y", "dx"))
+    assert op.regime_values is not None
+    assert op.regime_values(problem, "y").tolist() == [[3, 4, 5], [9, 10, 11]]
+    assert op.regime_values(problem, "dx").tolist() == [[3, 4, 5, 3, 4, 5], [9, 10, 11, 9, 10, 11]]
+    assert get(split).regime_of == "x2" and get(split).regime_values is None
+
+
+@pytest.mark.parametrize("name", ["geglu_split", "swiglu_split"])
+def test_special_values_of_both_halves_and_of_the_upstream(name: str) -> None:
+    """Zero times infinity is NaN; what is only tiny in float64 is not zero."""
+    op = get(name)
+    grid = torch.tensor(list(itertools.product(SPECIAL, SPECIAL, UPSTREAM)), dtype=torch.float32)
+    inputs = {"x1": grid[:, 0], "x2": grid[:, 1]}
+    problem = Problem(inputs, op.resolve({}), {"y": grid[:, 2]}, ("y", "dx1", "dx2"))
+    seen = set()
+    for result, fast in op.fast(problem).items():
+        points = op.points(problem, result, range(len(grid)))
+        values, scales = fast.value.tolist(), fast.scale.tolist()
+        for row, value, scale, point in zip(grid.tolist(), values, scales, points, strict=True):
+            exact = point.mp(120)
+            assert same(value, scale, exact, 8), (result, row, value, exact)
+            seen.add("nan" if mp.isnan(exact) else "inf" if mp.isinf(exact) else "number")
+    assert seen == {"nan", "inf", "number"}
+
+
+def test_a_packed_input_of_odd_width_is_refused() -> None:
+    problem = Problem({"x": torch.ones(2, 3)}, {"approximate": "none"})
+    with pytest.raises(ValueError, match=r"x is packed as \[\.\.\., 2d\].*got shape \(2, 3\)"):
+        get("geglu").fast(problem)
+
+
+RECIPES = ("randn", "big", "huge", "tiny", "cancelling", "tail")
+
+
+@pytest.mark.parametrize("activation", get("linear").choices["activation"])
+def test_linear_fast_is_close(activation: str) -> None:
+    """Measured: at most 2 units of the carried scale in every result, K up to 700."""
+    op = get("linear")
+    params = {"activation": activation}
+    for recipe, (m, k, n) in itertools.product(RECIPES, ((3, 1, 2), (2, 37, 3), (1, 700, 2))):
+        generator = torch.Generator().manual_seed(k)
+        shapes = op.shapes((m, k, n), params)
+        x, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes.values())
+        x = x * {"big": 1e3, "huge": 1e30, "tiny": 1e-20}.get(recipe, 1.0)
+        weight = weight / math.sqrt(k)
+        if recipe == "cancelling":
+            bias = -(x[:1] @ weight.T)[0]
+        if recipe == "tail":
+            bias = bias - 9
+        upstream = {
+            "y": torch.randn(m, n, generator=generator),
+            "pre": torch.randn(m, shapes["bias"][0], generator=generator),
+        }
+        inputs = {"x": x, "weight": weight, "bias": bias}
+        problem = Problem(inputs, params, upstream, op.outputs + op.gradients)
+        for result, fast in op.fast(problem).items():
+            values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
+            indices = range(0, len(values), max(1, len(values) // 5))
+            for index, point in zip(indices, op.points(problem, result, indices), strict=True):
+                exact = point.mp(120)
+                assert same(values[index], scales[index], exact, 12), (recipe, result, k)
+
+
+@pytest.mark.parametrize("place", ["x", "weight", "bias", "y"])
+@pytest.mark.parametrize("activation", get("linear").choices["activation"])
+def test_linear_fast_and_exact_agree_about_what_is_not_finite(activation: str, place: str) -> None:
+    op = get("linear")
+    params = {"activation": activation}
+    for value in (math.inf, -math.inf, math.nan):
+        generator = torch.Generator().manual_seed(4)
+        shapes = {**op.shapes((3, 4, 2), params), "y": (3, 2)}
+        tensors = {name: torch.randn(at, generator=generator) for name, at in shapes.items()}
+        tensors[place].view(-1)[-1] = value
+        upstream = {"y": tensors.pop("y")}
+        problem = Problem(tensors, params, upstream, op.outputs + op.gradients)
+        spoiled = 0
+        for result, fast in op.fast(problem).items():
+            values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
+            points = op.points(problem, result, range(len(values)))
+            for got, scale, point in zip(values, scales, points, strict=True):
+                assert point.arb is not None
+                exact = point.mp(120)
+                assert same(got, scale, exact, 12), (result, value, got, exact)
+                assert mp.isfinite(exact) == bool(point.arb(120).is_finite()), (result, value)
+                spoiled += not mp.isfinite(exact)
+        assert spoiled
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "geglu"])
+def test_the_scale_covers_products_of_two_errors(activation: str) -> None:
+    """Where pre is rounding noise first-order terms vanish: 2^60 + 1.25 - 2^60 may be 0."""
+    op = get("linear")
+    x = torch.tensor([[2.0**60, 1.25, -(2.0**60)], [2.0**60, -(2.0**60), 1.25]])
+    x = torch.cat([x, x.flip(-1), x.roll(1, -1)])
+    weight = torch.ones(op.shapes((6, 3, 1), {"activation": activation})["weight"])
+    problem = Problem({"x": x, "weight": weight, "bias": None}, {"activation": activation})
+    fast = op.fast(problem)["y"]
+    assert (fast.value.flatten() == 0).any()
+    values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
+    for value, scale, point in zip(values, scales, op.points(problem, "y", range(6)), strict=True):
+        assert point.mp(120) > 1
+        assert same(value, scale, point.mp(120), 12)
+
+
+def test_exact_dot_keeps_every_bit() -> None:
+    with mp.workprec(400):
+        total = exact_dot([1e30, 1.0, -1e30], [1.0, 2.0**-60, 1.0], 2.0**-200)
+        assert total == mp.ldexp(1, -60) + mp.ldexp(1, -200)
+    assert exact_dot([], [], 0.5) == 0.5
+    assert mp.isnan(exact_dot([math.inf], [0.0], 1.0))
+    assert exact_dot([math.inf, 1.0], [2.0, 1.0], 1.0) == mp.inf
+
+
+def test_linear_wants_three_dims() -> None:
+    with pytest.raises(UsageError) as caught:
+        get("linear").shapes((4, 5), {})
+    assert str(caught.value) == (
+        "op 'linear' takes dims (M, K, N); received (4, 5)\n  next: give three dimensions, such as (16, 64, 32)"
+    )
+    assert get("linear").shapes((2, 3, 4), {"activation": "geglu"}) == {
+        "x": (2, 3),
+        "weight": (8, 3),
+        "bias": (8,),
+    }

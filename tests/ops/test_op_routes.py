@@ -1,0 +1,294 @@
+"""Every op and result: two exact routes agree, gradients are derivatives, fast is close.
+
+One case per op and setting; the same cases serve all checks. The gradients are compared with
+central differences of the exact forward: the inputs lie on a coarse grid, so that moving one by
+2^-40 is exact in float64 and the difference of two 240-bit evaluations is right to about 2^-75."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import flint
+import pytest
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from verify.ops import Op, Point, Problem, get, names
+from verify.ops.elements import mpf_to_arb
+from verify.ops.precision import arb_bits
+
+PREC = 160
+STEP = 2.0**-40
+# Multiples of 2^-53 times the scale. Everything is within 4; only the tanh form's exponent, up to
+# 104 where float32 underflows, is not compensated.
+UNITS, TANH_UNITS = 8.0, 240.0
+# Below this an absolute difference does not count: float32 ends at 2^-149.
+SLACK = mp.ldexp(1, -200)
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    dims: tuple[int, ...]
+    params: tuple[tuple[str, Any], ...] = ()
+    absent: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [self.op, "x".join(map(str, self.dims)), *(str(v) for _, v in self.params)]
+        return "-".join(parts + ["no_" + name for name in self.absent])
+
+
+GATES = [("gelu",), ("geglu",), ("geglu_split",)]
+FORMS = [(("approximate", "none"),), (("approximate", "tanh"),)]
+CASES = [
+    *[Case(op, (2, 3), form) for (op,) in GATES for form in FORMS],
+    *[Case(op, (2, 3)) for op in ("silu", "swiglu", "swiglu_split")],
+    *[
+        Case(op, (2, 4), absent=absent)
+        for op in ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias")
+        for absent in ((), ("weight", "bias"))
+    ],
+    Case("layer_norm", (2, 3), (("eps", 0.5),), ("bias",)),
+    *[Case("rms_norm", (2, 4), absent=absent) for absent in ((), ("weight",))],
+    Case("softmax", (2, 4)),
+    *[
+        Case("linear", (2, 3, 2), (("activation", activation),), absent)
+        for activation in ("id", "gelu", "gelu_tanh", "squared_relu", "geglu", "geglu_tanh")
+        for absent in ((), ("bias",))
+    ],
+]
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def grid(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Normal numbers rounded to multiples of 2^-6, never zero."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64) * 64
+    return ((values.floor() + 0.5) / 64).to(dtype)
+
+
+def problem_of(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Op, Problem]:
+    op = get(case.op)
+    params = op.resolve(dict(case.params))
+    inputs: dict[str, Tensor | None] = {}
+    for number, (name, shape) in enumerate(op.shapes(case.dims, params).items()):
+        inputs[name] = None if name in case.absent else grid(shape, seed + number, dtype)
+    gradients = tuple(g for g in op.gradients if inputs[g[1:]] is not None)
+    forward = op.fast(Problem(inputs, params, results=op.outputs))
+    upstream = {
+        name: grid(tuple(forward[name].value.shape), seed + 100 + number, dtype)
+        for number, name in enumerate(op.outputs)
+    }
+    return op, Problem(inputs, params, upstream, op.outputs + gradients)
+
+
+def all_points(op: Op, problem: Problem, result: str, count: int) -> list[Point]:
+    return op.points(problem, result, range(count))
+
+
+def routes_agree(point: Point, prec: int = PREC) -> bool:
+    """Whether mpmath's value lies in Arb's ball and the ball is as small as was asked for."""
+    assert point.arb is not None
+    value, ball = point.mp(prec), point.arb(prec)
+    if mp.isnan(value):
+        return bool(ball.is_nan())
+    if mp.isinf(value):
+        return not ball.is_nan() and not ball.is_finite() and bool((ball > 0) == (value > 0))
+    with arb_bits(4 * prec):
+        exact = mpf_to_arb(value)
+        if value == 0:
+            return bool(ball.contains(exact) and ball.abs_upper() < flint.arb((1, -prec)))
+        relative = abs(ball - exact) / abs(exact)
+        return bool(relative.abs_upper() < flint.arb((1, 8 - prec)))
+
+
+def units(value: float, scale: float, exact: Any) -> float:
+    """|value - exact| in multiples of 2^-53 scale; infinite where only one of them is a number."""
+    if not mp.isfinite(exact) or not math.isfinite(value):
+        same = (math.isnan(value) and mp.isnan(exact)) or mp.mpf(value) == exact
+        return 0.0 if same else math.inf
+    difference = abs(mp.mpf(value) - exact)
+    if difference <= SLACK:
+        return 0.0
+    return float(mp.ldexp(difference / scale, 53)) if scale > 0 else math.inf
+
+
+def worst_units(op: Op, problem: Problem, result: str) -> float:
+    fast = op.fast(problem)[result]
+    values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
+    points = all_points(op, problem, result, len(values))
+    return max(
+        (units(value, scale, point.mp(PREC)) for value, scale, point in zip(values, scales, points, strict=True)),
+        default=0.0,
+    )
+
+
+def limit_of(case: Case) -> float:
+    return TANH_UNITS if any("tanh" in str(value) for _, value in case.params) else UNITS
+
+
+def test_every_builtin_op_has_a_case() -> None:
+    builtin = {
+        "gelu", "geglu", "geglu_split", "silu", "swiglu", "swiglu_split", "layer_norm",
+        "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "softmax", "linear",
+    }  # fmt: skip
+    assert {case.op for case in CASES} == builtin
+    assert builtin <= set(names())
+
+
+@each_case
+def test_routes_agree(case: Case) -> None:
+    op, problem = problem_of(case, torch.float32)
+    for result in problem.results:
+        count = op.fast(problem)[result].value.numel()
+        points = all_points(op, problem, result, count)
+        assert len(points) == count > 0
+        assert all(routes_agree(point) for point in points), result
+
+
+def forward_product(op: Op, problem: Problem) -> Any:
+    """<upstream, outputs> exactly, to 240 bits."""
+    total = mp.zero
+    with mp.workprec(240):
+        for name, upstream in problem.upstream.items():
+            weights = upstream.flatten().tolist()
+            points = all_points(op, problem, name, len(weights))
+            total += mp.fsum(mp.mpf(weight) * point.mp(240) for weight, point in zip(weights, points, strict=True))
+    return total
+
+
+def moved(op: Op, problem: Problem, name: str, index: int, by: float) -> Any:
+    source = problem.inputs[name]
+    assert source is not None
+    tensor = source.clone()
+    tensor.view(-1)[index] += by
+    assert tensor.view(-1)[index] - source.view(-1)[index] == by
+    inputs = {**problem.inputs, name: tensor}
+    return forward_product(op, Problem(inputs, problem.params, problem.upstream))
+
+
+@each_case
+def test_gradients_differentiate_the_exact_forward(case: Case) -> None:
+    op, problem = problem_of(case)
+    checked = 0
+    for result in problem.results:
+        if result in op.outputs:
+            continue
+        source = problem.inputs[result[1:]]
+        assert source is not None
+        for index, point in enumerate(all_points(op, problem, result, source.numel())):
+            above = moved(op, problem, result[1:], index, STEP)
+            below = moved(op, problem, result[1:], index, -STEP)
+            with mp.workprec(240):
+                expected = (above - below) / (2 * STEP)
+                assert abs(point.mp(200) - expected) <= mp.ldexp(1 + abs(expected), -68), result
+            checked += 1
+    assert checked >= 6
+
+
+@each_case
+def test_fast_is_close_to_exact(case: Case) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        op, problem = problem_of(case, dtype, seed=7)
+        for result in problem.results:
+            assert worst_units(op, problem, result) <= limit_of(case), (dtype, result)
+
+
+@each_case
+def test_baseline_and_autograd_agree_with_fast(case: Case) -> None:
+    """PyTorch in float64 on moderate numbers: another implementation of value and gradient."""
+    op, problem = problem_of(case)
+    leaves = {
+        name: None if tensor is None else tensor.clone().requires_grad_() for name, tensor in problem.inputs.items()
+    }
+    outputs = op.baseline(*leaves.values(), **problem.params)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert len(outputs) == len(op.outputs)
+    fast = op.fast(problem)
+    for name, output in zip(op.outputs, outputs, strict=True):
+        torch.testing.assert_close(output, fast[name].value, rtol=1e-9, atol=1e-12)
+    total = sum((output * problem.upstream[name]).sum() for name, output in zip(op.outputs, outputs, strict=True))
+    assert isinstance(total, Tensor)
+    total.backward()  # type: ignore[no-untyped-call]
+    for name, leaf in leaves.items():
+        if leaf is not None:
+            torch.testing.assert_close(leaf.grad, fast["d" + name].value, rtol=1e-9, atol=1e-12)
+
+
+@each_case
+def test_results_have_the_shape_of_what_they_are(case: Case) -> None:
+    op, problem = problem_of(case, torch.bfloat16)
+    fast = op.fast(problem)
+    assert set(fast) == set(problem.results)
+    for name, result in fast.items():
+        assert result.value.dtype == result.scale.dtype == torch.float64
+        assert result.value.shape == result.scale.shape
+        if name not in op.outputs:
+            source = problem.inputs[name[1:]]
+            assert source is not None and result.value.shape == source.shape
+
+
+@each_case
+def test_a_view_gives_the_same_points(case: Case) -> None:
+    """Strided inputs and upstream gradients are read in logical order."""
+    op, problem = problem_of(case, torch.float32)
+
+    def strided(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        holder = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), 9.0)
+        view = holder[..., 1::2]
+        view.copy_(tensor)
+        return view
+
+    views = Problem(
+        {name: strided(tensor) for name, tensor in problem.inputs.items()},
+        problem.params,
+        {name: strided(tensor) for name, tensor in problem.upstream.items()},  # type: ignore[misc]
+        problem.results,
+    )
+    for result in problem.results:
+        plain, other = op.fast(problem)[result].value, op.fast(views)[result].value
+        torch.testing.assert_close(plain, other, rtol=1e-13, atol=1e-300)
+        for a, b in zip(
+            all_points(op, problem, result, plain.numel()),
+            all_points(op, views, result, plain.numel()),
+            strict=True,
+        ):
+            assert a.mp(80) == b.mp(80), result
+
+
+@pytest.mark.parametrize("op_name", sorted({case.op for case in CASES} - {"linear"}))
+@pytest.mark.parametrize("rows", [0, 2])
+def test_empty_problems(op_name: str, rows: int) -> None:
+    """No rows, or rows of no elements: empty results, and zero for sums over nothing."""
+    op = get(op_name)
+    params = op.resolve({})
+    dims = (0, 3) if rows == 0 else (2, 0)
+    inputs = {name: torch.zeros(shape) for name, shape in op.shapes(dims, params).items()}
+    upstream = {name: torch.zeros(dims) for name in op.outputs}
+    problem = Problem(inputs, params, upstream, op.outputs + op.gradients)
+    for name, fast in op.fast(problem).items():
+        like = inputs[name[1:]].shape if name not in op.outputs else dims
+        assert fast.value.shape == torch.Size(like)
+        assert not fast.value.any()
+
+
+@pytest.mark.parametrize("dims", [(0, 3, 2), (2, 0, 3), (2, 3, 0)])
+def test_empty_linear(dims: tuple[int, int, int]) -> None:
+    op = get("linear")
+    inputs = {name: torch.ones(shape) for name, shape in op.shapes(dims, {}).items()}
+    upstream = {"y": torch.ones(dims[0], dims[2])}
+    problem = Problem(inputs, op.resolve({}), upstream, op.outputs + op.gradients)
+    fast = op.fast(problem)
+    for result in problem.results:
+        count = fast[result].value.numel()
+        for value, point in zip(
+            fast[result].value.flatten().tolist(),
+            all_points(op, problem, result, count),
+            strict=True,
+        ):
+            assert value == point.mp(80), result

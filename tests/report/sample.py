@@ -1,0 +1,654 @@
+"""A run as the reports meet it: good, wrong, NaN, raising, crashing, hanging, skipped, hostile.
+
+Worst inputs are true: inputs and truth come from mpmath, `got` is what the described bug returns
+there. Counts and the figures of regimes are made up, in the proportions measured on real kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import shlex
+import struct
+from collections.abc import Iterator
+
+import mpmath
+
+from verify.record import (
+    SCHEMA,
+    Basis,
+    Figures,
+    Histogram,
+    KernelRun,
+    Number,
+    RegimeFigures,
+    Result,
+    Run,
+    Worst,
+)
+
+HOSTILE_NAME = "<script>alert(1)</script>[bold]a|b`c`\x1b[31m\u202e@octocat #1"
+HOSTILE_MESSAGE = (
+    "RuntimeError: </script><img src=x onerror=alert(2)> [/bold][red]x[/red]\n"
+    "\x1b]0;owned\x07\x1b[2J second line | `tick` ```fence``` @octocat see #42 and https://example.com/"
+)
+LONG_NAME = "acme.models.transformer.feed_forward.fused_gelu_with_bias_and_dropout_v2"
+EVERY_BF16 = Basis("exhaustive", 65_536)
+EVERY_F32 = Basis("exhaustive", 1 << 32)
+SEEN = Basis("observed", 1_048_576, 0)
+
+
+def bf16(bits: int) -> float:
+    """The number behind a bfloat16 pattern."""
+    value: float = struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+    return value
+
+
+def gelu(x: float) -> mpmath.mpf:
+    """The exact value, in the form that does not cancel."""
+    with mpmath.workprec(200):
+        return mpmath.mpf(x) * mpmath.erfc(-mpmath.mpf(x) / mpmath.sqrt(2)) / 2
+
+
+def in_ulps(error: mpmath.mpf, truth: mpmath.mpf, mantissa_bits: int = 7, emin: int = -126) -> float:
+    """An error in units of the spacing around the truth."""
+    exponent = max(mpmath.frexp(truth)[1] - 1, emin) - mantissa_bits
+    return float(mpmath.ldexp(error, -exponent))
+
+
+def worst(
+    target: str,
+    dtype: str,
+    index: tuple[int, ...],
+    inputs: dict[str, str],
+    got: tuple[str, str],
+    truth: mpmath.mpf | str,
+    ulp: Number,
+    scaled: Number | None = None,
+) -> Worst:
+    case = json.dumps({"dims": [65536], "dtype": dtype, "layout": "contiguous", "seed": 0, "values": "all"})
+    text = truth if isinstance(truth, str) else mpmath.nstr(truth, 30)
+    flat = index[-1] if index else 0
+    replay = f"verify replay {shlex.quote(target)} {shlex.quote(case)} --result y --index {flat}"
+    return Worst(index, inputs, got[0], got[1], text, ulp, scaled, replay)
+
+
+def tail_of_eager(target: str) -> list[Worst]:
+    """x * 0.5 * (1 + erf) returns -0 where 1 + erf has cancelled: every leading digit is lost."""
+    found = []
+    for bits in range(0xC0C0, 0xC156):
+        truth = gelu(bf16(bits))
+        found.append((in_ulps(-truth, truth), bits, truth))
+    found.sort(key=lambda item: (-abs(item[0]), item[1]))
+    return [
+        worst(
+            target,
+            "bfloat16",
+            (bits,),
+            {"x": f"{bf16(bits)!r} (0x{bits:04x})"},
+            ("-0.0", "0x8000"),
+            truth,
+            error,
+        )
+        for error, bits, truth in found[:10]
+    ]
+
+
+def figures(n: int, maximum: Number, p999: Number, mean: float, misrounded: int, **more: object) -> Figures:
+    base = Figures(
+        n=n,
+        max_ulp=maximum,
+        max_upper=maximum,
+        p999=p999,
+        mean=mean,
+        misrounded=misrounded,
+        undecided=0,
+        nonfinite=0,
+    )
+    return _replace(base, **more)
+
+
+def _replace(struct_: object, **changes: object):  # type: ignore[no-untyped-def]
+    import msgspec
+
+    return msgspec.structs.replace(struct_, **changes)
+
+
+def histogram(n: int, octaves: int, *, lean: float = 1.0, decay: float = 0.25) -> Histogram:
+    """Signed octave bins up to 2^octaves, as the tally writes them, with counts that fall off."""
+    tops = [math.ldexp(1.0, k) for k in range(-4, octaves + 1)]
+    edges: list[Number] = [-top for top in reversed(tops)] + [0.0] + list(tops)
+    inner = [0.12, 0.12, 0.26, 0.5]
+
+    def side(weight: float) -> list[int]:
+        shares = [*inner, *(0.02 * decay**k for k in range(len(tops) - len(inner)))]
+        return [round(n * weight * share / 2) for share in shares[: len(tops)]]
+
+    return Histogram(edges, list(reversed(side(1.0))) + side(lean))
+
+
+def gelu_regimes(n: int, ours: list[Figures], eager: list[Figures]) -> list[RegimeFigures]:
+    names: list[tuple[str, Number, Number]] = [
+        ("deep tail", "-inf", -13.0),
+        ("negative tail", -13.0, -5.25),
+        ("slope zero", -5.25, -0.5),
+        ("around zero", -0.5, 0.5),
+        ("positive", 0.5, "inf"),
+    ]
+    return [
+        RegimeFigures(name, low, high, mine, theirs)
+        for (name, low, high), mine, theirs in zip(names, ours, eager, strict=True)
+    ]
+
+
+def _parts(n: int, maxima: list[Number], misrounded: list[int]) -> list[Figures]:
+    return [
+        figures(n // 5, top, top if isinstance(top, str) else top * 0.8, 0.25, bad)
+        for top, bad in zip(maxima, misrounded, strict=True)
+    ]
+
+
+def good_kernel() -> KernelRun:
+    target = "accuracy.py::gelu_erf"
+    eager = figures(65_536, 254.871, 121.5, 0.61, 9_120)
+    rounded = figures(65_536, 0.49987, 0.4991, 0.2498, 0)
+    table = gelu_regimes(
+        65_536,
+        _parts(65_536, [0.4998, 0.49987, 0.49975, 0.4999, 0.4996], [0] * 5),
+        _parts(65_536, [0.5, 254.871, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
+    )
+    near = worst(
+        target,
+        "bfloat16",
+        (0xBF2B,),
+        {"x": f"{bf16(0xBF2B)!r} (0xbf2b)"},
+        ("-0.1689453125", "0xbe2d"),
+        gelu(bf16(0xBF2B)),
+        0.49987,
+    )
+    y = Result(
+        output="y",
+        dtype="bfloat16",
+        basis=EVERY_BF16,
+        gate="plain",
+        limit=4.0,
+        status="ok",
+        figures=rounded,
+        regimes=table,
+        histogram=histogram(65_536, -1),
+        worst=[near],
+        escalated=212,
+        certificate="gelu-erf-1",
+        baseline=eager,
+        baseline_name="torch.nn.functional.gelu",
+        baseline_worst=tail_of_eager("torch::gelu")[:3],
+    )
+    wide = figures(1 << 32, 0.8123, 0.6, 0.27, 73_014_444_032 // 100, max_upper=0.8131)
+    f32 = _replace(
+        y,
+        dtype="float32",
+        basis=EVERY_F32,
+        figures=wide,
+        regimes=[],
+        histogram=histogram(1 << 32, 0),
+        baseline=figures(1 << 32, 1.6777e7, 3.1e5, 1_711.0, 1_900_000_000),
+        escalated=1_841,
+    )
+    dx = _replace(y, output="dx", figures=figures(65_536, 0.5, 0.4995, 0.251, 0), regimes=[])
+    return KernelRun(
+        name="gelu_erf",
+        target=target,
+        op="gelu",
+        params={"approximate": "none"},
+        promise="float32, float16, bfloat16; any layout; gradient of x",
+        status="ok",
+        results=[y, dx, f32],
+        notes=["subnormal outputs are kept: no flush to zero was seen"],
+        seconds=3.412,
+    )
+
+
+def eager_kernel() -> KernelRun:
+    target = "accuracy.py::eager_gelu"
+    rows = tail_of_eager(target)
+    top = abs(rows[0].ulp) if not isinstance(rows[0].ulp, str) else rows[0].ulp
+    y = Result(
+        output="y",
+        dtype="bfloat16",
+        basis=EVERY_BF16,
+        gate="plain",
+        limit=4.0,
+        status="wrong",
+        figures=figures(65_536, top, 121.5, 0.61, 9_120),
+        regimes=gelu_regimes(
+            65_536,
+            _parts(65_536, [0.5, top, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
+            _parts(65_536, [0.5, top, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
+        ),
+        histogram=histogram(65_536, 8, lean=0.4, decay=0.55),
+        worst=rows,
+        escalated=3,
+        certificate="gelu-erf-1",
+        baseline=figures(65_536, top, 121.5, 0.61, 9_120),
+        baseline_name="torch.nn.functional.gelu",
+    )
+    half = _replace(
+        y,
+        dtype="float16",
+        status="ok",
+        figures=figures(65_536, 2.2479, 1.02, 0.262, 1_420),
+        regimes=[],
+        histogram=histogram(65_536, 2, lean=0.8),
+        worst=[],
+        baseline=figures(65_536, 2.2479, 1.02, 0.262, 1_420),
+    )
+    return KernelRun(
+        name="eager_gelu",
+        target=target,
+        op="gelu",
+        params={"approximate": "none"},
+        promise="float16, bfloat16; any layout",
+        status="wrong",
+        results=[y, half],
+        seconds=1.08,
+    )
+
+
+def peer_kernel() -> KernelRun:
+    """PyTorch's own kernel beside ours: shown, never judged."""
+    kernel: KernelRun = _replace(
+        eager_kernel(),
+        name="torch_compiled",
+        target="accuracy.py::torch_compiled",
+        peer=True,
+        results=[
+            _replace(result, baseline=None, baseline_name="", worst=result.worst[:2])
+            for result in eager_kernel().results
+        ],
+    )
+    return kernel
+
+
+def nan_kernel() -> KernelRun:
+    target = "accuracy.py::exp_tanh_gelu"
+    rows = [
+        worst(
+            target,
+            "bfloat16",
+            (bits,),
+            {"x": f"{bf16(bits)!r} (0x{bits:04x})"},
+            ("nan", "0x7fc0"),
+            gelu(bf16(bits)),
+            "inf",
+        )
+        for bits in range(0x4131, 0x413B)
+    ]
+    y = Result(
+        output="y",
+        dtype="bfloat16",
+        basis=EVERY_BF16,
+        gate="plain",
+        limit=4.0,
+        status="wrong",
+        figures=figures(65_536, "nan", "inf", 15_967.3, 24_115, nonfinite=15_967),
+        regimes=gelu_regimes(
+            65_536,
+            [
+                *_parts(65_536, [0.5, 201.3, 12.4, 0.51], [0, 4100, 2100, 120]),
+                figures(13_107, "nan", "inf", 9_000.0, 13_000, nonfinite=13_000),
+            ],
+            _parts(65_536, [0.5, 255.7, 9.0, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
+        ),
+        histogram=histogram(65_536, 8, lean=0.4, decay=0.5),
+        worst=rows,
+        escalated=0,
+        certificate="exact",
+        baseline=figures(65_536, 255.7, 130.0, 0.7, 9_300),
+        baseline_name="torch.nn.functional.gelu",
+    )
+    return KernelRun(
+        name="exp_tanh_gelu",
+        target=target,
+        op="gelu",
+        params={"approximate": "tanh"},
+        promise="bfloat16; contiguous",
+        status="wrong",
+        results=[y],
+        seconds=0.81,
+    )
+
+
+def layer_norm_kernel() -> KernelRun:
+    """Scaled gates: the plain error of a cancelling sum means little."""
+    target = "accuracy.py::layer_norm"
+    regimes = [
+        RegimeFigures(
+            name,
+            None,
+            None,
+            figures(
+                131_072,
+                plain,
+                plain / 3,
+                0.4,
+                900,
+                scaled_max=top,
+                scaled_upper=top,
+                scaled_p999=0.5,
+            ),
+            figures(
+                131_072,
+                plain * 9,
+                plain,
+                3.0,
+                9_000,
+                scaled_max=bad,
+                scaled_upper=bad,
+                scaled_p999=1.0,
+            ),
+        )
+        for name, plain, top, bad in (
+            ("randn", 311.0, 0.74, 1.31),
+            ("mean 1e4", 2_048.0, 0.91, 1.02e7),
+            ("constant row", 4.0, 0.88, 2.1e8),
+            ("tiny 1e-20", 12.0, 0.61, 0.93),
+            ("huge 1e30", 77.0, 0.95, 1.7e7),
+        )
+    ]
+    y = Result(
+        output="y",
+        dtype="float32",
+        basis=SEEN,
+        gate="scaled",
+        limit=2.0,
+        status="ok",
+        figures=figures(
+            1_048_576,
+            2_048.0,
+            96.0,
+            0.61,
+            181_440,
+            scaled_max=0.949,
+            scaled_upper=0.952,
+            scaled_p999=0.71,
+        ),
+        regimes=regimes,
+        histogram=histogram(1_048_576, 11, decay=0.45),
+        worst=[
+            worst(
+                target,
+                "float32",
+                (17, 3051),
+                {
+                    "x": "10000.0009765625 (0x461c4001)",
+                    "weight": "0.98 (0x3f7ae148)",
+                    "row mean": "10000.0000128",
+                },
+                ("-1.3709e-05", "0xb7660000"),
+                "-1.37091839275810297144871937451e-05",
+                2_048.0,
+                0.949,
+            )
+        ],
+        escalated=40,
+        certificate="layer_norm-1",
+        baseline=figures(
+            1_048_576,
+            9.9e8,
+            3e7,
+            60_000.0,
+            1_000_000,
+            scaled_max=2.1e8,
+            scaled_upper=2.1e8,
+            scaled_p999=1e7,
+        ),
+        baseline_name="torch.nn.functional.layer_norm",
+    )
+    rows = [
+        worst(
+            target,
+            "float32",
+            (row,),
+            {
+                "weight": "1.0 (0x3f800000)",
+                "rows": "1,024 elements of dy and x",
+                "x": "1000.25 (0x447a1000)",
+            },
+            ("12.25", "0x41440000"),
+            "12.2497940063476562500000000001",
+            216.0,
+            5.5 - row / 8,
+        )
+        for row in range(4)
+    ]
+    dw = _replace(
+        y,
+        output="dweight",
+        status="wrong",
+        figures=figures(4_096, 216.0, 71.0, 2.2, 3_004, scaled_max=5.5, scaled_upper=5.5, scaled_p999=3.1),
+        basis=Basis("observed", 4_096, 0),
+        regimes=[],
+        histogram=histogram(4_096, 8, decay=0.6, lean=0.9),
+        worst=rows,
+        baseline=figures(
+            4_096,
+            9_000.0,
+            812.0,
+            30.0,
+            4_000,
+            scaled_max=1021.5,
+            scaled_upper=1021.5,
+            scaled_p999=99.0,
+        ),
+    )
+    return KernelRun(
+        name="layer_norm",
+        target=target,
+        op="layer_norm",
+        params={"eps": 1e-05},
+        promise="float32; rows contiguous; gradients of x, weight and bias",
+        status="wrong",
+        results=[y, dw],
+        notes=["row moments are judged in double-double"],
+        seconds=12.9,
+    )
+
+
+def long_kernel() -> KernelRun:
+    base = good_kernel().results[0]
+    result = _replace(
+        base,
+        output="grad_of_input_bias",
+        figures=figures(65_536, 3.0625, 1.5, 0.31, 5_400),
+        histogram=histogram(65_536, 2),
+        regimes=[],
+        worst=[],
+        baseline=None,
+        baseline_name="",
+        baseline_worst=[],
+        basis=Basis("certified", 65_536),
+    )
+    return KernelRun(
+        name=LONG_NAME,
+        target=f"acme.accuracy::{LONG_NAME}",
+        op="gelu_with_a_long_op_name",
+        params={"approximate": "tanh", "dropout": 0.0, "bias": True},
+        promise="bfloat16; contiguous",
+        status="ok",
+        results=[result],
+        seconds=72.4,
+    )
+
+
+def hostile_kernel() -> KernelRun:
+    target = f"evil.py::{HOSTILE_NAME}"
+    base = nan_kernel().results[0]
+    row = worst(
+        target,
+        "bfloat16",
+        (0,),
+        {"x<b>": "1.0 (0x3f80) | <i>\n"},
+        ("</td><script>", "`0x0`"),
+        "[red]1[/red]",
+        3e5,
+    )
+    result = _replace(
+        base,
+        figures=figures(65_536, 3e5, 20.0, 2.0, 800),
+        regimes=[RegimeFigures("<b>|regime`", None, None, figures(10, 3e5, 1.0, 1.0, 1), None)],
+        histogram=histogram(65_536, 19, decay=0.5),
+        worst=[row],
+        baseline=None,
+        baseline_name="",
+    )
+    return KernelRun(
+        name=HOSTILE_NAME,
+        target=target,
+        op="<op>",
+        params={"<p>": "</script>"},
+        promise="<u>everything</u>",
+        status="wrong",
+        results=[result],
+        notes=["<b>note</b> @octocat"],
+        seconds=0.5,
+    )
+
+
+def failures() -> Iterator[KernelRun]:
+    """One kernel of each status that has no figures."""
+
+    def kernel(name: str, status: str, message: str, hint: str) -> KernelRun:
+        return KernelRun(
+            name=name,
+            target=f"accuracy.py::{name}",
+            op="geglu",
+            params={},
+            promise="bfloat16",
+            status=status,  # type: ignore[arg-type]
+            results=[],
+            message=message,
+            hint=hint,
+            seconds=0.2,
+        )
+
+    yield kernel(
+        "geglu_packed",
+        "error",
+        "geglu_packed returned shape (128, 64); geglu wants (128, 128) for x of shape (128, 256)",
+        "return x1 * gelu(x2) without slicing it again",
+    )
+    yield kernel("geglu_raises", "error", HOSTILE_MESSAGE, "")
+    yield kernel(
+        "geglu_unsafe",
+        "crashed",
+        "the worker died with SIGSEGV while running dims [65537], dtype bfloat16",
+        "verify run accuracy.py::geglu_unsafe --dims 65537",
+    )
+    yield kernel(
+        "geglu_slow",
+        "timeout",
+        "no result after 120 s; the worker was stopped",
+        "verify run --timeout 600",
+    )
+    yield kernel(
+        "geglu_cuda",
+        "skipped",
+        "needs a CUDA device; this run used the interpreter",
+        "verify doctor",
+    )
+
+
+ENVIRONMENT = {
+    "python": "3.12.8",
+    "platform": "Linux x86_64",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "gpu": {"name": "NVIDIA H200", "arch": "sm_90", "driver": "570.86", "memory_gib": 139.8},
+    "flush_to_zero": False,
+    "tf32": False,
+    "commit": "0a9ec1b26e62",
+    "dirty": True,
+    "property_hash": None,
+}
+
+
+def make(kernels: list[KernelRun], **changes: object) -> Run:
+    base = Run(
+        schema=SCHEMA,
+        id="3f9ac07be215",
+        created="2026-07-28T09:14:03Z",
+        command="verify run accuracy.py --profile default",
+        backend="cuda",
+        seed=0,
+        profile="default",
+        environment=ENVIRONMENT,
+        kernels=kernels,
+        seconds=212.7,
+    )
+    run: Run = _replace(base, **changes)
+    return run
+
+
+@functools.cache
+def sample() -> Run:
+    """Everything at once: a failing run."""
+    return make(
+        [
+            good_kernel(),
+            eager_kernel(),
+            peer_kernel(),
+            nan_kernel(),
+            layer_norm_kernel(),
+            long_kernel(),
+            hostile_kernel(),
+            *failures(),
+        ],
+        incomplete=["layer_norm float64: the time budget of 200 s ended before its turn"],
+    )
+
+
+@functools.cache
+def plain() -> Run:
+    """What most runs look like: short names, one thing wrong."""
+    return make([good_kernel(), eager_kernel(), nan_kernel()])
+
+
+@functools.cache
+def passing() -> Run:
+    return make([good_kernel()])
+
+
+@functools.cache
+def incomplete() -> Run:
+    """Nothing wrong, and something did not happen."""
+    skipped = [kernel for kernel in failures() if kernel.status == "skipped"]
+    return make([good_kernel(), *skipped], incomplete=sample().incomplete)
+
+
+def empty() -> Run:
+    return make([])
+
+
+def many(count: int = 20) -> Run:
+    """A large run: `count` kernels of two results with ten worst inputs each."""
+    templates = [eager_kernel(), nan_kernel(), layer_norm_kernel(), good_kernel()]
+    kernels = [
+        _replace(
+            templates[k % len(templates)],
+            name=f"kernel_{k:02d}",
+            target=f"accuracy.py::kernel_{k:02d}",
+        )
+        for k in range(count)
+    ]
+    return make(kernels)
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    from verify.record import save
+
+    save(sample(), Path("sample.json"))
+    print(dataclasses.is_dataclass(sample()), len(sample().kernels))

@@ -1,0 +1,140 @@
+"""The Markdown report, read back through an independent parser: inert, complete, capped."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, passing, sample
+from verify.report import markdown, verdict, words
+
+ALLOWED = {
+    *("h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
+    *("code", "pre", "details", "summary", "sub", "br"),
+}
+
+
+class Reader(HTMLParser):
+    """Collects tags, table rows, text outside code and code blocks."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.rows: list[list[str]] = []
+        self.commands: list[str] = []
+        self.loose = ""
+        self.stack: list[str] = []
+        parser = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table")
+        self.feed(parser.render(text))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "br":
+            self.stack.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "pre":
+            self.commands.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag, f"unbalanced {tag}"
+
+    def handle_data(self, data: str) -> None:
+        if "pre" in self.stack:
+            self.commands[-1] += data
+        elif "td" in self.stack or "th" in self.stack:
+            self.rows[-1][-1] += data
+        if "code" not in self.stack:
+            self.loose += data
+
+
+def test_only_our_own_elements_come_out() -> None:
+    for run in (sample(), passing(), incomplete(), empty()):
+        reader = Reader(markdown.render(run))
+        assert reader.tags <= ALLOWED
+        assert reader.attributes <= {"class", "style"}  # of fences and of aligned cells
+        assert not reader.stack
+
+
+def test_hostile_names_are_shown_and_mean_nothing() -> None:
+    reader = Reader(markdown.render(sample()))
+    shown = words.clean(HOSTILE_NAME).replace("@", "@\u200b").replace("#", "#\u200b")
+    row = next(row for row in reader.rows if row and "<script>" in row[0])
+    assert row[0] == shown
+    assert len(row) == 8  # the pipe in the name did not make a cell
+    assert not re.search(r"@\w|#\d|https?://|www\.\w", reader.loose)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*a* _b_ __c__ ~~d~~ `e` [f](g) ![h](i) <j> &amp; \\k # l | m",
+        "www.example.com https://example.com a@example.com @user #12",
+        "<!-- comment --> <img src=x> $math$",
+    ],
+)
+def test_text_survives_unchanged_but_for_the_broken_links(text: str) -> None:
+    html = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown._text(text))
+    reader = HTMLParser()
+    found: list[str] = []
+    reader.handle_starttag = lambda tag, attrs: found.append(f"<{tag}>")  # type: ignore[method-assign]
+    reader.handle_data = found.append  # type: ignore[method-assign]
+    reader.feed(html)
+    assert "".join(found).replace("\u200b", "").strip() == f"<p>{text}"
+    assert "www.example" not in markdown._text(text)
+
+
+def test_the_verdict_comes_first_and_the_command_last() -> None:
+    text = markdown.render(passing(), record="r.json")
+    assert text.startswith("### ✓ verify: **pass:** 1 kernel is within the declared limits")
+    reader = Reader(text)
+    assert reader.commands == ["verify report r.json --html report.html\n"]
+
+
+def test_every_result_has_a_row_worst_first() -> None:
+    run = sample()
+    rows = [row for row in Reader(markdown.render(run)).rows if len(row) == 8][1:]
+    results = sum(len(kernel.results) for kernel in run.kernels)
+    bare = sum(not kernel.results for kernel in run.kernels)
+    assert len(rows) == results + bare
+    words_of = [row[-1].split()[1] for row in rows]
+    assert words_of[:8] == ["wrong"] * 4 + ["crashed", "timed", "error", "error"]
+    assert rows[0][0] == "exp_tanh_gelu"
+    eager = next(row for row in rows if row[0] == "eager_gelu" and row[2] == "float16")
+    assert eager[3:] == ["2.25", "exhaustive, 65,536 inputs", "2.17%", "2.25", "✓ 2.25 ULP"]
+
+
+def test_each_wrong_result_can_be_replayed() -> None:
+    commands = Reader(markdown.render(sample())).commands
+    for found in verdict.wrong_results(sample()):
+        assert found.worst is not None
+        assert words.clean(found.worst.replay) + "\n" in commands
+
+
+@pytest.mark.parametrize("limit", [0, 1, 80, 300, 900, 2_500, 6_000, 20_000, 60_000])
+def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
+    run = many(120)
+    text = markdown.render(run, limit=limit)
+    assert len(text) <= limit
+    if limit < 300:
+        return
+    assert text.startswith("### ✗ verify: **fail:** ")
+    reader = Reader(text)
+    assert not reader.stack  # cut between pieces, never inside one
+    if limit < 900:
+        return
+    rows = max(0, sum(len(row) == 8 for row in reader.rows) - 1)
+    left_out = re.search(r"([\d,]+) more rows left out", text)
+    missing = int(left_out[1].replace(",", "")) if left_out else 0
+    assert rows + missing == sum(len(kernel.results) for kernel in run.kernels)
+    details = text.count("<details>")
+    left_out = re.search(r"([\d,]+) more wrong results left out", text)
+    missing = int(left_out[1].replace(",", "")) if left_out else 0
+    assert details + missing == len(verdict.wrong_results(run))

@@ -1,0 +1,173 @@
+"""The terminal report: pinned at 80 and 120 columns, whole at any width, inert for any name.
+
+Regenerate the snapshots after a deliberate change, then read the difference:
+
+    UPDATE_SNAPSHOTS=1 python -m pytest tests/report/test_terminal.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from tests.report.sample import LONG_NAME, empty, incomplete, passing, plain, sample
+from verify.record import Run
+from verify.report import terminal, verdict, words
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["sample", "plain"])
+def test_snapshot(name: str, width: int) -> None:
+    run = {"sample": sample, "plain": plain}[name]()
+    text = terminal.render(run, width=width, color=False)
+    path = SNAPSHOTS / f"terminal-{name}-{width}.txt"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 200])
+@pytest.mark.parametrize("run", [sample(), plain(), passing(), incomplete(), empty()])
+def test_no_line_is_wider_than_the_screen_except_commands(run: Run, width: int) -> None:
+    for line in terminal.render(run, width=width, color=False).splitlines():
+        if cell_len(line) > width:
+            assert re.match(r"(next: |    )verify (replay|run|report|list) ", line), line
+
+
+@pytest.mark.parametrize("width", [30, 46, 60, 72, 80, 100, 120, 200])
+def test_nothing_is_cut_at_any_width(width: int) -> None:
+    text = terminal.render(sample(), width=width, color=False)
+    table = re.sub(r"\s+", "", text[: text.index("✗ wrong  ")])
+    for kernel in sample().kernels:
+        assert re.sub(r"\s+", "", words.clean(kernel.name)) in table
+        for result in kernel.results:
+            if width >= 46:  # below, lines fold in the middle of everything
+                assert words.ulp(verdict.judged(result.figures, result.gate).upper) in table
+    assert "…" not in table
+    assert "..." not in table
+
+
+def test_columns_leave_in_order_and_the_basis_stays() -> None:
+    seen: list[str] = []
+    for width in range(150, 40, -1):
+        text = terminal.render(plain(), width=width, color=False)
+        header = " ".join(text.split("\n")[0].split())
+        basis = "long" if "exhaustive, 65,536 inputs  " in text else "short"
+        layout = f"{header.removesuffix(' verdict')}, {basis}"
+        if header.endswith("verdict") and layout not in seen[-1:]:
+            seen.append(layout)
+    figures = "max ULP basis"
+    assert seen == [
+        f"kernel output dtype {figures} p99.9 misrounded PyTorch, long",
+        f"kernel output dtype {figures} p99.9 misrounded PyTorch, short",
+        f"kernel output dtype {figures} misrounded PyTorch, short",
+        f"output dtype {figures} p99.9 misrounded PyTorch, short",
+        f"output dtype {figures} misrounded PyTorch, short",
+        f"output dtype {figures} PyTorch, short",
+        f"output dtype {figures}, short",
+    ]
+    narrow = terminal.render(plain(), width=40, color=False)
+    assert "  y float32: 0.814 ULP, all 2^32 ✓ ok\n" in narrow
+
+
+def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> None:
+    bare = terminal.render(sample(), width=80, color=False)
+    coloured = terminal.render(sample(), width=80, color=True)
+    assert "\x1b" not in bare
+    assert "\x1b[1;31m" in coloured
+    # trailing blanks aside: they stand inside the escapes, where they cannot be stripped
+    assert [line.rstrip() for line in ANSI.sub("", coloured).splitlines()] == bare.splitlines()
+
+
+def test_colour_is_never_alone() -> None:
+    coloured = terminal.render(sample(), width=120, color=True)
+    for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", coloured):
+        assert re.match(r" *✗", red), red
+
+
+def test_ascii_glyphs() -> None:
+    runs = (sample(), plain(), passing(), incomplete())
+    text = "".join(terminal.render(run, width=80, color=False, glyphs=False) for run in runs)
+    assert text.isascii()
+    assert "x wrong  eager_gelu y bfloat16" in text
+    assert "+ correctly rounded" in text
+
+
+def test_hostile_text_is_spelled_out() -> None:
+    text = terminal.render(sample(), width=120, color=False)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    assert r"<script>alert(1)</script>[bold]a|b`c`\x1b[31m\u202e@octocat #1" in text
+    assert "[red]1[/red]" in text  # markup is shown, not interpreted
+    assert r"\x1b]0;owned\x07\x1b[2J second line" in text
+
+
+def test_a_wrong_result_says_everything_that_is_needed_to_fix_it() -> None:
+    text = terminal.render(plain(), width=80, color=False)
+    replay = (
+        "verify replay accuracy.py::eager_gelu "
+        '\'{"dims": [65536], "dtype": "bfloat16", "layout": "contiguous", "seed": 0, '
+        '"values": "all"}\' --result y --index 49418'
+    )
+    block = text[text.index("✗ wrong  eager_gelu") :].split("\n\n")[0].splitlines()
+    assert block == [
+        "✗ wrong  eager_gelu y bfloat16",
+        "    input    x = -8.625 (0xc10a) at [49418]",
+        "    got      -0.0 (0x8000)",
+        "    truth    -2.76399572705540520457611242098e-17",
+        "    error    +255 ULP",
+        "    limit    4 ULP",
+        "    max      255 ULP, exhaustive, 65,536 inputs",
+        "    replay",
+        "    " + replay,
+    ]
+
+
+def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None:
+    lines = terminal.render(passing(), width=120, color=False, record="out.json").splitlines()
+    assert lines[-2] == f"✓ {verdict.sentence(passing())}"
+    assert lines[-1] == "next: verify report out.json --html report.html"
+    for run in (sample(), incomplete(), empty()):
+        text = terminal.render(run, width=400, color=False)
+        assert text.splitlines()[-2][2:] == verdict.sentence(run)
+        assert text.endswith(f"\nnext: {verdict.next_command(run)}\n")
+
+
+def test_failed_kernels_show_message_and_hint() -> None:
+    text = terminal.render(sample(), width=120, color=False)
+    assert (
+        "✗ crashed  geglu_unsafe\n"
+        "    the worker died with SIGSEGV while running dims [65537], dtype bfloat16\n"
+        "    next     verify run accuracy.py::geglu_unsafe --dims 65537\n"
+    ) in text
+    assert "○ not measured\n    geglu_cuda was skipped: needs a CUDA device" in text
+
+
+def test_a_long_name_stands_alone_and_whole() -> None:
+    lines = terminal.render(sample(), width=80, color=False).splitlines()
+    assert LONG_NAME in lines
+
+
+def test_the_environment_does_not_change_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = terminal.render(sample(), width=80, color=True)
+    for name, value in {"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb", "LINES": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert terminal.render(sample(), width=80, color=True) == before
+
+
+def test_importing_the_reports_imports_neither_rich_nor_jinja() -> None:
+    code = (
+        "import sys\n"
+        "import verify.report.terminal, verify.report.html, verify.report.markdown\n"
+        "print([name for name in ('rich', 'jinja2', 'markupsafe', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

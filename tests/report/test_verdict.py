@@ -1,0 +1,134 @@
+"""The words of the verdict: labels, the worst result, the sentence, the next command."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.report.sample import (
+    eager_kernel,
+    empty,
+    figures,
+    good_kernel,
+    incomplete,
+    layer_norm_kernel,
+    make,
+    nan_kernel,
+    passing,
+    peer_kernel,
+    sample,
+)
+from verify.record import KernelRun, Result
+from verify.report import verdict
+
+replace = msgspec.structs.replace
+
+
+def label(result: Result, **changes: object) -> str:
+    return verdict.label(good_kernel(), replace(result, **changes))  # type: ignore[arg-type]
+
+
+def test_labels_follow_the_vocabulary_of_the_field() -> None:
+    result = good_kernel().results[0]
+    n = 65_536
+    assert label(result) == "correctly rounded"
+    assert label(result, figures=figures(n, 0.5, 0.5, 0.25, 0, undecided=1)) == "faithful"
+    assert label(result, figures=figures(n, 0.501, 0.5, 0.25, 3)) == "faithful"
+    assert label(result, figures=figures(n, 0.99, 0.5, 0.25, 3, max_upper=1.0)) == "1 ULP"
+    assert label(result, figures=figures(n, 2.25, 0.5, 0.25, 3)) == "2.25 ULP"
+    assert label(result, status="wrong") == "wrong"
+    scaled = layer_norm_kernel().results[0]
+    assert label(scaled) == "0.952 ULP scaled"
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_a_maximum_that_is_no_number_earns_no_good_word(bad: str) -> None:
+    result = replace(good_kernel().results[0], figures=figures(10, bad, bad, 1.0, 0))
+    assert verdict.kind(good_kernel(), result) == "within"
+
+
+def test_a_peer_is_never_called_wrong() -> None:
+    peer = peer_kernel()
+    assert peer.results[0].status == "wrong"
+    assert verdict.label(peer, peer.results[0]) == "255 ULP"
+    nan = replace(nan_kernel(), peer=True)
+    assert verdict.label(nan, nan.results[0]) == "NaN"
+    run = make([good_kernel(), nan])
+    assert verdict.sentence(run) == "pass: 1 kernel is within the declared limits (3 results)"
+    assert verdict.worst_result(run) is None
+    assert verdict.wrong_results(run) == []
+
+
+def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None:
+    def kernel(name: str, top: float | str, limit: float) -> KernelRun:
+        base = eager_kernel()
+        result = replace(
+            base.results[0],
+            figures=figures(10, top, top, 1.0, 1),
+            limit=limit,  # type: ignore[arg-type]
+        )
+        return replace(base, name=name, results=[result])
+
+    order = [
+        kernel("tight", 6.0, 1.0),
+        kernel("loose", 40.0, 10.0),
+        kernel("infinite", "inf", 4.0),
+        kernel("nan", "nan", 4.0),
+    ]
+    seen = []
+    while order:
+        found = verdict.worst_result(make(order))
+        assert found is not None
+        seen.append(found.kernel.name)
+        order = [item for item in order if item.name != found.kernel.name]
+    assert seen == ["nan", "infinite", "tight", "loose"]
+
+
+def test_sentences() -> None:
+    assert verdict.sentence(sample()) == (
+        "fail: 4 of 11 kernels are wrong, 1 crashed, 1 timed out and 2 raised an error; "
+        "the worst is exp_tanh_gelu y bfloat16: NaN; "
+        "1 kernel was skipped and 1 part of the run did not happen"
+    )
+    assert verdict.sentence(passing()) == ("pass: 1 kernel is within the declared limits (3 results)")
+    assert verdict.sentence(incomplete()) == (
+        "incomplete: nothing wrong was seen, but 1 kernel was skipped and 1 part of the run did not happen"
+    )
+    assert verdict.sentence(empty()) == "incomplete: no kernel was measured"
+    assert verdict.sentence(make([peer_kernel()])) == "incomplete: no kernel was judged"
+    one = make([eager_kernel()])
+    assert verdict.sentence(one) == ("fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP")
+
+
+def test_every_sentence_begins_with_the_verdict_of_the_record() -> None:
+    for run in (sample(), passing(), incomplete(), empty()):
+        assert verdict.sentence(run).split(":")[0] == run.verdict
+
+
+def test_the_next_command() -> None:
+    replay = verdict.next_command(sample())
+    assert replay.startswith("verify replay accuracy.py::exp_tanh_gelu '{")
+    raising = [kernel for kernel in sample().kernels if kernel.status == "error"]
+    assert verdict.next_command(make(raising[:1])) == "verify run accuracy.py::geglu_packed"
+    hung = [kernel for kernel in sample().kernels if kernel.status in ("timeout", "error")]
+    assert verdict.next_command(make(hung)) == "verify run accuracy.py::geglu_slow"
+    assert verdict.next_command(incomplete()) == "verify run accuracy.py --profile default"
+    assert verdict.next_command(empty()) == "verify list"
+    assert verdict.next_command(passing(), record="a b.json") == ("verify report 'a b.json' --html report.html")
+
+
+def test_elements_in_words() -> None:
+    worst = nan_kernel().results[0].worst[0]
+    assert verdict.inputs_text(worst) == "x = 11.0625 (0x4131)"
+    assert verdict.error_text(worst, "plain") == "unbounded: got is nan"
+    scaled = layer_norm_kernel().results[1].worst[0]
+    assert verdict.error_text(scaled, "scaled") == "+5.5 ULP scaled, +216 ULP plain"
+    assert verdict.error_text(scaled, "plain") == "+216 ULP"
+    assert verdict.index_text(layer_norm_kernel().results[0].worst[0]) == "[17, 3051]"
+
+
+def test_what_was_not_measured_is_listed() -> None:
+    assert verdict.not_measured(sample()) == [
+        "geglu_cuda was skipped: needs a CUDA device; this run used the interpreter",
+        "layer_norm float64: the time budget of 200 s ended before its turn",
+    ]

@@ -1,0 +1,159 @@
+"""One kernel measured completely: regimes, bases, special inputs, the reason for a verdict, the baseline."""
+
+from __future__ import annotations
+
+import torch
+
+import verify
+from verify.backends import Backend
+from verify.record import KernelRun, Result, value_of
+from verify.regimes import NONFINITE
+from verify.run import measure_kernel
+
+CPU = Backend(name="interpreter", device="cpu", label="", details="")
+
+
+def measured(kernel: verify.Kernel) -> KernelRun:
+    return measure_kernel(kernel, f"accuracy.py::{kernel.name}", CPU)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double().clamp(min=-1e4)
+    return rounded_once(wide / (1 + torch.exp(-wide)), x.dtype)
+
+
+def rounded_once(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float64 to 16 bits with one rounding: torch goes through float32, which rounds near-ties twice.
+
+    float32 is reached by rounding to odd instead: truncate, and set the last bit if anything was lost.
+    """
+    near = wide.float()
+    toward_zero = torch.where(near.double().abs() > wide.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
+    lost = (toward_zero.double() != wide) & ~torch.isnan(wide)
+    odd = (toward_zero.view(torch.int32) | 1).view(torch.float32)
+    return torch.where(lost, odd, toward_zero).to(dtype)
+
+
+def only(run: KernelRun, output: str = "y") -> Result:
+    [found] = [item for item in run.results if item.output == output]
+    return found
+
+
+def test_a_float64_computation_rounded_once_is_correctly_rounded_everywhere() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(silu)
+    run = measured(kernel)
+    result = only(run)
+    assert (run.status, result.status, result.reason) == ("ok", "ok", "")
+    assert str(result.basis) == "exhaustive, 65,536 inputs"
+    assert result.figures.misrounded == 0
+    assert 0.499 < value_of(result.figures.max_ulp) <= 0.5
+    assert result.figures.max_upper == result.figures.max_ulp
+
+
+def test_regimes_cover_every_input_once() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)(silu)
+    result = only(measured(kernel))
+    assert sum(part.figures.n for part in result.regimes) == 65_536
+    [special] = [part for part in result.regimes if part.name == NONFINITE]
+    assert special.figures.n == 256  # 254 NaN and two infinities
+    assert result.figures.n == 65_536 - 256
+    assert sum(result.histogram.counts) == result.figures.n
+    assert result.baseline is not None
+    assert result.baseline.n == result.figures.n
+
+
+def test_nan_at_an_infinite_input_is_wrong_and_said_so() -> None:
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+    def careless(x):
+        return torch.where(torch.isinf(x), torch.nan, silu(x))
+
+    result = only(measured(careless))
+    assert result.status == "wrong"
+    assert value_of(result.figures.max_ulp) <= 0.5, "the maximum is about finite inputs"
+    assert result.reason == "wrong at 2 infinite or NaN inputs, right at all others"
+    assert "inf" in result.worst[0].inputs["x"]
+
+
+def test_a_nan_at_one_finite_input_makes_the_maximum_nan() -> None:
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+    def hole(x):
+        return torch.where(x == 1.5, torch.nan, silu(x))
+
+    result = only(measured(hole))
+    assert result.status == "wrong"
+    assert result.figures.max_ulp == "nan"
+    assert result.reason == "NaN at 1 of 63,488 inputs whose exact answer is a number"
+    assert result.worst[0].inputs["x"] == "1.5 (0x3e00)"
+
+
+def test_one_element_off_by_one_step_is_the_worst_input() -> None:
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1)
+    def nudged(x):
+        right = silu(x)
+        up = torch.nextafter(right, torch.full_like(right, torch.inf))
+        return torch.where(x == -2.25, up, right)
+
+    result = only(measured(nudged))
+    assert result.figures.misrounded == 1
+    assert 0.5 < value_of(result.figures.max_ulp) <= 1.5
+    assert result.worst[0].inputs["x"].startswith("-2.25 ")
+    assert result.worst[0].index == (int(torch.tensor(-2.25, dtype=torch.float16).view(torch.int16)) & 0xFFFF,)
+
+
+def test_a_backward_that_ignores_the_upstream_gradient_is_wrong() -> None:
+    class Ignores(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return silu(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            wide = x.double()
+            s = torch.sigmoid(wide)
+            slope = s + torch.where(wide.abs() < 100, wide * s * (1 - s), 0.0)
+            return slope.to(x.dtype)
+
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=True, name="ignores")(Ignores.apply)
+    run = measured(kernel)
+    assert only(run, "dx").status == "ok", "with dy = 1 nothing shows"
+    assert only(run, "dx (random dy)").status == "wrong"
+    assert run.status == "wrong"
+
+
+def test_a_missing_gradient_is_noted_not_passed_over() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], name="forward_only")(lambda x: silu(x.detach()))
+    run = measured(kernel)
+    assert [item.output for item in run.results] == ["y"]
+    assert run.notes == ["no gradient dx: autograd has no path to it"]
+
+
+def test_a_promised_gradient_that_is_missing_is_an_error() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=True, name="detached")(lambda x: silu(x.detach()))
+    run = measured(kernel)
+    assert run.status == "error"
+    assert run.message == "float16: detached promises gradients for x, but its output is not attached to autograd"
+
+
+def test_layer_norm_is_judged_by_the_scaled_error_in_every_regime() -> None:
+    @verify.kernel(op="layer_norm", dtypes=["float32"], gradients=False)
+    def one_pass(x, weight, bias, *, eps):
+        mean = x.mean(-1, keepdim=True)
+        var = (x * x).mean(-1, keepdim=True) - mean * mean
+        return (x - mean) / torch.sqrt(var + eps) * weight + bias
+
+    result = only(measured(one_pass))
+    assert result.gate == "scaled"
+    assert result.status == "wrong"
+    figures = {part.name: part.figures for part in result.regimes}
+    assert value_of(figures["randn"].scaled_max) < 64
+    bad = figures["mean 1e3"].scaled_max
+    assert bad == "nan" or not value_of(bad) < 1e4  # E[x^2] - E[x]^2 has cancelled
+
+
+def test_a_peer_has_no_baseline_of_its_own() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=False, peer=True)(silu)
+    run = measured(kernel)
+    assert run.peer
+    assert only(run).baseline is None

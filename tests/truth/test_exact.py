@@ -1,0 +1,349 @@
+"""The exact judge: two routes, one verdict, and an honest stop where they differ."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import flint
+import mpmath
+import pytest
+import torch
+from mpmath import mp
+
+from verify import ops
+from verify.errors import TruthError
+from verify.formats import Format, named
+from verify.ops.op import Point, Problem
+from verify.truth import exact
+from verify.truth.enclosure import Enclosure
+from verify.truth.exact import digits, enclose, judge, nearest, settle
+from verify.truth.fast import evaluate
+from verify.ulp import all_values, bits_of, errors, from_bits
+
+GELU = ops.get("gelu")
+FORMS, RESULTS, DTYPES = ("none", "tanh"), ("y", "dx"), ("bfloat16", "float16")
+FUNCTIONS = list(itertools.product(DTYPES, FORMS, RESULTS))
+INPUTS = 1 << 16
+
+
+def problem(dtype: str, form: str) -> Problem:
+    x = all_values(named(dtype))
+    upstream = {"y": torch.ones_like(x)}
+    return Problem(inputs={"x": x}, params={"approximate": form}, upstream=upstream, results=RESULTS)
+
+
+# -- mpmath at 200 bits, written here -----------------------------------------------------------
+
+
+def direct(form: str, result: str, x: float) -> mpmath.mpf:
+    """Both forms of GELU and their derivatives without cancellation in the left tail."""
+    with mp.workprec(260):
+        number = mp.mpf(x)
+        if mp.isnan(number):
+            return number
+        if mp.isinf(number):
+            return (number if result == "y" else mp.one) if x > 0 else mp.zero
+        with mp.workprec(400):
+            density = mp.exp(-number * number / 2) / mp.sqrt(2 * mp.pi)
+            cdf = mp.erfc(-number / mp.sqrt(2)) / 2
+            slope = mp.sqrt(2 / mp.pi)
+            u = slope * (number + mp.mpf(44715) / 1000000 * number**3)
+            logistic = 1 / (1 + mp.exp(-2 * u))
+            other = 1 / (1 + mp.exp(2 * u))
+            du = slope * (1 + mp.mpf(3 * 44715) / 1000000 * number**2)
+        if form == "none":
+            return number * cdf if result == "y" else cdf + number * density
+        if result == "y":
+            return number * logistic
+        return logistic + 2 * number * du * logistic * other
+
+
+def rounded(fmt: Format, value: mpmath.mpf) -> int:
+    if mp.isnan(value):
+        return fmt.nan_bits
+    if mp.isinf(value):
+        return fmt.inf_bits | (0 if value > 0 else fmt.sign_bit)
+    sign, mantissa, exponent, bits = value._mpf_
+    if exponent + bits < -2000:  # far below every format
+        return fmt.sign_bit if sign else 0
+    number = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+    return fmt.round(-number if sign else number)
+
+
+def arb_only(points: Sequence[Point]) -> Iterator[Point]:
+    """The Arb route with an mpmath route that must not be asked."""
+
+    def refuse(precision: int) -> None:
+        raise AssertionError("the mpmath route was used")
+
+    for point in points:
+        yield Point(mp=refuse, arb=point.arb)
+
+
+def same(fmt: Format, a: int, b: int) -> bool:
+    return a == b or (a | b) & ~fmt.sign_bit == 0 or (fmt.is_nan(a) and fmt.is_nan(b))
+
+
+@pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
+def test_every_input_by_arb_against_the_certified_fast_reference(dtype: str, form: str, result: str) -> None:
+    """All 65,536; where the bound of `fast` leaves the rounding open, mpmath decides."""
+    fmt, whole = named(dtype), problem(dtype, form)
+    points = GELU.points(whole, result, range(INPUTS))
+    nan = torch.isnan(whole.inputs["x"].float()).tolist()  # type: ignore[union-attr]
+    kept = [index for index in range(INPUTS) if not nan[index]]
+    right = [fmt.nan_bits] * INPUTS
+    for index, point in zip(kept, arb_only([points[i] for i in kept]), strict=True):
+        right[index] = nearest(point, fmt, both=False)
+    truth = evaluate(GELU, whole, dict.fromkeys(RESULTS, fmt))[result]
+    found = errors(from_bits(torch.tensor(right), fmt), truth.value, fmt, bound=truth.bound)
+    assert not found.misrounded.any()
+    assert not found.nonfinite.any()
+    open_ones = torch.nonzero(found.undecided).reshape(-1).tolist()
+    assert len(open_ones) <= 300  # halves of odd subnormals are all but ties
+    x = whole.inputs["x"].double().tolist()  # type: ignore[union-attr]
+    for index in open_ones:
+        assert same(fmt, right[index], rounded(fmt, direct(form, result, x[index])))
+
+
+@pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
+def test_2000_inputs_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
+    compare_routes(dtype, form, result, sample(named(dtype), 2000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
+def test_every_input_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
+    compare_routes(dtype, form, result, range(INPUTS))
+
+
+def sample(fmt: Format, count: int) -> list[int]:
+    """Evenly spread, and everything special."""
+    step = INPUTS / count
+    ends = [fmt.max_bits, fmt.inf_bits, 0, 1, 2, fmt.from_float(1.0), fmt.from_float(-0.75)]
+    found = {int(place * step) for place in range(count)} | set(ends)
+    return sorted(found | {bits | fmt.sign_bit for bits in ends})
+
+
+def compare_routes(dtype: str, form: str, result: str, inputs: Sequence[int]) -> None:
+    fmt, whole = named(dtype), problem(dtype, form)
+    points = GELU.points(whole, result, inputs)
+    for bits, point in zip(inputs, points, strict=True):
+        by_both = nearest(point, fmt, both=True)
+        x = fmt.to_float(bits)
+        if not math.isnan(x):
+            by_arb = nearest(point, fmt, both=False)
+            assert same(fmt, by_both, by_arb), fmt.hex(bits)
+        assert same(fmt, by_both, rounded(fmt, mpmath_route(point))), fmt.hex(bits)
+        assert same(fmt, by_both, rounded(fmt, direct(form, result, x))), fmt.hex(bits)
+
+
+def mpmath_route(point: Point) -> mpmath.mpf:
+    return point.mp(200)
+
+
+# -- the judge against rational arithmetic -----------------------------------------------------
+
+
+def square_root_of_two(precision: int) -> mpmath.mpf:
+    with mp.workprec(precision + 10):
+        return mp.sqrt(2)
+
+
+def arb_at(precision: int, compute) -> flint.arb:  # type: ignore[no-untyped-def]
+    before = flint.ctx.prec
+    flint.ctx.prec = precision
+    try:
+        return compute()
+    finally:
+        flint.ctx.prec = before
+
+
+ROOT = Point(mp=square_root_of_two, arb=lambda p: arb_at(p, lambda: flint.arb(2).sqrt()))
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16", "float8_e5m2"])
+def test_an_irrational_number_is_judged_to_its_last_bit(name: str) -> None:
+    fmt = named(name)
+    with mp.workprec(600):
+        scaled = int(mp.floor(mp.ldexp(mp.sqrt(2), 500)))
+    real = Fraction(scaled, 2**500)
+    right = fmt.round(real)
+    assert nearest(ROOT, fmt) == right
+    for step, bits in ((0, right), (1, right + 1), (-1, right - 1), (7, right + 7)):
+        verdict = judge(ROOT, fmt, bits)
+        assert verdict.ulp == pytest.approx(float(fmt.error(bits, real)), rel=1e-12)
+        assert verdict.misrounded == (step != 0)
+        assert verdict.right_bits == right
+        assert verdict.routes == 2
+        assert verdict.exponent == fmt.ulp_exponent(real)
+
+
+def near_tie(excess: int) -> Point:
+    """1 + 2^-24 + 2^-excess: between two float32 numbers, barely past the middle."""
+
+    def by_mp(precision: int) -> mpmath.mpf:
+        with mp.workprec(precision):
+            return 1 + mp.ldexp(1, -24) + mp.ldexp(1, -excess)
+
+    def by_arb(precision: int) -> flint.arb:
+        whole = flint.arb((1, 0)) + flint.arb((1, -24))
+        return arb_at(precision, lambda: whole + flint.arb((1, -excess)))
+
+    return Point(mp=by_mp, arb=by_arb)
+
+
+def test_precision_rises_until_a_near_tie_is_decided() -> None:
+    fmt = named("float32")
+    one = fmt.from_float(1.0)
+    verdict = judge(near_tie(1500), fmt, one)
+    assert verdict.right_bits == one + 1
+    assert verdict.misrounded
+    assert verdict.precision >= 1280
+    assert judge(near_tie(100), fmt, one + 1).precision < 1280
+
+
+def test_an_exact_tie_is_a_tie_even_where_mpmath_alone_speaks() -> None:
+    fmt = named("float32")
+    one = fmt.from_float(1.0)
+
+    def tie(precision: int) -> mpmath.mpf:
+        with mp.workprec(max(precision, 60)):
+            return 1 + mp.ldexp(1, -24)
+
+    verdict = judge(Point(mp=tie), fmt, one)
+    assert (verdict.ulp, verdict.misrounded) == (-0.5, False)
+    odd = judge(Point(mp=tie), fmt, one + 1)
+    assert (odd.ulp, odd.misrounded) == (0.5, True)
+
+
+def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:
+    """A cancelling sum returns noise of 2^-precision around nothing."""
+    fmt = named("float32")
+
+    def noise(precision: int) -> flint.arb:
+        return flint.arb(0, (1, -precision))
+
+    def mp_noise(precision: int) -> mpmath.mpf:
+        return mp.mpf(0)
+
+    verdict = judge(Point(mp=mp_noise, arb=noise), fmt, 0, both=False)
+    assert (verdict.ulp, verdict.misrounded) == (0.0, False)
+    assert exact._as_tie(Enclosure(Fraction(-1, 3), Fraction(1, 2))).low == 0
+
+
+def test_an_undecided_number_without_a_short_neighbour_stops_the_run() -> None:
+    third = Enclosure(Fraction(1, 3) - Fraction(1, 2**9000), Fraction(1, 3) + Fraction(1, 2**9000))
+    with pytest.raises(TruthError, match="^an exact value near 0.333.* is not decided at 20480 bits"):
+        exact._as_tie(third)
+
+
+# -- disagreement -------------------------------------------------------------------------------
+
+
+def constant(value: float) -> Point:
+    return Point(mp=lambda p: mp.mpf(value), arb=lambda p: flint.arb(value))
+
+
+def test_two_routes_that_differ_stop_the_run() -> None:
+    point = Point(mp=constant(1.0).mp, arb=constant(1.0 + 2.0**-40).arb)
+    expected = (
+        "two routes to one exact value disagree: mpmath gives 1.0..1.0, Arb gives "
+        "1.0000000000009095..1.0000000000009095; this is an error of the op's definition, "
+        "no verdict is given"
+    )
+    with pytest.raises(TruthError) as caught:
+        judge(point, named("float32"), 0)
+    assert str(caught.value) == expected
+    with pytest.raises(TruthError):
+        nearest(point, named("bfloat16"))
+
+
+def test_a_wrong_gelu_formula_in_one_route_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cancelling formula at fixed precision, as the anchors found it in the wild."""
+
+    def wrong(precision: int) -> mpmath.mpf:
+        with mp.workprec(precision):
+            x = mp.mpf(-16)
+            return x * (1 + mp.erf(x / mp.sqrt(2))) / 2
+
+    x = torch.tensor([-16.0])
+    whole = Problem(inputs={"x": x}, params={"approximate": "none"})
+    right = GELU.points(whole, "y", [0])[0]
+    with pytest.raises(TruthError, match="two routes to one exact value disagree"):
+        judge(Point(mp=wrong, arb=right.arb), named("float32"), 0)
+    assert judge(right, named("float32"), 0).routes == 2
+
+
+def test_a_single_formula_is_checked_against_itself_at_twice_the_precision() -> None:
+    def drifting(precision: int) -> mpmath.mpf:
+        with mp.workprec(precision):
+            return 1 + mp.ldexp(1, -30) * (precision % 5)
+
+    with pytest.raises(TruthError, match="mpmath at twice the precision"):
+        enclose(Point(mp=drifting), 160, both=True)
+
+
+def test_infinite_against_finite_is_a_disagreement() -> None:
+    point = Point(mp=lambda p: mp.inf, arb=lambda p: flint.arb(1))
+    with pytest.raises(TruthError, match="mpmath gives inf, Arb gives 1.0"):
+        judge(point, named("float32"), 0)
+
+
+def test_arbs_nan_at_low_precision_is_not_an_undefined_truth() -> None:
+    """1 / (sum that cancels): nothing is known until the divisor leaves zero."""
+
+    def by_arb(precision: int) -> flint.arb:
+        def compute() -> flint.arb:
+            divisor = flint.arb((1, -300), (1, -precision))
+            return flint.arb(1) / divisor
+
+        return arb_at(precision, compute)
+
+    def by_mp(precision: int) -> mpmath.mpf:
+        with mp.workprec(precision):
+            return mp.ldexp(1, 300)
+
+    assert by_arb(160).is_nan()
+    fmt = named("float64")
+    want = fmt.from_float(2.0**300)
+    for both in (True, False):
+        verdict = judge(Point(mp=by_mp, arb=by_arb), fmt, want, both=both)
+        assert abs(verdict.ulp) < 1e-9
+        assert not verdict.misrounded
+
+
+def test_where_neither_route_finds_a_value_the_truth_is_nan() -> None:
+    point = Point(mp=lambda p: mp.nan, arb=lambda p: flint.arb.nan())
+    fmt = named("float32")
+    for both in (True, False):
+        assert judge(point, fmt, fmt.nan_bits, both=both).ulp == 0.0
+        assert judge(point, fmt, 0, both=both).ulp == math.inf
+        assert nearest(point, fmt, both=both) == fmt.nan_bits
+
+
+def test_an_enclosure_that_never_narrows_stops_the_run() -> None:
+    point = Point(mp=lambda p: mp.one, arb=lambda p: flint.arb("0 +/- inf"))
+    with pytest.raises(TruthError, match="^no finite enclosure of an exact value at 20480 bits$"):
+        settle(point, lambda enclosure: True)
+
+
+# -- words --------------------------------------------------------------------------------------
+
+
+def test_digits_do_not_depend_on_the_context() -> None:
+    with mp.workprec(20):
+        assert digits(ROOT) == "1.41421356237309504880168872421"
+        assert digits(ROOT, 5) == "1.4142"
+        assert digits(constant(math.inf)) == "inf"
+        assert digits(constant(-math.inf)) == "-inf"
+
+
+def test_bits_and_values_of_the_sample_cover_the_specials() -> None:
+    fmt = named("float16")
+    inputs = from_bits(torch.tensor(sample(fmt, 200)), fmt)
+    assert bool(torch.isinf(inputs).any())
+    assert bool((inputs == 0).any())
+    assert int(bits_of(inputs).max()) >= 0xFC00

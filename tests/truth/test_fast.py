@@ -1,0 +1,201 @@
+"""The fast truth: its bound is checked, and its float64 pairs reproduce the exact value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from verify import ops
+from verify.cases import Case
+from verify.errors import TruthError
+from verify.formats import named
+from verify.ops.op import Problem
+from verify.truth import certificate
+from verify.truth.certify import build
+from verify.truth.exact import judge, nearest, settle
+from verify.truth.fast import Truth, check_bound, evaluate
+from verify.ulp import bits_of, errors, from_bits
+
+GELU = ops.get("gelu")
+
+
+def gelu_problem(x: torch.Tensor) -> Problem:
+    params = GELU.resolve({})
+    return Problem(inputs={"x": x}, params=params, upstream={"y": torch.ones_like(x)}, results=("y", "dx"))
+
+
+def normal(count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(1))
+
+
+# -- the check of the certificate ---------------------------------------------------------------
+
+
+def truth_of(whole: Problem, result: str) -> Truth:
+    kinds = {"y": named("float32"), "dx": named("float32")}
+    return evaluate(GELU, whole, kinds)[result]
+
+
+def moved(truth: Truth, index: int, units_of_bound: float) -> Truth:
+    value = truth.value.clone()
+    value[index] += units_of_bound * truth.bound[index]
+    return replace(truth, value=value)
+
+
+@pytest.mark.parametrize("result", ["y", "dx"])
+def test_a_value_moved_beyond_its_bound_stops_the_run(result: str) -> None:
+    whole = gelu_problem(normal(40))
+    truth = truth_of(whole, result)
+    everything = list(range(40))
+    points = GELU.points(whole, result, everything)
+    check_bound(points, truth, everything)
+    check_bound(points, moved(truth, 7, 0.25), everything)
+    for by in (2.0, -2.0):
+        with pytest.raises(TruthError) as caught:
+            check_bound(points, moved(truth, 7, by), everything)
+        assert str(caught.value).startswith("the fast reference gives ")
+        assert "further apart than the certified bound" in str(caught.value)
+        assert str(caught.value).endswith("run `verify certify` on this machine")
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_fast_value_that_is_not_finite_where_the_truth_is_stops_the_run(wrong: float) -> None:
+    whole = gelu_problem(normal(5))
+    truth = truth_of(whole, "y")
+    value = truth.value.clone()
+    value[2] = wrong
+    with pytest.raises(TruthError, match="the fast reference gives"):
+        check_bound(GELU.points(whole, "y", [2]), replace(truth, value=value), [2])
+
+
+def test_a_finite_fast_value_where_the_truth_is_not_stops_the_run() -> None:
+    whole = gelu_problem(torch.tensor([math.inf, math.nan, -math.inf]))
+    truth = truth_of(whole, "y")
+    points = GELU.points(whole, "y", [0, 1, 2])
+    check_bound(points, truth, [0, 1, 2])
+    for index in (0, 1):
+        value = truth.value.clone()
+        value[index] = 1.0
+        with pytest.raises(TruthError, match="the fast reference gives 1.0"):
+            check_bound(points, replace(truth, value=value), [0, 1, 2])
+
+
+def test_without_a_certificate_the_bound_widens(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gelu_problem(normal(10))
+    known = truth_of(whole, "y")
+    monkeypatch.setattr(certificate, "_shipped", dict)
+    unknown = truth_of(whole, "y")
+    assert unknown.certificate == "none for gelu.y on cpu: 65536 units assumed"
+    assert bool((unknown.bound > 100 * known.bound).all())
+    expected = unknown.scale.abs() * 65536 * 2.0**-53 + certificate.SLACK
+    assert torch.equal(unknown.bound, expected)
+
+
+# -- float64 ------------------------------------------------------------------------------------
+
+
+def float64_inputs() -> torch.Tensor:
+    special = [0.0, -0.0, 5e-324, -5e-324, 1e-310, 2.3e-308, 1e-300, 1.0, -0.75, -38.4, -38.5]
+    special += [-37.0, -1e3, -1e300, 1e3, 1.7e308, 8.3, math.inf, -math.inf, math.nan]
+    spread = normal(120).double() * torch.logspace(-3, 1.3, 120, dtype=torch.float64)
+    return torch.cat([torch.tensor(special, dtype=torch.float64), spread])
+
+
+@pytest.mark.parametrize("result", ["y", "dx"])
+def test_float64_pairs_reproduce_the_exact_rounding(result: str) -> None:
+    """The rounding that the pair decides is the one of the exact judge; what it leaves open is marked."""
+    fmt, x = named("float64"), float64_inputs()
+    whole = gelu_problem(x)
+    truth = evaluate(GELU, whole, {"y": fmt, "dx": fmt})[result]
+    assert truth.certificate == "exact"
+    points = GELU.points(whole, result, range(x.numel()))
+    right = torch.tensor([to_signed(nearest(point, fmt)) for point in points])
+    decided = 0
+    for step in (-1, 0, 1):
+        got = from_bits(torch.where(right.abs() > 3, right + step, right), fmt)
+        found = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound)
+        patterns = (bits_of(got)).tolist()
+        for place, point in enumerate(points):
+            if found.undecided[place]:
+                continue
+            decided += 1
+            verdict = judge(point, fmt, patterns[place] & ((1 << 64) - 1), both=False)
+            assert bool(found.misrounded[place]) == verdict.misrounded, float(x[place])
+            gap = abs(float(found.ulp[place]) - verdict.ulp) if math.isfinite(verdict.ulp) else 0.0
+            assert gap <= float(found.width[place]) + 1e-12, float(x[place])
+    assert decided > 350
+
+
+def to_signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+@pytest.mark.parametrize("result", ["y", "dx"])
+def test_float64_pairs_lie_within_their_bound(result: str) -> None:
+    fmt, x = named("float64"), float64_inputs()
+    whole = gelu_problem(x)
+    truth = evaluate(GELU, whole, {"y": fmt, "dx": fmt})[result]
+    assert truth.low is not None
+    for place, point in enumerate(GELU.points(whole, result, range(x.numel()))):
+        value = float(truth.value[place])
+        if not math.isfinite(value):
+            assert math.isnan(value) or math.isinf(float(x[place]))
+            assert float(truth.bound[place]) == 0.0
+            continue
+        enclosure, _, _ = settle(point, lambda e: e.high - e.low <= abs(e.low) / 2**200 or tiny(e))
+        held = Fraction(value) + Fraction(float(truth.low[place]))
+        middle = (enclosure.low + enclosure.high) / 2
+        assert abs(held - middle) <= Fraction(float(truth.bound[place])), float(x[place])
+
+
+def tiny(enclosure) -> bool:  # type: ignore[no-untyped-def]
+    return max(abs(enclosure.low), abs(enclosure.high)) < Fraction(1, 2**1400)
+
+
+def test_a_truth_below_the_smallest_float64_is_not_taken_for_an_exact_pair() -> None:
+    """gelu(3 * 2^-1074) is 1.5 of the smallest number and a little more: no tie, and not exact."""
+    fmt = named("float64")
+    x = torch.tensor([3 * 5e-324], dtype=torch.float64)
+    whole = gelu_problem(x)
+    truth = evaluate(GELU, whole, {"y": fmt, "dx": fmt})["y"]
+    for bits in (1, 2):
+        got = from_bits(torch.tensor([bits]), fmt)
+        found = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound)
+        assert bool(found.undecided[0])
+    assert nearest(GELU.points(whole, "y", [0])[0], fmt) == 2
+
+
+def test_the_deep_tail_costs_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exp(-10^600): only the side of zero matters, so the first precision must do."""
+    asked: list[int] = []
+    whole = gelu_problem(torch.tensor([-1e300], dtype=torch.float64))
+    points = GELU.points(whole, "y", [0])
+
+    def arb(precision: int):  # type: ignore[no-untyped-def]
+        asked.append(precision)
+        return points[0].arb(precision)  # type: ignore[misc]
+
+    op = replace(GELU, points=lambda *_: [replace(points[0], arb=arb)])
+    truth = evaluate(op, replace(whole, results=("y",)), {"y": named("float64")})["y"]
+    assert float(truth.value[0]) == 0.0
+    assert math.copysign(1, float(truth.value[0])) == -1
+    assert len(asked) == 1
+
+
+# -- every op: the bound in use holds on seeds the certificate has not seen ---------------------
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "linear", "softmax"])
+def test_the_bound_covers_every_element_of_a_small_case(name: str) -> None:
+    op = ops.get(name)
+    dims = (2, 33, 3) if op.kind == "contraction" else (2, 33)
+    case = Case(dtype="float32", dims=dims, fill="randn", seed=77, upstream="normal")
+    whole = build(op, case, "cpu")
+    kinds = {result: named("float32") for result in whole.results}
+    for result, truth in evaluate(op, whole, kinds).items():
+        indices = list(range(truth.value.numel()))
+        check_bound(op.points(whole, result, indices), truth, indices)

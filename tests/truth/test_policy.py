@@ -1,0 +1,115 @@
+"""The tensor code and the exact judge agree on every policy, special value and format."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import flint
+import mpmath
+import pytest
+import torch
+
+from verify.cases.values import special_patterns
+from verify.formats import FORMATS, Format
+from verify.ops.op import Point
+from verify.truth.enclosure import Enclosure, to_double_double
+from verify.truth.exact import judge
+from verify.ulp import Policy, errors, from_bits
+
+POLICIES = [
+    Policy(nan=nan, overflow=overflow, signed_zero=zero, subnormals=subnormals)
+    for nan, overflow, zero, subnormals in itertools.product(
+        ("match", "any"),
+        ("continuous", "saturate", "strict"),
+        ("ignore", "strict"),
+        ("gradual", "flush"),
+    )
+]
+
+
+def policies_for(fmt: Format) -> list[Policy]:
+    """All of them where the format is a case of its own; half where another stands for it."""
+    if fmt.name in ("float64", "float32", "float8_e4m3fn"):
+        return POLICIES
+    return [policy for policy in POLICIES if policy.nan == "match"]
+
+
+def point_at(real: Fraction | float) -> Point:
+    """The exact value of a dyadic rational, or of an infinity or NaN, by both routes."""
+    if isinstance(real, float):
+        ball = flint.arb.nan() if math.isnan(real) else flint.arb(real)
+        return Point(mp=lambda prec: mpmath.mpf(real), arb=lambda prec: ball)
+    exponent = -(real.denominator.bit_length() - 1)
+    mantissa = real.numerator
+    with mpmath.workprec(5000):
+        number = mpmath.ldexp(mpmath.mpf(mantissa), exponent)
+    return Point(mp=lambda prec: number, arb=lambda prec: flint.arb((mantissa, exponent)))
+
+
+def truths(fmt: Format) -> list[Fraction | float]:
+    """Reals where rounding, overflow, underflow or a sign turns, and infinities and NaN."""
+    largest, step = fmt.max_finite, fmt.ulp(fmt.max_finite)
+    small, normal = fmt.min_subnormal, fmt.min_normal
+    positive = [
+        *(small / 4, small / 2, small * Fraction(3, 4), small, small * Fraction(3, 2)),
+        *(normal - small, normal - small / 2, normal, normal + small / 2),
+        *(Fraction(1), Fraction(1) - fmt.ulp(Fraction(1)) / 4, Fraction(1) + fmt.ulp(Fraction(1)) / 2),
+        *(largest - step / 2, largest - step / 4, largest, largest + step / 4),
+        *(largest + step / 2, largest + step * Fraction(3, 4), largest + step, largest * 2),
+    ]
+    return [*positive, *(-real for real in positive[::3]), math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_tensor_code_and_judge_agree(fmt: Format) -> None:
+    patterns, reals = special_patterns(fmt), truths(fmt)
+    grid = list(itertools.product(patterns, reals))
+    high_low = [
+        to_double_double(Enclosure(real, real)) if isinstance(real, Fraction) else (real, 0.0) for real in reals
+    ]
+    signed = [bits - (1 << 64) if fmt.bits == 64 and bits >> 63 else bits for bits in patterns]
+    got = from_bits(torch.tensor(signed).repeat_interleave(len(reals)), fmt)
+    value, low = (
+        torch.tensor(column, dtype=torch.float64).repeat(len(patterns)) for column in zip(*high_low, strict=True)
+    )
+    if fmt.name == "float64":  # a pair cannot hold half of the smallest subnormal
+        holds = [
+            not isinstance(real, Fraction) or (math.isfinite(head) and Fraction(head) + Fraction(tail) == real)
+            for real, (head, tail) in zip(reals, high_low, strict=True)
+        ]
+        grid_holds = holds * len(patterns)
+    else:
+        assert not low.any()
+        grid_holds = [True] * len(grid)
+    points = {id(real): point_at(real) for real in reals}
+    checked = 0
+    for policy in policies_for(fmt):
+        pair = low if fmt.name == "float64" else None
+        found = errors(got, value, fmt, low=pair, policy=policy)
+        columns = zip(grid, grid_holds, found.ulp.tolist(), found.misrounded.tolist(), strict=True)
+        for (bits, real), hold, ulp, misrounded in columns:
+            if not hold:
+                continue
+            exact = judge(points[id(real)], fmt, bits, both=False, policy=policy)
+            where = (policy, fmt.hex(bits), real)
+            assert ulp == exact.ulp or math.isclose(ulp, exact.ulp, rel_tol=1e-9), where
+            assert misrounded == exact.misrounded, where
+            checked += 1
+    assert checked > 5_000
+
+
+def test_a_float64_truth_between_the_largest_and_its_overflow_is_left_to_the_judge() -> None:
+    """The pair can only say "infinite by rounding"; with its bound the element is undecided."""
+    fmt = FORMATS["float64"]
+    pair = to_double_double(Enclosure(fmt.overflow - 1, fmt.overflow - 1))
+    assert pair == (math.inf, -0.5)
+    value, low = (torch.tensor([part], dtype=torch.float64) for part in pair)
+    largest = torch.tensor([float(fmt.max_finite)], dtype=torch.float64)
+    found = errors(largest, value, fmt, low=low, bound=value.abs())
+    assert bool(found.undecided[0])
+    real = fmt.max_finite + fmt.ulp(fmt.max_finite) * Fraction(5, 8)
+    exact = judge(point_at(real), fmt, fmt.max_bits)
+    assert exact.ulp == -0.625
+    assert exact.misrounded

@@ -1,0 +1,61 @@
+"""verify: how wrong is a GPU kernel, at worst, and on which input?
+
+    import verify
+
+    @verify.kernel(op="gelu", dtypes=["bfloat16", "float32"])
+    def my_gelu(x):
+        return fast_gelu(x)
+
+`verify run accuracy.py` measures it against the exact real-valued answer. The names below are the public
+interface; each is imported when first used, so that `verify --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verify.assertions import assert_ulp as assert_ulp
+    from verify.cases import Case as Case
+    from verify.declaration import Kernel as Kernel
+    from verify.declaration import kernel as kernel
+    from verify.errors import KernelError as KernelError
+    from verify.errors import TruthError as TruthError
+    from verify.errors import UsageError as UsageError
+    from verify.errors import VerifyError as VerifyError
+    from verify.ops.define import op as op
+    from verify.ops.define import row_op as row_op
+    from verify.record import Run as Run
+    from verify.ulp import Policy as Policy
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Case": "verify.cases",
+    "Kernel": "verify.declaration",
+    "KernelError": "verify.errors",
+    "Policy": "verify.ulp",
+    "Run": "verify.record",
+    "TruthError": "verify.errors",
+    "UsageError": "verify.errors",
+    "VerifyError": "verify.errors",
+    "assert_ulp": "verify.assertions",
+    "kernel": "verify.declaration",
+    "op": "verify.ops.define",
+    "row_op": "verify.ops.define",
+}
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'verify' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

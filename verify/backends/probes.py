@@ -1,0 +1,207 @@
+"""What a machine does to numbers: flush-to-zero, TF32, reduced-precision sums, and its fingerprint.
+
+>>> probe("cpu").torch_flushes_results
+False
+
+Everything is measured where it can be: a flag says what was asked for, a product says what happened. Nothing
+raises: what is not there is the string "absent", with the reason where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ABSENT = "absent"
+#: A measurement: what was seen, or why nothing was.
+Seen = bool | str
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The numerical environment of one device; plain values, ready for JSON."""
+
+    device: str
+    torch_flushes_inputs: Seen
+    torch_flushes_results: Seen
+    triton_flushes_inputs: Seen
+    triton_flushes_results: Seen
+    tf32_allowed: Seen
+    tf32_measured: Seen
+    matmul_precision: str
+    bf16_reduced_precision_reduction: Seen
+    fp16_reduced_precision_reduction: Seen
+    fingerprint: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def probe(device: str = "cpu") -> Probes:
+    """Measure a device; the Triton figures are those of the backend that is active in this process."""
+    inputs, results = _attempt_pair(_torch_flushes, device)
+    triton_inputs, triton_results = _attempt_pair(_triton_flushes, device)
+    return Probes(
+        device=device,
+        torch_flushes_inputs=inputs,
+        torch_flushes_results=results,
+        triton_flushes_inputs=triton_inputs,
+        triton_flushes_results=triton_results,
+        tf32_allowed=_attempt(lambda: _matmul_flag("allow_tf32")),
+        tf32_measured=_attempt(lambda: _tf32_measured(device)),
+        matmul_precision=str(_attempt(_matmul_precision)),
+        bf16_reduced_precision_reduction=_attempt(lambda: _matmul_flag("allow_bf16_reduced_precision_reduction")),
+        fp16_reduced_precision_reduction=_attempt(lambda: _matmul_flag("allow_fp16_reduced_precision_reduction")),
+        fingerprint=fingerprint(device),
+    )
+
+
+def fingerprint(device: str = "cpu") -> dict[str, str]:
+    """Names and versions of everything that can change a result."""
+    entries: dict[str, Callable[[], Any]] = {
+        "gpu": lambda: _gpu(device, "name"),
+        "arch": lambda: _gpu(device, "arch"),
+        "driver": _driver,
+        "cuda": _cuda_version,
+        "torch": _torch_version,
+        "triton": lambda: metadata.version("triton"),
+        "numpy": lambda: metadata.version("numpy"),
+        "python": platform.python_version,
+        "platform": platform.platform,
+        "cpu": _cpu,
+    }
+    return {name: str(_attempt(entry)) for name, entry in entries.items()}
+
+
+def _attempt(measure: Callable[[], Any]) -> Any:
+    """The value, or "absent: why"; a probe that cannot be made must not stop a run."""
+    try:
+        value = measure()
+    except Exception as error:
+        line = str(error).strip().splitlines()
+        return f"{ABSENT}: {type(error).__name__}{f': {line[0][:120]}' if line else ''}"
+    return ABSENT if value is None else value
+
+
+def _attempt_pair(measure: Callable[[str], tuple[Seen, Seen]], device: str) -> tuple[Seen, Seen]:
+    value = _attempt(lambda: measure(device))
+    return value if isinstance(value, tuple) else (value, value)
+
+
+# -- measurements ---------------------------------------------------------------------------------
+
+#: (factor, factor): a subnormal argument with a normal product, and normal arguments with a subnormal one.
+_SUBNORMAL_INPUT = (2.0**-140, 2.0**20)
+_SUBNORMAL_RESULT = (2.0**-100, 2.0**-40)
+
+
+def _torch_flushes(device: str) -> tuple[Seen, Seen]:
+    import torch
+
+    # From bits: with the flush mode on, even making the tensor from a Python float could flush it.
+    x = torch.tensor([_bits(_SUBNORMAL_INPUT[0]), _bits(_SUBNORMAL_RESULT[0])], dtype=torch.int32)
+    y = torch.tensor([_bits(_SUBNORMAL_INPUT[1]), _bits(_SUBNORMAL_RESULT[1])], dtype=torch.int32)
+    product = x.to(device).view(torch.float32) * y.to(device).view(torch.float32)
+    first, second = product.view(torch.int32).tolist()
+    return first == 0, second == 0
+
+
+def _triton_flushes(device: str) -> tuple[Seen, Seen]:
+    import torch
+
+    from verify.backends import _triton_interprets
+
+    if not device.startswith("cuda") and not _triton_interprets():
+        reason = f"{ABSENT}: Triton compiles in this process and {device} is not a GPU"
+        return reason, reason
+    from verify.backends.probe_kernel import multiply
+
+    x = torch.tensor([_bits(_SUBNORMAL_INPUT[0]), _bits(_SUBNORMAL_RESULT[0])], dtype=torch.int32)
+    y = torch.tensor([_bits(_SUBNORMAL_INPUT[1]), _bits(_SUBNORMAL_RESULT[1])], dtype=torch.int32)
+    x, y = x.to(device).view(torch.float32), y.to(device).view(torch.float32)
+    out = torch.empty_like(x)
+    multiply[(1,)](x, y, out, N=2)
+    first, second = out.view(torch.int32).tolist()
+    return first == 0, second == 0
+
+
+def _bits(value: float) -> int:
+    import struct
+
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def _tf32_measured(device: str) -> bool:
+    """Whether a float32 matrix product loses the 13 low bits of its operands."""
+    import torch
+
+    # 1 + 2^-20 is no tf32 (11 bits) and no bfloat16 pair (16 bits); times the identity it must come back.
+    a = torch.full((64, 64), 1.0 + 2.0**-20, dtype=torch.float32, device=device)
+    eye = torch.eye(64, dtype=torch.float32, device=device)
+    return bool((a @ eye != a).any().item())
+
+
+def _matmul_flag(name: str) -> Seen:
+    import torch
+
+    value = getattr(torch.backends.cuda.matmul, name)
+    return value if isinstance(value, bool) else str(value)
+
+
+def _matmul_precision() -> str:
+    import torch
+
+    return str(torch.get_float32_matmul_precision())
+
+
+# -- fingerprint ----------------------------------------------------------------------------------
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _cuda_version() -> str | None:
+    import torch
+
+    return torch.version.cuda
+
+
+def _gpu(device: str, what: str) -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    where = torch.device(device if device.startswith("cuda") else "cuda")
+    if what == "name":
+        return str(torch.cuda.get_device_name(where))
+    major, minor = torch.cuda.get_device_capability(where)
+    return f"sm_{major}{minor}"
+
+
+def _driver() -> str | None:
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        out = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        return out.strip().splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        version = Path("/proc/driver/nvidia/version")
+        return version.read_text().splitlines()[0] if version.exists() else None
+
+
+def _cpu() -> str | None:
+    info = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine() or None

@@ -1,0 +1,122 @@
+"""A case: one fully specified input, as a small JSON value that gives the same bits everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify import formats
+from verify.cases.layouts import lay_out
+from verify.cases.values import fill
+from verify.errors import UsageError
+from verify.ops.op import Op, Operand, Problem
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Everything that determines the inputs of one kernel call.
+
+    `dims` is the shape of an elementwise operand, (..., N) of a row-wise op, (M, K, N) of a contraction.
+    `fill` is the recipe of the data operands, `upstream` that of the gradient that arrives at each output
+    (empty: forward only). `dtypes` overrides the dtype of single operands. `layouts` names the memory
+    layout of an operand, or of the upstream gradient of an output as "d" + output; contiguous by default.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    fill: str
+    seed: int = 0
+    params: dict[str, Any] = {}
+    upstream: str = ""
+    absent: tuple[str, ...] = ()
+    dtypes: dict[str, str] = {}
+    regime: str = ""
+    layouts: dict[str, str] = {}
+
+    def to_json(self) -> str:
+        """Compact JSON, fields in a fixed order."""
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def from_json(text: str) -> Case:
+        """Read a case; an error names the field."""
+        try:
+            return msgspec.json.decode(text, type=Case)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"not a case: {error}",
+                hint="copy the case from the failure message or from the report",
+            ) from error
+
+
+def operand_dtype(case: Case, operand: Operand) -> str:
+    """The dtype of one operand."""
+    return case.dtypes.get(operand.name, case.dtype)
+
+
+def inputs_of(op: Op, case: Case, device: torch.device | str) -> dict[str, Tensor | None]:
+    """The operands of a case on a device, in the op's order; absent ones are None."""
+    params = op.resolve(case.params)
+    shapes = op.shapes(case.dims, params)
+    landmarks = op.boundaries(params)
+    result: dict[str, Tensor | None] = {}
+    data = 0
+    for operand in op.operands:
+        if operand.name in case.absent:
+            if not operand.optional:
+                raise UsageError(f"op {op.name!r}: operand {operand.name!r} is required; the case omits it")
+            result[operand.name] = None
+            continue
+        recipe = case.fill
+        if operand.role == "data":
+            data += 1
+            if data > 1 and recipe == "mixed":
+                recipe = "shuffled"
+        elif operand.role == "scale":
+            recipe = "around one"
+        elif operand.role == "shift":
+            recipe = "around zero"
+        elif operand.role == "matrix":
+            recipe = "around zero" if case.fill != "spread" else "spread"
+        filled = fill(
+            recipe,
+            formats.named(operand_dtype(case, operand)),
+            shapes[operand.name],
+            seed=case.seed,
+            stream=operand.name,
+            landmarks=landmarks,
+            device=device,
+        )
+        result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
+    return result
+
+
+def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient that arrives at each differentiable output, shaped and typed like it."""
+    if not case.upstream:
+        return {}
+    upstream = {}
+    for name, output in outputs.items():
+        filled = fill(
+            case.upstream,
+            formats.of(output.dtype),
+            tuple(output.shape),
+            seed=case.seed,
+            stream=f"upstream/{name}",
+            device=output.device,
+        )
+        upstream[name] = lay_out(filled, case.layouts.get("d" + name, "contiguous"))
+    return upstream
+
+
+def problem_of(
+    op: Op,
+    case: Case,
+    inputs: dict[str, Tensor | None],
+    upstream: dict[str, Tensor],
+    results: tuple[str, ...],
+) -> Problem:
+    """The problem whose truth answers this case."""
+    return Problem(inputs=inputs, params=op.resolve(case.params), upstream=upstream, results=results)

@@ -1,0 +1,118 @@
+"""Memory layouts: the same values at other addresses. `lay_out(tensor, name)` rebuilds a tensor in a layout.
+
+Layouts that share memory between elements (expanded, overlapping) cannot hold arbitrary values: the tensor's
+leading part decides, and the values of the result are whatever `result.contiguous()` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+
+
+def lay_out(tensor: Tensor, layout: str) -> Tensor:
+    """A tensor of the same shape and dtype in a named layout."""
+    if layout not in LAYOUTS:
+        raise UsageError(f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}")
+    return LAYOUTS[layout](tensor)
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.contiguous()
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """The last two dimensions swapped in memory (a vector has nothing to swap)."""
+    if tensor.ndim < 2:
+        return tensor.contiguous()
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _stepped(tensor: Tensor) -> Tensor:
+    """Every second element of a row twice as long; between them lies NaN."""
+    if tensor.ndim == 0:
+        return _offset(tensor)
+    wide = _poisoned((*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor)
+    view = wide[..., ::2]
+    view.copy_(tensor)
+    return view
+
+
+def _offset(tensor: Tensor) -> Tensor:
+    """Contiguous, but one element into its storage: misaligned for vector loads."""
+    store = _poisoned((tensor.numel() + 3,), tensor)
+    view = store[1 : 1 + tensor.numel()].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """Rows with NaN behind each of them."""
+    if tensor.ndim == 0:
+        return _offset(tensor)
+    wide = _poisoned((*tensor.shape[:-1], tensor.shape[-1] + 5), tensor)
+    view = wide[..., : tensor.shape[-1]]
+    view.copy_(tensor)
+    return view
+
+
+def _reversed_dims(tensor: Tensor) -> Tensor:
+    """All dimensions in the opposite order in memory (channels-last for three and more)."""
+    order = tuple(reversed(range(tensor.ndim)))
+    return tensor.permute(order).contiguous().permute(order)
+
+
+def _expanded(tensor: Tensor) -> Tensor:
+    """The first row for every row, stride 0."""
+    if tensor.ndim == 0 or tensor.shape[0] == 0:
+        return tensor.contiguous()
+    return tensor[:1].clone().expand(tensor.shape)
+
+
+def _expanded_last(tensor: Tensor) -> Tensor:
+    """The first column for every column, stride 0: what `.sum().backward()` hands to a kernel."""
+    if tensor.ndim == 0 or tensor.shape[-1] == 0:
+        return tensor.contiguous()
+    return tensor[..., :1].clone().expand(tensor.shape)
+
+
+def _overlapping(tensor: Tensor) -> Tensor:
+    """Rows that are windows of one vector, each one element further on."""
+    if tensor.ndim < 2 or tensor.numel() == 0:
+        return tensor.contiguous()
+    width = tensor.shape[-1]
+    rows = tensor.numel() // width
+    line = tensor.reshape(-1)[: rows + width - 1].clone()
+    if line.numel() < rows + width - 1:
+        return tensor.contiguous()
+    view = line.as_strided((rows, width), (1, 1))
+    leading = tensor.shape[:-1]
+    strides = []
+    step = 1
+    for size in reversed(leading):
+        strides.append(step)
+        step *= size
+    return view.as_strided(tuple(tensor.shape), (*reversed(strides), 1))
+
+
+def _poisoned(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Fresh memory in which every element that is not written later is NaN."""
+    return torch.full(shape, torch.nan, dtype=torch.float32, device=like.device).to(like.dtype)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": _contiguous,
+    "transposed": _transposed,
+    "stepped": _stepped,
+    "offset": _offset,
+    "padded": _padded,
+    "reversed": _reversed_dims,
+    "expanded": _expanded,
+    "expanded last": _expanded_last,
+    "overlapping": _overlapping,
+}
+SHARING = ("expanded", "expanded last", "overlapping")  # several elements at one address

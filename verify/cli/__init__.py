@@ -1,0 +1,57 @@
+"""The command line: `verify COMMAND`. One module per command; nothing heavy is imported until it runs.
+
+Exit codes: 0 pass, 1 a result is wrong or a kernel failed, 2 usage, 3 incomplete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from verify.cli import certify, doctor, list_, replay, report, run
+from verify.errors import TruthError, UsageError
+
+# in workflow order
+COMMANDS = (doctor, list_, run, replay, report, certify)
+
+EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INCOMPLETE = 0, 1, 2, 3
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    from verify import __version__
+
+    top = argparse.ArgumentParser(
+        prog="verify",
+        description="How wrong is a GPU kernel, at worst, and on which input?",
+        epilog="exit codes: 0 pass, 1 wrong or failed, 2 usage, 3 incomplete",
+    )
+    top.add_argument("--version", action="version", version=f"verify {__version__}")
+    commands = top.add_subparsers(title="commands, in the order of use", metavar="COMMAND")
+    for module in COMMANDS:
+        module.add(commands)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; errors that a user can mend are one block on stderr."""
+    top = parser()
+    options = top.parse_args(arguments)
+    if not hasattr(options, "handler"):
+        top.print_help()
+        return EXIT_PASS
+    try:
+        return int(options.handler(options))
+    except UsageError as error:
+        print(f"verify: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except TruthError as error:
+        print(f"verify: the harness is in error, no verdict: {error}", file=sys.stderr)
+        return EXIT_INCOMPLETE
+    except KeyboardInterrupt:
+        print("verify: interrupted", file=sys.stderr)
+        return EXIT_INCOMPLETE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INCOMPLETE

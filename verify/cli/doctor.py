@@ -1,0 +1,76 @@
+"""`verify doctor`: what this machine can do, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+from typing import Any
+
+from verify.cli import screen
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "doctor",
+        help="show the backend, versions, probes, and what is missing",
+        description="Show which backend runs kernels here, the versions and arithmetic probes that every "
+        "record carries, and what is missing with the step that gets it.",
+    )
+    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(handler=main)
+
+
+# what, why, how to get it
+_TOOLS = (
+    ("nvcc", "builds the CUDA C++ kernels", "install the CUDA toolkit"),
+    ("compute-sanitizer", "checks memory accesses on a GPU", "install the CUDA toolkit"),
+    ("g++", "torch.compile needs a C++ compiler on a CPU", "apt-get install g++"),
+)
+_PACKAGES = (
+    ("flint", "Arb: the second route to every exact value", "pip install python-flint"),
+    ("gmpy2", "makes mpmath faster", "pip install gmpy2"),
+    ("triton", "runs Triton kernels", "pip install triton"),
+)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Examine; exit 3 when something needed is missing."""
+    from verify.isolate import Worker
+    from verify.session import START_SECONDS, answer
+
+    missing = [
+        {"name": name, "why": why, "how": how, "needed": name in ("flint", "triton")}
+        for name, why, how in _PACKAGES
+        if importlib.util.find_spec(name) is None
+    ]
+    missing += [
+        {"name": name, "why": why, "how": how, "needed": False}
+        for name, why, how in _TOOLS
+        if shutil.which(name) is None
+    ]
+    about: dict[str, Any] = {"backend": None}
+    broken = any(item["needed"] for item in missing)
+    if not broken:
+        with Worker(options.backend) as worker:
+            about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
+    if options.json:
+        screen.print_json({**about, "missing": missing})
+        return 3 if broken else 0
+    print(f"backend   {about['backend'] or 'none'}" + (f" on {about['device']}" if about["backend"] else ""))
+    for name, value in about.get("environment", {}).items():
+        if isinstance(value, dict):
+            print(f"{name}")
+            for key, item in value.items():
+                print(f"    {key:<34} {screen.plain(str(item))}")
+        else:
+            print(f"{name:<9} {screen.plain(str(value))}")
+    for item in missing:
+        mark = "MISSING " if item["needed"] else "optional"
+        print(f"{mark}  {item['name']}: {item['why']}. Get it: {item['how']}")
+    if about["backend"] == "interpreter":
+        print("No GPU: kernels run on the Triton interpreter, and results are labelled so.")
+    print("Something needed is missing." if broken else "Ready. Next: verify run")
+    return 3 if broken else 0

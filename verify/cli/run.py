@@ -1,0 +1,135 @@
+"""`verify run`: measure kernels against the exact answer, print the verdict, write the record and report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from verify.cli import screen
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "run",
+        help="measure kernels against the exact answer",
+        description="Measure kernels against the exact real-valued answer and print the verdict. Without a "
+        "target: everything under `[tool.verify] kernels` in pyproject.toml.",
+    )
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="FILE|MODULE[::KERNEL]",
+        help="what to measure, e.g. accuracy.py::my_gelu",
+    )
+    parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the observed cases (default 0)")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="time for one kernel (default 600)",
+    )
+    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
+    parser.add_argument(
+        "--jobs", type=int, default=0, metavar="N", help="kernels at a time (default: 1 on a GPU, else one per core)"
+    )
+    parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the table")
+    parser.add_argument("--html", metavar="PATH", help="write the HTML report")
+    parser.add_argument("--markdown", metavar="PATH", help="write the Markdown report")
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run and report; the exit code is the verdict."""
+    from verify import config
+    from verify.errors import UsageError
+    from verify.formats import named
+    from verify.record import encode, save, write_atomically
+    from verify.session import Session, command_line, run
+
+    settings = config.find()
+    targets = options.targets
+    if not targets:
+        if not settings.kernels:
+            raise UsageError(
+                "no target given and no [tool.verify] kernels in pyproject.toml",
+                hint="verify run FILE.py, where FILE.py declares a kernel with @verify.kernel",
+            )
+        targets = list(settings.kernels)
+        os.chdir(settings.root)
+    progress = screen.Progress()
+    session = Session(
+        backend=options.backend,
+        seed=options.seed,
+        timeout=options.timeout,
+        jobs=options.jobs,
+        dtypes=tuple(named(item).name for item in options.dtype),
+        progress=progress,
+    )
+    result = run(targets, session, command_line(_arguments(options)))
+    progress.clear()
+
+    if options.json and options.json != "-":
+        save(result, options.json)
+    if options.html:
+        from verify.report import html
+
+        write_atomically(options.html, html.render(result).encode())
+    if options.markdown:
+        from verify.report import markdown
+
+        write_atomically(options.markdown, markdown.render(result).encode())
+    if options.json == "-":
+        sys.stdout.write(encode(result).decode())
+    else:
+        from verify.report import terminal
+
+        sys.stdout.write(
+            terminal.render(
+                result,
+                width=screen.width(),
+                color=screen.colour(),
+                record=options.json or "run.json",
+            )
+        )
+    for line in session.usage:
+        print(f"verify: {line}", file=sys.stderr)
+    for label, path in (
+        ("record", options.json),
+        ("report", options.markdown),
+        ("report", options.html),
+    ):
+        if path and path != "-" and options.json != "-":
+            print(f"{label}: {Path(path).resolve()}")
+    if result.verdict == "fail":
+        return 1
+    if session.usage:
+        return 2
+    return 0 if result.verdict == "pass" else 3
+
+
+def _arguments(options: argparse.Namespace) -> list[str]:
+    """What determines the figures, as arguments; where output goes does not."""
+    arguments = ["run", *options.targets]
+    for item in options.dtype:
+        arguments += ["--dtype", item]
+    if options.seed:
+        arguments += ["--seed", str(options.seed)]
+    if options.backend:
+        arguments += ["--backend", options.backend]
+    return arguments
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"seconds are a positive number; received {text!r}")
+    return value

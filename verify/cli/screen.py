@@ -1,0 +1,48 @@
+"""What every command shares about the terminal: width, colour, progress on stderr, JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+
+def width() -> int:
+    """Columns of the terminal; 120 where output goes to a file or a pipe."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return 120
+    return shutil.get_terminal_size((120, 40)).columns
+
+
+def colour() -> bool:
+    """Whether to colour: only on a terminal, and never with NO_COLOR set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+class Progress:
+    """One line on stderr that says what is going on; silent unless stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        if self._shown:
+            room = shutil.get_terminal_size((80, 24)).columns - 1
+            print(f"\r\x1b[2K{plain(text)[:room]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere without control characters: it must not steer the terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def print_json(value: Any) -> None:
+    """JSON for `--json -` and the like."""
+    print(json.dumps(value, indent=1, sort_keys=True))

@@ -1,0 +1,27 @@
+"""Errors that a user meets: each states the rule, what was received, and the next command."""
+
+from __future__ import annotations
+
+
+class VerifyError(Exception):
+    """Base of everything that verify raises knowingly."""
+
+
+class UsageError(VerifyError):
+    """The user asked for something that cannot be: exit code 2. `hint` is the next command or step."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n  next: {self.hint}"
+
+
+class TruthError(VerifyError):
+    """Two routes to the exact value disagree, or precision ran out: an error of the harness; stops the run."""
+
+
+class KernelError(VerifyError):
+    """A kernel broke its contract (wrong shape, dtype, device, not a tensor, raised): that kernel's result."""

@@ -1,0 +1,116 @@
+"""Runs laws over drawn cases: Hypothesis draws, shrinks and remembers; what comes out is a `LawRun`.
+
+A law's check may return a score (the error in ULP, say), which Hypothesis then tries to make large. A broken law
+comes back with the shrunk case, the facts that the law stated about it, and the command that replays it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings, target
+from hypothesis.errors import Unsatisfiable
+
+from verify.backends import Backend
+from verify.cases.strategies import Sizes
+from verify.declaration import Kernel
+from verify.errors import KernelError
+from verify.laws.law import Broken, Law, Subject
+from verify.record import LawRun
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How hard to try. A seed of None lets Hypothesis derandomise: the same cases every time."""
+
+    name: str
+    examples: int
+    sizes: dict[str, Sizes]
+    seed: int | None = None
+
+
+_CPU, _GPU = Sizes(), Sizes(elements=1 << 20, width=1 << 14, depth=2048, many_rows=70_000)
+PROFILES = {
+    "quick": Profile("quick", 5, {"interpreter": Sizes(elements=1 << 8, width=1 << 8, depth=64), "cuda": _CPU}),
+    "ci": Profile("ci", 20, {"interpreter": _CPU, "cuda": _CPU}),
+    "nightly": Profile("nightly", 400, {"interpreter": _CPU, "cuda": _GPU}),
+}
+
+
+def run_law(law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: Profile, target_name: str = "") -> LawRun:
+    """Try one law on one kernel in one dtype."""
+    subject = Subject(kernel, dtype, backend, profile.sizes[backend.name], target_name)
+    reason = law.applies(subject)
+    if reason is not None:
+        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=reason)
+    tried = 0
+
+    def attempt(case: Any) -> None:
+        nonlocal tried
+        tried += 1
+        try:
+            score = law.check(subject, case)
+        except KernelError as error:
+            raise Broken(str(error), case, {}) from error
+        if score is not None and score == score and score < 1e300:
+            target(score, label=f"{law.name} {dtype}")
+
+    try:
+        for case in law.examples(subject):
+            attempt_plain(law, subject, case)
+            tried += 1
+        _search(attempt, law.cases(subject), max(1, round(profile.examples * law.share)), profile.seed)
+    except Broken as broken:
+        return _broken(law, dtype, tried, broken, target_name)
+    except Unsatisfiable:
+        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=tried, message="no case can be drawn")
+    return LawRun(law=law.name, dtype=dtype, status="ok", cases=tried)
+
+
+def attempt_plain(law: Law, subject: Subject, case: Any) -> None:
+    """One check outside of Hypothesis: examples and replays."""
+    try:
+        law.check(subject, case)
+    except KernelError as error:
+        raise Broken(str(error), case, {}) from error
+
+
+def _search(attempt: Any, strategy: Any, examples: int, seed: int | None) -> None:
+    configured = settings(
+        max_examples=examples,
+        deadline=None,  # a deadline turns a slow machine into a failure
+        derandomize=seed is None,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.target, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    test: Any = configured(given(strategy)(attempt))
+    if seed is not None:
+        test = hypothesis.seed(seed)(test)  # type: ignore[no-untyped-call]
+    test()
+
+
+def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str) -> LawRun:
+    case = broken.case.to_json()
+    command = f"verify replay {shlex.quote(target_name)} {shlex.quote(case)} --law {shlex.quote(law.name)}"
+    return LawRun(
+        law=law.name,
+        dtype=dtype,
+        status="broken",
+        cases=tried,
+        message=broken.rule,
+        facts=broken.facts,
+        case=case,
+        replay=command,
+    )
+
+
+def laws_for_kernel(laws: Sequence[Law], kernel: Kernel, dtypes: Sequence[str] = ()) -> list[tuple[Law, str]]:
+    """Every law with every dtype of a kernel."""
+    return [(law, dtype) for law in laws for dtype in dtypes or kernel.dtypes]

@@ -1,0 +1,88 @@
+"""Layout independence: a tensor's strides are not its values.
+
+Every result of a kernel on strided, offset, padded, transposed or expanded operands and upstream gradients is,
+bit for bit, its result on contiguous copies of them. A kernel that declares `layouts="contiguous"` must refuse
+other layouts with an error instead: silently wrong is a failure, and so is silently right where it promised not to
+look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from verify.cases import Case
+from verify.cases.layouts import LAYOUTS
+from verify.cases.strategies import cases as draw_cases
+from verify.errors import KernelError
+from verify.laws.compare import first_difference, place, show
+from verify.laws.law import Broken, Law, Subject
+from verify.measure import run_contiguous, run_kernel
+
+
+def _compare(subject: Subject, case: Case, rule: str) -> None:
+    strided = run_kernel(subject.kernel, case, subject.backend.device)
+    plain = run_contiguous(subject.kernel, case, subject.backend.device)
+    for name, expected in plain.results.items():
+        got = strided.results.get(name)
+        if got is None:
+            raise Broken(f"{name} is missing for strided input", case, {"layouts": str(case.layouts)}, result=name)
+        index = first_difference(got, expected)
+        if index is not None:
+            facts = {
+                "layouts": ", ".join(f"{k} {v}" for k, v in case.layouts.items()),
+                "at": f"{name} {place(expected, index)}",
+                "got": show(got, index),
+                "contiguous": show(expected, index),
+            }
+            raise Broken(rule, case, facts, result=name, index=index)
+
+
+def _operands(subject: Subject) -> st.SearchStrategy[Case]:
+    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS))
+
+
+def _check_operands(subject: Subject, case: Case) -> None:
+    if subject.kernel.layouts == "contiguous":
+        _check_refusal(subject, case)
+        return
+    _compare(subject, case, "results depend on the layout of the operands, not only on their values")
+
+
+def _check_refusal(subject: Subject, case: Case) -> None:
+    """A kernel for contiguous tensors raises, or happens to be right; it is never silently wrong."""
+    try:
+        _compare(subject, case, "a layout that the kernel does not promise is taken and gives wrong results, not an error")
+    except KernelError:
+        return
+
+
+def _upstream(subject: Subject) -> st.SearchStrategy[Case]:
+    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, upstream_layouts=tuple(LAYOUTS))
+
+
+def _check_upstream(subject: Subject, case: Case) -> None:
+    # autograd hands over whatever layout it has: no kernel may refuse an upstream gradient
+    _compare(subject, case, "gradients depend on the layout of the upstream gradient, not only on its values")
+
+
+def _differentiable(subject: Subject) -> str | None:
+    return None if subject.kernel.differentiable else "the kernel has no gradients"
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="layout independence",
+        summary="strided operands give the bits of their contiguous copies",
+        cases=_operands,
+        check=_check_operands,
+    ),
+    Law(
+        name="upstream layout independence",
+        summary="strided and expanded upstream gradients give the bits of their contiguous copies",
+        cases=_upstream,
+        check=_check_upstream,
+        applies=_differentiable,
+    ),
+)

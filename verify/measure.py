@@ -1,0 +1,241 @@
+"""Run a kernel (or an op's baseline) on a case and collect outputs and gradients, checked for contract.
+
+A kernel that returns the wrong number of tensors, a wrong shape, dtype or device, something that is not a
+tensor, or that changes its inputs, has broken its contract: `KernelError` says the rule and what was
+received. Nothing here knows what is numerically right.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case, inputs_of, upstream_of
+from verify.declaration import Kernel, expected_shape
+from verify.errors import KernelError
+from verify.formats import named, torch_dtype
+from verify.ops.op import Op
+from verify.ulp import bits_of
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Inputs as given, upstream gradients as given, and every result: outputs, then gradients."""
+
+    inputs: dict[str, Tensor | None]
+    upstream: dict[str, Tensor]
+    results: dict[str, Tensor]
+    missing: tuple[str, ...]  # gradients that the kernel does not provide
+
+
+def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
+    """Run a declared kernel on contiguous copies of what the case's layouts hold."""
+    return run_kernel(kernel, case, device, prepare=_contiguous_copy)
+
+
+def _contiguous_copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def run_kernel(
+    kernel: Kernel,
+    case: Case,
+    device: str,
+    *,
+    prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Measured:
+    """Run a declared kernel on a case. `prepare` may change how each tensor lies in memory, not its values."""
+    parameters = kernel.op.resolve(case.params)
+    return _run(
+        kernel.op,
+        case,
+        device,
+        function=kernel.function,
+        keywords={name: value for name, value in parameters.items() if name in kernel.accepted},
+        outputs=kernel.outputs,
+        wanted=tuple(operand.name for operand in kernel.differentiable),
+        required=kernel.gradients != "auto",
+        label=kernel.name,
+        prepare=prepare,
+    )
+
+
+def run_baseline(op: Op, case: Case, device: str, outputs: tuple[str, ...]) -> Measured:
+    """Run the op's PyTorch baseline on the same case."""
+    known = (*op.outputs, *op.optional_outputs)
+
+    def selected(*arguments: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
+        # a baseline takes None for an absent operand and returns the optional outputs too
+        given = iter(arguments)
+        full = [None if operand.name in case.absent else next(given) for operand in op.operands]
+        returned = op.baseline(*full, **keywords)
+        items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        by_name = dict(zip(known, items, strict=False))
+        return tuple(by_name[name] for name in outputs)
+
+    return _run(
+        op,
+        case,
+        device,
+        function=selected,
+        keywords=op.resolve(case.params),
+        outputs=outputs,
+        wanted=tuple(o.name for o in op.operands if o.differentiable and o.name not in case.absent),
+        required=False,
+        label=f"{op.name} baseline",
+    )
+
+
+def _run(
+    op: Op,
+    case: Case,
+    device: str,
+    *,
+    function: Callable[..., Any],
+    keywords: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    wanted: tuple[str, ...],
+    required: bool,
+    label: str,
+    prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Measured:
+    inputs = inputs_of(op, case, device)
+    # made once more rather than cloned, which would not keep the layout
+    given = {name: None if value is None else prepare(value) for name, value in inputs_of(op, case, device).items()}
+    leaves: dict[str, Tensor] = {}
+    arguments: list[Tensor | None] = []
+    for operand in op.operands:
+        value = given[operand.name]
+        if operand.name in case.absent:
+            continue
+        if value is not None and case.upstream and operand.name in wanted:
+            value = value.detach().requires_grad_(True)
+            leaves[operand.name] = value
+        arguments.append(value)
+
+    returned = _call(function, arguments, keywords, label)
+    produced = _outputs(returned, outputs, label)
+    for name, tensor in produced.items():
+        shape = expected_shape(op, case.dims, op.resolve(case.params), name)
+        _check_output(name, tensor, shape, case, device, label)
+
+    results = {name: tensor.detach() for name, tensor in produced.items()}
+    upstream = {name: prepare(value) for name, value in upstream_of(op, case, results).items()}
+    missing: tuple[str, ...] = ()
+    if upstream and leaves:
+        gradients, missing = _gradients(produced, upstream, leaves, required=required, label=label)
+        results |= gradients
+    _check_untouched(inputs, given, label)
+    return Measured(inputs, upstream, results, missing)
+
+
+def _call(
+    function: Callable[..., Any],
+    arguments: list[Tensor | None],
+    keywords: Mapping[str, Any],
+    label: str,
+) -> Any:
+    try:
+        return function(*arguments, **keywords)
+    except KernelError:
+        raise
+    except Exception as error:
+        raise KernelError(f"{label} raised {describe(error)}") from error
+
+
+def _outputs(returned: Any, outputs: tuple[str, ...], label: str) -> dict[str, Tensor]:
+    items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if len(items) != len(outputs):
+        raise KernelError(
+            f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
+        )
+    for name, item in zip(outputs, items, strict=True):
+        if not isinstance(item, Tensor):
+            raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
+    return dict(zip(outputs, items, strict=True))
+
+
+def _check_output(name: str, tensor: Tensor, shape: tuple[int, ...], case: Case, device: str, label: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise KernelError(
+            f"{label} must return {name} of shape {shape} for dims {case.dims}; it returned {tuple(tensor.shape)}"
+        )
+    if not tensor.is_floating_point():
+        raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
+    wanted = torch_dtype(named(case.dtype))
+    if name == "y" and tensor.dtype != wanted:
+        raise KernelError(f"{label} must return {name} as {wanted} for {wanted} input; it returned {tensor.dtype}")
+    if tensor.device.type != torch.device(device).type:
+        raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
+
+
+def _gradients(
+    produced: dict[str, Tensor],
+    upstream: dict[str, Tensor],
+    leaves: dict[str, Tensor],
+    *,
+    required: bool,
+    label: str,
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    attached = {name: tensor for name, tensor in produced.items() if tensor.requires_grad}
+    if not attached:
+        if required:
+            raise KernelError(
+                f"{label} promises gradients for {', '.join(leaves)}, but its output is not attached to autograd"
+            )
+        return {}, tuple("d" + name for name in leaves)
+    # kept apart: a backward pass that overwrites dy would overwrite what the truth is computed from
+    arrived = {name: bits_of(upstream[name]).clone() for name in attached}
+    try:
+        found = torch.autograd.grad(
+            list(attached.values()),
+            list(leaves.values()),
+            grad_outputs=[upstream[name] for name in attached],
+            allow_unused=True,
+        )
+    except Exception as error:
+        raise KernelError(f"{label} raised in backward: {describe(error)}") from error
+    for name, before in arrived.items():
+        if not torch.equal(before, bits_of(upstream[name])):
+            raise KernelError(f"{label} must not change the gradient that arrives at {name}; it differs after backward")
+    gradients: dict[str, Tensor] = {}
+    missing: list[str] = []
+    for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
+        if gradient is None:
+            missing.append("d" + name)
+            continue
+        if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
+            raise KernelError(
+                f"{label} must return d{name} like {name}: {tuple(leaf.shape)} {leaf.dtype}; it returned "
+                f"{tuple(gradient.shape)} {gradient.dtype}"
+            )
+        gradients["d" + name] = gradient.detach()
+    if missing and required:
+        raise KernelError(f"{label} promises {', '.join(missing)}, but autograd has no path to it")
+    return gradients, tuple(missing)
+
+
+def _check_untouched(inputs: dict[str, Tensor | None], given: dict[str, Tensor | None], label: str) -> None:
+    for name, before in inputs.items():
+        after = given[name]
+        if before is None or after is None:
+            continue
+        if not torch.equal(bits_of(before), bits_of(after.detach())):
+            raise KernelError(f"{label} must not change its inputs; {name} differs after the call")
+
+
+def describe(error: BaseException) -> str:
+    """One line: type, first line of the message, and the place in the user's code."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if _PACKAGE not in Path(f.filename).parents and "/site-packages/" not in f.filename]
+    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {text}{place}"

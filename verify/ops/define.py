@@ -1,0 +1,269 @@
+"""`verify.op`: defines an elementwise op from one mpmath formula and one torch formula.
+
+    from mpmath import mp
+    verify.op(
+        "silu2", exact=lambda x: x / (1 + mp.exp(-x)), reference=lambda x: x * torch.sigmoid(x)
+    )
+
+The exact gradient is a central difference of `exact` at raised precision unless `grad` gives it,
+the fast one comes from autograd in float64 through `reference` unless `grad_reference` gives it.
+Constants in `exact` mean what Python makes of them: 0.1 is the float64 nearest to a tenth,
+mp.mpf(1) / 10 is a tenth."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from mpmath import mp
+
+from verify.errors import UsageError
+from verify.ops.define_rows import row_op
+from verify.ops.elements import mpf_to_arb, to_mp
+from verify.ops.elementwise import pointwise
+from verify.ops.formula import Formula
+from verify.ops.numeric import call, derivative_at, limit_at, value_at
+from verify.ops.op import Fast, Op, Operand, Params, Problem, Regime
+from verify.ops.precision import GUARD, arb_bits
+from verify.ops.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["op", "row_op"]
+
+Gradients = Callable[..., Any] | Mapping[str, Callable[..., Any]] | None
+Regimes = Sequence[Regime | tuple[str, float, float]]
+
+
+def _operand_names(name: str, exact: Callable[..., Any]) -> tuple[str, ...]:
+    """The positional arguments of the exact formula."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [
+        each.name
+        for each in inspect.signature(exact).parameters.values()
+        if each.kind in kinds and each.default is inspect.Parameter.empty
+    ]
+    if not found:
+        raise UsageError(
+            f"op {name!r}: exact has no positional argument; each one names an operand",
+            hint="write exact=lambda x: ..., and parameters as keywords: lambda x, *, alpha: ...",
+        )
+    return tuple(found)
+
+
+def _by_operand(name: str, given: Gradients, operands: tuple[str, ...]) -> dict[str, Any]:
+    """Gradient formulas per operand; one callable means the only operand."""
+    if given is None:
+        return {}
+    if callable(given):
+        if len(operands) > 1:
+            raise UsageError(
+                f"op {name!r} has the operands {', '.join(operands)}; one gradient was given",
+                hint=f"give one per operand: grad={{{operands[0]!r}: lambda ...: ..., ...}}",
+            )
+        return {operands[0]: given}
+    unknown = [key for key in given if key not in operands]
+    if unknown:
+        raise UsageError(
+            f"op {name!r}: a gradient names {unknown[0]!r}; operands are: {', '.join(operands)}",
+            hint="use the names of exact's positional arguments",
+        )
+    return dict(given)
+
+
+def _bind(function: Callable[..., Any], params: Params) -> Callable[..., Any]:
+    return lambda *values: function(*values, **params)
+
+
+class _Elementwise:
+    """The formulas of one user-defined op for one setting of its parameters."""
+
+    def __init__(
+        self,
+        name: str,
+        params: Params,
+        exact: Callable[..., Any],
+        reference: Callable[..., Any],
+        arb: Callable[..., Any] | None,
+        grads: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]],
+    ) -> None:
+        self.name = name
+        self.exact = _bind(exact, params)
+        self.reference = _bind(reference, params)
+        self.arb = None if arb is None else _bind(arb, params)
+        self.grad, self.grad_reference, self.grad_arb = (
+            {key: _bind(value, params) for key, value in table.items()} for table in grads
+        )
+
+    def formula(self, operand: str | None, position: int) -> Formula:
+        """y when `operand` is None, else the partial derivative with respect to it."""
+        arb = self.arb if operand is None else self.grad_arb.get(operand)
+
+        def finite(values: Sequence[Any], prec: int) -> Any:
+            if operand is None:
+                return value_at(self.name, self.exact, values, prec)
+            if operand in self.grad:
+                return value_at(self.name, self.grad[operand], values, prec)
+            return derivative_at(self.name, self.exact, values, position, prec)
+
+        @lru_cache(maxsize=2)
+        def limit(infinity: Any) -> Any:
+            def evaluate(x: Any) -> Any:
+                if operand is not None and operand not in self.grad and mp.isinf(x):
+                    return mp.nan
+                return finite([x], 128)
+
+            return limit_at(evaluate, infinity)
+
+        def by_mp(*values: Any, prec: int) -> Any:
+            if all(map(mp.isfinite, values)):
+                return finite(values, prec)
+            if any(map(mp.isnan, values)):
+                return mp.nan
+            if len(values) == 1:
+                return limit(values[0])
+            # Several operands have no single limit: what the formula itself makes of infinities.
+            function = self.exact if operand is None else self.grad.get(operand)
+            return mp.nan if function is None else call(self.name, function, values)
+
+        def by_arb(*values: Any, prec: int) -> Any:
+            assert arb is not None
+            if len(values) == 1 and not values[0].is_finite():
+                if values[0].is_nan():
+                    return values[0]
+                return mpf_to_arb(limit(mp.inf if values[0] > 0 else mp.ninf))
+            with arb_bits(prec + 2 * GUARD):
+                return arb(*values)
+
+        def by_float(*values: Tensor) -> Fast:
+            fast = self._value(values) if operand is None else self._slope(values, position, operand)
+            if len(values) > 1:
+                return fast
+            value, scale = fast.value, fast.scale
+            for infinity in (mp.inf, mp.ninf):
+                there = values[0] == float(infinity)
+                value = value.masked_fill(there, float(limit(infinity)))
+                scale = scale.masked_fill(there, abs(float(limit(infinity))))
+            return Fast(value, scale)
+
+        return Formula(mp=by_mp, arb=None if arb is None else by_arb, fast=by_float)
+
+    def _value(self, values: Sequence[Tensor]) -> Fast:
+        value = self.reference(*values).detach()
+        if value.shape != values[0].shape:
+            raise UsageError(
+                f"op {self.name!r}: reference returned shape {tuple(value.shape)} "
+                f"for inputs of shape {tuple(values[0].shape)}",
+                hint="an elementwise reference keeps the shape; verify.row_op works on rows",
+            )
+        return Fast(value, value.abs())
+
+    def _slope(self, values: Sequence[Tensor], position: int, operand: str) -> Fast:
+        """The derivative, and as its scale |f'| + sum |x_j d f' / d x_j|.
+
+        The second part is what relative errors of the arguments would do to the derivative: it
+        keeps the scale away from zero where the derivative crosses zero.
+        """
+        with torch.enable_grad():
+            leaves = [value.detach().requires_grad_() for value in values]
+            if operand in self.grad_reference:
+                slope = self.grad_reference[operand](*leaves)
+            else:
+                y = self.reference(*leaves)
+                slope = torch.autograd.grad(
+                    y,
+                    leaves[position],
+                    torch.ones_like(y),
+                    create_graph=True,
+                    materialize_grads=True,
+                )[0]
+            scale = slope.detach().abs()
+            if slope.requires_grad:
+                bends = torch.autograd.grad(slope.sum(), leaves, allow_unused=True)
+                for value, bend in zip(values, bends, strict=True):
+                    if bend is not None:
+                        scale = scale + (value * bend.detach()).abs().nan_to_num(0.0, 0.0, 0.0)
+        return Fast(slope.detach(), scale)
+
+
+def _probe(name: str, op: Op) -> None:
+    """The two formulas must agree at 0.5, so that a slip is found where it is written."""
+    at = {each.name: torch.full((1,), 0.5, dtype=torch.float64) for each in op.operands}
+    problem = Problem(at, op.resolve({}))
+    fast = op.fast(problem)["y"].value
+    exact = op.points(problem, "y", [0])[0].mp(80)
+    got = to_mp(float(fast[0]))
+    if mp.isfinite(exact) and not abs(got - exact) <= 1e-6 * (1 + abs(exact)):
+        raise UsageError(
+            f"op {name!r}: at 0.5 exact gives {mp.nstr(exact, 12)}, reference {mp.nstr(got, 12)}",
+            hint="make both formulas the same function; float64 may differ by 1e-6 at most",
+        )
+
+
+def _regime_table(given: Regimes) -> tuple[Regime, ...]:
+    return tuple(each if isinstance(each, Regime) else Regime(*each) for each in given)
+
+
+def op(
+    name: str,
+    *,
+    exact: Callable[..., Any],
+    reference: Callable[..., Any],
+    grad: Gradients = None,
+    grad_reference: Gradients = None,
+    arb: Callable[..., Any] | None = None,
+    grad_arb: Gradients = None,
+    params: Params | None = None,
+    regimes: Regimes = (),
+    boundaries: Sequence[float] = (),
+    baseline: Callable[..., Any] | None = None,
+    summary: str = "",
+    replace: bool = False,
+) -> Op:
+    """Define and register an elementwise op.
+
+    `exact` computes in mpmath, `reference` in torch; the positional arguments of `exact` name the
+    operands (`lambda x: ...`, `lambda x1, x2: ...`), `params` the keyword parameters and their
+    defaults. `arb` and `grad_arb` are optional second opinions in python-flint balls. `baseline`
+    is what users run today in the kernel's dtype; without it, `reference` itself.
+    """
+    names = _operand_names(name, exact)
+    grads = (
+        _by_operand(name, grad, names),
+        _by_operand(name, grad_reference, names),
+        _by_operand(name, grad_arb, names),
+    )
+
+    known: dict[str, dict[str, Formula]] = {}
+
+    def formulas(chosen: Params) -> dict[str, Formula]:
+        # Kept, because the limits at infinity cost milliseconds.
+        key = repr(sorted(chosen.items()))
+        if key not in known:
+            known[key] = assembled(chosen)
+        return known[key]
+
+    def assembled(chosen: Params) -> dict[str, Formula]:
+        made = _Elementwise(name, chosen, exact, reference, arb, grads)
+        table = {"y": made.formula(None, 0)}
+        for position, operand in enumerate(names):
+            table["d" + operand] = made.formula(operand, position)
+        return table
+
+    defined = pointwise(
+        name,
+        tuple(Operand(each) for each in names),
+        formulas,
+        baseline or reference,
+        params=params,
+        regime_of=names[-1],
+        regimes=lambda chosen: _regime_table(regimes),
+        boundaries=lambda chosen: tuple(boundaries),
+        summary=summary,
+    )
+    _probe(name, defined)
+    return register(defined, replace=replace)

@@ -1,0 +1,46 @@
+"""Exact scalars out of tensors: single elements as Python floats, mpf and arb."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flint
+import torch
+from mpmath import mp
+from torch import Tensor
+
+
+def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
+    """Elements at flat row-major positions, widened exactly; nothing else is copied."""
+    source = tensor.detach()
+    if source.dtype.itemsize == 1:
+        # float8 tensors cannot be indexed everywhere; their bits can.
+        bits = source.view(torch.uint8)
+        positions = torch.as_tensor(list(indices), dtype=torch.int64, device=bits.device)
+        chosen = torch.take(bits, positions).view(source.dtype)
+    else:
+        positions = torch.as_tensor(list(indices), dtype=torch.int64, device=source.device)
+        chosen = torch.take(source, positions)
+    return [float(value) for value in chosen.to(torch.float64).tolist()]
+
+
+def to_mp(value: float) -> Any:
+    """The same real number as an mpf."""
+    return mp.mpf(value)
+
+
+def to_arb(value: float) -> Any:
+    """The same real number as an exact ball; infinities and NaN stay what they are."""
+    return flint.arb(value) if not math.isnan(value) else flint.arb.nan()
+
+
+def mpf_to_arb(value: Any) -> Any:
+    """The same real number as an exact ball, for an mpf of any length."""
+    if mp.isnan(value):
+        return flint.arb.nan()
+    if mp.isinf(value):
+        return flint.arb.pos_inf() if value > 0 else flint.arb.neg_inf()
+    sign, mantissa, exponent, _ = value._mpf_
+    return flint.arb((-int(mantissa) if sign else int(mantissa), int(exponent)))

@@ -1,0 +1,140 @@
+"""Builds an elementwise `Op` from scalar formulas: `unary` from a curve, `pointwise` from any.
+
+A result of an elementwise op at position i is `formula(values at i)`, times the upstream gradient
+at i when the result is a gradient. The product with the upstream is exact, so the accuracy is that
+of the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from verify.ops.elements import pick, to_arb, to_mp
+from verify.ops.formula import Curve, Formula
+from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime, Shape
+from verify.ops.precision import GUARD, arb_bits, exact_product
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Formulas = Callable[[Params], Mapping[str, Formula]]
+
+
+def _same_shape(operands: Sequence[Operand]) -> Callable[[Shape, Params], dict[str, Shape]]:
+    def shapes(dims: Shape, params: Params) -> dict[str, Shape]:
+        return {operand.name: tuple(dims) for operand in operands}
+
+    return shapes
+
+
+def scalar_point(formula: Formula, values: Sequence[float], upstream: float | None) -> Point:
+    """The exact value of `formula(*values) * upstream`; without upstream, of the formula alone."""
+    mp_values = [to_mp(value) for value in values]
+
+    def mp_route(prec: int) -> Any:
+        result = formula.mp(*mp_values, prec=prec)
+        return result if upstream is None else exact_product(to_mp(upstream), result)
+
+    if formula.arb is None:
+        return Point(mp=mp_route)
+    arb_formula = formula.arb
+
+    def arb_route(prec: int) -> Any:
+        result = arb_formula(*[to_arb(value) for value in values], prec=prec)
+        if upstream is None:
+            return result
+        with arb_bits(prec + GUARD):
+            return to_arb(upstream) * result
+
+    return Point(mp=mp_route, arb=arb_route)
+
+
+def apply_upstream(formula: Formula, values: Sequence[Tensor], upstream: Tensor | None) -> Fast:
+    """The float64 counterpart of `scalar_point` for whole tensors."""
+    fast = formula.fast(*values)
+    if upstream is None:
+        return fast
+    gradient = upstream.to(torch.float64)
+    return Fast(gradient * fast.value, gradient.abs() * fast.scale)
+
+
+def pointwise(
+    name: str,
+    operands: tuple[Operand, ...],
+    formulas: Formulas,
+    baseline: Callable[..., Any],
+    *,
+    params: Params | None = None,
+    choices: Mapping[str, tuple[Any, ...]] | None = None,
+    regime_of: str = "x",
+    regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: (),
+    boundaries: Callable[[Params], tuple[float, ...]] = lambda params: (),
+    summary: str = "",
+) -> Op:
+    """An op whose operands share one shape.
+
+    `formulas(params)` maps "y" and each "d" + operand to its formula.
+    """
+    names = [operand.name for operand in operands]
+
+    def fast(problem: Problem) -> dict[str, Fast]:
+        table = formulas(problem.params)
+        values = [_required(problem, each).to(torch.float64) for each in names]
+        return {
+            result: apply_upstream(table[result], values, _upstream_of(problem, result)) for result in problem.results
+        }
+
+    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        formula = formulas(problem.params)[result]
+        columns = [pick(_required(problem, each), indices) for each in names]
+        upstream = _upstream_of(problem, result)
+        factors = [None] * len(indices) if upstream is None else pick(upstream, indices)
+        rows = zip(*columns, strict=True)
+        return [scalar_point(formula, row, factor) for row, factor in zip(rows, factors, strict=True)]
+
+    return Op(
+        name=name,
+        kind="elementwise",
+        operands=operands,
+        outputs=("y",),
+        shapes=_same_shape(operands),
+        fast=fast,
+        points=points,
+        baseline=baseline,
+        params=dict(params or {}),
+        choices=dict(choices or {}),
+        regime_of=regime_of,
+        regimes=regimes,
+        boundaries=boundaries,
+        summary=summary,
+    )
+
+
+def unary(
+    name: str,
+    curve: Callable[[Params], Curve],
+    baseline: Callable[..., Any],
+    **options: Any,
+) -> Op:
+    """An op of one operand `x`: y = curve(x), dx = dy * curve'(x)."""
+
+    def formulas(params: Params) -> dict[str, Formula]:
+        chosen = curve(params)
+        return {"y": chosen.value, "dx": chosen.slope}
+
+    return pointwise(name, (Operand("x"),), formulas, baseline, **options)
+
+
+def _required(problem: Problem, name: str) -> Tensor:
+    tensor = problem.inputs[name]
+    if tensor is None:
+        raise ValueError(f"operand {name} is required")
+    return tensor
+
+
+def _upstream_of(problem: Problem, result: str) -> Tensor | None:
+    """The gradient that multiplies `result`, or None when `result` is the output itself."""
+    return None if result == "y" else problem.upstream["y"]

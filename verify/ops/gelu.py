@@ -1,0 +1,337 @@
+"""GELU: x * Phi(x) ("none", the erf form), and its tanh approximation ("tanh").
+
+The tanh form is x * logistic(2u) with u = sqrt(2/pi) (x + 0.044715 x^3). The truth takes 0.044715
+as the decimal number and sqrt(2/pi) as the real number.
+
+Formulas. With Phi the normal distribution function and phi its density,
+    gelu(x)  = x Phi(x) = x erfc(-x / sqrt 2) / 2,        gelu'(x) = Phi(x) + x phi(x).
+With v = 2u and s = 1 / (1 + exp(-v)),
+    gelu(x)  = x s = x (1 + tanh u) / 2,                  gelu'(x) = s + x v' s (1 - s).
+mpmath takes the first form of each (no cancellation in the left tail), Arb the second or an
+incomplete gamma function, so the two routes share no formula.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import flint
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from verify.ops.elementwise import unary
+from verify.ops.formula import Curve, Formula
+from verify.ops.limits import arb_limit, mp_limit
+from verify.ops.op import Fast, Params, Regime
+from verify.ops.precision import (
+    GUARD,
+    arb_bits,
+    arb_magnitude,
+    exact_product,
+    magnitude,
+    mp_bits,
+    summed,
+)
+from verify.ops.thresholds import gate_boundaries, gate_regimes
+
+_CUBIC_NUMERATOR, _CUBIC_DENOMINATOR = 44715, 1000000
+
+# --------------------------------------------------------------------------------- erf form, mpmath
+
+
+def _density(x: Any) -> Any:
+    """phi(x). The square is exact: rounding it would be amplified by x^2 / 2 in the exponential."""
+    return mp.exp(exact_product(x, x, mp.mpf(-0.5))) / mp.sqrt(2 * mp.pi)
+
+
+def _mills(x: Any, bits: int) -> Any:
+    """Phi(x) |x| / phi(x) for far negative x: 1 - 1/x^2 + 3/x^4 - ...
+
+    The terms alternate, so the error is below the first one left out; they shrink to
+    exp(-x^2 / 2), which is why the caller comes here only when that is below 2^-bits.
+    """
+    square = x * x
+    term = total = mp.one
+    n = 0
+    tiny = mp.ldexp(1, -bits - 8)
+    while abs(term) > tiny:
+        n += 1
+        term = -term * (2 * n - 1) / square
+        total += term
+    return total
+
+
+def _far(x: Any, bits: int) -> bool:
+    """Whether exp(-x^2 / 2) < 2^-(bits + 16)."""
+    return bool(abs(x) > math.sqrt(2 * math.log(2) * (bits + 16)))
+
+
+def _cdf(x: Any, bits: int) -> Any:
+    """Phi(x) at the working precision `bits`, relative to itself."""
+    if _far(x, bits):
+        return mp.one if x > 0 else -_density(x) / x * _mills(x, bits)
+    with mp_bits(bits + 2 * max(0, magnitude(x)) + 8):
+        # |x| < 30 or so: rounding the argument costs 2 log2|x| bits.
+        return mp.erfc(-x / mp.sqrt(2)) / 2
+
+
+def _erf_value_mp(x: Any, *, prec: int) -> Any:
+    if not mp.isfinite(x):
+        return mp_limit(x, mp.zero, x)
+    bits = prec + GUARD
+    with mp_bits(bits):
+        if x < 0 and _far(x, bits):
+            return -_density(x) * _mills(x, bits)
+        return x * _cdf(x, bits)
+
+
+def _erf_slope_mp(x: Any, *, prec: int) -> Any:
+    if not mp.isfinite(x):
+        return mp_limit(x, mp.zero, mp.one)
+    return summed(lambda bits: (_cdf(x, bits), x * _density(x)), prec)
+
+
+# ------------------------------------------------------------------------------------ erf form, Arb
+
+
+def _cdf_arb(x: Any) -> Any:
+    """Phi(x) in balls. 1 + erf loses x^2 / (2 ln 2) bits, added while that is affordable."""
+    if x > -32:
+        size = float(x) if x < 0 else 0.0
+        with arb_bits(flint.ctx.prec + int(0.75 * size * size) + 16):
+            return (1 + (x / flint.arb(2).sqrt()).erf()) / 2
+    # Phi(x) = Q(1/2, x^2 / 2) / 2: the argument is an exact square, no root of two enters.
+    return (x * x / 2).gamma_upper(flint.arb(1) / 2, regularized=1) / 2
+
+
+def _density_arb(x: Any) -> Any:
+    return (-x * x / 2).exp() / (2 * flint.arb.pi()).sqrt()
+
+
+def _erf_value_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), x)
+    with arb_bits(prec + GUARD + 2 * max(0, arb_magnitude(x))):
+        return x * _cdf_arb(x)
+
+
+def _erf_slope_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), flint.arb(1))
+    with arb_bits(prec + 2 * GUARD + 2 * max(0, arb_magnitude(x))):
+        return _cdf_arb(x) + x * _density_arb(x)
+
+
+# -------------------------------------------------------------------------------- erf form, float64
+
+# 1 / sqrt 2 as a 26-bit head (a float32 or narrower x times it is exact) and the rest.
+_RSQRT2_HEAD = math.ldexp(round(math.ldexp(math.sqrt(0.5), 26)), -26)
+with mp_bits(200):
+    _RSQRT2_TAIL = float(mp.sqrt(mp.mpf(1) / 2) - _RSQRT2_HEAD)
+    _RSQRT_2PI = float(1 / mp.sqrt(2 * mp.pi))
+    _LINEAR = float(mp.sqrt(8 / mp.pi))
+    _CUBIC = float(mp.sqrt(8 / mp.pi) * _CUBIC_NUMERATOR / _CUBIC_DENOMINATOR)
+# Beyond, Phi leaves the normal float64 range. The argument stops here so that a finite x never
+# gives an exact zero (an infinite upstream gradient times it must stay infinite); float32 ended
+# long before.
+_ERF_EDGE = 37.5
+
+
+def _cdf_fast(x: Tensor) -> Tensor:
+    """Phi(x) for |x| <= _ERF_EDGE.
+
+    Rounding t = -x / sqrt 2 by dt moves erfc by 2 t dt relative, 120 units at x = -14: undone.
+    """
+    head, tail = x * -_RSQRT2_HEAD, x * -_RSQRT2_TAIL
+    t = head + tail
+    dt = (head - t) + tail
+    tail_area: Tensor = torch.special.erfc(t)
+    return 0.5 * tail_area * (1.0 - 2.0 * t.clamp(min=0.0) * dt)
+
+
+def _erf_value_fast(x: Tensor) -> Fast:
+    value = x.clamp(min=-_ERF_EDGE) * _cdf_fast(x.clamp(-_ERF_EDGE, _ERF_EDGE))
+    value = value.masked_fill(x == -math.inf, -0.0)
+    return Fast(value, value.abs())
+
+
+def _erf_slope_fast(x: Tensor) -> Fast:
+    inner = x.clamp(-_ERF_EDGE, _ERF_EDGE)
+    cdf = _cdf_fast(inner)
+    term = inner * (torch.exp(-0.5 * inner * inner) * _RSQRT_2PI)
+    value = (cdf + term).masked_fill(x == -math.inf, 0.0)
+    return Fast(value, cdf + term.abs())
+
+
+def _erf_bend(x: Tensor) -> Tensor:
+    inner = x.clamp(-_ERF_EDGE, _ERF_EDGE)
+    return torch.exp(-0.5 * inner * inner) * _RSQRT_2PI * (2.0 + inner * inner)
+
+
+# ---------------------------------------------------------------------------------------- tanh form
+
+
+def _exponent_mp(x: Any, bits: int) -> tuple[Any, Any]:
+    """-v = -2u and v' = dv/dx, with an absolute error of v below 2^-bits.
+
+    The sign is inside because mpmath rounds a negation to the working precision, and v has more.
+    """
+    with mp_bits(bits + max(0, 3 * magnitude(x)) + 8):
+        slope = mp.sqrt(8 / mp.pi)
+        cubic = mp.mpf(_CUBIC_NUMERATOR) / _CUBIC_DENOMINATOR
+        square = x * x
+        return -slope * x * (1 + cubic * square), slope * (1 + 3 * cubic * square)
+
+
+def _tanh_value_mp(x: Any, *, prec: int) -> Any:
+    if not mp.isfinite(x):
+        return mp_limit(x, mp.zero, x)
+    bits = prec + GUARD
+    with mp_bits(bits):
+        negated, _ = _exponent_mp(x, bits)
+        return x / (1 + mp.exp(negated))
+
+
+def _tanh_slope_mp(x: Any, *, prec: int) -> Any:
+    if not mp.isfinite(x):
+        return mp_limit(x, mp.zero, mp.one)
+
+    def terms(bits: int) -> tuple[Any, Any]:
+        negated, slope = _exponent_mp(x, bits)
+        grown = mp.exp(negated)
+        logistic = 1 / (1 + grown)
+        return logistic, x * slope * logistic * grown / (1 + grown)
+
+    return summed(terms, prec)
+
+
+def _u_arb(x: Any) -> tuple[Any, Any]:
+    """u and u' in balls."""
+    slope = (flint.arb(2) / flint.arb.pi()).sqrt()
+    cubic = flint.arb(flint.fmpq(_CUBIC_NUMERATOR, _CUBIC_DENOMINATOR))
+    square = x * x
+    return slope * x * (1 + cubic * square), slope * (1 + 3 * cubic * square)
+
+
+def _logistic_arb(x: Any, u: Any) -> Any:
+    """(1 + tanh u) / 2 loses 2|u| / ln 2 bits on the left; far out, exp(u) / (2 cosh u) none."""
+    if x > -16:
+        size = abs(float(u.mid())) if x < 0 else 0.0
+        with arb_bits(flint.ctx.prec + int(3 * size) + 16):
+            wide, _ = _u_arb(x)
+            return (1 + wide.tanh()) / 2
+    return u.exp() * u.sech() / 2
+
+
+def _tanh_value_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), x)
+    with arb_bits(prec + GUARD + 4 * max(0, arb_magnitude(x))):
+        u, _ = _u_arb(x)
+        return x * _logistic_arb(x, u)
+
+
+def _tanh_slope_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), flint.arb(1))
+    with arb_bits(prec + 2 * GUARD + 4 * max(0, arb_magnitude(x))):
+        u, slope = _u_arb(x)
+        return _logistic_arb(x, u) + x * slope * u.sech() ** 2 / 2
+
+
+# Beyond, exp(v) leaves the normal float64 range; see _ERF_EDGE.
+_TANH_EDGE = 21.0
+
+
+def _tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x within the edges, v' there, s = 1 / (1 + exp(-v)) and 1 - s = 1 / (1 + exp(v))."""
+    inner = x.clamp(-_TANH_EDGE, _TANH_EDGE)
+    square = inner * inner
+    exponent = inner * (_LINEAR + _CUBIC * square)
+    left = 1.0 / (1.0 + torch.exp(-exponent))
+    right = 1.0 / (1.0 + torch.exp(exponent))
+    return inner, _LINEAR + 3.0 * _CUBIC * square, left, right
+
+
+def _tanh_value_fast(x: Tensor) -> Fast:
+    inner = x.clamp(-_TANH_EDGE, _TANH_EDGE)
+    exponent = inner * (_LINEAR + _CUBIC * (inner * inner))
+    value = x.clamp(min=-_TANH_EDGE) / (1.0 + torch.exp(-exponent))
+    value = value.masked_fill(x == -math.inf, -0.0)
+    return Fast(value, value.abs())
+
+
+def _tanh_slope_fast(x: Tensor) -> Fast:
+    inner, slope, left, right = _tanh_parts(x)
+    term = inner * slope * left * right
+    value = (left + term).masked_fill(x == -math.inf, 0.0)
+    return Fast(value, left + term.abs())
+
+
+def _tanh_bend(x: Tensor) -> Tensor:
+    inner, slope, left, right = _tanh_parts(x)
+    curvature = 6.0 * _CUBIC * inner * inner
+    return left * right * (2.0 * slope + curvature + inner.abs() * slope * slope)
+
+
+# ------------------------------------------------------------------------------------------- the op
+
+ERF = Curve(
+    value=Formula(mp=_erf_value_mp, arb=_erf_value_arb, fast=_erf_value_fast),
+    slope=Formula(mp=_erf_slope_mp, arb=_erf_slope_arb, fast=_erf_slope_fast),
+    bend=_erf_bend,
+)
+TANH = Curve(
+    value=Formula(mp=_tanh_value_mp, arb=_tanh_value_arb, fast=_tanh_value_fast),
+    slope=Formula(mp=_tanh_slope_mp, arb=_tanh_slope_arb, fast=_tanh_slope_fast),
+    bend=_tanh_bend,
+)
+PARAMS = {"approximate": "none"}
+CHOICES = {"approximate": ("none", "tanh")}
+_CURVES = {"none": ERF, "tanh": TANH}
+# |y| is below 2^-200 here in both forms, and the left tail is said to begin at -5.
+_FAR, _TAIL = -24.0, -5.0
+
+
+def curve(params: Params) -> Curve:
+    """The form that `approximate` asks for."""
+    return _CURVES[params.get("approximate", "none")]
+
+
+@lru_cache(maxsize=2)
+def _regimes(approximate: str) -> tuple[Regime, ...]:
+    return gate_regimes(_CURVES[approximate], _FAR, _TAIL)
+
+
+@lru_cache(maxsize=2)
+def _boundaries(approximate: str) -> tuple[float, ...]:
+    return gate_boundaries(_CURVES[approximate], _FAR)
+
+
+def regimes(params: Params) -> tuple[Regime, ...]:
+    """Regions of the gate argument."""
+    return _regimes(params.get("approximate", "none"))
+
+
+def boundaries(params: Params) -> tuple[float, ...]:
+    """Numbers at which some format starts to round differently."""
+    return _boundaries(params.get("approximate", "none"))
+
+
+def _baseline(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return torch.nn.functional.gelu(x, approximate=approximate)
+
+
+GELU = unary(
+    "gelu",
+    curve,
+    _baseline,
+    params=PARAMS,
+    choices=CHOICES,
+    regimes=regimes,
+    boundaries=boundaries,
+    summary="x * Phi(x), or its tanh approximation",
+)

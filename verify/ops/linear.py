@@ -1,0 +1,393 @@
+"""A linear layer with an activation: pre = x @ weight^T + bias, y = act(pre).
+
+x is [M, K], weight [N, K], bias [N]; for the gated activations weight is [2N, K], bias [2N] and
+y = p1 * gelu(p2) with p1, p2 = pre.chunk(2, -1). With dpre = dy act'(pre) (both halves when gated),
+plus the upstream of "pre" where that is an output:
+
+    dx = dpre @ weight,      dweight = dpre^T @ x,      dbias = sum over rows of dpre.
+
+Exact: a dot product of floats is an integer times a power of two, so the activation is evaluated at
+the exact pre-activation by both routes. The scale of pre is S = |x| @ |weight|^T + |bias|; it goes
+through the activation as |act'| S + |y|, and through its slope as |dy| (|act''| S + the terms of
+act')."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import flint
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.ops import gelu
+from verify.ops.dyadic import dot, dyadic, dyadics
+from verify.ops.elements import mpf_to_arb, pick, to_arb, to_mp
+from verify.ops.formula import Curve, Formula
+from verify.ops.limits import arb_limit
+from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
+from verify.ops.precision import GUARD, arb_bits, exact_product, mp_bits, summed
+
+# ---------------------------------------------------------------------------------- the activations
+
+
+def _identity_fast(x: Tensor) -> Fast:
+    return Fast(x, x.abs())
+
+
+IDENTITY = Curve(
+    value=Formula(mp=lambda x, prec: x, arb=lambda x, prec: x, fast=_identity_fast),
+    slope=Formula(
+        mp=lambda x, prec: mp.one,
+        arb=lambda x, prec: flint.arb(1),
+        fast=lambda x: Fast(torch.ones_like(x), torch.ones_like(x)),
+    ),
+    bend=torch.zeros_like,
+)
+
+
+def _squared_relu_mp(x: Any, *, prec: int) -> Any:
+    if mp.isnan(x) or x > 0:
+        return exact_product(x, x)
+    return mp.zero
+
+
+def _squared_relu_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), x)
+    with arb_bits(prec + GUARD):
+        # A third formula for max(x, 0)^2, without a branch.
+        return x * (x + abs(x)) / 2
+
+
+def _squared_relu_slope_mp(x: Any, *, prec: int) -> Any:
+    if mp.isnan(x) or x > 0:
+        return exact_product(mp.mpf(2), x)
+    return mp.zero
+
+
+def _squared_relu_slope_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), x)
+    with arb_bits(prec + GUARD):
+        return x + abs(x)
+
+
+def _squared_relu_fast(x: Tensor) -> Fast:
+    value = x.clamp(min=0.0).square()
+    return Fast(value, value)
+
+
+def _squared_relu_slope_fast(x: Tensor) -> Fast:
+    value = 2.0 * x.clamp(min=0.0)
+    return Fast(value, value)
+
+
+SQUARED_RELU = Curve(
+    value=Formula(mp=_squared_relu_mp, arb=_squared_relu_arb, fast=_squared_relu_fast),
+    slope=Formula(mp=_squared_relu_slope_mp, arb=_squared_relu_slope_arb, fast=_squared_relu_slope_fast),
+    bend=lambda x: torch.full_like(x, 2.0),
+)
+_CURVES = {
+    "id": IDENTITY,
+    "gelu": gelu.ERF,
+    "gelu_tanh": gelu.TANH,
+    "squared_relu": SQUARED_RELU,
+    "geglu": gelu.ERF,
+    "geglu_tanh": gelu.TANH,
+}
+_GATED = ("geglu", "geglu_tanh")
+
+# ----------------------------------------------------------------------------------- exact elements
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One problem, element by element."""
+
+    problem: Problem
+
+    @property
+    def gated(self) -> bool:
+        return self.problem.params["activation"] in _GATED
+
+    @property
+    def curve(self) -> Curve:
+        return _CURVES[self.problem.params["activation"]]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, K and the number of rows of weight."""
+        x, weight = self.tensor("x"), self.tensor("weight")
+        return int(x.shape[0]), int(x.shape[1]), int(weight.shape[0])
+
+    @property
+    def width(self) -> int:
+        """N, the number of columns of y."""
+        rows = self.sizes[2]
+        return rows // 2 if self.gated else rows
+
+    def tensor(self, name: str) -> Tensor:
+        tensor = self.problem.inputs[name]
+        if tensor is None:
+            raise ValueError(f"operand {name} is required")
+        return tensor
+
+    def line(self, name: str, index: int) -> list[float]:
+        """Row `index` of x or weight."""
+        inner = self.sizes[1]
+        key = ("line", name, index)
+        if key not in self.problem.cache:
+            self.problem.cache[key] = pick(self.tensor(name), range(index * inner, (index + 1) * inner))
+        values: list[float] = self.problem.cache[key]
+        return values
+
+    def pre(self, row: int, column: int) -> Any:
+        """The pre-activation: an mpf that holds every bit of it (or an infinity or NaN)."""
+        key = ("pre", row, column)
+        if key not in self.problem.cache:
+            bias = self.problem.inputs.get("bias")
+            offset = 0.0 if bias is None else pick(bias, [column])[0]
+            self.problem.cache[key] = exact_dot(self.line("x", row), self.line("weight", column), offset)
+        return self.problem.cache[key]
+
+    def upstream(self, output: str, row: int, column: int, width: int) -> float:
+        tensor = self.problem.upstream.get(output)
+        return 0.0 if tensor is None else pick(tensor, [row * width + column])[0]
+
+    def output_mp(self, row: int, column: int, prec: int) -> Any:
+        """y."""
+        if not self.gated:
+            return self.curve.value.mp(self.pre(row, column), prec=prec)
+        gate = self.curve.value.mp(self.pre(row, column + self.width), prec=prec)
+        return exact_product(self.pre(row, column), gate)
+
+    def output_arb(self, row: int, column: int, prec: int) -> Any:
+        value = _ball(self.curve.value)
+        if not self.gated:
+            return value(mpf_to_arb(self.pre(row, column)), prec=prec)
+        gate = value(mpf_to_arb(self.pre(row, column + self.width)), prec=prec)
+        with arb_bits(prec + GUARD):
+            return mpf_to_arb(self.pre(row, column)) * gate
+
+    def back_mp(self, row: int, column: int, prec: int) -> list[Any]:
+        """The terms of dpre at a column of pre."""
+        width = self.width
+        dy = to_mp(self.upstream("y", row, column % width, width))
+        direct = to_mp(self.upstream("pre", row, column, self.sizes[2]))
+        curve = self.curve
+        if not self.gated:
+            term = exact_product(dy, curve.slope.mp(self.pre(row, column), prec=prec))
+        elif column < width:
+            term = exact_product(dy, curve.value.mp(self.pre(row, column + width), prec=prec))
+        else:
+            slope = curve.slope.mp(self.pre(row, column), prec=prec)
+            term = exact_product(dy, self.pre(row, column - width), slope)
+        return [term] if direct == 0 else [term, direct]
+
+    def back_arb(self, row: int, column: int, prec: int) -> Any:
+        width = self.width
+        dy = to_arb(self.upstream("y", row, column % width, width))
+        direct = to_arb(self.upstream("pre", row, column, self.sizes[2]))
+        value, slope = _ball(self.curve.value), _ball(self.curve.slope)
+        if not self.gated:
+            return dy * slope(mpf_to_arb(self.pre(row, column)), prec=prec) + direct
+        if column < width:
+            return dy * value(mpf_to_arb(self.pre(row, column + width)), prec=prec) + direct
+        gate = slope(mpf_to_arb(self.pre(row, column)), prec=prec)
+        return dy * mpf_to_arb(self.pre(row, column - width)) * gate + direct
+
+
+def _ball(formula: Formula) -> Callable[..., Any]:
+    assert formula.arb is not None
+    return formula.arb
+
+
+def exact_dot(a: Sequence[float], b: Sequence[float], offset: float) -> Any:
+    """sum a_i b_i + offset with every bit; IEEE rules where something is not finite."""
+    if not (all(map(isfinite, a)) and all(map(isfinite, b)) and isfinite(offset)):
+        terms = [exact_product(to_mp(p), to_mp(q)) for p, q in zip(a, b, strict=True)]
+        return mp.fsum([*terms, to_mp(offset)])
+    left, right, added = dyadics(a), dyadics(b), dyadic(offset)
+    product, place = dot(left.integers, right.integers), left.exponent + right.exponent
+    low = min(place, added.exponent)
+    total = (product << (place - low)) + (added.integer << (added.exponent - low))
+    with mp_bits(max(53, total.bit_length())):
+        return mp.mpf((total, low))
+
+
+def _point(layer: Layer, result: str, index: int) -> Point:
+    rows, inner, columns = layer.sizes
+    if result == "pre":
+        pre = layer.pre(*divmod(index, columns))
+        return Point(mp=lambda prec: pre, arb=lambda prec: mpf_to_arb(pre))
+    if result == "y":
+        row, column = divmod(index, layer.width)
+        return Point(
+            mp=lambda prec: layer.output_mp(row, column, prec),
+            arb=lambda prec: layer.output_arb(row, column, prec),
+        )
+    # A gradient is a sum of dpre times a factor over the rows or over the columns of pre.
+    if result == "dx":
+        row, column = divmod(index, inner)
+        places = [(row, each) for each in range(columns)]
+        factors = pick(layer.tensor("weight"), [each * inner + column for each in range(columns)])
+    elif result == "dweight":
+        row, column = divmod(index, inner)
+        places = [(each, row) for each in range(rows)]
+        factors = pick(layer.tensor("x"), [each * inner + column for each in range(rows)])
+    else:
+        places = [(each, index) for each in range(rows)]
+        factors = [1.0] * rows
+
+    def by_mp(prec: int) -> Any:
+        def terms(bits: int) -> list[Any]:
+            return [
+                exact_product(to_mp(factor), term)
+                for place, factor in zip(places, factors, strict=True)
+                for term in layer.back_mp(*place, bits)
+            ]
+
+        return summed(terms, prec)
+
+    def by_arb(prec: int) -> Any:
+        with arb_bits(prec + 2 * GUARD):
+            products = [
+                to_arb(factor) * layer.back_arb(*place, prec + 2 * GUARD)
+                for place, factor in zip(places, factors, strict=True)
+            ]
+            return sum(products, flint.arb(0))
+
+    return Point(mp=by_mp, arb=by_arb)
+
+
+def _points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+    layer = Layer(problem)
+    return [_point(layer, result, index) for index in indices]
+
+
+# ------------------------------------------------------------------------------------------ float64
+
+# Where first-order terms vanish, products of two errors remain: the error of pre is some 2^-53 S,
+# squared_relu squares it at pre = 0, a gated activation multiplies those of its halves.
+_SECOND_ORDER = 2.0**-53
+
+
+def _output(curve: Curve, pre: Tensor, size: Tensor) -> Fast:
+    """act(pre), with the scale S of pre carried through."""
+    fast = curve.value.fast(pre)
+    through = curve.slope.fast(pre).value.abs() * size
+    scale = fast.scale + through
+    if curve is SQUARED_RELU:
+        scale = scale + _SECOND_ORDER * size * size
+    return Fast(fast.value, scale)
+
+
+def _slope(curve: Curve, pre: Tensor, size: Tensor) -> Fast:
+    """act'(pre), with the scale of pre carried through."""
+    fast = curve.slope.fast(pre)
+    return Fast(fast.value, fast.scale + curve.bend(pre) * size)
+
+
+def _fast(problem: Problem) -> dict[str, Fast]:
+    layer = Layer(problem)
+    x, weight = (layer.tensor(name).to(torch.float64) for name in ("x", "weight"))
+    bias = problem.inputs.get("bias")
+    pre, size = x @ weight.mT, x.abs() @ weight.abs().mT
+    if bias is not None:
+        offset = bias.to(torch.float64)
+        pre, size = pre + offset, size + offset.abs()
+    curve, width = layer.curve, layer.width
+    p1, p2 = pre[:, :width], pre[:, width:]
+    s1, s2 = size[:, :width], size[:, width:]
+    results = {}
+    if "pre" in problem.results:
+        results["pre"] = Fast(pre, size)
+    # At an infinite pre-activation the limit is exact: it carries no rounding error of its terms.
+    s1, s2, size = (each.masked_fill(~torch.isfinite(each), 0.0) for each in (s1, s2, size))
+    if "y" in problem.results:
+        if layer.gated:
+            gate = _output(curve, p2, s2)
+            scale = (p1.abs() + _SECOND_ORDER * s1) * gate.scale + gate.value.abs() * s1
+            results["y"] = Fast(p1 * gate.value, scale)
+        else:
+            results["y"] = _output(curve, pre, size)
+    if not {"dx", "dweight", "dbias"} & set(problem.results):
+        return results
+
+    back = torch.zeros_like(pre)
+    back_scale = torch.zeros_like(pre)
+    if "y" in problem.upstream:
+        dy = problem.upstream["y"].to(torch.float64)
+        if layer.gated:
+            gate, slope = _output(curve, p2, s2), _slope(curve, p2, s2)
+            back = torch.cat([dy * gate.value, dy * p1 * slope.value], -1)
+            second = (p1.abs() + _SECOND_ORDER * s1) * slope.scale + s1 * slope.value.abs()
+            back_scale = torch.cat([dy.abs() * gate.scale, dy.abs() * second], -1)
+        else:
+            slope = _slope(curve, pre, size)
+            back, back_scale = dy * slope.value, dy.abs() * slope.scale
+    if "pre" in problem.upstream:
+        direct = problem.upstream["pre"].to(torch.float64)
+        back, back_scale = back + direct, back_scale + direct.abs()
+    if "dx" in problem.results:
+        results["dx"] = Fast(back @ weight, back_scale @ weight.abs())
+    if "dweight" in problem.results:
+        results["dweight"] = Fast(back.mT @ x, back_scale.mT @ x.abs())
+    if "dbias" in problem.results:
+        results["dbias"] = Fast(back.sum(0), back_scale.sum(0))
+    return results
+
+
+# ------------------------------------------------------------------------------------------- the op
+
+
+def _shapes(dims: Shape, params: Params) -> dict[str, Shape]:
+    if len(dims) != 3:
+        raise UsageError(
+            f"op 'linear' takes dims (M, K, N); received {tuple(dims)}",
+            hint="give three dimensions, such as (16, 64, 32)",
+        )
+    rows, inner, columns = dims
+    if params.get("activation") in _GATED:
+        columns *= 2
+    return {"x": (rows, inner), "weight": (columns, inner), "bias": (columns,)}
+
+
+def _baseline(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "id"
+) -> tuple[Tensor, Tensor]:
+    functional = torch.nn.functional
+    pre = functional.linear(x, weight, bias)
+    approximate = "tanh" if activation.endswith("tanh") else "none"
+    if activation in _GATED:
+        p1, p2 = pre.chunk(2, -1)
+        return p1 * functional.gelu(p2, approximate=approximate), pre
+    if activation == "squared_relu":
+        return functional.relu(pre).square(), pre
+    return (pre if activation == "id" else functional.gelu(pre, approximate=approximate)), pre
+
+
+LINEAR = Op(
+    name="linear",
+    kind="contraction",
+    operands=(
+        Operand("x"),
+        Operand("weight", role="matrix"),
+        Operand("bias", role="shift", optional=True),
+    ),
+    outputs=("y", "pre"),
+    optional_outputs=("pre",),
+    shapes=_shapes,
+    fast=_fast,
+    points=_points,
+    baseline=_baseline,
+    params={"activation": "id"},
+    choices={"activation": tuple(_CURVES)},
+    gate="scaled",
+    summary="act(x @ weight^T + bias)",
+)

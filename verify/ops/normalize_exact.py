@@ -1,0 +1,287 @@
+"""Exact elements of a row normalisation, by integers (mpmath) and by balls (Arb).
+
+mpmath: every input is an integer times a power of two, so the sum, N^2 times the variance and the
+bracket of the gradient are computed in integers; one square root per row is all that is rounded.
+With S = sum X, Q = sum X^2, A = N X - S and D = N Q - S^2 + eps N^2 in units of the row's exponent,
+
+    xhat = A / sqrt(D),     ds = ((N G - sum G) D - A T) / D^(3/2),     T = sum G A,    G = w dy.
+
+Arb: the two-pass textbook formulas at the asked precision. The two routes share nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, NamedTuple
+
+import flint
+from mpmath import mp
+from torch import Tensor
+
+from verify.ops.dyadic import (
+    Dyadic,
+    Dyadics,
+    add_rows,
+    at_exponent,
+    dot,
+    dyadic,
+    dyadics,
+    multiply_rows,
+)
+from verify.ops.elements import pick, to_arb, to_mp
+from verify.ops.op import Point
+from verify.ops.precision import GUARD, arb_bits, exact_product, summed
+from verify.ops.rowwise import Rows
+
+# Balls lose the bits by which a row's mean exceeds its deviation, twice; and where a row of one
+# value v meets eps, the gradient is eps / v^2 of its terms: 271 bits for the largest float32.
+_BALL_GUARD = 448
+
+
+class Moments(NamedTuple):
+    """S and D of one row, in units of 2^exponent and 2^(2 exponent)."""
+
+    exponent: int
+    total: int
+    spread: Dyadic
+
+
+class Bracket(NamedTuple):
+    """sum G and T of one row, in units of 2^exponent."""
+
+    exponent: int
+    total: int
+    product: int
+
+
+class BallMoments(NamedTuple):
+    """The mean and 1 / sqrt(var + eps) of one row in balls."""
+
+    mean: Any
+    rstd: Any
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """One problem of one normalisation: whether it centres, and which operands make the row."""
+
+    rows: Rows
+    centre: bool
+    summands: tuple[str, ...]
+
+    # --- inputs
+
+    @property
+    def eps(self) -> float:
+        return float(self.rows.problem.params["eps"])
+
+    def upstream(self, output: str) -> Tensor | None:
+        return self.rows.problem.upstream.get(output)
+
+    def parts(self, row: int) -> list[list[float]]:
+        """The summands of one row; a vector operand is broadcast over the rows."""
+        return [
+            self.rows.vector(name) or [] if name == "input_bias" else self.rows.data_row(name, row)
+            for name in self.summands
+        ]
+
+    def element_parts(self, row: int, column: int) -> list[float]:
+        """The summands of one element."""
+        values = []
+        for name in self.summands:
+            tensor = self.rows.problem.inputs[name]
+            assert tensor is not None
+            at = column if name == "input_bias" else row * self.rows.width + column
+            values += pick(tensor, [at])
+        return values
+
+    def factor(self, name: str, column: int, default: float) -> float:
+        """Element of a vector operand, or what its absence means."""
+        vector = self.rows.vector(name)
+        return default if vector is None else vector[column]
+
+    def upstream_element(self, output: str, row: int, column: int) -> float:
+        tensor = self.upstream(output)
+        return 0.0 if tensor is None else pick(tensor, [row * self.rows.width + column])[0]
+
+    def products(self, row: int) -> tuple[list[float], list[float]]:
+        """w and dy of one row."""
+        upstream = self.upstream("y")
+        width = self.rows.width
+        dy = [0.0] * width if upstream is None else self.rows.row(upstream, row)
+        return self.rows.vector("weight") or [1.0] * width, dy
+
+    # --- integers (mpmath)
+
+    def integers(self, row: int) -> Dyadics:
+        return add_rows([dyadics(part) for part in self.parts(row)])
+
+    def moments(self, row: int) -> Moments | None:
+        """S and D; None where the row has no normalisation: not finite, or 0 / 0."""
+
+        def make() -> Moments | None:
+            if not all(isfinite(value) for part in self.parts(row) for value in part):
+                return None
+            integers, exponent = self.integers(row)
+            width = len(integers)
+            total = sum(integers) if self.centre else 0
+            spread = width * dot(integers, integers) - total * total
+            eps = dyadic(self.eps)
+            place = eps.exponent - 2 * exponent
+            low = min(place, 0)
+            scaled = (spread << -low) + ((eps.integer * width * width) << (place - low))
+            return Moments(exponent, total, Dyadic(scaled, low)) if scaled > 0 else None
+
+        moments: Moments | None = self.rows.cached(("moments", row), make)
+        return moments
+
+    def bracket(self, row: int) -> Bracket | None:
+        """sum G and T; None where an upstream gradient or a weight of the row is not finite."""
+
+        def make() -> Bracket | None:
+            moments = self.moments(row)
+            weight, dy = self.products(row)
+            if moments is None or not all(map(isfinite, weight)) or not all(map(isfinite, dy)):
+                return None
+            grown = multiply_rows(dyadics(weight), dyadics(dy))
+            total = sum(grown.integers)
+            integers, _ = self.integers(row)
+            width = len(integers)
+            product = width * dot(grown.integers, integers) - moments.total * total
+            return Bracket(grown.exponent, total if self.centre else 0, product)
+
+        bracket: Bracket | None = self.rows.cached(("bracket", row), make)
+        return bracket
+
+    def centred(self, moments: Moments, row: int, column: int) -> int:
+        """A = N X - S."""
+        parts = self.element_parts(row, column)
+        value = sum(at_exponent(part, moments.exponent) for part in parts)
+        return self.rows.width * value - moments.total
+
+    def xhat_mp(self, row: int, column: int) -> Any:
+        """xhat at the working precision."""
+        moments = self.moments(row)
+        if moments is None:
+            return mp.nan
+        return mp.mpf(self.centred(moments, row, column)) / mp.sqrt(moments.spread.mpf())
+
+    def gradient_mp(self, row: int, column: int) -> Any:
+        """The gradient of the row element through y alone, at the working precision."""
+        moments, bracket = self.moments(row), self.bracket(row)
+        if moments is None or bracket is None:
+            return mp.nan
+        weight = self.factor("weight", column, 1.0)
+        dy = self.upstream_element("y", row, column)
+        (w_integer, w_place), (dy_integer, dy_place) = dyadic(weight), dyadic(dy)
+        shift = w_place + dy_place - bracket.exponent
+        product = w_integer * dy_integer
+        grown = product << shift if shift >= 0 else product >> -shift
+        spread, place = moments.spread
+        numerator = (self.rows.width * grown - bracket.total) * spread
+        numerator -= (self.centred(moments, row, column) * bracket.product) << -place
+        unit = place + bracket.exponent - moments.exponent
+        root = mp.sqrt(moments.spread.mpf())
+        return Dyadic(numerator, unit).mpf() / root**3
+
+    # --- balls (Arb)
+
+    def ball_row(self, row: int) -> list[Any]:
+        columns = zip(*self.parts(row), strict=True)
+        return [sum((to_arb(value) for value in column), flint.arb(0)) for column in columns]
+
+    def ball_moments(self, row: int) -> BallMoments:
+        """Mean and rstd at Arb's current precision."""
+
+        def make() -> BallMoments:
+            values = self.ball_row(row)
+            width = len(values)
+            mean = sum(values, flint.arb(0)) / width if self.centre else flint.arb(0)
+            square = sum(((value - mean) ** 2 for value in values), flint.arb(0)) / width
+            return BallMoments(mean, 1 / (square + flint.arb(self.eps)).sqrt())
+
+        moments: BallMoments = self.rows.cached(("ball moments", row, flint.ctx.prec), make)
+        return moments
+
+    def ball_bracket(self, row: int) -> tuple[Any, Any]:
+        """mean(g) (zero when not centred) and mean(g xhat)."""
+
+        def make() -> tuple[Any, Any]:
+            mean, rstd = self.ball_moments(row)
+            weight, dy = self.products(row)
+            grown = [to_arb(w) * to_arb(d) for w, d in zip(weight, dy, strict=True)]
+            width = len(grown)
+            values = self.ball_row(row)
+            product = sum((g * (value - mean) for g, value in zip(grown, values, strict=True)), flint.arb(0))
+            first = sum(grown, flint.arb(0)) / width if self.centre else flint.arb(0)
+            return first, product * rstd / width
+
+        bracket: tuple[Any, Any] = self.rows.cached(("ball bracket", row, flint.ctx.prec), make)
+        return bracket
+
+    def xhat_arb(self, row: int, column: int) -> Any:
+        if self.moments(row) is None:
+            return flint.arb.nan()
+        mean, rstd = self.ball_moments(row)
+        parts = self.element_parts(row, column)
+        return (sum(map(to_arb, parts), flint.arb(0)) - mean) * rstd
+
+    def gradient_arb(self, row: int, column: int) -> Any:
+        if self.moments(row) is None or self.bracket(row) is None:
+            return flint.arb.nan()
+        first, second = self.ball_bracket(row)
+        _, rstd = self.ball_moments(row)
+        weight = to_arb(self.factor("weight", column, 1.0))
+        grown = weight * to_arb(self.upstream_element("y", row, column))
+        return rstd * (grown - first - self.xhat_arb(row, column) * second)
+
+
+def _sum_point(terms_mp: Callable[[], list[Any]], terms_arb: Callable[[], list[Any]]) -> Point:
+    """A point that sums terms, each evaluated at the precision in force."""
+
+    def by_arb(prec: int) -> Any:
+        with arb_bits(prec + GUARD + _BALL_GUARD):
+            return sum(terms_arb(), flint.arb(0))
+
+    return Point(mp=lambda prec: summed(lambda bits: terms_mp(), prec), arb=by_arb)
+
+
+def element_point(norm: Normalization, result: str, row: int, column: int) -> Point:
+    """One element of y, s, or the gradient of a data operand."""
+    if result == "s":
+        parts = norm.element_parts(row, column)
+        return _sum_point(lambda: list(map(to_mp, parts)), lambda: list(map(to_arb, parts)))
+    if result == "y":
+        weight = norm.factor("weight", column, 1.0)
+        bias = norm.factor("bias", column, 0.0)
+        return _sum_point(
+            lambda: [exact_product(to_mp(weight), norm.xhat_mp(row, column)), to_mp(bias)],
+            lambda: [to_arb(weight) * norm.xhat_arb(row, column), to_arb(bias)],
+        )
+    added = norm.upstream_element("s", row, column)
+    return _sum_point(
+        lambda: [norm.gradient_mp(row, column), to_mp(added)],
+        lambda: [norm.gradient_arb(row, column), to_arb(added)],
+    )
+
+
+def column_point(norm: Normalization, result: str, column: int) -> Point:
+    """One element of the gradient of a vector operand: a sum over all rows."""
+    count = norm.rows.count
+    upstream = norm.upstream("y")
+    dy = [0.0] * count if upstream is None else norm.rows.column(upstream, column)
+    if result == "dbias":
+        return _sum_point(lambda: list(map(to_mp, dy)), lambda: list(map(to_arb, dy)))
+    if result == "dweight":
+        return _sum_point(
+            lambda: [exact_product(to_mp(d), norm.xhat_mp(r, column)) for r, d in enumerate(dy)],
+            lambda: [to_arb(d) * norm.xhat_arb(r, column) for r, d in enumerate(dy)],
+        )
+    rows_sum = norm.upstream("s")
+    ds = [0.0] * count if rows_sum is None else norm.rows.column(rows_sum, column)
+    return _sum_point(
+        lambda: [norm.gradient_mp(row, column) for row in range(count)] + list(map(to_mp, ds)),
+        lambda: [norm.gradient_arb(row, column) for row in range(count)] + list(map(to_arb, ds)),
+    )

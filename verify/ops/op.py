@@ -1,0 +1,150 @@
+"""What an operation means: operands, exact value by two routes, a fast float64 reference, regimes.
+
+An `Op` is mathematics only. It never runs a kernel and never judges one: `verify.truth` evaluates it,
+`verify.measure` compares. Three callables carry the meaning:
+
+* `points(problem, result, indices)` gives, for single elements of one result, closures that evaluate the
+  real number at any precision, once in mpmath (a stable formula) and once in Arb (another formula where
+  one exists: ball arithmetic may cancel, it only needs more bits).
+* `fast(problem)` evaluates every requested result in float64 on the problem's device, with the scale of
+  its terms. `verify.truth.certify` measures how far it is from `points`.
+* `baseline(...)` is what PyTorch users run today, in the same dtype.
+
+A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, such as `"dx"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Params = Mapping[str, Any]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor argument, in the order in which a kernel receives it.
+
+    `role` says how cases make its values: "data" follows the value recipe of the case, "scale" is a weight
+    around 1, "shift" a bias around 0, "matrix" a weight matrix.
+    """
+
+    name: str
+    role: Literal["data", "scale", "shift", "matrix"] = "data"
+    optional: bool = False
+    differentiable: bool = True
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A named half-open region `low <= value < high` of the operand that decides how an element behaves."""
+
+    name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Fast:
+    """A float64 reference: `value`, and `scale` = the magnitude of the terms that were summed into it.
+
+    The certificate bounds |value - exact| by a multiple of 2^-53 * scale, so `scale` must not be smaller
+    than the terms whose rounding errors enter `value`; for an elementwise function that does not cancel it
+    is |value|.
+    """
+
+    value: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class Point:
+    """The exact value of one element, as functions of the working precision in bits.
+
+    `mp(prec)` returns an `mpmath.mpf` within about 2^-(prec - 8) relative of the truth; `arb(prec)` returns
+    a `flint.arb` ball that encloses it. `arb` is None for user-defined ops that gave no Arb formula.
+    """
+
+    mp: Callable[[int], Any]
+    arb: Callable[[int], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Quantised inputs of one evaluation: the truth is the exact function of exactly these values.
+
+    `inputs` maps operand names to tensors in their own dtype (None where an optional operand is absent),
+    `upstream` maps output names to the gradient that arrives there (empty when only the forward is asked
+    for), `results` names what is wanted. `cache` belongs to `points` (row moments and the like).
+    """
+
+    inputs: Mapping[str, Tensor | None]
+    params: Params = field(default_factory=dict)
+    upstream: Mapping[str, Tensor] = field(default_factory=dict)
+    results: tuple[str, ...] = ("y",)
+    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A mathematical definition. See the module docstring; `verify.ops.get(name)` finds one.
+
+    `kind` is "elementwise" when an output element depends on one element of each data operand (all operands
+    share one shape), "rowwise" when it depends on one row, "contraction" for matrix products.
+    `shapes(dims, params)` gives operand shapes for the dims of a case: elementwise ops take any shape,
+    rowwise ops (..., N), contractions (M, K, N).
+    `regime_of` names the operand whose value decides the regime of an element (elementwise ops only; for
+    other kinds the value recipe of the case is the regime). `regime_values(problem, result)` replaces
+    it where that operand has another shape than the result: the deciding value for each element.
+    `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
+    infinite inputs and NaN where there is none.
+    """
+
+    name: str
+    kind: Literal["elementwise", "rowwise", "contraction"]
+    operands: tuple[Operand, ...]
+    outputs: tuple[str, ...]
+    shapes: Callable[[Shape, Params], dict[str, Shape]]
+    fast: Callable[[Problem], dict[str, Fast]]
+    points: Callable[[Problem, str, Sequence[int]], list[Point]]
+    baseline: Callable[..., Any]
+    params: Params = field(default_factory=dict)
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    optional_outputs: tuple[str, ...] = ()
+    gate: Literal["plain", "scaled"] = "plain"
+    regime_of: str = "x"
+    regime_values: Callable[[Problem, str], Tensor] | None = None
+    regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: ()
+    boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
+    summary: str = ""
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """Names of all gradients that this op defines."""
+        return tuple("d" + operand.name for operand in self.operands if operand.differentiable)
+
+    def resolve(self, params: Params) -> dict[str, Any]:
+        """All parameters: the given ones over the defaults, each checked against its choices."""
+        from verify.errors import UsageError
+
+        for name in params:
+            if name not in self.params:
+                known = ", ".join(sorted(self.params)) or "none"
+                raise UsageError(
+                    f"op {self.name!r} has no parameter {name!r}; its parameters are: {known}",
+                    hint=f"verify list --op {self.name}",
+                )
+        merged = {**self.params, **params}
+        for name, allowed in self.choices.items():
+            if merged[name] not in allowed:
+                options = ", ".join(repr(value) for value in allowed)
+                raise UsageError(
+                    f"op {self.name!r}: {name} is one of {options}; received {merged[name]!r}",
+                    hint=f"verify list --op {self.name}",
+                )
+        return merged

@@ -1,0 +1,80 @@
+"""Working precision: sums that keep their relative accuracy, and scoped mpmath and Arb precision.
+
+The promise of `Point.mp(prec)` is about 2^-(prec - 8) relative. A product keeps it for free; a sum
+loses as many bits as its terms cancel. `summed` measures that loss and adds bits until it is paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import flint
+import mpmath
+from mpmath import mp
+
+GUARD = 40
+# Terms that still cancel at this many bits do so exactly: the sum is rational and equal to zero.
+_LIMIT_FACTOR, _LIMIT_EXTRA = 8, 8192
+
+
+@contextmanager
+def arb_bits(bits: int) -> Iterator[None]:
+    """Arb works with `bits` inside, and with what it had before outside."""
+    before = flint.ctx.prec
+    flint.ctx.prec = bits
+    try:
+        yield
+    finally:
+        flint.ctx.prec = before
+
+
+def mp_bits(bits: int) -> Any:
+    """mpmath works with `bits` inside, and with what it had before outside."""
+    return mpmath.workprec(bits)
+
+
+def magnitude(value: Any) -> int:
+    """The exponent e with |value| < 2^e; 0 for zero and for what is not finite."""
+    if not mp.isfinite(value) or value == 0:
+        return 0
+    return int(mp.mag(value))
+
+
+def arb_magnitude(ball: Any) -> int:
+    """The exponent e with |ball| < 2^e of an exact ball; 0 for zero and for what is not finite."""
+    if not ball.is_finite() or ball.is_zero():
+        return 0
+    mantissa, exponent = ball.man_exp()
+    return int(mantissa).bit_length() + int(exponent)
+
+
+def exact_product(*factors: Any) -> Any:
+    """The product without any rounding (NaN for zero times infinity)."""
+    result = factors[0]
+    for factor in factors[1:]:
+        result = mp.fmul(result, factor, exact=True)
+    return result
+
+
+def summed(terms: Callable[[int], Sequence[Any]], prec: int) -> Any:
+    """The sum of `terms(bits)` with a relative error below 2^-prec, however much the terms cancel.
+
+    `terms(bits)` runs at a working precision of `bits` and returns each term within 2^-(bits - 6).
+    """
+    bits = prec + GUARD
+    limit = _LIMIT_FACTOR * prec + _LIMIT_EXTRA
+    while True:
+        with mp_bits(bits):
+            parts = terms(bits)
+            total = mp.fsum(parts)
+        if not mp.isfinite(total) or all(part == 0 for part in parts):
+            return total
+        largest = max(magnitude(part) for part in parts if part != 0)
+        lost = largest - magnitude(total) if total != 0 else bits
+        if lost <= bits - prec - 8:
+            return total
+        if bits >= limit:
+            return mp.mpf(0)
+        bits = min(limit, prec + lost + GUARD)

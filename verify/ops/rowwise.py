@@ -1,0 +1,139 @@
+"""Builds a row-wise `Op`: each output element depends on one row (the last dimension) of the data.
+
+Operands of role "data" have the shape (..., N) of the case; all others are vectors of N. The
+gradient of a vector sums over the rows. The op says how to evaluate one element of a row, or one
+column of a vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from verify.errors import UsageError
+from verify.ops.elements import pick
+from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one problem, read as Python floats."""
+
+    problem: Problem
+    data: str = "x"
+
+    @property
+    def width(self) -> int:
+        """N, the length of a row."""
+        return int(self._required(self.data).shape[-1])
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        x = self._required(self.data)
+        return math.prod(x.shape[:-1])
+
+    def present(self, name: str) -> bool:
+        """Whether an operand was given."""
+        return self.problem.inputs.get(name) is not None
+
+    def row(self, tensor: Tensor, index: int) -> list[float]:
+        """Row `index` of a (..., N) tensor."""
+        return pick(tensor, range(index * self.width, (index + 1) * self.width))
+
+    def data_row(self, name: str, index: int) -> list[float]:
+        """Row `index` of a data operand."""
+        return self.row(self._required(name), index)
+
+    def vector(self, name: str) -> list[float] | None:
+        """A vector operand as a whole (kept in the problem's cache), or None when it is absent."""
+        tensor = self.problem.inputs.get(name)
+        if tensor is None:
+            return None
+        key = ("vector", name)
+        if key not in self.problem.cache:
+            self.problem.cache[key] = pick(tensor, range(tensor.numel()))
+        values: list[float] = self.problem.cache[key]
+        return values
+
+    def column(self, tensor: Tensor, index: int) -> list[float]:
+        """Column `index` of a (..., N) tensor."""
+        return pick(tensor, range(index, self.count * self.width, self.width))
+
+    def cached(self, key: object, make: Callable[[], Any]) -> Any:
+        """`make()`, once per problem and key."""
+        if key not in self.problem.cache:
+            self.problem.cache[key] = make()
+        return self.problem.cache[key]
+
+    def _required(self, name: str) -> Tensor:
+        tensor = self.problem.inputs[name]
+        if tensor is None or tensor.ndim == 0:
+            raise ValueError(f"operand {name} is required and has at least one dimension")
+        return tensor
+
+
+Element = Callable[[Rows, str, int, int], Point]
+Column = Callable[[Rows, str, int], Point]
+
+
+def row_shapes(name: str, operands: Sequence[Operand]) -> Callable[[Shape, Params], dict[str, Shape]]:
+    """Shapes for dims (..., N)."""
+
+    def shapes(dims: Shape, params: Params) -> dict[str, Shape]:
+        if not dims:
+            raise UsageError(
+                f"op {name!r} works on rows: its dims are (..., N); received ()",
+                hint="give at least one dimension, such as (8, 128)",
+            )
+        return {operand.name: tuple(dims) if operand.role == "data" else (dims[-1],) for operand in operands}
+
+    return shapes
+
+
+def rowwise(
+    name: str,
+    operands: tuple[Operand, ...],
+    outputs: tuple[str, ...],
+    *,
+    fast: Callable[[Problem], dict[str, Fast]],
+    element: Element,
+    column: Column | None = None,
+    baseline: Callable[..., Any],
+    params: Params | None = None,
+    **options: Any,
+) -> Op:
+    """An op on rows.
+
+    `element(rows, result, row, column)` is the exact value of one element of a result that has the
+    shape of the data; `column(rows, result, column)` that of a gradient of a vector operand.
+    """
+    vectors = {"d" + operand.name for operand in operands if operand.role != "data"}
+    first = next(operand.name for operand in operands if operand.role == "data")
+
+    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        rows = Rows(problem, first)
+        if result in vectors:
+            assert column is not None
+            return [column(rows, result, index) for index in indices]
+        width = rows.width
+        return [element(rows, result, index // width, index % width) for index in indices]
+
+    settings: Mapping[str, Any] = {"gate": "scaled", **options}
+    return Op(
+        name=name,
+        kind="rowwise",
+        operands=operands,
+        outputs=outputs,
+        shapes=row_shapes(name, operands),
+        fast=fast,
+        points=points,
+        baseline=baseline,
+        params=dict(params or {}),
+        regime_of=first,
+        **settings,
+    )

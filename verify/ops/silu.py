@@ -1,0 +1,145 @@
+"""SiLU: y = x s with s = 1 / (1 + exp(-x)); y' = s + x s (1 - s).
+
+mpmath takes these forms. Arb takes s = (1 + tanh(x/2)) / 2 and s (1 - s) = sech(x/2)^2 / 4.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import flint
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from verify.ops.elementwise import unary
+from verify.ops.formula import Curve, Formula
+from verify.ops.limits import arb_limit, mp_limit
+from verify.ops.op import Fast, Params, Regime
+from verify.ops.precision import GUARD, arb_bits, arb_magnitude, mp_bits, summed
+from verify.ops.thresholds import gate_boundaries, gate_regimes
+
+
+def _negated(x: Any) -> Any:
+    """-x without the rounding that mpmath's minus sign does."""
+    return mp.fneg(x, exact=True)
+
+
+def _value_mp(x: Any, *, prec: int) -> Any:
+    if not mp.isfinite(x):
+        return mp_limit(x, mp.zero, x)
+    with mp_bits(prec + GUARD):
+        return x / (1 + mp.exp(_negated(x)))
+
+
+def _slope_mp(x: Any, *, prec: int) -> Any:
+    if not mp.isfinite(x):
+        return mp_limit(x, mp.zero, mp.one)
+
+    def terms(bits: int) -> tuple[Any, Any]:
+        grown = mp.exp(_negated(x))
+        logistic = 1 / (1 + grown)
+        return logistic, x * logistic * grown / (1 + grown)
+
+    return summed(terms, prec)
+
+
+def _logistic_arb(x: Any) -> Any:
+    """(1 + tanh(x/2)) / 2 loses |x| / ln 2 bits on the left; exp(x/2) sech(x/2) / 2 loses none."""
+    if x > -256:
+        size = -float(x.mid()) if x < 0 else 0.0
+        with arb_bits(flint.ctx.prec + int(1.5 * size) + 16):
+            return (1 + (x / 2).tanh()) / 2
+    return (x / 2).exp() * (x / 2).sech() / 2
+
+
+def _value_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), x)
+    with arb_bits(prec + GUARD + 2 * max(0, arb_magnitude(x))):
+        return x * _logistic_arb(x)
+
+
+def _slope_arb(x: Any, *, prec: int) -> Any:
+    if not x.is_finite():
+        return arb_limit(x, flint.arb(0), flint.arb(1))
+    with arb_bits(prec + 2 * GUARD + 2 * max(0, arb_magnitude(x))):
+        return _logistic_arb(x) + x * (x / 2).sech() ** 2 / 4
+
+
+# Beyond, exp(-x) leaves the float64 range. The argument stops here so that a finite x never gives
+# an exact zero; float32 ended long before.
+_EDGE = 700.0
+
+
+def _value_fast(x: Tensor) -> Fast:
+    value = x.clamp(min=-_EDGE) / (1.0 + torch.exp(-x.clamp(min=-_EDGE)))
+    value = value.masked_fill(x == -math.inf, -0.0)
+    return Fast(value, value.abs())
+
+
+def _logistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    inner = x.clamp(-_EDGE, _EDGE)
+    return inner, 1.0 / (1.0 + torch.exp(-inner)), 1.0 / (1.0 + torch.exp(inner))
+
+
+def _slope_fast(x: Tensor) -> Fast:
+    inner, left, right = _logistics(x)
+    term = inner * left * right
+    value = (left + term).masked_fill(x == -math.inf, 0.0)
+    return Fast(value, left + term.abs())
+
+
+def _bend(x: Tensor) -> Tensor:
+    inner, left, right = _logistics(x)
+    return left * right * (2.0 + inner.abs())
+
+
+CURVE = Curve(
+    value=Formula(mp=_value_mp, arb=_value_arb, fast=_value_fast),
+    slope=Formula(mp=_slope_mp, arb=_slope_arb, fast=_slope_fast),
+    bend=_bend,
+)
+# |y| is below 2^-200 at -150; the left tail is said to begin at -16.
+_FAR, _TAIL = -150.0, -16.0
+
+
+@lru_cache(maxsize=1)
+def _regimes() -> tuple[Regime, ...]:
+    return gate_regimes(CURVE, _FAR, _TAIL)
+
+
+@lru_cache(maxsize=1)
+def _boundaries() -> tuple[float, ...]:
+    return gate_boundaries(CURVE, _FAR)
+
+
+def curve(params: Params) -> Curve:
+    """The one form there is."""
+    return CURVE
+
+
+def regimes(params: Params) -> tuple[Regime, ...]:
+    """Regions of the gate argument."""
+    return _regimes()
+
+
+def boundaries(params: Params) -> tuple[float, ...]:
+    """Numbers at which some format starts to round differently."""
+    return _boundaries()
+
+
+def _baseline(x: Tensor) -> Tensor:
+    return torch.nn.functional.silu(x)
+
+
+SILU = unary(
+    "silu",
+    curve,
+    _baseline,
+    regimes=regimes,
+    boundaries=boundaries,
+    summary="x * logistic(x)",
+)

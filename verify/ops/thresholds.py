@@ -1,0 +1,91 @@
+"""Where a gate curve (gelu, silu) changes its behaviour: regimes and the real numbers between them.
+
+All the curves here have the same shape: y(x) - y(-x) = x, a tail that decays to zero on the left,
+one minimum, and y = x on the right. So the same levels matter: where a format underflows, where
+the slope is zero, where y rounds to x. The numbers are solved for here, not written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpmath import mp
+
+from verify.ops.formula import Curve
+from verify.ops.op import Regime
+
+# (bits of precision, exponent of the smallest subnormal, exponent of the smallest normal number)
+_FORMATS = {"float32": (24, -149, -126), "bfloat16": (8, -133, -126), "float16": (11, -24, -14)}
+_PREC = 80
+
+
+def crossing(function: Callable[[Any], Any], level: Any, low: float, high: float) -> float:
+    """The x in [low, high] where an increasing `function` reaches `level`."""
+    below, above = mp.mpf(low), mp.mpf(high)
+    with mp.workprec(_PREC):
+        for _ in range(64):
+            middle = (below + above) / 2
+            if function(middle) < level:
+                below = middle
+            else:
+                above = middle
+    return float(above)
+
+
+def slope_root(curve: Curve) -> float:
+    """Where the curve has its minimum."""
+    return crossing(lambda x: curve.slope.mp(x, prec=_PREC), 0, -1.5, -0.5)
+
+
+def underflow(curve: Curve, exponent: int, far: float) -> float:
+    """The x in the left tail where |y| = 2^exponent."""
+    return crossing(lambda x: abs(curve.value.mp(x, prec=_PREC)), mp.ldexp(1, exponent), far, slope_root(curve))
+
+
+def saturation(curve: Curve, precision: int, far: float) -> float:
+    """The x on the right from which y rounds to x: x - y(x) = |y(-x)| = 2^-(precision + 1) x."""
+    return crossing(lambda x: -abs(curve.value.mp(-x, prec=_PREC)) / x, -mp.ldexp(1, -precision - 1), 1.0, -far)
+
+
+def slope_extreme(curve: Curve, low: float, high: float) -> float:
+    """Where the slope is largest in [low, high], from the sign of its central difference."""
+
+    def falling(x: Any) -> Any:
+        step = mp.ldexp(1, -20)
+        return curve.slope.mp(x - step, prec=_PREC) - curve.slope.mp(x + step, prec=_PREC)
+
+    return crossing(falling, 0, low, high)
+
+
+def gate_boundaries(curve: Curve, far: float) -> tuple[float, ...]:
+    """All numbers at which the curve or its slope starts to round differently in some format."""
+    found = [slope_root(curve), -slope_root(curve)]
+    peak = slope_extreme(curve, 0.5, 4.0)
+    found += [peak, -peak]
+    for precision, subnormal, normal in _FORMATS.values():
+        found += [underflow(curve, subnormal - 1, far), underflow(curve, normal, far)]
+        saturated = saturation(curve, precision, far)
+        found += [saturated, -saturated]
+        # y = x / 2 becomes subnormal, then zero.
+        for exponent in (normal, normal + 1, subnormal, subnormal + 1):
+            found += [2.0**exponent, -(2.0**exponent)]
+    return tuple(sorted(set(found)))
+
+
+def gate_regimes(curve: Curve, far: float, tail: float) -> tuple[Regime, ...]:
+    """Named regions: the numbers are those of float32; `tail` is where the left tail begins."""
+    precision, subnormal, _ = _FORMATS["float32"]
+    vanished = underflow(curve, subnormal - 1, far)
+    saturated = saturation(curve, precision, far)
+    root = slope_root(curve)
+    edges = (
+        ("vanishing", -mp.inf, vanished),
+        ("negative tail", vanished, tail),
+        ("negative", tail, root - 0.25),
+        ("slope root", root - 0.25, root + 0.25),
+        ("around zero", root + 0.25, -root - 0.25),
+        ("positive", -root - 0.25, saturated),
+        ("saturated", saturated, mp.inf),
+    )
+    return tuple(Regime(name, float(low), float(high)) for name, low, high in edges)

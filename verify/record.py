@@ -1,0 +1,256 @@
+"""The run record: everything one run measured, as one JSON file. Reports and gates read this and nothing else.
+
+Strict on load (an unknown field, a wrong type or another schema version is an error that names the place),
+atomic on write, and without bare NaN: JSON has none, so numbers that may be infinite or NaN are written as
+the strings "inf", "-inf" and "nan" (type `Number`; `number()` makes one, `value_of()` reads one).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from verify.errors import UsageError
+
+SCHEMA = 1
+
+Number = float | Literal["inf", "-inf", "nan"]
+
+
+def number(value: float) -> Number:
+    """A float as the record writes it: finite floats as they are, the rest as strings."""
+    if math.isfinite(value):
+        return float(value)
+    if math.isnan(value):
+        return "nan"
+    return "inf" if value > 0 else "-inf"
+
+
+def value_of(value: Number) -> float:
+    """The float behind a `Number`."""
+    return float(value)
+
+
+class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a maximum rests on. It stands beside every maximum that is ever printed."""
+
+    kind: Literal["exhaustive", "certified", "observed"]
+    n: int
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "exhaustive":
+            return f"exhaustive, {self.n:,} inputs"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.kind} over {self.n:,} cases{seed}"
+
+
+class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One bad element, judged exactly: what went in, what came out, what the real number is."""
+
+    index: tuple[int, ...]
+    inputs: dict[str, str]  # operand -> "decimal (0xhex)" of the elements this result depends on
+    got: str  # decimal
+    got_hex: str
+    truth: str  # 30 significant digits
+    ulp: Number  # signed: positive when got is too large
+    scaled_ulp: Number | None
+    replay: str  # the whole command, which holds the case as JSON
+
+
+class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Signed error counts in ULP: `counts[i]` errors lie in [edges[i], edges[i + 1])."""
+
+    edges: list[Number]
+    counts: list[int]
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The error of one implementation over one set of elements.
+
+    `max_ulp` is the exactly re-judged maximum; `max_upper` is what no element can exceed given the
+    certificate of the fast reference (equal to `max_ulp` unless elements remain undecided).
+    The `scaled_*` figures are relative to ulp(scale); they are None for ops without a scale of their own.
+    """
+
+    n: int
+    max_ulp: Number
+    max_upper: Number
+    p999: Number
+    mean: Number  # of errors capped at 65,536 ULP
+    misrounded: int
+    undecided: int
+    nonfinite: int  # NaN or infinity where the truth is finite, or the reverse
+    scaled_max: Number | None = None
+    scaled_upper: Number | None = None
+    scaled_p999: Number | None = None
+
+
+class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Figures of one named region of the input space."""
+
+    name: str
+    low: Number | None
+    high: Number | None
+    figures: Figures
+    baseline: Figures | None = None
+
+
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One output or gradient of one kernel in one dtype.
+
+    `gate` says which figure is judged; `limit` is the kernel's own declaration; `status`: "ok" when the
+    judged maximum is proven within the limit, "wrong" when it is not.
+    """
+
+    output: str
+    dtype: str
+    basis: Basis
+    gate: Literal["plain", "scaled"]
+    limit: float
+    status: Literal["ok", "wrong"]
+    figures: Figures
+    regimes: list[RegimeFigures]
+    histogram: Histogram
+    worst: list[Worst]
+    escalated: int  # elements judged exactly because float64 did not decide
+    certificate: str  # which certificate bounded the fast reference, or "exact"
+    reason: str = ""  # why the status is "wrong", one line
+    baseline: Figures | None = None
+    baseline_name: str = ""
+    baseline_worst: list[Worst] = []
+
+
+class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One law tried on one kernel in one dtype. A skipped law says why; a broken one shows its smallest case."""
+
+    law: str
+    dtype: str
+    status: Literal["ok", "broken", "skipped"]
+    cases: int
+    message: str = ""
+    facts: dict[str, str] = {}
+    case: str = ""
+    replay: str = ""
+
+
+class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything measured for one kernel. `status` other than "ok"/"wrong" has its reason in `message`.
+
+    "skipped" means that the declaration itself rules this backend out; it is shown, and not held against it.
+    """
+
+    name: str
+    target: str  # FILE::KERNEL or MODULE::KERNEL, as `verify run` takes it
+    op: str
+    params: dict[str, Any]
+    promise: str  # one line: dtypes, layouts, gradients
+    status: Literal["ok", "wrong", "error", "crashed", "timeout", "skipped"]
+    results: list[Result]
+    message: str = ""
+    hint: str = ""
+    laws: list[LawRun] = []
+    peer: bool = False  # measured for comparison, never judged
+    notes: list[str] = []
+    seconds: float = 0.0
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One run of `verify run`: the environment and what every kernel did in it."""
+
+    schema: int
+    id: str  # 12 hex digits of the content without timings and dates
+    created: str  # ISO 8601, UTC
+    command: str
+    backend: str  # "cuda" or "interpreter": results never mix
+    seed: int
+    profile: str
+    environment: dict[str, Any]
+    kernels: list[KernelRun]
+    incomplete: list[str] = []  # what was asked for and did not happen, one line each
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "incomplete"]:
+        """fail: something is wrong. incomplete: nothing wrong seen, but something was not measured."""
+        judged = [kernel.status for kernel in self.kernels if not kernel.peer]
+        if set(judged) & {"wrong", "error", "crashed", "timeout"}:
+            return "fail"
+        if self.incomplete or "ok" not in judged:
+            return "incomplete"
+        return "pass"
+
+
+def encode(run: Run) -> bytes:
+    """The record as canonical JSON: sorted keys, one-space indent, one trailing newline."""
+    raw = msgspec.json.encode(run, order="sorted")
+    return msgspec.json.format(raw, indent=1) + b"\n"
+
+
+def decode(data: bytes, *, source: str = "record") -> Run:
+    """A record from JSON. Raises UsageError that names the file, the bad field and the rule."""
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source} is not a verify run record: {error}") from error
+    if version != SCHEMA:
+        raise UsageError(
+            f"{source} has schema {version}; this verify reads schema {SCHEMA}",
+            hint="rerun `verify run --json PATH` with this version",
+        )
+    try:
+        return msgspec.json.decode(data, type=Run)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source} breaks the record schema: {error}") from error
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """The record in a file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the record {os.fspath(path)}: {error.strerror}") from error
+    return decode(data, source=os.fspath(path))
+
+
+def save(run: Run, path: str | os.PathLike[str]) -> None:
+    """Write the record; a reader never sees half of it."""
+    write_atomically(path, encode(run))
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file through a temporary neighbour and a rename, so that it is old or new, never half."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise UsageError(f"cannot write {target}: {error.strerror}") from error
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class _Version(msgspec.Struct):
+    schema: int

@@ -1,0 +1,166 @@
+"""The report for a terminal: table, a block per wrong result, what is missing, verdict.
+
+Colour is never alone: every coloured word is preceded by a glyph (`glyphs=False` gives ASCII ones).
+Text that a kernel supplies reaches the screen as `rich.text.Text`, which parses no markup, after
+`words.clean` has spelled out control characters: a name cannot move the cursor or forge a line.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from verify.record import KernelRun, Result, Run
+from verify.report import verdict, words
+from verify.report.signs import STYLES, Signs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MARGIN = 4  # of the details below a heading
+MOST_BLOCKS = 12  # wrong results told in full
+MOST_LINES = 12  # of a message, which may be a whole traceback; the record has the rest
+
+
+def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: str = "run.json") -> str:
+    """The whole report as text, ending in a newline.
+
+    No line is longer than `width` except commands, which stay whole so that they can be copied.
+    `record` is the path of the saved record, for the next command.
+    """
+    from rich.console import Console
+
+    from verify.report import terminal_table
+
+    signs = Signs.choose(glyphs)
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},  # the caller decides; COLUMNS and NO_COLOR must not be read a second time
+    )
+    if run.kernels:
+        terminal_table.show(console, run, signs)
+    wrong = verdict.wrong_results(run)
+    for found in wrong[:MOST_BLOCKS]:
+        _wrong(console, found.kernel, found.result, signs)
+    if len(wrong) > MOST_BLOCKS:
+        console.print()
+        rest = words.plural(len(wrong) - MOST_BLOCKS, "more wrong result")
+        _indented(console, f"{signs.ellipsis} {rest}; `verify report {record} --html PATH` shows all")
+    for kernel in verdict.failures(run):
+        _failure(console, kernel, signs)
+    _not_measured(console, run, signs)
+    _closing(console, run, signs, record)
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    # rich pads folded lines to the full width; trailing blanks are noise in a file or a diff
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def _wrong(console: Console, kernel: KernelRun, result: Result, signs: Signs) -> None:
+    heading = verdict.title(kernel, result)
+    _heading(console, "wrong", heading, "wrong", signs)
+    maximum = verdict.maximum(result.figures, result.gate, dash=signs.dash)
+    scaled = " scaled" if result.gate == "scaled" else ""
+    unit = "" if maximum == "NaN" else f" ULP{scaled}"
+    worst = result.worst[0] if result.worst else None
+    if result.reason:
+        _field(console, "why", words.clean(result.reason))
+    if worst is not None:
+        where = verdict.index_text(worst)
+        _field(console, "input", verdict.inputs_text(worst) + (f" at {where}" if where else ""))
+        _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
+        _field(console, "truth", words.clean(worst.truth))
+        _field(console, "error", verdict.error_text(worst, result.gate))
+    _field(console, "limit", f"{words.decimal(result.limit)} ULP{scaled}")
+    _field(console, "max", f"{maximum}{unit}, {words.basis(result.basis)}")
+    if result.figures.nonfinite:
+        count, n = result.figures.nonfinite, result.figures.n
+        text = f"{count:,} of {n:,} ({words.share(count, n)}): only one of got and truth is finite"
+        _field(console, "NaN/inf", text)
+    if worst is not None:
+        _field(console, "replay", "")
+        _command(console, " " * MARGIN + words.clean(worst.replay))
+
+
+def _failure(console: Console, kernel: KernelRun, signs: Signs) -> None:
+    word = verdict.STATUS_WORD[kernel.status]
+    _heading(console, verdict.standing(kernel), verdict.name_of(kernel), word, signs)
+    lines = words.clean_lines(kernel.message) if kernel.message else ["no message was recorded"]
+    if len(lines) > MOST_LINES:  # the last lines of a traceback are the ones that say what happened
+        left_out = len(lines) - MOST_LINES
+        lines = [
+            f"{signs.ellipsis} {left_out} lines left out; the record has them",
+            *lines[-MOST_LINES:],
+        ]
+    for line in lines:
+        _indented(console, line)
+    if kernel.hint:
+        _field(console, "next", words.clean(kernel.hint))
+    _field(console, "rerun", "")
+    _command(console, " " * MARGIN + verdict.rerun(kernel))
+
+
+def _not_measured(console: Console, run: Run, signs: Signs) -> None:
+    lines = verdict.not_measured(run)
+    if not lines:
+        return
+    _heading(console, "skipped", "not measured", "", signs)
+    for line in lines:
+        _indented(console, line)
+    for kernel in run.kernels:
+        if kernel.status == "skipped" and kernel.hint:
+            _field(console, "next", words.clean(kernel.hint))
+
+
+def _closing(console: Console, run: Run, signs: Signs, record: str) -> None:
+    from rich.text import Text
+
+    status = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict]
+    console.print()
+    line = Text(f"{signs.status[status]} ", style=STYLES[status])
+    word, rest = verdict.sentence(run, dash=signs.dash).split(":", 1)
+    line.append(word + ":").append(rest, style="not bold default")
+    console.print(line, overflow="fold")
+    _command(console, f"next: {verdict.next_command(run, record=record)}")
+
+
+def _heading(console: Console, status: str, text: str, word: str, signs: Signs) -> None:
+    from rich.text import Text
+
+    console.print()
+    line = Text(f"{signs.status[status]} ", style=STYLES[status])
+    line.append(f"{word}  " if word else "").append(text, style="bold default")
+    console.print(line, overflow="fold")
+
+
+def _field(console: Console, name: str, value: str) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(width=7)
+    row.add_column(overflow="fold")
+    row.add_row(Text(name, style="dim"), Text(value))
+    console.print(Padding(row, (0, 0, 0, MARGIN)))
+
+
+def _indented(console: Console, text: str) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, MARGIN)))
+
+
+def _command(console: Console, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(text), soft_wrap=True)

@@ -1,0 +1,255 @@
+"""What a run says, in words: labels of results, the worst of them, the sentence, the next command.
+
+The words of the field: *correctly rounded* (no element misrounded), *faithful* (below 1 ULP),
+*k ULP*, *wrong* (not proven within the kernel's own limit). The statuses are the record's.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from verify.record import Figures, KernelRun, Number, Result, Run, Worst, value_of
+from verify.report.words import clean, interval, listed, plural, seconds, signed_ulp, ulp
+
+Kind = Literal["rounded", "faithful", "within", "wrong"]
+
+FAILED = ("wrong", "crashed", "timeout", "error")
+STATUS_WORD = {
+    "ok": "ok",
+    "wrong": "wrong",
+    "error": "error",
+    "crashed": "crashed",
+    "timeout": "timed out",
+    "skipped": "skipped",
+    "peer": "peer",
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The figures of one implementation that its result is judged by: plain or scaled."""
+
+    maximum: Number
+    upper: Number
+    p999: Number
+
+
+@dataclass(frozen=True)
+class Found:
+    """A result with the kernel it belongs to and its worst element, if the record has one."""
+
+    kernel: KernelRun
+    result: Result
+    worst: Worst | None
+
+
+def judged(figures: Figures, gate: Literal["plain", "scaled"]) -> Judged:
+    """The scaled figures where the gate is scaled and they exist, else the plain ones."""
+    if gate == "scaled" and figures.scaled_max is not None:
+        upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
+        p999 = figures.p999 if figures.scaled_p999 is None else figures.scaled_p999
+        return Judged(figures.scaled_max, upper, p999)
+    return Judged(figures.max_ulp, figures.max_upper, figures.p999)
+
+
+def kind(kernel: KernelRun, result: Result) -> Kind:
+    """Which word of the field a result has earned. A peer is not judged, so it is never "wrong"."""
+    if result.status == "wrong" and not kernel.peer:
+        return "wrong"
+    figures = result.figures
+    if not figures.misrounded and not figures.undecided and value_of(figures.max_ulp) <= 0.5:
+        return "rounded"
+    return "faithful" if value_of(figures.max_upper) < 1 else "within"
+
+
+def label(kernel: KernelRun, result: Result) -> str:
+    """`correctly rounded`, `faithful`, `2.25 ULP`, `1.2 ULP scaled`, `NaN` (of a peer), `wrong`."""
+    earned = kind(kernel, result)
+    if earned != "within":
+        return {"rounded": "correctly rounded", "faithful": "faithful", "wrong": "wrong"}[earned]
+    figure = ulp(judged(result.figures, result.gate).upper)
+    return figure if figure == "NaN" else f"{figure} ULP" + (" scaled" if result.gate == "scaled" else "")
+
+
+def standing(kernel: KernelRun, result: Result | None = None) -> str:
+    """The status to show: the record's, or "peer" for what is measured and not judged."""
+    if kernel.peer:
+        return "peer"
+    return kernel.status if result is None else result.status
+
+
+def name_of(kernel: KernelRun) -> str:
+    """The kernel's name, clean, marked if it is a peer."""
+    return clean(kernel.name) + (" (peer)" if kernel.peer else "")
+
+
+def maximum(figures: Figures, gate: Literal["plain", "scaled"], *, dash: str = "\N{EN DASH}") -> str:
+    """The judged maximum as text; an interval where the reference left it open."""
+    chosen = judged(figures, gate)
+    return interval(chosen.maximum, chosen.upper, dash=dash)
+
+
+def error_text(worst: Worst, gate: Literal["plain", "scaled"]) -> str:
+    """The error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain`."""
+    if not math.isfinite(value_of(worst.ulp)):
+        return f"unbounded: got is {clean(worst.got)}"
+    plain = f"{signed_ulp(worst.ulp)} ULP"
+    if gate == "scaled" and worst.scaled_ulp is not None:
+        return f"{signed_ulp(worst.scaled_ulp)} ULP scaled, {plain} plain"
+    return plain
+
+
+def inputs_text(worst: Worst) -> str:
+    """`x = -3.5 (0xc060), dy = 1 (0x3f80)`."""
+    return ", ".join(f"{clean(name)} = {clean(value)}" for name, value in worst.inputs.items())
+
+
+def index_text(worst: Worst) -> str:
+    """`[0, 12]`; empty for a 0-d tensor."""
+    return f"[{', '.join(map(str, worst.index))}]" if worst.index else ""
+
+
+def badness(result: Result) -> tuple[int, float]:
+    """Orders results by how bad they are: NaN above infinity above the multiple of the limit."""
+    error = value_of(judged(result.figures, result.gate).upper)
+    if math.isnan(error):
+        return (2, math.inf)
+    return (1, math.inf) if math.isinf(error) else (0, error / result.limit if result.limit > 0 else error)
+
+
+def wrong_results(run: Run) -> list[Found]:
+    """Every wrong result of a judged kernel, in the order of the record."""
+    return [
+        Found(kernel, result, result.worst[0] if result.worst else None)
+        for kernel in run.kernels
+        for result in kernel.results
+        if result.status == "wrong" and not kernel.peer
+    ]
+
+
+def failures(run: Run) -> list[KernelRun]:
+    """Kernels that raised, crashed or hung, peers included: nothing of that is silent."""
+    return [kernel for kernel in run.kernels if kernel.status in ("error", "crashed", "timeout")]
+
+
+def worst_result(run: Run) -> Found | None:
+    """The worst of the wrong results: the one to look at first."""
+    return max(wrong_results(run), key=lambda found: badness(found.result), default=None)
+
+
+def setting(run: Run) -> str:
+    """Where and how: `cuda, profile default, seed 0, 3 min 32 s`; backends never mix."""
+    parts = [
+        clean(run.backend),
+        f"profile {clean(run.profile)}",
+        f"seed {run.seed}",
+        seconds(run.seconds),
+    ]
+    return ", ".join(parts)
+
+
+def not_measured(run: Run) -> list[str]:
+    """One line for each thing that was asked for and has no figures: skipped kernels, the rest."""
+    skipped = [
+        f"{clean(kernel.name)} was skipped" + (f": {clean(kernel.message)}" if kernel.message else "")
+        for kernel in run.kernels
+        if kernel.status == "skipped"
+    ]
+    return skipped + [clean(line) for line in run.incomplete]
+
+
+def counts(run: Run) -> dict[str, int]:
+    """How many kernels have each standing that occurs, in the order of `STATUS_WORD`."""
+    found = [standing(kernel) for kernel in run.kernels]
+    return {status: found.count(status) for status in STATUS_WORD if status in found}
+
+
+def sentence(run: Run, *, dash: str = "\N{EN DASH}") -> str:
+    """The verdict as one sentence, beginning with pass, fail or incomplete."""
+    return f"{run.verdict}: {'; '.join(clauses(run, dash=dash))}"
+
+
+def clauses(run: Run, *, dash: str = "\N{EN DASH}") -> list[str]:
+    """The sentence after its first word, in parts: what was found, the worst, what is missing."""
+    found = counts(run)
+    total = sum(count for status, count in found.items() if status != "peer")
+    if not total:
+        return ["no kernel was judged" if run.kernels else "no kernel was measured"]
+    missing = _missing(run, found)
+    if run.verdict == "incomplete":
+        return [f"nothing wrong was seen, but {missing}"]
+    if run.verdict == "pass":
+        ran = found.get("ok", 0)
+        who = (
+            "1 kernel is"
+            if ran == 1
+            else f"all {ran:,} kernels that ran are"
+            if missing
+            else f"all {ran:,} kernels are"
+        )
+        results = sum(len(kernel.results) for kernel in run.kernels if standing(kernel) == "ok")
+        parts = [f"{who} within the declared limits ({plural(results, 'result')})"]
+    else:
+        parts = [listed(_failed(found, total))]
+        worst = worst_result(run)
+        if worst is not None:
+            figure = maximum(worst.result.figures, worst.result.gate, dash=dash)
+            figure = figure if figure == "NaN" else f"{figure} ULP"
+            parts.append(f"the worst is {title(worst.kernel, worst.result)}: {figure}")
+    return parts + ([missing] if missing else [])
+
+
+def _failed(found: dict[str, int], total: int) -> list[str]:
+    parts: list[str] = []
+    for status in FAILED:
+        if count := found.get(status, 0):
+            verb = {
+                "wrong": "is wrong" if count == 1 else "are wrong",
+                "crashed": "crashed",
+                "timeout": "timed out",
+                "error": "raised an error",
+            }[status]
+            noun = "kernels" if total > 1 else "kernel"
+            parts.append(f"{count:,} {verb}" if parts else f"{count:,} of {total:,} {noun} {verb}")
+    return parts
+
+
+def _missing(run: Run, found: dict[str, int]) -> str:
+    parts = []
+    if skipped := found.get("skipped", 0):
+        parts.append(f"{plural(skipped, 'kernel')} {'was' if skipped == 1 else 'were'} skipped")
+    if lines := len(run.incomplete):
+        parts.append(f"{plural(lines, 'part')} of the run did not happen")
+    return listed(parts)
+
+
+def title(kernel: KernelRun, result: Result) -> str:
+    """`my_gelu y bfloat16`."""
+    return f"{name_of(kernel)} {clean(result.output)} {clean(result.dtype)}"
+
+
+def rerun(kernel: KernelRun) -> str:
+    """The command that measures one kernel again."""
+    return f"verify run {shlex.quote(clean(kernel.target))}"
+
+
+def next_command(run: Run, *, record: str = "run.json") -> str:
+    """The one command to type next: replay the worst, rerun what failed, or write the report.
+
+    `record` is where the run was saved, if the caller knows.
+    """
+    worst = worst_result(run)
+    if worst is not None and worst.worst is not None:
+        return clean(worst.worst.replay)
+    found = {standing(kernel): kernel for kernel in reversed(run.kernels)}  # the first of each standing
+    for status in FAILED:
+        if status in found:
+            return rerun(found[status])
+    if run.verdict == "incomplete":
+        if "skipped" in found and not run.incomplete:
+            return "verify doctor"
+        return clean(run.command) if run.incomplete and run.command else "verify list"
+    return f"verify report {shlex.quote(record)} --html report.html"

@@ -1,0 +1,210 @@
+"""How figures are written: every number and word that a report prints comes from here.
+
+Errors are rounded up, never down: a printed maximum is at least the measured one, so 0.50004 does
+not read as 0.5 and 4.00001 does not read as the limit 4. Shares say 0% only for none, 100% only for
+all.
+
+>>> [ulp(x) for x in (0.0, 0.5, 0.50004, 2.25, 254.9, 1234.0, 1.68e7, "nan")]
+['0', '0.5', '0.501', '2.25', '254.9', '1,234', '1.7e+07', 'NaN']
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from decimal import ROUND_CEILING, Decimal
+from typing import Any
+
+from verify.record import Basis, Number, RegimeFigures, value_of
+
+# Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters,
+# which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def clean(text: str) -> str:
+    """The text on one line; invisible and controlling characters are spelled out as `\\x1b`."""
+    return "".join(_visible(char) for char in text)
+
+
+def clean_lines(text: str) -> list[str]:
+    """The lines of a message, each clean, without blank lines at either end."""
+    lines = text.replace("\r\n", "\n").expandtabs(4).strip("\n").split("\n")
+    return [clean(line.rstrip()) for line in lines]
+
+
+def _visible(char: str) -> str:
+    if unicodedata.category(char) not in _UNSAFE:
+        return char
+    if char in _NAMED:
+        return _NAMED[char]
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def ulp(value: Number) -> str:
+    """A magnitude of error, rounded up: 0.5, 0.501, 2.25, 254.9, 1,234, 1.7e+07, inf, NaN.
+
+    Three significant digits below 10, one decimal below 1,000, whole below 10,000, two digits with
+    an exponent beyond and below 0.001. A value below 1 never reads as 1: that is the line between
+    faithful and not, so digits are added until it shows.
+    """
+    size = value_of(value)
+    if math.isnan(size):
+        return "NaN"
+    sign = "-" if size < 0 else ""
+    size = abs(size)
+    if math.isinf(size):
+        return sign + "inf"
+    # The shortest decimal that names the double: 254.9 is meant, not 254.900000000000005...
+    exact = Decimal(repr(size))
+    if exact == 0:
+        return "0"
+    if exact >= 10_000 or exact < Decimal("0.001"):
+        return sign + _scientific(exact)
+    if exact >= 1000:
+        whole = int(exact.to_integral_value(ROUND_CEILING))
+        return sign + (f"{whole:,}" if whole < 10_000 else _scientific(exact))
+    decimals = 1 if exact >= 10 else 2 - exact.adjusted()
+    rounded = _up(exact, decimals)
+    while exact < 1 <= rounded:
+        decimals += 1
+        rounded = _up(exact, decimals)
+    if rounded >= 1000:
+        return sign + f"{int(rounded):,}"
+    text = format(rounded, "f")
+    return sign + (text.rstrip("0").rstrip(".") if "." in text else text)
+
+
+def signed_ulp(value: Number) -> str:
+    """A signed error: +254.9, -0.501, 0, inf, NaN."""
+    text = ulp(value)
+    return text if text.startswith("-") or text in ("0", "inf", "NaN") else "+" + text
+
+
+def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
+    """A maximum and what it cannot exceed: the latter alone if within 1%, else `0.81-0.97`."""
+    if value_of(high) <= 1.01 * value_of(low):
+        return ulp(high)
+    first, second = ulp(low), ulp(high)
+    return first if first == second else f"{first}{dash}{second}"
+
+
+def share(count: int, total: int) -> str:
+    """A count as a share: 0% only for none, 100% only for all."""
+    if count == 0:
+        return "0%"
+    if count >= total:
+        return "100%"
+    percent = 100 * count / total
+    if percent < 0.01:
+        return "<0.01%"
+    if percent > 99.9:
+        return ">99.9%"
+    return f"{percent:.1f}%" if percent >= 10 else f"{percent:.2g}%" if percent < 1 else f"{percent:.2f}%"
+
+
+def plural(count: int, noun: str) -> str:
+    """1 kernel, 2 kernels, 65,536 inputs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listed(items: list[str]) -> str:
+    """a, b and c."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def basis(value: Basis) -> str:
+    """What a maximum rests on: `exhaustive, 65,536 inputs`, `observed over 4,096 cases, seed 0`."""
+    return str(value)
+
+
+def basis_short(value: Basis) -> str:
+    """The same for narrow tables: `all 2^16`, `seen 1,048,577`, `proven 4,096`."""
+    word = {"exhaustive": "all", "observed": "seen", "certified": "proven"}[value.kind]
+    exponent = value.n.bit_length() - 1
+    return f"{word} 2^{exponent}" if exponent >= 16 and value.n == 1 << exponent else f"{word} {value.n:,}"
+
+
+def decimal(value: Number) -> str:
+    """A plain number, such as the edge of a regime or a limit: -5.25, 1e-20, inf."""
+    number = value_of(value)
+    return f"{number:.6g}" if math.isfinite(number) else ulp(value)
+
+
+def region(regime: RegimeFigures) -> str:
+    """Where a regime lies, low end included: `-5 to 0`, `below -5`, `5 and above`."""
+    if regime.low is None and regime.high is None:
+        return ""
+    low = -math.inf if regime.low is None else value_of(regime.low)
+    high = math.inf if regime.high is None else value_of(regime.high)
+    if low == -math.inf:
+        return "everywhere" if high == math.inf else f"below {decimal(high)}"
+    return f"{decimal(low)} and above" if high == math.inf else f"{decimal(low)} to {decimal(high)}"
+
+
+def power(value: Number) -> str:
+    """An edge of the histogram, a power of two or zero: 0, 1/16, -2, 1024, 2^24."""
+    number = value_of(value)
+    size = abs(number)
+    sign = "-" if number < 0 else ""
+    if size == 0 or math.isinf(size):
+        return f"{sign}inf" if size else "0"
+    mantissa, exponent = math.frexp(size)
+    if mantissa != 0.5:
+        return sign + decimal(size)
+    exponent -= 1
+    if exponent < 0:
+        return f"{sign}1/{1 << -exponent:,}"
+    return f"{sign}{1 << exponent:,}" if exponent <= 13 else f"{sign}2^{exponent}"
+
+
+def seconds(value: float) -> str:
+    """A duration: 0.31 s, 12.4 s, 3 min 20 s."""
+    if not value < 60:
+        return f"{int(value) // 60:,} min {int(value) % 60} s"
+    return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
+
+
+def call(op: str, params: dict[str, Any]) -> str:
+    """An op with its parameters: `gelu(approximate=tanh)`."""
+    inside = ", ".join(f"{clean(str(key))}={_plain(value)}" for key, value in params.items())
+    return f"{clean(op)}({inside})" if inside else clean(op)
+
+
+def flat(mapping: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as lines of key and text: {"gpu": {"name": ...}} gives ("gpu name", ...)."""
+    lines: list[tuple[str, str]] = []
+    for key, value in mapping.items():
+        name = f"{prefix} {clean(str(key))}".strip().replace("_", " ")
+        if isinstance(value, dict):
+            lines += flat(value, name) if value else [(name, "none")]
+        else:
+            lines.append((name, _plain(value)))
+    return lines
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return clean(value) or "none"
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in value)
+    return clean(json.dumps(value))
+
+
+def _up(value: Decimal, decimals: int) -> Decimal:
+    return value.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING)
+
+
+def _scientific(value: Decimal) -> str:
+    digits = int(value.scaleb(1 - value.adjusted()).to_integral_value(ROUND_CEILING))
+    exponent = value.adjusted()
+    if digits == 100:  # 9.99e6 rounds up into the next power of ten
+        digits, exponent = 10, exponent + 1
+    return f"{digits // 10}.{digits % 10}e{exponent:+03d}"

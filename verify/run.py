@@ -1,0 +1,300 @@
+"""One kernel, measured completely: every planned case, every output and gradient, beside PyTorch's own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from verify import formats
+from verify.backends import Backend
+from verify.cases import Case, problem_of
+from verify.declaration import Kernel
+from verify.element import describe
+from verify.errors import KernelError
+from verify.formats import Format
+from verify.judge import SAMPLE, Outcome, judge_result
+from verify.measure import Measured, run_baseline, run_kernel
+from verify.ops.op import Op, Problem, Regime
+from verify.plan import Group, plan
+from verify.record import (
+    Basis,
+    Figures,
+    KernelRun,
+    RegimeFigures,
+    Result,
+    Worst,
+    value_of,
+)
+from verify.regimes import NONFINITE, segments_of
+from verify.tally import KEEP, Tally, worst_of
+from verify.truth.fast import Truth, evaluate
+from verify.ulp import Policy
+
+Progress = Callable[[str], None]
+
+KEEP_SPECIAL = 3  # of its worst elements
+
+
+@dataclass
+class _Collected:
+    """What accumulates for one output over the cases of a group."""
+
+    fmt: Format
+    regimes: dict[str, Tally] = field(default_factory=dict)
+    bounds: dict[str, Regime] = field(default_factory=dict)
+    worst: list[tuple[float, Worst]] = field(default_factory=list)
+    special: list[tuple[float, Worst]] = field(default_factory=list)  # infinite or NaN inputs
+    escalated: int = 0
+    certificates: list[str] = field(default_factory=list)
+    n: int = 0
+
+    @property
+    def total(self) -> Tally:
+        """Everything but the infinite and NaN inputs, which are a regime of their own."""
+        merged = Tally()
+        for name, item in self.regimes.items():
+            if name != NONFINITE:
+                merged = merged.merge(item)
+        return merged
+
+
+def measure_kernel(
+    kernel: Kernel,
+    target: str,
+    backend: Backend,
+    *,
+    seed: int = 0,
+    dtypes: tuple[str, ...] = (),
+    progress: Progress = lambda text: None,
+) -> KernelRun:
+    """Everything about one kernel. A broken contract is a result too: status "error" with its message."""
+    started = time.monotonic()
+    notes: list[str] = []
+    results: list[Result] = []
+    status, message = "ok", ""
+    for dtype in dtypes or kernel.dtypes:
+        try:
+            for group in plan(kernel, dtype, backend.name, seed):
+                progress(f"{kernel.name} {dtype}")
+                results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
+        except KernelError as error:
+            status, message = "error", f"{dtype}: {error}"
+            break
+    if status == "ok" and any(result.status == "wrong" for result in results):
+        status = "wrong"
+    return KernelRun(
+        name=kernel.name,
+        target=target,
+        op=kernel.op.name,
+        params=dict(kernel.params),
+        promise=kernel.promise,
+        status=status,  # type: ignore[arg-type]
+        results=results,
+        message=message,
+        peer=kernel.peer,
+        notes=notes,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One case with its truth, put to a kernel and to the baseline alike: both had the same inputs."""
+
+    op: Op
+    case: Case
+    problem: Problem
+    truths: dict[str, Truth]
+    formats: dict[str, Format]
+    target: str
+    policy: Policy
+    seed: int
+
+
+def _measure_group(
+    kernel: Kernel,
+    target: str,
+    backend: Backend,
+    dtype: str,
+    group: Group,
+    seed: int,
+    notes: list[str],
+) -> list[Result]:
+    ours: dict[str, _Collected] = {}
+    theirs: dict[str, _Collected] = {}
+    # over many cases the worst ten come from different ones; a single case has to give them all
+    keep = KEEP if len(group.cases) == 1 else 2
+    for case in group.cases:
+        measured = run_kernel(kernel, case, backend.device)
+        for name in measured.missing:
+            note = f"no gradient {name}: autograd has no path to it"
+            if note not in notes:
+                notes.append(note)
+        question = _question(kernel, case, measured, group, target, seed)
+        _collect(question, measured.results, ours, keep=keep, sample=SAMPLE)
+        if not kernel.peer:
+            peer = run_baseline(kernel.op, case, backend.device, kernel.outputs)
+            _collect(question, peer.results, theirs, keep=1, sample=0)
+    return [_result(kernel, name, dtype, item, theirs.get(name), group, seed) for name, item in ours.items()]
+
+
+def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, target: str, seed: int) -> _Question:
+    wanted = tuple(name for name in measured.results if name.startswith("d") or not group.only_gradients)
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
+    kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
+    truths = evaluate(kernel.op, problem, kinds)
+    return _Question(kernel.op, case, problem, truths, kinds, target, kernel.policy, seed)
+
+
+def _collect(
+    question: _Question,
+    results: dict[str, Tensor],
+    into: dict[str, _Collected],
+    *,
+    keep: int,
+    sample: int,
+) -> None:
+    """Judge every result of one case and merge it in."""
+    op, case, problem = question.op, question.case, question.problem
+    for name, truth in question.truths.items():
+        if name not in results:
+            continue
+        got = results[name]
+        segments, regimes = segments_of(op, case, problem, name, tuple(got.shape))
+        outcome = judge_result(
+            op,
+            problem,
+            name,
+            got,
+            truth,
+            question.formats[name],
+            policy=question.policy,
+            segments=segments,
+            n_segments=len(regimes),
+            seed=question.seed,
+            sample=sample,
+            keep=keep,
+        )
+        item = into.setdefault(name, _Collected(fmt=question.formats[name]))
+        for regime, part in zip(regimes, outcome.tallies, strict=True):
+            if part.n:
+                item.regimes[regime.name] = item.regimes.get(regime.name, Tally()).merge(part)
+                item.bounds[regime.name] = regime
+        item.escalated += outcome.escalated
+        item.n += got.numel()
+        if outcome.certificate not in item.certificates:
+            item.certificates.append(outcome.certificate)
+        _keep_worst(question, name, got, outcome, regimes, item)
+
+
+def _keep_worst(
+    question: _Question,
+    result: str,
+    got: Tensor,
+    outcome: Outcome,
+    regimes: tuple[Regime, ...],
+    item: _Collected,
+) -> None:
+    """Add the worst elements of one case to the worst so far; infinite and NaN inputs have their own list."""
+    op, case, problem, target = question.op, question.case, question.problem, question.target
+    scaled = op.gate == "scaled"
+    for ordinary, kept, room in ((True, item.worst, KEEP), (False, item.special, KEEP_SPECIAL)):
+        found = [
+            entry
+            for regime, part in zip(regimes, outcome.tallies, strict=True)
+            if (regime.name != NONFINITE) == ordinary
+            for entry in part.worst
+            if entry[0] > 0.0
+        ]
+        for error, index in worst_of(found, room):
+            if len(kept) >= room and error <= kept[-1][0]:
+                break
+            judged = outcome.exact[index]
+            worst = describe(op, case, problem, result, got, index, judged, target, scaled=error if scaled else None)
+            kept.append((error, worst))
+            kept.sort(key=lambda entry: -entry[0])  # stable: earlier cases first among equals
+            del kept[room:]
+
+
+def _result(
+    kernel: Kernel,
+    name: str,
+    dtype: str,
+    item: _Collected,
+    peer: _Collected | None,
+    group: Group,
+    seed: int,
+) -> Result:
+    total = item.total
+    figures = total.figures()
+    gate = kernel.op.gate
+    limit = kernel.limit(dtype)
+    judged = _judged_upper(figures, gate)
+    special = item.regimes.get(NONFINITE, Tally())
+    worst = [entry for _, entry in [*item.worst, *item.special]]
+    reason = ""
+    # not (x <= limit): a NaN must fail
+    if not judged <= limit:
+        reason = _over_the_limit(figures, judged, limit, gate)
+    elif special.nonfinite:
+        reason = f"wrong at {special.nonfinite:,} infinite or NaN inputs, right at all others"
+        worst = [entry for _, entry in [*item.special, *item.worst]]  # first what the reason speaks of
+    exhaustive = group.exhaustive
+    regimes = [
+        RegimeFigures(
+            name=regime,
+            low=_finite(item.bounds[regime].low),
+            high=_finite(item.bounds[regime].high),
+            figures=part.figures(),
+            baseline=None if peer is None or regime not in peer.regimes else peer.regimes[regime].figures(),
+        )
+        for regime, part in item.regimes.items()
+    ]
+    return Result(
+        output=name + (group.label if name.startswith("d") else ""),
+        dtype=dtype,
+        basis=Basis(
+            kind="exhaustive" if exhaustive else "observed",
+            n=item.n,
+            seed=None if exhaustive else seed,
+        ),
+        gate=gate,
+        limit=limit,
+        status="wrong" if reason else "ok",
+        reason=reason,
+        figures=figures,
+        regimes=regimes,
+        histogram=total.histogram(),
+        worst=worst,
+        escalated=item.escalated,
+        certificate="; ".join(item.certificates),
+        baseline=None if peer is None else peer.total.figures(),
+        baseline_name="" if peer is None else f"torch {torch.__version__}",
+        baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:3]],
+    )
+
+
+def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str) -> str:
+    unit = "scaled ULP" if gate == "scaled" else "ULP"
+    if math.isnan(judged):
+        return f"NaN at {figures.nonfinite:,} of {figures.n:,} inputs whose exact answer is a number"
+    if math.isinf(judged):
+        return f"infinite or unbounded error at {figures.nonfinite:,} of {figures.n:,} inputs"
+    proven = figures.scaled_max if gate == "scaled" else figures.max_ulp
+    if proven is not None and not value_of(proven) > limit:
+        return f"not proven within {limit:g} {unit}: up to {judged:.4g} cannot be excluded"
+    return f"{judged:.4g} {unit}, the limit is {limit:g}"
+
+
+def _judged_upper(figures: Figures, gate: str) -> float:
+    upper = figures.scaled_upper if gate == "scaled" else figures.max_upper
+    return math.nan if upper is None else value_of(upper)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,217 @@
+"""A whole run: targets to kernels, every kernel in a worker, everything into one record.
+
+A target that cannot be imported, a kernel that raises, hangs or takes the process down: each becomes its own
+line, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from verify.errors import TruthError, UsageError
+from verify.isolate import Worker, WorkerDied, WorkerTimeout
+from verify.record import SCHEMA, KernelRun, Run
+
+START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
+
+
+@dataclass
+class Session:
+    """Settings of a run, and the lines about what could not be asked for."""
+
+    backend: str | None = None
+    seed: int = 0
+    timeout: float = 600.0
+    dtypes: tuple[str, ...] = ()
+    profile: str = "default"
+    jobs: int = 0  # 0: one on a GPU, one per core on the interpreter
+    progress: Callable[[str], None] = lambda text: None
+    usage: list[str] = field(default_factory=list)
+
+
+def answer(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply of a worker, or the error it carries."""
+    if "usage" in reply:
+        raise UsageError(reply["usage"], hint=reply.get("hint") or None)
+    if "truth" in reply:
+        raise TruthError(reply["truth"])
+    if "kernel" in reply:
+        raise UsageError(reply["kernel"])
+    if "internal" in reply:
+        raise RuntimeError(f"verify itself failed in the worker: {reply['internal']}")
+    return reply
+
+
+def describe_target(worker: Worker, target: str, timeout: float = START_SECONDS) -> list[dict[str, Any]]:
+    """The kernels that a target declares."""
+    try:
+        kernels: list[dict[str, Any]] = answer(worker.ask({"do": "list", "target": target}, timeout=timeout))["kernels"]
+        return kernels
+    except WorkerTimeout:
+        raise UsageError(f"{target}: importing it took more than {timeout:g} s; stopped") from None
+    except WorkerDied as died:
+        raise UsageError(f"{target}: importing it ended the process: {died}") from None
+
+
+def run(targets: Sequence[str], session: Session, command: str) -> Run:
+    """Measure every kernel of every target."""
+    started = time.monotonic()
+    incomplete: list[str] = []
+    with Worker(session.backend) as worker:
+        session.progress("starting")
+        about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
+        work: list[tuple[str, dict[str, Any]]] = []
+        for target in targets:
+            try:
+                found = describe_target(worker, target)
+            except UsageError as error:
+                session.usage.append(str(error))
+                incomplete.append(error.message)
+                continue
+            source = target.partition("::")[0]
+            work += [(f"{source}::{item['name']}", item) for item in found]
+        kernels = _measure_all(worker, work, about, session)
+    for kernel in kernels:
+        if kernel.status in ("crashed", "timeout"):
+            incomplete.append(f"{kernel.name}: {kernel.message}")
+    bare = Run(
+        schema=SCHEMA,
+        id="",
+        created="",
+        command=command,
+        backend=about["backend"],
+        seed=session.seed,
+        profile=session.profile,
+        environment=about["environment"],
+        kernels=kernels,
+        incomplete=incomplete,
+    )
+    return msgspec.structs.replace(
+        bare,
+        id=identity(bare),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _measure_all(
+    first: Worker, work: list[tuple[str, dict[str, Any]]], about: dict[str, Any], session: Session
+) -> list[KernelRun]:
+    """Measure every kernel, `session.jobs` at a time, each job in a worker of its own; results in order."""
+    jobs = session.jobs or (1 if about["backend"] == "cuda" else os.cpu_count() or 1)
+    jobs = max(1, min(jobs, len(work)))
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    workers = [first, *(Worker(session.backend) for _ in range(jobs - 1))]
+    for worker in workers:
+        idle.put(worker)
+    done = 0
+
+    def say(text: str) -> None:
+        session.progress(f"{done}/{len(work)} {text}")
+
+    def one(target: str, item: dict[str, Any]) -> KernelRun:
+        nonlocal done
+        worker = idle.get()
+        try:
+            return _measure(worker, target, item, about, session, say)
+        finally:
+            done += 1
+            idle.put(worker)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return list(pool.map(lambda pair: one(*pair), work))
+        finally:
+            # after an error of the harness or Ctrl-C nobody waits for what is still running
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.stop()
+
+
+def identity(run: Run) -> str:
+    """12 hex digits of everything in a run but dates and timings."""
+    timeless = msgspec.structs.replace(
+        run,
+        id="",
+        created="",
+        seconds=0.0,
+        kernels=[msgspec.structs.replace(item, seconds=0.0) for item in run.kernels],
+    )
+    return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]
+
+
+def _measure(
+    worker: Worker,
+    target: str,
+    item: dict[str, Any],
+    about: dict[str, Any],
+    session: Session,
+    progress: Callable[[str], None],
+) -> KernelRun:
+    def failed(status: Any, message: str, hint: str = "") -> KernelRun:
+        return KernelRun(
+            name=item["name"],
+            target=target,
+            op=item["op"],
+            params=item["params"],
+            promise=item["promise"],
+            status=status,
+            results=[],
+            message=message,
+            hint=hint,
+            peer=item["peer"],
+        )
+
+    if about["backend"] not in item["backends"]:
+        return failed(
+            "skipped",
+            f"declared for {', '.join(item['backends'])}; this run is on {about['backend']}",
+        )
+    wanted = [name for name in session.dtypes if name in item["dtypes"]]
+    if session.dtypes and not wanted:
+        return failed("skipped", f"declares {', '.join(item['dtypes'])}; --dtype asks for others")
+    request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted}
+    again = f"verify run {target}"
+    if not worker.alive:
+        # importing torch again after a crash is not the next kernel's time
+        describe_target(worker, target)
+    try:
+        reply = worker.ask(request, timeout=session.timeout, progress=progress)
+    except WorkerTimeout:
+        return failed(
+            "timeout",
+            f"no result within {session.timeout:g} s; stopped",
+            f"{again} --timeout SECONDS",
+        )
+    except WorkerDied as died:
+        return failed("crashed", f"{died}", again)
+    if "kernel" in reply:
+        return failed("error", reply["kernel"], again)
+    if "usage" in reply:
+        return failed("error", reply["usage"], reply.get("hint", ""))
+    if "internal" in reply:
+        worker.stop()
+        return failed("error", f"verify itself failed: {reply['internal']}", again)
+    done = msgspec.convert(answer(reply)["run"], KernelRun)
+    if done.status == "error" and about["backend"] == "cuda":
+        worker.stop()  # an illegal access poisons the CUDA context: the next kernel gets a fresh process
+    if done.status == "error" and not done.hint:
+        done = msgspec.structs.replace(done, hint=again)
+    return done
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command as the user would type it again."""
+    import shlex
+
+    return "verify " + " ".join(shlex.quote(item) for item in arguments)

@@ -1,0 +1,250 @@
+"""Single elements judged exactly: precision is raised until rounding and error are decided (Ziv's strategy).
+
+Two routes lead to every exact value: mpmath evaluates a stable formula, Arb encloses the value in a ball.
+Both must be able to hold the same real number, else `TruthError` stops the run: the harness is wrong.
+Arb alone serves in bulk (several times faster), mpmath joins for every number that is printed.
+
+Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last bit",
+ACM TOMS 17 (1991).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from verify.errors import TruthError
+from verify.formats import Format, floor_log2, power_of_two
+from verify.ops.op import Point
+from verify.truth.enclosure import Enclosure, from_arb, from_mpmath
+from verify.ulp import Policy
+
+START_PRECISION = 160
+MAX_PRECISION = 20_480
+_SETTLED = Fraction(1, 1 << 40)  # an error figure is known once its interval is this narrow, relatively
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on one element. `ulp` is signed, in units of 2^exponent, infinite for a mismatch.
+
+    `right_bits` is the correctly rounded pattern, None where the truth is NaN.
+    """
+
+    ulp: float
+    exponent: int
+    misrounded: bool
+    right_bits: int | None
+    enclosure: Enclosure
+    precision: int
+    routes: int
+
+
+def enclose(point: Point, precision: int, *, both: bool) -> tuple[Enclosure | None, int]:
+    """The tightest enclosure at a precision and the number of routes that agreed on it."""
+    ball = None if point.arb is None else from_arb(point.arb(precision))
+    if ball is not None and not both:
+        return ball, 1
+    number = from_mpmath(point.mp(precision), precision)
+    if point.arb is not None and ball is None and number.kind == "nan":
+        return number, 2  # both routes find no value
+    if point.arb is None:
+        # one formula only: the second route is the same one at more than twice the precision
+        finer = from_mpmath(point.mp(2 * precision + 64), 2 * precision + 64)
+        if not number.meets(finer):
+            raise TruthError(_disagreement("mpmath", number, "mpmath at twice the precision", finer))
+        return finer, 1
+    if ball is None:
+        return None, 2
+    if not number.meets(ball):
+        raise TruthError(_disagreement("mpmath", number, "Arb", ball))
+    if number.kind != "real":
+        return number, 2
+    return Enclosure(max(number.low, ball.low), min(number.high, ball.high)), 2
+
+
+def settle(
+    point: Point,
+    decided: Callable[[Enclosure], bool],
+    *,
+    both: bool = True,
+    start: int = START_PRECISION,
+) -> tuple[Enclosure, int, int]:
+    """Raise the precision until `decided` holds; (enclosure, precision, routes)."""
+    precision = start
+    while True:
+        enclosure, routes = enclose(point, precision, both=both)
+        if enclosure is not None and (enclosure.kind != "real" or decided(enclosure)):
+            return enclosure, precision, routes
+        if precision >= MAX_PRECISION:
+            if enclosure is None:
+                raise TruthError(f"no finite enclosure of an exact value at {precision} bits")
+            return _as_tie(enclosure), precision, routes
+        precision *= 2
+
+
+def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Policy | None = None) -> Judged:
+    """Judge one output pattern against the exact value."""
+    policy = policy or Policy()
+
+    def decided(enclosure: Enclosure) -> bool:
+        if not fmt.is_nan(got):
+            low, high = error_range(fmt, got, enclosure)
+            if not high - low <= _SETTLED * max(Fraction(1), abs(low)):
+                return False
+        return _magnitude(fmt, fmt.round(enclosure.low)) == _magnitude(fmt, fmt.round(enclosure.high))
+
+    enclosure, precision, routes = settle(point, decided, both=both)
+    right, ulp, exponent = _compare(fmt, got, enclosure, policy)
+    misrounded = not _same(fmt, got, right)
+    if ulp == 0.0 and right is not None and enclosure.kind == "real":
+        misrounded = False  # exact, or excused by the policy
+    if right is None:
+        misrounded = ulp != 0.0
+    if policy.signed_zero == "strict" and _magnitude(fmt, got) == 0 and abs(ulp) <= 0.5:
+        # where the truth itself is zero, its sign is not known here
+        side = -1 if enclosure.high < 0 else int(enclosure.low > 0)
+        misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
+    return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes)
+
+
+def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tuple[int | None, float, int]:
+    """(correctly rounded pattern, signed error, exponent of its unit) under a policy."""
+    infinite = float("inf")
+    if enclosure.kind == "nan":
+        accepted = fmt.is_nan(got) or policy.nan == "any"
+        return None, 0.0 if accepted else infinite, fmt.min_ulp_exponent
+
+    top = fmt.overflow - (fmt.ulp(fmt.max_finite) if policy.overflow == "saturate" else 0)
+    if enclosure.kind == "real":
+        low, high = (min(max(end, -top), top) for end in (enclosure.low, enclosure.high))
+    else:
+        low = high = top if enclosure.kind == "inf" else -top
+    inner = Enclosure(low, high)
+    exponent = fmt.ulp_exponent(inner.low if abs(low) > abs(high) else inner.high)
+    right = _nearest(fmt, low, saturate=policy.overflow == "saturate")
+    negative = low < 0
+
+    if fmt.is_nan(got):
+        if fmt.has_inf or not fmt.is_nan(right):
+            return right, infinite, exponent
+        # e4m3fn overflows to NaN, which stands where infinity would
+        place = -fmt.overflow if negative else fmt.overflow
+        return right, _to_float((place - (low + high) / 2) / power_of_two(exponent)), exponent
+    if enclosure.kind != "real" and fmt.is_inf(got) and fmt.is_negative(got) != negative:
+        return right, infinite, exponent
+    if policy.overflow == "strict" and fmt.is_inf(got) != (enclosure.kind != "real"):
+        beyond = enclosure.kind == "real" and max(abs(low), abs(high)) > fmt.max_finite
+        if not beyond:
+            return right, infinite, exponent
+    flushed = policy.subnormals == "flush" and max(abs(low), abs(high)) < fmt.min_normal
+    if flushed and _magnitude(fmt, got) == 0:
+        return right, 0.0, exponent
+    smallest, largest = error_range(fmt, got, inner)
+    return right, _to_float((smallest + largest) / 2), exponent
+
+
+def _nearest(fmt: Format, real: Fraction, *, saturate: bool) -> int:
+    bits = fmt.round(real)
+    if saturate and (bits & ~fmt.sign_bit) == fmt.inf_bits:
+        bits = (bits & fmt.sign_bit) | fmt.max_bits
+    return bits
+
+
+def _same(fmt: Format, got: int, right: int | None) -> bool:
+    if right is None:
+        return fmt.is_nan(got)
+    if fmt.is_nan(got):
+        return fmt.is_nan(right)
+    return _magnitude(fmt, got) == _magnitude(fmt, right)
+
+
+def error_range(fmt: Format, got: int, enclosure: Enclosure) -> tuple[Fraction, Fraction]:
+    """Smallest and largest error that the enclosure allows, across a change of binade too."""
+    ends = [fmt.error(got, enclosure.low), fmt.error(got, enclosure.high)]
+    exponents = {fmt.ulp_exponent(enclosure.low), fmt.ulp_exponent(enclosure.high)}
+    if len(exponents) > 1 and enclosure.low * enclosure.high > 0:
+        outer = max(abs(enclosure.low), abs(enclosure.high))
+        boundary = power_of_two(floor_log2(outer))
+        if enclosure.high < 0:
+            boundary = -boundary
+        at_boundary = fmt.error(got, boundary)
+        ends += [at_boundary, at_boundary * 2]
+    return min(ends), max(ends)
+
+
+def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
+    """The correctly rounded pattern of an exact value (NaN where there is none)."""
+
+    def decided(enclosure: Enclosure) -> bool:
+        return _magnitude(fmt, fmt.round(enclosure.low)) == _magnitude(fmt, fmt.round(enclosure.high))
+
+    enclosure, _, _ = settle(point, decided, both=both, start=fmt.precision + 60)
+    if enclosure.kind == "nan":
+        return fmt.nan_bits
+    if enclosure.kind != "real":
+        return fmt.inf_bits | (fmt.sign_bit if enclosure.kind == "-inf" else 0)
+    return fmt.round(enclosure.low if enclosure.low != 0 else enclosure.high)
+
+
+def digits(point: Point, count: int = 30) -> str:
+    """The exact value in decimal, `count` significant digits, from mpmath."""
+    import mpmath
+
+    value: Any = point.mp(int(count * 3.4) + 40)
+    if mpmath.isnan(value):
+        return "nan"
+    if mpmath.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return str(mpmath.nstr(value, count, strip_zeros=True, min_fixed=-5, max_fixed=count))
+
+
+def _as_tie(enclosure: Enclosure) -> Enclosure:
+    """The exact number with the shortest expansion inside an enclosure that no precision could split.
+
+    Arithmetic that is exact in the reals (a dot product of floats, a halving) lands on a midpoint of the
+    format; an mpmath value then never leaves it, however many bits it has.
+    """
+    if enclosure.low <= 0 <= enclosure.high:
+        return Enclosure(Fraction(0), Fraction(0))
+    middle = (enclosure.low + enclosure.high) / 2
+    unit = power_of_two(floor_log2(middle) - 2_200)  # longer than any midpoint of a float64 result
+    rounded = round(middle / unit) * unit
+    if not enclosure.low <= rounded <= enclosure.high:
+        raise TruthError(
+            f"an exact value near {float_or_text(middle)} is not decided at {MAX_PRECISION} bits, and no "
+            "short number lies within its enclosure; this is an error of the op's definition"
+        )
+    return Enclosure(rounded, rounded)
+
+
+def _magnitude(fmt: Format, bits: int) -> int:
+    """A pattern with both zeros made one: the sign of a zero is a matter of policy, not of rounding."""
+    return 0 if bits & ~fmt.sign_bit == 0 else bits
+
+
+def _to_float(error: Fraction) -> float:
+    try:
+        return float(error)
+    except OverflowError:
+        return float("inf") if error > 0 else float("-inf")
+
+
+def _disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
+    def show(item: Enclosure) -> str:
+        return item.kind if item.kind != "real" else f"{float_or_text(item.low)}..{float_or_text(item.high)}"
+
+    return (
+        f"two routes to one exact value disagree: {first} gives {show(a)}, {second} gives {show(b)}; "
+        "this is an error of the op's definition, no verdict is given"
+    )
+
+
+def float_or_text(value: Fraction) -> str:
+    """A rational for a message."""
+    try:
+        return repr(float(value))
+    except OverflowError:
+        return f"about 2^{floor_log2(value)}"

@@ -1,0 +1,111 @@
+"""Truth for whole tensors: float64 on the device with a certified bound, or exact values as float64 pairs.
+
+`evaluate` returns, for each wanted result, a `Truth`: value (+ low), how far the real number may be from it
+(`bound`) and the scale of its terms. For formats up to float32 that is one vectorised float64 pass whose
+bound comes from the certificate. float64 results have no wider hardware format to stand on, so every
+element is evaluated exactly and carried as high + low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from verify.errors import TruthError
+from verify.formats import Format
+from verify.ops.op import Op, Point, Problem
+from verify.truth import certificate
+from verify.truth.enclosure import Enclosure, to_double_double
+from verify.truth.exact import settle
+
+_PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
+_PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
+_VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The truth of one result: value + low within `bound`, in the shape of the result."""
+
+    value: Tensor
+    low: Tensor | None
+    bound: Tensor
+    scale: Tensor
+    certificate: str
+
+
+def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:
+    """The truth of every result in `problem.results`; `formats` names the format each is judged in."""
+    fast = op.fast(problem)
+    truths = {}
+    for result in problem.results:
+        reference = fast[result]
+        device = certificate.device_kind(reference.value.device)
+        if formats[result].name == "float64":
+            truths[result] = _exactly(op, problem, result, reference.scale)
+            continue
+        units, sentence = certificate.units_for(op.name, problem.params, result, device)
+        if op.kind == "contraction":
+            # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the
+            # certificate was measured on short ones
+            units += _terms(problem)
+        bound = reference.scale.abs() * (units * 2.0**-53) + certificate.SLACK
+        finite = torch.isfinite(reference.value)
+        bound = torch.where(finite, bound, torch.zeros_like(bound))
+        truths[result] = Truth(reference.value, None, bound, reference.scale, sentence)
+    return truths
+
+
+def _terms(problem: Problem) -> int:
+    """No sum in a contraction or its gradients is longer than the largest dimension of its operands."""
+    return max(
+        (size for value in problem.inputs.values() if value is not None for size in value.shape),
+        default=1,
+    )
+
+
+def _exactly(op: Op, problem: Problem, result: str, scale: Tensor) -> Truth:
+    count = scale.numel()
+    points = op.points(problem, result, range(count))
+    pairs = [to_double_double(_tight(point)) for point in points]
+    both = torch.tensor(pairs, dtype=torch.float64, device=scale.device).reshape(count, 2)
+    value = both[:, 0].reshape(scale.shape)
+    low = both[:, 1].reshape(scale.shape)
+    bound = value.abs() * 2.0**-104
+    # a pair cannot hold a tiny truth: `low` is then rounded to the spacing of subnormals
+    bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
+    settled = ~torch.isfinite(value) & (low == 0)
+    return Truth(value, low, torch.where(settled, 0.0, bound), scale, "exact")
+
+
+def _tight(point: Point) -> Enclosure:
+    def narrow(enclosure: Enclosure) -> bool:
+        width = enclosure.high - enclosure.low
+        if width * (1 << _PAIR_BITS) <= abs(enclosure.low) or enclosure.is_exact:
+            return True
+        one_side = enclosure.low >= 0 or enclosure.high <= 0
+        return one_side and max(abs(enclosure.low), abs(enclosure.high)) <= _VANISHED
+
+    return settle(point, narrow, both=False)[0]
+
+
+def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -> None:
+    """Stop the run if a re-sampled element lies outside the certificate's bound."""
+    flat_value = truth.value.reshape(-1)
+    flat_bound = truth.bound.reshape(-1)
+    for point, index in zip(points, indices, strict=True):
+        high, low = to_double_double(_tight(point))
+        value, bound = float(flat_value[index]), float(flat_bound[index])
+        if value != value and high != high:
+            continue
+        if value == high:
+            continue
+        if not abs((value - high) - low) <= bound:
+            raise TruthError(
+                f"the fast reference gives {value!r}, the exact value is {high!r}: further apart than the "
+                f"certified bound {bound:.3e}; run `verify certify` on this machine"
+            )
