@@ -9,27 +9,29 @@ from kernels import layer_norm as triton_layer_norm
 
 FLOATS = ["bfloat16", "float16", "float32", "float64"]
 COMPARED = ["bfloat16", "float16", "float32"]
+# float64 has no wider format to compute in: compensated pairs, a few roundings
+LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1, "float64": 4}
 
 
-@verify.kernel(op="layer_norm", dtypes=FLOATS, max_ulp=2, gradients=True)
+@verify.kernel(op="layer_norm", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
 def layer_norm(x, weight, bias, *, eps):
     """The Triton kernel."""
     return triton_layer_norm.layer_norm(x, weight, bias, eps=eps)
 
 
-@verify.kernel(op="layer_norm", operands=["x"], dtypes=FLOATS, max_ulp=2, gradients=True)
+@verify.kernel(op="layer_norm", operands=["x"], dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
 def layer_norm_bare(x, *, eps):
     """The Triton kernel without weight and bias."""
     return triton_layer_norm.layer_norm(x, eps=eps)
 
 
-@verify.kernel(op="layer_norm_residual", dtypes=FLOATS, max_ulp=2, gradients=True)
+@verify.kernel(op="layer_norm_residual", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
 def layer_norm_residual(x, residual, weight, bias, *, eps):
     """The Triton kernel of x + residual; returns the sum too."""
     return triton_layer_norm.layer_norm_residual(x, residual, weight, bias, eps=eps)
 
 
-@verify.kernel(op="layer_norm_residual_bias", dtypes=FLOATS, max_ulp=2, gradients=True)
+@verify.kernel(op="layer_norm_residual_bias", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
 def layer_norm_residual_bias(x, residual, input_bias, weight, bias, *, eps):
     """The Triton kernel of x + input_bias + residual; returns the sum too."""
     return triton_layer_norm.layer_norm_residual_bias(x, residual, input_bias, weight, bias, eps=eps)

@@ -530,3 +530,12 @@ def test_errors_do_not_depend_on_the_shape_or_on_autograd() -> None:
     flat = errors(got.detach().contiguous().reshape(-1), truth.reshape(-1), fmt)
     assert torch.equal(whole.ulp, flat.ulp)
     assert not whole.ulp.requires_grad
+
+
+def test_an_unusable_scale_does_not_excuse_an_error() -> None:
+    got = torch.tensor([1.5, 1.5], dtype=torch.float32)
+    truth = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    scale = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)
+    found = errors(got, truth, named("float32"), scale=scale)
+    assert found.scaled is not None
+    assert found.scaled.tolist() == [2.0**22, 2.0**22]

@@ -260,6 +260,8 @@ def _limit(where: str, limit: Any) -> float:
 
 
 def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
+    if isinstance(getattr(function, "__self__", None), type):
+        return frozenset()  # Function.apply: its signature says **kwargs, its forward takes none
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -68,6 +68,58 @@ def run_kernel(
     )
 
 
+@dataclass(frozen=True)
+class Graph:
+    """One call on tensors at hand: the outputs as autograd has them, and the leaves that they hang on."""
+
+    outputs: dict[str, Tensor]
+    leaves: dict[str, Tensor]
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The outputs without their history."""
+        return {name: tensor.detach() for name, tensor in self.outputs.items()}
+
+
+def call_tensors(
+    kernel: Kernel, inputs: Mapping[str, Tensor | None], params: Mapping[str, Any], *, differentiate: bool = True
+) -> Graph:
+    """Call a declared kernel on given tensors, in whatever layout they are; no copies, no checks of its inputs."""
+    resolved = kernel.op.resolve(params)
+    wanted = {operand.name for operand in kernel.differentiable} if differentiate else set()
+    leaves: dict[str, Tensor] = {}
+    arguments: list[Tensor | None] = []
+    for name in kernel.operands:
+        value = inputs[name]
+        if value is not None and name in wanted:
+            value = leaves[name] = value.detach().requires_grad_(True)
+        arguments.append(value)
+    keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
+    returned = _call(kernel.function, arguments, keywords, kernel.name)
+    return Graph(_outputs(returned, kernel.outputs, kernel.name), leaves)
+
+
+def gradients_of(
+    kernel: Kernel, graph: Graph, upstream: Mapping[str, Tensor], *, retain: bool = False
+) -> dict[str, Tensor]:
+    """The gradients that a call's backward pass gives for `upstream`, one tensor per output."""
+    if not graph.leaves or not upstream:
+        return {}
+    required = kernel.gradients != "auto"
+    found, _ = _gradients(
+        graph.outputs, dict(upstream), graph.leaves, required=required, label=kernel.name, retain=retain
+    )
+    return found
+
+
+def run_tensors(
+    kernel: Kernel, inputs: Mapping[str, Tensor | None], params: Mapping[str, Any], upstream: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Outputs and gradients of one call on given tensors; without `upstream`, outputs only."""
+    graph = call_tensors(kernel, inputs, params, differentiate=bool(upstream))
+    return graph.values | gradients_of(kernel, graph, upstream)
+
+
 def run_baseline(op: Op, case: Case, device: str, outputs: tuple[str, ...]) -> Measured:
     """Run the op's PyTorch baseline on the same case."""
     known = (*op.outputs, *op.optional_outputs)
@@ -184,6 +236,7 @@ def _gradients(
     *,
     required: bool,
     label: str,
+    retain: bool = False,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     attached = {name: tensor for name, tensor in produced.items() if tensor.requires_grad}
     if not attached:
@@ -200,6 +253,7 @@ def _gradients(
             list(leaves.values()),
             grad_outputs=[upstream[name] for name in attached],
             allow_unused=True,
+            retain_graph=retain,
         )
     except Exception as error:
         raise KernelError(f"{label} raised in backward: {describe(error)}") from error

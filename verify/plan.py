@@ -63,9 +63,9 @@ EFFORTS = {
         float64_elements=1 << 13,
         narrow=(1, 3, 2, 5),
         middle=1025,
-        wide=(4096, 8193, 65_537),
+        wide=(4096, 8193),
         exact_width=65,
-        rows=64,
+        rows=8,
         matrices=((17, 65, 33), (128, 512, 128), (257, 1024, 96)),
     ),
 }

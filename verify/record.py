@@ -64,7 +64,10 @@ class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Signed error counts in ULP: `counts[i]` errors lie in [edges[i], edges[i + 1])."""
+    """Signed error counts in ULP: `counts[i]` errors lie between edges[i] and edges[i + 1].
+
+    An edge belongs to the bin further from zero, on both sides.
+    """
 
     edges: list[Number]
     counts: list[int]

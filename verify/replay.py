@@ -85,6 +85,9 @@ def _judge(
         truth = evaluate(kernel.op, problem, {result: formats.named("float32")})[result]
         scale = torch.maximum(truth.scale.reshape(-1)[index], truth.value.reshape(-1)[index].abs())
         exponent = int(ulp_exponent(scale.reshape(1), fmt)[0])
-        scaled = math.ldexp(judged.ulp, judged.exponent - exponent)
+        try:
+            scaled = math.ldexp(judged.ulp, judged.exponent - exponent)
+        except OverflowError:
+            scaled = math.copysign(math.inf, judged.ulp)
     worst = describe(kernel.op, case, problem, result, got, index, judged, target, scaled=scaled)
     return worst, judged.right_bits, judged.misrounded

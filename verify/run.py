@@ -37,6 +37,8 @@ from verify.ulp import Policy
 
 Progress = Callable[[str], None]
 
+SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group of many
+
 KEEP_SPECIAL = 3  # of its worst elements
 
 
@@ -128,7 +130,8 @@ def _measure_group(
     ours: dict[str, _Collected] = {}
     theirs: dict[str, _Collected] = {}
     # over many cases the worst ten come from different ones; a single case has to give them all
-    keep = KEEP if len(group.cases) == 1 else 2
+    single = len(group.cases) == 1
+    keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
     for case in group.cases:
         measured = run_kernel(kernel, case, backend.device)
         for name in measured.missing:
@@ -136,7 +139,7 @@ def _measure_group(
             if note not in notes:
                 notes.append(note)
         question = _question(kernel, case, measured, group, target, seed)
-        _collect(question, measured.results, ours, keep=keep, sample=SAMPLE)
+        _collect(question, measured.results, ours, keep=keep, sample=sample)
         if not kernel.peer:
             peer = run_baseline(kernel.op, case, backend.device, kernel.outputs)
             _collect(question, peer.results, theirs, keep=1, sample=0)

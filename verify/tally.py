@@ -82,7 +82,7 @@ class Tally:
         )
 
     def histogram(self) -> Histogram:
-        """Signed counts between powers of two: ..., [-2, -1), [-1, -0.5), ..., [0.5, 1), [1, 2), ...
+        """Signed counts between powers of two: ..., (-2, -1], (-1, -0.5], ..., [0.5, 1), [1, 2), ...
 
         Errors of magnitude below 2^-4 share the two bins around zero; empty outer bins are left out.
         """

@@ -207,7 +207,9 @@ def errors(
     relative_width: Tensor | None = None
     scale_exponent: Tensor | None = None
     if scale is not None:
-        scale = torch.maximum(scale.reshape(-1), value.abs())
+        # an unusable scale must not make an error look small: the result itself is the strictest one
+        usable = torch.isfinite(scale.reshape(-1))
+        scale = torch.where(usable, torch.maximum(scale.reshape(-1), value.abs()), value.abs())
         scale_exponent = ulp_exponent(scale, fmt)
         relative = ldexp(signed, exponent - scale_exponent)
         relative_width = ldexp(bound, -scale_exponent)

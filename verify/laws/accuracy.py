@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
+from torch import Tensor
 
 from verify import formats
 from verify.cases import Case, problem_of
@@ -25,14 +26,25 @@ def _cases(subject: Subject) -> st.SearchStrategy[Case]:
 
 
 def _check(subject: Subject, case: Case) -> float:
+    measured = run_kernel(subject.kernel, case, subject.backend.device)
+    return judge_results(subject, case, measured.inputs, measured.upstream, measured.results)
+
+
+def judge_results(
+    subject: Subject,
+    case: Case,
+    inputs: dict[str, Tensor | None],
+    upstream: dict[str, Tensor],
+    results: dict[str, Tensor],
+) -> float:
+    """The largest error of results of given inputs, in ULP; `Broken` if it is beyond the kernel's own limit."""
     kernel = subject.kernel
-    measured = run_kernel(kernel, case, subject.backend.device)
-    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, tuple(measured.results))
-    kinds = {name: formats.of(tensor.dtype) for name, tensor in measured.results.items()}
+    problem = problem_of(kernel.op, case, inputs, upstream, tuple(results))
+    kinds = {name: formats.of(tensor.dtype) for name, tensor in results.items()}
     limit = kernel.limit(subject.dtype)
     largest = 0.0
     for name, truth in evaluate(kernel.op, problem, kinds).items():
-        got = measured.results[name]
+        got = results[name]
         if got.numel() == 0:
             continue
         segments, regimes = segments_of(kernel.op, case, problem, name, tuple(got.shape))

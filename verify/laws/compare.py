@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from verify import formats
+from verify.cases import Case
+from verify.laws.law import Broken
 from verify.ulp import bits_of
 
 
@@ -36,3 +40,33 @@ def place(tensor: Tensor, index: int) -> str:
         index, at = divmod(index, size) if size else (0, 0)
         position.append(at)
     return f"{list(reversed(position))} of shape {list(tensor.shape)}"
+
+
+def demand_same(
+    case: Case,
+    got: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    rule: str,
+    *,
+    labels: tuple[str, str] = ("got", "expected"),
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Raise `Broken` with a rule at the first element of any result whose bits differ."""
+    for name, right in expected.items():
+        left = got.get(name)
+        if left is None:
+            raise Broken(f"{name} is missing", case, {"rule": rule, **(facts or {})}, result=name)
+        if left.shape != right.shape or left.dtype != right.dtype:
+            shapes = {
+                labels[0]: f"{left.dtype} {list(left.shape)}",
+                labels[1]: f"{right.dtype} {list(right.shape)}",
+            }
+            raise Broken(rule, case, {**(facts or {}), "at": name, **shapes}, result=name)
+        index = first_difference(left, right)
+        if index is not None:
+            where = {
+                "at": f"{name} {place(right, index)}",
+                labels[0]: show(left, index),
+                labels[1]: show(right, index),
+            }
+            raise Broken(rule, case, {**(facts or {}), **where}, result=name, index=index)

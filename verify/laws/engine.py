@@ -90,9 +90,10 @@ def _search(attempt: Any, strategy: Any, examples: int, seed: int | None) -> Non
         phases=(Phase.generate, Phase.target, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    test: Any = configured(given(strategy)(attempt))
+    test: Any = configured(given(strategy)(attempt))  # type: ignore[no-untyped-call]
     if seed is not None:
-        test = hypothesis.seed(seed)(test)  # type: ignore[no-untyped-call]
+        seeded: Any = hypothesis.seed(seed)
+        test = seeded(test)
     test()
 
 

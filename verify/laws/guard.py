@@ -1,0 +1,158 @@
+"""Guarded memory: every allocation of a kernel lies between bands of a known byte, and starts out filled with it.
+
+    guard = Guard(fill=0xFF)
+    x = guard.embed(x)          # an input, in the same layout, between bands
+    with guard:
+        y = kernel(x)
+    guard.damage()              # [] unless something was written outside of a tensor
+
+A dispatch mode moves every fresh tensor that the kernel's own code makes (`empty`, but also the copy behind
+`contiguous()`) into a larger storage of one fill byte. Memory that the kernel never writes keeps the fill, so two
+runs with different fills tell whether anything depends on it. 0xFF is a NaN in every floating-point format, 0x3C
+an ordinary number in every one.
+
+Dispatch modes do not see inside a custom operator, because they step aside while one runs; the Python function
+behind a `torch.library.custom_op` is therefore called with the mode on. An operator registered in another way
+runs unguarded inside, and only its results are moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+NAN_FILL, NUMBER_FILL = 0xFF, 0x3C
+# As wide as what one program without a mask writes past the end: 16,384 float32, or the whole tensor once more.
+_BAND, _WIDEST = 1 << 16, 1 << 24
+_ALIGNED = 512  # what the CUDA allocator promises: kernels may ask for aligned vector loads
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+
+
+@dataclass
+class Block:
+    """One guarded storage: the bytes of the tensor are [start, stop); `before` is the whole storage as it was."""
+
+    label: str
+    raw: Tensor
+    start: int
+    stop: int
+    before: Tensor | None = None
+
+
+class Guard(TorchDispatchMode):
+    """A dispatch mode that moves fresh tensors into guarded memory. See the module's docstring."""
+
+    def __init__(self, fill: int) -> None:
+        super().__init__()
+        self.fill = fill
+        self.blocks: list[Block] = []
+
+    def embed(self, tensor: Tensor, label: str) -> Tensor:
+        """The tensor in guarded memory with its layout; later, no byte around or inside it may have changed."""
+        moved, block = self._move(tensor, label, contents=True)
+        if block is not None:
+            block.before = block.raw.clone()
+            self.blocks.append(block)
+        return moved
+
+    def damage(self) -> list[str]:
+        """What was written that must not be: one line per damaged block."""
+        found = []
+        for block in self.blocks:
+            if block.before is not None:
+                wrong = block.raw != block.before
+            else:
+                wrong = block.raw != self.fill
+                wrong[block.start : block.stop] = False
+            if bool(wrong.any()):
+                found.append(_describe(block, wrong))
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        body = _python_body(func, args, kwargs)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func.is_view or func._schema.is_mutable:
+            return result
+        known = {_address(value) for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)}
+        name = func._schema.name.partition("::")[2]
+
+        def guarded(value: Any) -> Any:
+            if not isinstance(value, Tensor) or _address(value) in known:
+                return value
+            moved, block = self._move(value, f"memory from torch.{name}", contents=name not in _UNINITIALISED)
+            if block is not None:
+                self.blocks.append(block)
+            return moved
+
+        return tree_map(guarded, result)
+
+    def _move(self, tensor: Tensor, label: str, *, contents: bool) -> tuple[Tensor, Block | None]:
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return tensor, None
+        if tensor.numel() == 0 or tensor.device.type not in ("cpu", "cuda"):
+            return tensor, None
+        width = tensor.element_size()
+        extent = (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1) * width
+        band = min(max(_BAND, extent), _WIDEST)
+        # an offset that is not a multiple of the alignment is part of the layout: keep it
+        start = -(-band // _ALIGNED) * _ALIGNED + tensor.storage_offset() * width % _ALIGNED
+        raw = torch.full((start + extent + band,), self.fill, dtype=torch.uint8, device=tensor.device)
+        raw = raw[: raw.numel() // width * width]
+        flat = raw.view(tensor.dtype)
+        moved = flat.as_strided(tensor.shape, tensor.stride(), start // width)
+        if contents:
+            whole = tensor.as_strided((extent // width,), (1,), tensor.storage_offset())
+            flat[start // width : (start + extent) // width].copy_(whole)  # what lies between rows as well
+        elif tensor.dtype is torch.bool:
+            moved.fill_(self.fill == NAN_FILL)  # other bytes are no truth values
+        return moved, Block(f"{label} {tensor.dtype} {list(tensor.shape)}", raw, start, start + extent)
+
+
+def damage_of(guards: Iterable[Guard]) -> list[str]:
+    """The damage of several guards; waits for the device first."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return [line for guard in guards for line in guard.damage()]
+
+
+def _describe(block: Block, wrong: Tensor) -> str:
+    places = torch.nonzero(wrong).reshape(-1)
+    first, last = int(places[0]), int(places[-1])
+    if first >= block.stop:
+        where = f"{first - block.stop} bytes past its end"
+    elif last < block.start:
+        where = f"{block.start - last} bytes before its beginning"
+    else:
+        where = f"at byte {first - block.start} of {block.stop - block.start}"
+    return f"{block.label}: {places.numel()} bytes written, the first {where}"
+
+
+def _address(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+def _python_body(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
+    """The Python function behind a custom operator, for the device of its arguments."""
+    if func.namespace in ("aten", "prim", "prims"):
+        return None
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(func._schema.name)
+    if definition is None:
+        return None
+    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+    kinds = [tensor.device.type for tensor in tensors] + [None]
+    bodies = definition._backend_fns
+    return next((bodies[kind] for kind in kinds if kind in bodies), None)

@@ -1,0 +1,186 @@
+"""Memory safety: a kernel writes its results and nothing else, and reads its operands and nothing else.
+
+* memory bounds: every tensor that the kernel gets or allocates lies between guard bands; none of their bytes
+  changes, nor does any byte of an operand or of an upstream gradient.
+* initialised memory: results are, bit for bit, the same whatever lay in fresh memory and around the operands:
+  every element is written, no lane beyond the end takes part, nothing is left from an earlier call.
+* nothing overwritten: the backward pass changes neither operands nor outputs nor tensors saved for it, and a
+  second backward pass over the same graph gives the bits of the first.
+* no stale results: new values in the same memory give new results (nothing is cached by address or shape), and
+  a later call does not change what an earlier one returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.strategies import cases as draw_cases
+from verify.laws.compare import demand_same
+from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
+from verify.laws.law import Broken, Law, Subject
+from verify.measure import call_tensors, gradients_of, run_tensors
+from verify.ulp import bits_of
+
+_LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    layouts = _LAYOUTS if subject.kernel.layouts == "any" else ("contiguous",)
+    return draw_cases(
+        subject.kernel, subject.dtype, sizes=subject.sizes, layouts=layouts, upstream_layouts=("contiguous", *_LAYOUTS)
+    )
+
+
+def _plain_cases(subject: Subject) -> st.SearchStrategy[Case]:
+    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes)
+
+
+def _guarded_run(subject: Subject, case: Case, fill: int) -> tuple[dict[str, Tensor], Guard]:
+    guard = Guard(fill)
+    given = inputs_of(subject.kernel.op, case, subject.backend.device)
+    inputs = {name: None if value is None else guard.embed(value, f"operand {name}") for name, value in given.items()}
+    with guard:
+        graph = call_tensors(subject.kernel, inputs, case.params, differentiate=bool(case.upstream))
+    upstream = {
+        name: guard.embed(value, f"upstream gradient d{name}")
+        for name, value in upstream_of(subject.kernel.op, case, graph.values).items()
+    }
+    with guard:
+        gradients = gradients_of(subject.kernel, graph, upstream)
+    return graph.values | gradients, guard
+
+
+def _check_bounds(subject: Subject, case: Case) -> None:
+    _, guard = _guarded_run(subject, case, NUMBER_FILL)
+    found = damage_of([guard])
+    if found:
+        facts = {"written": found[0]}
+        if len(found) > 1:
+            facts["also"] = f"{len(found) - 1} more tensors"
+        raise Broken("something is written outside of the results", case, facts)
+
+
+def _check_initialised(subject: Subject, case: Case) -> None:
+    with_nan, first = _guarded_run(subject, case, NAN_FILL)
+    with_numbers, second = _guarded_run(subject, case, NUMBER_FILL)
+    try:
+        demand_same(
+            case,
+            with_nan,
+            with_numbers,
+            "results depend on what lay in memory before the call",
+            labels=("memory full of NaN", "memory full of numbers"),
+        )
+    except Broken as broken:
+        if broken.index is not None and _untouched(with_nan, with_numbers, broken.result, broken.index):
+            raise Broken(
+                "an element of a result is never written", case, broken.facts, result=broken.result, index=broken.index
+            ) from None
+        raise
+    del first, second  # alive until here, so that neither run could have been given the other's memory
+
+
+def _untouched(with_nan: dict[str, Tensor], with_numbers: dict[str, Tensor], name: str, index: int) -> bool:
+    held = [bits_of(results[name].reshape(-1)[index : index + 1]) for results in (with_nan, with_numbers)]
+    width = with_nan[name].element_size()
+    fills = [int.from_bytes(bytes([fill] * width), "little", signed=width == 8) for fill in (NAN_FILL, NUMBER_FILL)]
+    return [int(bits[0]) for bits in held] == fills
+
+
+def _check_overwritten(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    inputs = inputs_of(kernel.op, case, subject.backend.device)
+    operands = {name: value for name, value in inputs.items() if value is not None}
+    operands_before = {name: value.clone() for name, value in operands.items()}
+    saved: list[tuple[Tensor, Tensor]] = []
+
+    def remember(tensor: Tensor) -> Tensor:
+        saved.append((tensor.detach(), tensor.detach().clone()))
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        graph = call_tensors(kernel, inputs, case.params)
+    outputs_before = {name: value.clone() for name, value in graph.values.items()}
+    upstream = upstream_of(kernel.op, case, graph.values)
+    first = gradients_of(kernel, graph, upstream, retain=True)
+    first = {name: value.clone() for name, value in first.items()}
+    demand_same(case, operands, operands_before, "an operand is changed by the call or by its backward pass")
+    demand_same(case, graph.values, outputs_before, "an output is changed by the backward pass")
+    for place, (tensor, before) in enumerate(saved):
+        label = f"saved tensor {place}"
+        demand_same(case, {label: tensor}, {label: before}, "a tensor saved for backward is changed by it")
+    if first:
+        second = gradients_of(kernel, graph, upstream_of(kernel.op, case, graph.values))
+        demand_same(
+            case,
+            second,
+            first,
+            "a second backward pass over the same graph gives other gradients",
+            labels=("second", "first"),
+        )
+
+
+def _check_stale(subject: Subject, case: Case) -> None:
+    kernel, device = subject.kernel, subject.backend.device
+    other_case = msgspec.structs.replace(case, seed=case.seed + 1)
+    inputs, other = inputs_of(kernel.op, case, device), inputs_of(kernel.op, other_case, device)
+    graph = call_tensors(kernel, other, case.params)
+    upstream = upstream_of(kernel.op, case, graph.values)
+    expected = graph.values | gradients_of(kernel, graph, upstream)
+    expected = {name: value.clone() for name, value in expected.items()}
+
+    early = run_tensors(kernel, inputs, case.params, upstream)
+    before = {name: value.clone() for name, value in early.items()}
+    for name, value in inputs.items():
+        fresh = other[name]
+        if value is not None and fresh is not None:
+            value.copy_(fresh)
+    late = run_tensors(kernel, inputs, case.params, upstream)
+    demand_same(
+        case,
+        late,
+        expected,
+        "new values in the same memory do not give the results of those values",
+        labels=("same memory", "fresh memory"),
+    )
+    changed = "what an earlier call returned is changed by a later call"
+    demand_same(case, early, before, changed, labels=("after", "before"))
+
+
+def _differentiable(subject: Subject) -> str | None:
+    return None if subject.kernel.differentiable else "the kernel has no gradients, so there is no backward pass"
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="memory bounds",
+        summary="nothing is written outside of the results, nor into operands",
+        cases=_cases,
+        check=_check_bounds,
+    ),
+    Law(
+        name="initialised memory",
+        summary="results do not depend on what lay in memory before the call",
+        cases=_cases,
+        check=_check_initialised,
+    ),
+    Law(
+        name="nothing overwritten",
+        summary="backward changes nothing and can run twice",
+        cases=_plain_cases,
+        check=_check_overwritten,
+        applies=_differentiable,
+    ),
+    Law(
+        name="no stale results",
+        summary="new values in the same memory give new results",
+        cases=_plain_cases,
+        check=_check_stale,
+    ),
+)
