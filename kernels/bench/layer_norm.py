@@ -1,0 +1,137 @@
+"""Speed of kernels/layer_norm.py beside a copy, PyTorch eager and torch.compile, in one run.
+
+    python -m kernels.bench.layer_norm [--elements 268435456] [--json PATH]
+
+Each figure is the time of a device-to-device copy that moves the same bytes, divided by the time of
+the contender (higher is better, 1.00 is memory speed). Bytes counted: forward reads x and writes y,
+backward reads x and dy and writes dx. All contenders are captured as CUDA graphs and run in turns
+with the copy, so that neither launch overhead nor a drifting clock favours one; the figure is the
+median over the rounds."""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+from functools import partial
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from kernels.layer_norm import layer_norm
+
+COLUMNS = (1024, 4096, 8192)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def captured(function, stream):
+    """A graph that calls `function` once; warmed up on the same stream."""
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        # what the graph reads and writes has to live as long as the graph
+        graph.kept = function, function()
+    return graph
+
+
+def medians(calls, rounds):
+    """Milliseconds of each call, made in turns."""
+    times = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            times[name].append((start, end))
+    torch.cuda.synchronize()
+    return {n: statistics.median(a.elapsed_time(b) for a, b in t) for n, t in times.items()}
+
+
+def rows_of(columns, dtype, elements, rounds):
+    """The two table rows, forward and backward, of one shape and dtype."""
+    torch.compiler.reset()  # each shape gets its own code, not one of many guarded variants
+    stream = torch.cuda.Stream()
+    shape = (elements // columns, columns)
+    x, dy = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+    weight, bias = (torch.randn(columns, device="cuda", dtype=dtype) for _ in range(2))
+    eager = torch.nn.functional.layer_norm
+
+    def reference(x, weight, bias):
+        return eager(x, (columns,), weight, bias, 1e-5)
+
+    contenders = {
+        "ours": layer_norm,
+        "eager": reference,
+        "compile": torch.compile(reference, dynamic=False),
+    }
+    out = torch.empty_like(x)
+    one_and_half = torch.empty(elements * 3 // 2, device="cuda", dtype=dtype).normal_()
+    other = torch.empty_like(one_and_half)
+    result = []
+    for direction in ("forward", "backward"):
+        graphs = {}
+        for name, function in contenders.items():
+            if direction == "forward":
+                with torch.no_grad():
+                    graphs[name] = captured(lambda f=function: f(x, weight, bias), stream)
+            else:
+                leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+                with torch.cuda.stream(stream):
+                    y = function(*leaves)
+                grad = partial(torch.autograd.grad, y, leaves, dy, retain_graph=True)
+                graphs[name] = captured(grad, stream)
+        source, target = (x, out) if direction == "forward" else (one_and_half, other)
+        calls = {name: graph.replay for name, graph in graphs.items()}
+        # not captured: as a graph node this copy runs at two thirds of its speed
+        calls["copy"] = partial(target.copy_, source)
+        times = medians(calls, rounds)
+        bytes_moved = (2 if direction == "forward" else 3) * elements * x.element_size()
+        result.append(
+            {
+                "direction": direction,
+                "dtype": str(dtype).removeprefix("torch."),
+                "columns": columns,
+                "elements": elements,
+                "copy_TBps": bytes_moved / times["copy"] / 1e9,
+                "ms": times,
+                "ratio": {n: times["copy"] / t for n, t in times.items() if n != "copy"},
+            }
+        )
+        del graphs, calls
+        torch.cuda.empty_cache()
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--elements", type=int, default=1 << 28)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", default=None, help="default: $OUT/layer_norm.json if OUT is set")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("kernels.bench.layer_norm: it times kernels on a CUDA device; none is available")
+    table = []
+    print(f"{torch.cuda.get_device_name()}, {arguments.elements} elements; time of copy / time of ...")
+    print("direction  dtype     columns   ours  eager  compile   copy TB/s")
+    for dtype in DTYPES:
+        for columns in COLUMNS:
+            for row in rows_of(columns, dtype, arguments.elements, arguments.rounds):
+                ratio = row["ratio"]
+                figures = f"{ratio['ours']:5.3f}  {ratio['eager']:5.3f}  {ratio['compile']:7.3f}"
+                kind = f"{row['direction']:9}  {row['dtype']:8}  {columns:7}"
+                print(f"{kind}  {figures}   {row['copy_TBps']:9.2f}", flush=True)
+                table.append(row)
+    folder = os.environ.get("OUT")
+    path = arguments.json or (folder and os.path.join(folder, "layer_norm.json"))
+    if path:
+        pathlib.Path(path).write_text(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What the GEGLU kernels promise: y = x1 * gelu(x2). Figures are ULP against the exact value of the given inputs."""
+
+from __future__ import annotations
+
+import verify
+from kernels import geglu as triton_geglu
+
+# float64 works and passes gradcheck, but promises nothing where gelu(x2) or dy * x1 leaves its range
+FLOATS = ["bfloat16", "float16", "float32"]
+LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.0}
+
+
+@verify.kernel(op="geglu", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+def geglu(x):
+    """The Triton kernel on packed [..., 2d] input, erf form."""
+    return triton_geglu.geglu(x)
+
+
+@verify.kernel(op="geglu", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+def geglu_tanh(x):
+    """The Triton kernel on packed [..., 2d] input, tanh form."""
+    return triton_geglu.geglu(x, approximate="tanh")
+
+
+@verify.kernel(op="geglu_split", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+def geglu_split(x1, x2):
+    """The Triton kernel on two tensors, erf form."""
+    return triton_geglu.geglu_split(x1, x2)
+
+
+@verify.kernel(op="geglu_split", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+def geglu_split_tanh(x1, x2):
+    """The Triton kernel on two tensors, tanh form."""
+    return triton_geglu.geglu_split(x1, x2, approximate="tanh")

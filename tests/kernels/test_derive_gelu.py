@@ -1,0 +1,159 @@
+"""kernels/derive/gelu.py: it reproduces every constant in the kernels, and the constants approximate what they say."""
+
+from __future__ import annotations
+
+import mpmath as mp
+import numpy as np
+import pytest
+from flint import arb, ctx
+
+from kernels import gelu as kernel
+from kernels.derive import gelu as derive
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    old, ctx.prec = ctx.prec, 400
+    yield
+    ctx.prec = old
+
+
+def test_files_hold_exactly_what_is_derived():
+    for path, name, comment, want in derive.wanted():
+        text = path.read_text()
+        start, end = derive.marked(text, name, comment)
+        assert text[start:end] == want, f"{path.name}: python -m kernels.derive.gelu --write"
+
+
+def mills(u: arb) -> arb:
+    return (u / arb(2).sqrt()).erfc() / 2 * (u * u / 2).exp()
+
+
+def erf_slope(u: arb) -> arb:
+    zero = arb("0.751791524693564457457904947376037")
+    return (mills(u) - u / (2 * arb.pi()).sqrt()) / (zero - u)
+
+
+def exp2(f: arb) -> arb:
+    return arb(2) ** f
+
+
+def exp_tail(r: arb) -> arb:
+    return (r.exp() - 1 - r) / (r * r)
+
+
+def root(u: arb) -> arb:
+    return ((u / arb(2).sqrt()).erfc() / 2).root(16)
+
+
+def polynomial(coefs, v: arb) -> arb:
+    total = arb(0)
+    for c in reversed(coefs):
+        total = total * v + arb(c)
+    return total
+
+
+def worst_error(function, num, den, lo: float, hi: float) -> float:
+    """Largest relative error over 300 points that the derivation does not use."""
+    points = [lo + (hi - lo) * (i + 0.37) / 300 for i in range(300)]
+    error = 0.0
+    for p in points:
+        v = arb(p)
+        error = max(error, abs(float(polynomial(num, v) / polynomial(den, v) / function(v) - 1)))
+    return error
+
+
+CASES = {
+    # name: function, numerator, denominator, range, bound on the relative error
+    "mills": (mills, "MILLS_NUM", "MILLS_DEN", 0, 24, 2**-26.2),
+    "slope": (erf_slope, "SLOPE_NUM", "SLOPE_DEN", 0, 24, 2**-25.9),
+    "root": (root, "ROOT", None, 0, 7.5, 2**-30.7),
+    "2^f, 6": (exp2, "EXP2_6", None, -0.5, 0.5, 2**-29.0),
+    "2^f, 11": (exp2, "EXP2_11", None, -0.5, 0.5, 2**-53),
+    "exp tail": (exp_tail, "EXP_TAIL64", None, -0.3466, 0.3466, 2**-52),
+    "bfloat16 mills": (mills, "BF_MILLS_NUM", "BF_MILLS_DEN", 0, 19.4, 2**-20.5),
+    "bfloat16 slope": (erf_slope, "BF_SLOPE_NUM", "BF_SLOPE_DEN", 0, 19.4, 2**-20),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_approximations_are_as_good_as_the_kernels_assume(case):
+    function, num, den, lo, hi, bound = CASES[case]
+    num = getattr(kernel, num).value
+    den = getattr(kernel, den).value if den else (1.0,)
+    assert worst_error(function, num, den, lo, hi) <= bound
+    # the check can fail: one coefficient off by four times the bound is noticed
+    wrong = (num[0] * (1 + 4 * max(bound, 2**-50)), *num[1:])
+    assert worst_error(function, wrong, den, lo, hi) > bound
+
+
+def test_float64_polynomials():
+    tau = arb(0)
+    for name, low, function, scaled in (
+        ("MILLS64", "MILLS64_LO", mills, True),
+        ("SLOPE64", "SLOPE64_LO", erf_slope, False),
+    ):
+        coefs = getattr(kernel, name).value
+        for i in range(200):
+            u = arb(40 * ((i + 0.41) / 200) ** 2)
+            t = 1 / (u + 3)
+            tau = t - arb(0.1)
+            got = polynomial(coefs, tau) + arb(getattr(kernel, low).value)
+            want = function(u) * (u + 3) if scaled else function(u)
+            assert abs(float(got / want - 1)) < 2**-54
+
+
+def test_remez_levels_the_error_of_a_known_problem():
+    """exp on [-1, 1] by degree 3: the minimax error is 0.00552837 absolutely; relative errors level too."""
+    num, den, worst = derive.remez(mp.exp, 3, 0, -1, 1)
+    assert den == [1]
+    points = [mp.mpf(i) / 500 - 1 for i in range(1001)]
+    errors = [mp.polyval(num[::-1], v) / mp.exp(v) - 1 for v in points]
+    peak = max(map(abs, errors))
+    assert abs(peak / worst - 1) < 0.02
+    assert sum(abs(e) > 0.97 * peak for e in errors) >= 5  # degree 3: five extrema of one height
+    with pytest.raises(ArithmeticError, match="did not level"):
+        derive.remez(lambda v: mp.mpf(1), 3, 0, -1, 1)
+
+
+@pytest.mark.parametrize(("tanh", "slope"), [(False, False), (False, True), (True, False), (True, True)])
+def test_float16_references_are_right(tanh, slope):
+    """Against Arb, on a sample and on every input near the zero of the derivative."""
+    x, want = derive.half_references(tanh, slope)
+    sample = np.flatnonzero((np.abs(np.abs(x) - 0.752) < 0.002) | (np.arange(x.size) % 97 == 0))
+    for i in sample:
+        v = arb(float(x[i]))
+        k, c = (2 / arb.pi()).sqrt(), arb("0.044715")
+        if tanh:
+            e = (-2 * k * (v + c * v**3)).exp()
+            value = v / (1 + e)
+            d = (1 + e * (1 + 2 * k * v * (1 + 3 * c * v * v))) / (1 + e) ** 2
+        else:
+            tail = (-v / arb(2).sqrt()).erfc() / 2
+            value, d = v * tail, tail + v * (-v * v / 2).exp() / (2 * arb.pi()).sqrt()
+        truth = d if slope else value
+        got = float(want[i])
+        step = max(2.0**-24, abs(got) * 2.0**-10)
+        below, above = np.nextafter(want[i], np.float16(-np.inf)), np.nextafter(want[i], np.float16(np.inf))
+        distance = abs(float(truth - arb(got)))
+        if abs(got) < 100 and np.isfinite(below) and np.isfinite(above):
+            assert distance <= abs(float(truth - arb(float(below)))) + 1e-300
+            assert distance <= abs(float(truth - arb(float(above)))) + 1e-300
+            assert distance <= step
+
+
+def test_settling_is_needed_and_honest():
+    """Plain rounded coefficients misround a few inputs; a kernel that cannot be mended raises."""
+    exp2_5 = derive.singles(derive.remez(lambda f: mp.mpf(2) ** f, 5, 0, -0.5, 0.5)[0])
+    arg = derive.singles([-derive.TANH_A / derive.LN2, -derive.TANH_B / derive.LN2])
+    x, want = derive.half_references(tanh=True, slope=False)
+    with np.errstate(all="ignore"):
+        plain = derive.half_tanh(x, {"exp2": exp2_5, "arg": arg}, 0).astype(np.float16)
+        settled = derive.half_tanh(
+            x, {"exp2": kernel.HALF_TANH_EXP2.value, "arg": kernel.HALF_TANH_ARG.value}, 0
+        ).astype(np.float16)
+    assert 0 < np.count_nonzero(plain.view(np.uint16) != want.view(np.uint16)) < 50
+    assert np.array_equal(settled.view(np.uint16), want.view(np.uint16))
+    broken = {"exp2": [1.01, *exp2_5[1:]], "arg": arg}
+    with pytest.raises(ArithmeticError, match="still misrounds"), np.errstate(all="ignore"):
+        derive.settle("broken", derive.half_tanh, broken, [("exp2", 1)], tanh=True, slope=False, rounds=5)

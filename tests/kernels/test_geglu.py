@@ -1,0 +1,222 @@
+"""kernels/geglu.py against Arb: pairs over the whole range, both gradients, packing, layouts, contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flint import arb, ctx
+
+from kernels import geglu as module
+from kernels.geglu import geglu, geglu_split
+
+FORMS = ("none", "tanh")
+FORMAT = {
+    torch.float64: (53, -1022),
+    torch.float32: (24, -126),
+    torch.float16: (11, -14),
+    torch.bfloat16: (8, -126),
+}
+SOURCE = Path(module.__file__)
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    old, ctx.prec = ctx.prec, 900
+    yield
+    ctx.prec = old
+
+
+def exact(x: float, form: str) -> tuple[arb, arb]:
+    """gelu(x) and gelu'(x) as balls."""
+    v = arb(x)
+    if form == "none":
+        tail = (-v / arb(2).sqrt()).erfc() / 2
+        return v * tail, tail + v * (-v * v / 2).exp() / (2 * arb.pi()).sqrt()
+    k, c = (2 / arb.pi()).sqrt(), arb("0.044715")
+    e = (-2 * k * (v + c * v**3)).exp()
+    return v / (1 + e), (1 + e * (1 + 2 * k * v * (1 + 3 * c * v * v))) / (1 + e) ** 2
+
+
+def ulps(got: float, truth: arb, dtype: torch.dtype) -> float:
+    if not np.isfinite(got):
+        return float("inf")
+    precision, least = FORMAT[dtype]
+    mantissa, exponent = abs(truth).mid().man_exp()
+    top = int(exponent) + int(mantissa).bit_length() - 1 if mantissa else -(10**6)
+    error = abs(arb(got) - truth) * arb(2) ** (precision - 1 - max(top, least))
+    return float(error.mid())
+
+
+def pairs(dtype: torch.dtype, n: int, form: str = "none") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dy, x1, x2: ordinary ones, and large x1 that lifts the deep tail of gelu back into range."""
+    draw = np.random.default_rng(11)
+    top = {torch.float16: 15.5, torch.bfloat16: 126.0, torch.float32: 126.0, torch.float64: 300.0}[dtype]
+    # float64: as far as gelu itself is normal. The other types: until the lifted product underflows.
+    deep = {"none": -37.0, "tanh": -20.5}[form] if dtype == torch.float64 else -19.7
+    x2 = np.concatenate([draw.normal(size=n) * 2, draw.uniform(deep, 3, n)])
+    x1 = np.concatenate([draw.normal(size=n), draw.uniform(-1, 1, n) * 2.0 ** draw.uniform(-9, top, n)])
+    dy = np.concatenate([draw.normal(size=n), np.ones(n)])
+    return tuple(torch.from_numpy(v).to(dtype) for v in (dy, x1, x2))
+
+
+LIMIT = {torch.float16: 0.51, torch.bfloat16: 0.51, torch.float32: 0.80, torch.float64: 2.6}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FORMAT, ids=str)
+def test_forward_and_both_gradients_stay_inside_their_bound(backend, dtype, form):
+    dy, x1, x2 = pairs(dtype, 350, form)
+    a, b = (t.to(backend.device).requires_grad_() for t in (x1, x2))
+    y = geglu_split(a, b, form)
+    d1, d2 = torch.autograd.grad(y, (a, b), dy.to(backend.device))
+    largest = torch.finfo(dtype).max
+    for i, v in enumerate(x2.tolist()):
+        value, slope = exact(v, form)
+        m, g = arb(x1[i].item()), arb(dy[i].item())
+        for got, truth in ((y, m * value), (d1, g * value), (d2, g * m * slope)):
+            if abs(truth) < largest:
+                assert ulps(got[i].item(), truth, dtype) <= LIMIT[dtype], (g, m, v)
+
+
+def test_the_bound_would_catch_a_product_rounded_twice():
+    """x1 * bfloat16(gelu(x2)): the error that the fused product avoids is reported by the same check."""
+    _, x1, x2 = pairs(torch.bfloat16, 100)
+    worst = 0.0
+    for m, v in zip(x1.tolist()[:100], x2.tolist()[:100], strict=True):
+        value, _ = exact(v, "none")
+        twice = torch.tensor(m, dtype=torch.bfloat16) * torch.tensor(float(value), dtype=torch.bfloat16)
+        worst = max(worst, ulps(twice.item(), arb(m) * value, torch.bfloat16))
+    assert worst > 0.6
+
+
+def test_packed_is_split_with_either_gate(backend):
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 14, device=backend.device)
+    first, second = x.chunk(2, -1)
+    assert torch.equal(geglu(x), geglu_split(first, second))
+    assert torch.equal(geglu(x, gate_last=False), geglu_split(second, first))
+    assert geglu(x).is_contiguous()
+
+
+@pytest.mark.parametrize("gate_last", [True, False])
+def test_packed_backward_is_one_launch_into_one_tensor(backend, monkeypatch, gate_last):
+    torch.manual_seed(1)
+    x = torch.randn(7, 12, device=backend.device, requires_grad=True)
+    first, second = (t.detach().requires_grad_() for t in x.chunk(2, -1))
+    dy = torch.randn(7, 6, device=backend.device)
+    split = geglu_split(first, second) if gate_last else geglu_split(second, first)
+    want = torch.cat(torch.autograd.grad(split, (first, second), dy), dim=-1)
+    y = geglu(x, gate_last=gate_last)
+    launches = []
+    launch = module._launch
+    monkeypatch.setattr(module, "_launch", lambda *a, **k: (launches.append(a[0]), launch(*a, **k)))
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert launches == [module._backward_kernel]
+    assert torch.equal(dx, want)
+    assert dx.is_contiguous()
+
+
+LAYOUTS = {
+    "rows apart": lambda t: t[:, :, :10],
+    "offset": lambda t: t[1:, :, 2:],
+    "every second row": lambda t: t[:, ::2],
+    "permuted": lambda t: t.permute(1, 0, 2),
+    "last dimension strided": lambda t: t[..., ::2],
+    "last dimension first": lambda t: t.permute(2, 1, 0),
+    "expanded": lambda t: t[:1].expand(3, -1, -1),
+    "one row": lambda t: t[0, 0],
+    "empty rows": lambda t: t[:0],
+    "empty columns": lambda t: t[..., :0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_give_the_bits_of_the_contiguous_input(backend, layout):
+    torch.manual_seed(2)
+    x = LAYOUTS[layout](torch.randn(4, 6, 16, device=backend.device))
+    before = x.clone()
+    a, b = x.detach().requires_grad_(), x.contiguous().detach().requires_grad_()
+    ya, yb = geglu(a), geglu(b)
+    assert torch.equal(ya, yb)
+    first, second = x.chunk(2, -1)
+    assert ya.stride() == torch.empty_like(first).stride()
+    assert torch.equal(geglu_split(first, second), yb)
+    dy = torch.randn(ya.shape, device=backend.device)
+    for g in (dy, dy.sum().expand(dy.shape)):
+        assert torch.equal(
+            torch.autograd.grad(ya, a, g, retain_graph=True)[0],
+            torch.autograd.grad(yb, b, g.contiguous(), retain_graph=True)[0],
+        )
+    assert torch.equal(x, before)
+
+
+def test_0d_and_wide_rows(backend):
+    v = torch.tensor(2.0, device=backend.device), torch.tensor(-0.5, device=backend.device)
+    assert geglu_split(*v).item() == pytest.approx(2 * float(exact(-0.5, "none")[0]), rel=1e-6)
+    x = torch.randn(2, 2 * ((1 << 16) + 33), device=backend.device)  # beyond one block of columns
+    halves = x.chunk(2, -1)
+    pieces = [geglu_split(a, b) for a, b in zip(*(h.split(30000, -1) for h in halves), strict=True)]
+    assert torch.equal(geglu(x), torch.cat(pieces, -1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck_and_gradgradcheck(backend, form):
+    torch.manual_seed(3)
+    x = torch.randn(1, 4, dtype=torch.float64, device=backend.device, requires_grad=True)
+    for gate_last in (True, False):
+        assert torch.autograd.gradcheck(lambda t, g=gate_last: geglu(t, form, gate_last=g), x)
+        assert torch.autograd.gradgradcheck(lambda t, g=gate_last: geglu(t, form, gate_last=g), x)
+    halves = tuple(t.detach().requires_grad_() for t in x.chunk(2, -1))
+    assert torch.autograd.gradcheck(lambda a, b: geglu_split(a, b, form), halves)
+    assert torch.autograd.gradgradcheck(lambda a, b: geglu_split(a, b, form), halves)
+
+
+def test_operators_are_registered_for_the_compiler(backend):
+    ops = torch.ops.precise_geglu
+    x = torch.randn(3, 8, device=backend.device, requires_grad=True)
+    a = torch.randn(3, 4, device=backend.device, requires_grad=True)
+    b = torch.randn(3, 4, device=backend.device, requires_grad=True)
+    torch.library.opcheck(ops.packed, (x, "none", True))
+    torch.library.opcheck(ops.packed_backward, (a, x, "tanh", False))
+    torch.library.opcheck(ops.split, (a, b, "tanh"))
+    torch.library.opcheck(ops.split_backward, (a, b, a, "none"))
+
+
+def test_errors_state_the_rule_and_what_was_received(backend, monkeypatch):
+    x = torch.ones(2, 3, device=backend.device)
+    with pytest.raises(ValueError, match=r"last dimension must be even.*got shape \(2, 3\)"):
+        geglu(x)
+    with pytest.raises(ValueError, match=r"last dimension must be even.*got shape \(\)"):
+        geglu(x[0, 0])
+    with pytest.raises(ValueError, match=r'approximate must be "none" or "tanh", got \'erf\''):
+        geglu(x[:, :2], "erf")
+    with pytest.raises(TypeError, match=r"x1 must be float64, .* got torch.int64"):
+        geglu_split(x.long(), x.long())
+    with pytest.raises(ValueError, match=r"x2 must have x1's shape, dtype and device .* got \(\(2, 2\)"):
+        geglu_split(x, x[:, :2])
+    monkeypatch.setattr(module, "_INTERPRETED", False)
+    with pytest.raises(ValueError, match=r"x must be on a CUDA device, got cpu"):
+        geglu(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("block", ["shared constants", "shared functions"])
+def test_shared_text_is_the_same_in_both_files(block):
+    texts = []
+    for name in ("gelu.py", "geglu.py"):
+        text = SOURCE.with_name(name).read_text()
+        start, end = text.index(f"# >>> {block}"), text.index(f"# <<< {block}")
+        texts.append(text[start:end])
+    assert len(texts[0]) > 1000
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["gelu.py", "geglu.py", "gelu_cuda.py", "gelu_compiled.py"])
+def test_each_file_stands_alone(name):
+    for line in SOURCE.with_name(name).read_text().splitlines():
+        if line.startswith(("import ", "from ")):
+            root = line.split()[1].split(".")[0]
+            assert root in {"__future__", "collections", "functools", "math", "pathlib", "shutil",
+                            "torch", "triton", "types"}, line  # fmt: skip

@@ -1,0 +1,425 @@
+"""kernels/gelu.py against Arb: every 16-bit input, regimes of the wider types, derivatives, layouts, contract.
+
+The truth here is written from the definitions in ball arithmetic (python-flint), apart from the kernels'
+derivation and from verify's own truth.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from flint import arb, ctx
+
+from kernels import gelu as module
+from kernels import gelu_compiled, gelu_cuda
+from kernels.gelu import gelu, gelu_backward
+
+FORMS = ("none", "tanh")
+#: precision and smallest exponent of the formats
+FORMAT = {
+    torch.float64: (53, -1022),
+    torch.float32: (24, -126),
+    torch.float16: (11, -14),
+    torch.bfloat16: (8, -126),
+}
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    old, ctx.prec = ctx.prec, 900
+    yield
+    ctx.prec = old
+
+
+def exact(x: float, form: str, slope: bool) -> arb:
+    """gelu or gelu' of a finite x as a ball; no form of it cancels in the tail."""
+    v = arb(x)
+    if form == "none":
+        tail = (-v / arb(2).sqrt()).erfc() / 2
+        if not slope:
+            return v * tail
+        return tail + v * (-v * v / 2).exp() / (2 * arb.pi()).sqrt()
+    k, c = (2 / arb.pi()).sqrt(), arb("0.044715")
+    e = (-2 * k * (v + c * v**3)).exp()
+    if not slope:
+        return v / (1 + e)
+    return (1 + e * (1 + 2 * k * v * (1 + 3 * c * v * v))) / (1 + e) ** 2
+
+
+def ulps(got: float, truth: arb, dtype: torch.dtype) -> float:
+    """|got - truth| in units in the last place of truth."""
+    if not math.isfinite(got):
+        return math.inf
+    precision, least = FORMAT[dtype]
+    mantissa, exponent = abs(truth).mid().man_exp()
+    top = int(exponent) + int(mantissa).bit_length() - 1 if mantissa else -(10**6)
+    unit = max(top, least) - precision + 1
+    error = abs(arb(got) - truth) * arb(2) ** -unit
+    assert error.rad() < 2.0**-60
+    return float(error.mid())
+
+
+def rounded(truth: arb, dtype: torch.dtype) -> float:
+    """truth to the nearest value of the format, ties to even; fails if the ball does not decide."""
+    precision, least = FORMAT[dtype]
+    mantissa, exponent = abs(truth).mid().man_exp()
+    unit = max(int(exponent) + int(mantissa).bit_length() - 1, least) - precision + 1
+    steps = (abs(truth) * arb(2) ** -unit + arb(0.5)).floor().unique_fmpz()
+    assert steps is not None
+    return math.copysign(math.ldexp(int(steps), unit), -1.0 if truth < 0 else 1.0)
+
+
+def every_input(dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def correctly_rounded(x: torch.Tensor, form: str, slope: bool) -> np.ndarray:
+    """The right results for 16-bit inputs, by the limits where Arb has nothing left to decide."""
+    out = np.empty(x.numel())
+    for i, v in enumerate(x.double().tolist()):
+        if math.isnan(v):
+            out[i] = math.nan
+        elif v == 0:
+            out[i] = 0.5 if slope else v
+        elif v > 40:
+            out[i] = 1.0 if slope else v
+        elif v < -40:
+            out[i] = -0.0
+        else:
+            out[i] = rounded(exact(v, form, slope), x.dtype)
+    return out
+
+
+def misrounded(got: torch.Tensor, want: np.ndarray) -> int:
+    """How many results differ from the wanted one, the sign of zero included, NaN payloads not."""
+    y = got.double().cpu().numpy()
+    same = (y == want) & (np.signbit(y) == np.signbit(want)) | (np.isnan(y) & np.isnan(want))
+    return int(np.count_nonzero(~same))
+
+
+def regimes(dtype: torch.dtype) -> torch.Tensor:
+    """Inputs that reach every branch: body, tail to below underflow, tiny, both zeros of gelu'."""
+    draw = np.random.default_rng(7)
+    n = 150
+    deep, least = (15.0, -149) if dtype == torch.float32 else (39.0, -1074)
+    size = draw.uniform(-1, 1, n)
+    parts = [
+        draw.normal(size=n) * 1.5,
+        draw.uniform(-deep, deep, n),
+        draw.uniform(-deep, 2 - deep, n),
+        size * 2.0 ** draw.uniform(least, 0, n),
+        -0.7517915246935645 + size * 2.0 ** draw.uniform(-50, -3, n),
+        -0.7524614220710163 + size * 2.0 ** draw.uniform(-50, -3, n),
+        -7.5 + size * 2.0 ** draw.uniform(-21, -1, n),  # where the float32 formulas change
+    ]
+    return torch.from_numpy(np.concatenate(parts)).to(dtype)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_16_bit_input_is_correctly_rounded(backend, dtype, form):
+    x = every_input(dtype)
+    on_device = x.to(backend.device)
+    assert misrounded(gelu(on_device, form), correctly_rounded(x, form, slope=False)) == 0
+    slope = gelu_backward(torch.ones_like(on_device), on_device, form)
+    assert misrounded(slope, correctly_rounded(x, form, slope=True)) == 0
+
+
+def test_the_check_above_finds_known_errors():
+    """PyTorch's bfloat16 tanh form is up to 255 ULP off: thousands of inputs must be reported."""
+    x = every_input(torch.bfloat16)
+    want = correctly_rounded(x, "tanh", slope=False)
+    assert misrounded(torch.nn.functional.gelu(x, approximate="tanh"), want) > 100
+    assert misrounded(torch.from_numpy(want), want) == 0
+
+
+#: measured over all 2^32 float32 inputs on an H200: 0.709, 0.786, 0.531, 0.500
+LIMIT = {
+    (torch.float32, "none"): 0.80,
+    (torch.float32, "tanh"): 0.54,
+    (torch.float64, "none"): 2.0,
+    (torch.float64, "tanh"): 2.0,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_wide_types_stay_inside_their_bound_in_every_regime(backend, dtype, form):
+    x = regimes(dtype)
+    on_device = x.to(backend.device)
+    results = (gelu(on_device, form), gelu_backward(torch.ones_like(on_device), on_device, form))
+    for slope, y in enumerate(results):
+        errors = [ulps(got, exact(v, form, bool(slope)), dtype) for v, got in zip(x.tolist(), y.tolist(), strict=True)]
+        worst = int(np.argmax(errors))
+        assert errors[worst] <= LIMIT[dtype, form], (x[worst].item(), slope)
+
+
+@pytest.mark.parametrize(
+    ("form", "slope", "x", "error"),
+    [
+        ("none", False, -7.5096845626831055, 0.709),
+        ("none", True, -5.662953853607178, 0.787),
+        ("tanh", False, -9.82650375366211, 0.532),
+        ("tanh", True, -3.3448421163484454e-05, 0.5001),
+    ],
+)
+def test_worst_float32_inputs_of_the_exhaustive_sweep(backend, form, slope, x, error):
+    t = torch.tensor([x], dtype=torch.float32, device=backend.device)
+    y = gelu_backward(torch.ones_like(t), t, form) if slope else gelu(t, form)
+    assert ulps(y.item(), exact(t.item(), form, slope), torch.float32) <= error
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FORMAT, ids=str)
+def test_special_values(backend, dtype, form):
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, -1e4, 3e4], dtype=dtype)
+    x = x.to(backend.device)
+    y = gelu(x, form).double().tolist()
+    assert math.isnan(y[0])
+    assert y[1] == math.inf
+    assert y[2:4] == [0.0, 0.0]
+    assert [math.copysign(1, v) for v in y[2:6]] == [-1, 1, -1, -1]
+    assert y[6] == x[6].item()
+    d = gelu_backward(torch.ones_like(x), x, form).double().tolist()
+    assert math.isnan(d[0])
+    assert d[1:] == [1.0, 0.0, 0.5, 0.5, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 0.51), (torch.bfloat16, 0.51), (torch.float32, 0.80)])
+def test_product_with_dy_is_rounded_once(backend, dtype, limit, form):
+    draw = np.random.default_rng(3)
+    n, top = 400, 15 if dtype == torch.float16 else 120
+    x = torch.from_numpy(np.concatenate([draw.normal(size=n) * 2, draw.uniform(-14, 2, n)])).to(dtype)
+    sizes = np.concatenate([draw.uniform(-10, 1, n), draw.uniform(0, top, n)])
+    dy = torch.from_numpy(draw.uniform(1, 2, 2 * n) * 2.0**sizes).to(dtype)
+    dx = gelu_backward(dy.to(backend.device), x.to(backend.device), form)
+    largest = torch.finfo(dtype).max
+    for v, m, got in zip(x.tolist(), dy.tolist(), dx.tolist(), strict=True):
+        truth = arb(m) * exact(v, form, slope=True)
+        if abs(truth) < largest:
+            assert ulps(got, truth, dtype) <= limit, (v, m)
+
+
+@pytest.mark.parametrize("dtype", FORMAT, ids=str)
+def test_a_result_does_not_depend_on_its_neighbours(backend, dtype):
+    """The float32 erf form runs its second branch only in blocks that need it: same bits either way."""
+    x = torch.linspace(-9, 9, 73, dtype=torch.float64).to(dtype).to(backend.device)
+    alone = torch.cat([gelu(v[None]) for v in x])
+    together = gelu(torch.cat([x, torch.full_like(x, -30.0)]))[: x.numel()]
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck_and_gradgradcheck(backend, form):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, dtype=torch.float64, device=backend.device, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: gelu(t, form), x)
+    assert torch.autograd.gradgradcheck(lambda t: gelu(t, form), x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_second_derivative_against_arb(backend, form):
+    x = torch.linspace(-6, 6, 41, dtype=torch.float64, device=backend.device, requires_grad=True)
+    (d,) = torch.autograd.grad(gelu(x, form).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(d.sum(), x)
+    for v, got in zip(x.tolist(), second.tolist(), strict=True):
+        h = arb(2) ** -100  # central difference of the exact derivative: error 2^-200
+        a, b = arb(v) - h, arb(v) + h
+        truth = (_exact_slope(b, form) - _exact_slope(a, form)) / (2 * h)
+        assert abs(got - float(truth)) <= 1e-13 * max(1.0, abs(float(truth)))
+
+
+def _exact_slope(v: arb, form: str) -> arb:
+    if form == "none":
+        return (-v / arb(2).sqrt()).erfc() / 2 + v * (-v * v / 2).exp() / (2 * arb.pi()).sqrt()
+    k, c = (2 / arb.pi()).sqrt(), arb("0.044715")
+    e = (-2 * k * (v + c * v**3)).exp()
+    return (1 + e * (1 + 2 * k * v * (1 + 3 * c * v * v))) / (1 + e) ** 2
+
+
+LAYOUTS = {
+    "permuted": lambda t: t.permute(2, 0, 1),
+    "transposed": lambda t: t.transpose(0, 1),
+    "every second": lambda t: t[..., ::2],
+    "sliced": lambda t: t[:, 1:4, 1:],
+    "offset by one element": lambda t: t.flatten()[1:],
+    "expanded": lambda t: t[:1].expand(5, *t.shape[1:]),
+    "0-d": lambda t: t[0, 0, 0],
+    "empty": lambda t: t[:0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_give_the_bits_and_the_strides_of_torch(backend, layout):
+    torch.manual_seed(1)
+    x = LAYOUTS[layout](torch.randn(4, 6, 8, device=backend.device))
+    before = x.clone()
+    y = gelu(x)
+    assert torch.equal(y, gelu(x.contiguous()))
+    assert y.stride() == torch.nn.functional.gelu(x).stride()
+    assert y.shape == x.shape
+    dx = gelu_backward(torch.ones_like(x), x)
+    assert torch.equal(dx, gelu_backward(torch.ones_like(x.contiguous()), x.contiguous()))
+    assert torch.equal(x, before)
+
+
+def test_upstream_gradients_of_any_layout(backend):
+    torch.manual_seed(2)
+    x = torch.randn(6, 5, device=backend.device)
+    for dy in (
+        torch.tensor(1.5, device=backend.device).expand(6, 5),  # read once, not expanded
+        torch.randn(6, 1, device=backend.device).expand(6, 5),
+        torch.randn(5, 6, device=backend.device).t(),
+    ):
+        assert torch.equal(gelu_backward(dy, x), gelu_backward(dy.contiguous(), x))
+
+
+def test_more_than_one_program(backend):
+    """Beyond one block of the interpreter, and not a multiple of any block."""
+    x = torch.linspace(-9, 9, (1 << 16) + 4097, device=backend.device)
+    parts = torch.cat([gelu(p) for p in x.split(5000)])
+    assert torch.equal(gelu(x), parts)
+
+
+def test_operators_are_registered_for_the_compiler(backend):
+    x = torch.randn(3, 4, device=backend.device, requires_grad=True)
+    dy = torch.randn(3, 4, device=backend.device, requires_grad=True)
+    torch.library.opcheck(torch.ops.precise_gelu.forward, (x, "none"))
+    torch.library.opcheck(torch.ops.precise_gelu.backward, (dy, x, "tanh"))
+    torch.library.opcheck(torch.ops.precise_gelu.second, (dy.detach(), dy.detach(), x.detach(), "none"))
+
+
+def test_inside_a_compiled_function(backend):
+    x = torch.randn(3, 4, device=backend.device, requires_grad=True)
+    f = torch.compile(lambda t: gelu(t * 2, "tanh") + 1, backend="aot_eager", fullgraph=True)
+    got, want = f(x), gelu(x * 2, "tanh") + 1
+    assert torch.equal(got, want)
+    grads = [torch.autograd.grad(y.sum(), x)[0] for y in (got, want)]
+    assert torch.equal(*grads)
+
+
+def test_errors_state_the_rule_and_what_was_received(backend, monkeypatch):
+    x = torch.ones(2, device=backend.device)
+    with pytest.raises(ValueError, match=r'gelu: approximate must be "none" or "tanh", got \'erf\''):
+        gelu(x, "erf")
+    with pytest.raises(TypeError, match=r"x must be float64, float32, float16 or bfloat16, got torch.int64"):
+        gelu(x.long())
+    with pytest.raises(TypeError, match=r"dense strided tensor, got torch.sparse_coo; call x.to_dense"):
+        gelu(x.to_sparse())
+    with pytest.raises(ValueError, match=r"dy must have x's shape, dtype and device .* got \(\(3,\)"):
+        gelu_backward(torch.ones(3, device=backend.device), x)
+    monkeypatch.setattr(module, "_INTERPRETED", False)
+    with pytest.raises(ValueError, match=r"x must be on a CUDA device, got cpu; .* TRITON_INTERPRET=1"):
+        gelu(torch.ones(2))
+
+
+# --- the two relatives with the same signature ---
+
+
+@pytest.mark.parametrize("form", ["_erf_form", "_tanh_form"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_formula_that_gelu_compiled_compiles(dtype, form):
+    x = torch.from_numpy(np.random.default_rng(5).uniform(-9, 5, 200)).to(dtype)
+    y = gelu_compiled._widened(getattr(gelu_compiled, form))(x)
+    name = "none" if form == "_erf_form" else "tanh"
+    errors = [ulps(got, exact(v, name, slope=False), dtype) for v, got in zip(x.tolist(), y.tolist(), strict=True)]
+    # erfc(a) and exp(a) turn a relative error of their argument into one a^2 or |a| times as large
+    assert max(errors) <= 120
+    ends = torch.tensor([math.inf, -math.inf, math.nan, -0.0], dtype=dtype)
+    z = gelu_compiled._widened(getattr(gelu_compiled, form))(ends).tolist()
+    assert z[0] == math.inf
+    assert (z[1], z[3]) == (0.0, 0.0)
+    assert math.copysign(1, z[1]) == math.copysign(1, z[3]) == -1
+    assert math.isnan(z[2])
+
+
+def test_gelu_compiled_runs_compiled():
+    x = torch.randn(257, requires_grad=True)
+    y = gelu_compiled.gelu(x, "tanh")
+    assert torch.allclose(y, torch.nn.functional.gelu(x, approximate="tanh"), rtol=1e-5, atol=1e-6)
+    y.sum().backward()
+    assert torch.allclose(x.grad, gelu_backward_reference(x.detach()), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r'approximate must be "none" or "tanh"'):
+        gelu_compiled.gelu(x, "fast")
+    with pytest.raises(TypeError, match="got torch.int32"):
+        gelu_compiled.gelu(torch.ones(2, dtype=torch.int32))
+
+
+def gelu_backward_reference(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([float(exact(v, "tanh", slope=True)) for v in x.tolist()])
+
+
+def test_gelu_cuda_refuses_what_it_cannot_run():
+    with pytest.raises(ValueError, match=r"gelu_cuda: x must be on a CUDA device, got cpu"):
+        gelu_cuda.gelu(torch.ones(2))
+    with pytest.raises(ValueError, match=r'approximate must be "none" or "tanh"'):
+        gelu_cuda.gelu(torch.ones(2), "fast")
+    with pytest.raises(TypeError, match="got torch.int32"):
+        gelu_cuda.gelu(torch.ones(2, dtype=torch.int32))
+
+
+def test_gelu_cuda_without_a_compiler_says_what_is_missing(monkeypatch):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setattr(gelu_cuda.shutil, "which", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"nvcc is needed to build gelu.cu, and none was found"):
+        gelu_cuda._library.__wrapped__()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FORMAT, ids=str)
+def test_gelu_cuda_gives_the_bits_of_gelu(dtype, form):
+    x = every_input(dtype) if dtype.itemsize == 2 else regimes(dtype)
+    x = x.cuda().requires_grad_()
+    dy = torch.randn(x.shape, device="cuda").to(dtype)
+    results = []
+    for f in (gelu, gelu_cuda.gelu):
+        y = f(x, form)
+        results.append((y.detach(), torch.autograd.grad(y, x, dy)[0]))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+        assert torch.equal(torch.signbit(a.nan_to_num(7.0)), torch.signbit(b.nan_to_num(7.0)))
+
+
+@pytest.mark.gpu
+def test_streams_graphs_and_autocast():
+    x = torch.randn(1 << 20, device="cuda")
+    want = gelu(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        y = gelu(x)
+    stream.synchronize()
+    assert torch.equal(y, want)
+    graph, still = torch.cuda.CUDAGraph(), x.clone()
+    with torch.cuda.graph(graph):
+        captured = gelu(still)
+    still.copy_(-x)
+    graph.replay()
+    assert torch.equal(captured, gelu(-x))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert gelu(x).dtype == torch.float32
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_two_to_the_31():
+    n = (1 << 31) + 1000
+    x = torch.full((n,), -1.0, dtype=torch.bfloat16, device="cuda")
+    x[-500:] = 2.0
+    y = gelu(x)
+    assert torch.equal(y[-500:], gelu(x[-500:].clone()))
+    assert torch.equal(y[:500], gelu(x[:500].clone()))
+
+
+@pytest.mark.gpu
+def test_device_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    x = torch.randn(100, device="cuda:1")
+    assert torch.equal(gelu(x).cpu(), gelu(x.to("cuda:0")).cpu())
