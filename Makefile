@@ -34,7 +34,7 @@ types: $(STAMP)
 
 # One thread per worker: the workers are the parallelism, and results must not depend on it.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" --hypothesis-profile=ci
 
 # Measure the fast reference against the exact one and write its error bound into the package.
 certify: $(STAMP)

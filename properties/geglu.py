@@ -32,3 +32,9 @@ def geglu_split(x1, x2):
 def geglu_split_tanh(x1, x2):
     """The Triton kernel on two tensors, tanh form."""
     return triton_geglu.geglu_split(x1, x2, approximate="tanh")
+
+
+test_geglu = verify.laws_for(geglu)
+test_geglu_tanh = verify.laws_for(geglu_tanh)
+test_geglu_split = verify.laws_for(geglu_split)
+test_geglu_split_tanh = verify.laws_for(geglu_split_tanh)

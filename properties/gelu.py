@@ -55,3 +55,7 @@ def torch_gelu(x):
 def torch_gelu_tanh(x):
     """PyTorch eager, tanh form."""
     return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+test_gelu = verify.laws_for(gelu)
+test_gelu_tanh = verify.laws_for(gelu_tanh)

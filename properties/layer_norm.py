@@ -41,3 +41,12 @@ def layer_norm_residual_bias(x, residual, input_bias, weight, bias, *, eps):
 def torch_layer_norm(x, weight, bias, *, eps):
     """PyTorch eager."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+# the whole set of laws for the plain kernel; the variants share its code, so what differs: sums, layouts, gradients
+DIFFERENT = ["accuracy", "layout independence", "upstream layout independence", "initialised memory", "gradcheck"]
+
+test_layer_norm = verify.laws_for(layer_norm, dtypes=["bfloat16", "float32", "float64"])
+test_layer_norm_bare = verify.laws_for(layer_norm_bare, dtypes=["float16"], laws=DIFFERENT)
+test_layer_norm_residual = verify.laws_for(layer_norm_residual, dtypes=["bfloat16", "float64"], laws=DIFFERENT)
+test_layer_norm_residual_bias = verify.laws_for(layer_norm_residual_bias, dtypes=["float32", "float64"], laws=DIFFERENT)

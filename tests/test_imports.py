@@ -15,7 +15,7 @@ KERNELS = sorted((ROOT / "kernels").glob("*.py"))
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    {"errors", "formats"},
+    {"errors", "formats", "plugin"},
     {"ops.op", "ops.precision", "ops.dyadic", "ops.formula", "ops.limits", "ops.compensated"},
     {"ulp", "record"},
     {"ops", "backends", "tally", "cases", "config", "isolate"},

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from verify.errors import TruthError as TruthError
     from verify.errors import UsageError as UsageError
     from verify.errors import VerifyError as VerifyError
+    from verify.laws.suite import laws_for as laws_for
     from verify.ops.define import op as op
     from verify.ops.define import row_op as row_op
     from verify.record import Run as Run
@@ -42,6 +43,7 @@ _HOME = {
     "VerifyError": "verify.errors",
     "assert_ulp": "verify.assertions",
     "kernel": "verify.declaration",
+    "laws_for": "verify.laws.suite",
     "op": "verify.ops.define",
     "row_op": "verify.ops.define",
 }

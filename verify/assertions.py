@@ -48,7 +48,7 @@ def assert_ulp(
         upstream=dict(zip(definition.outputs, (g.detach() for g in upstream), strict=False)),
         results=(result,),
     )
-    known = (*definition.outputs, *definition.optional_outputs, *definition.gradients)
+    known = (*definition.all_outputs, *definition.gradients)
     if result not in known:
         raise UsageError(f"op {definition.name!r} has results {', '.join(known)}; received {result!r}")
     if result in definition.gradients and not upstream:

@@ -131,7 +131,8 @@ def kernel(
     """
 
     # the declaring module, not the function's: a library function may be declared as it is
-    module = sys._getframe(1).f_globals.get("__name__", "")
+    caller = sys._getframe(1).f_globals
+    module, file = caller.get("__name__", ""), caller.get("__file__", "")
 
     def declare(function: Callable[..., Any]) -> Kernel:
         label = name or getattr(function, "__name__", None) or "kernel"
@@ -159,7 +160,7 @@ def kernel(
             peer=bool(peer),
             policy=policy or Policy(),
             module=module,
-            file=_file_of(function),
+            file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
         )
@@ -214,9 +215,9 @@ def _operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, 
 
 
 def _outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...]:
-    known = (*op.outputs, *op.optional_outputs)
+    known = op.all_outputs
     if outputs is None:
-        return op.outputs
+        return op.required_outputs
     chosen = _strings(where, "outputs", outputs)
     for item in chosen:
         if item not in known:
@@ -270,13 +271,6 @@ def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         names |= set(op.params)
     return frozenset(names & set(op.params))
-
-
-def _file_of(function: Callable[..., Any]) -> str:
-    try:
-        return inspect.getsourcefile(inspect.unwrap(function)) or ""
-    except TypeError:
-        return ""
 
 
 def expected_shape(op: Op, dims: Shape, params: Params, output: str) -> Shape:

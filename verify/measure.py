@@ -122,7 +122,7 @@ def run_tensors(
 
 def run_baseline(op: Op, case: Case, device: str, outputs: tuple[str, ...]) -> Measured:
     """Run the op's PyTorch baseline on the same case."""
-    known = (*op.outputs, *op.optional_outputs)
+    known = op.all_outputs
 
     def selected(*arguments: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
         # a baseline takes None for an absent operand and returns the optional outputs too

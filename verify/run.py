@@ -18,6 +18,7 @@ from verify.element import describe
 from verify.errors import KernelError
 from verify.formats import Format
 from verify.judge import SAMPLE, Outcome, judge_result
+from verify.laws import engine, registry
 from verify.measure import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem, Regime
 from verify.plan import Group, plan
@@ -25,6 +26,7 @@ from verify.record import (
     Basis,
     Figures,
     KernelRun,
+    LawRun,
     RegimeFigures,
     Result,
     Worst,
@@ -72,9 +74,13 @@ def measure_kernel(
     *,
     seed: int = 0,
     dtypes: tuple[str, ...] = (),
+    laws: str = "",
     progress: Progress = lambda text: None,
 ) -> KernelRun:
-    """Everything about one kernel. A broken contract is a result too: status "error" with its message."""
+    """Everything about one kernel. A broken contract is a result too: status "error" with its message.
+
+    `laws` names the profile with which the laws are tried; without one they are not.
+    """
     started = time.monotonic()
     notes: list[str] = []
     results: list[Result] = []
@@ -87,7 +93,15 @@ def measure_kernel(
         except KernelError as error:
             status, message = "error", f"{dtype}: {error}"
             break
-    if status == "ok" and any(result.status == "wrong" for result in results):
+    tried: list[LawRun] = []
+    if laws and status == "ok":
+        for law in registry.ALL:
+            for dtype in dtypes or kernel.dtypes:
+                progress(f"{kernel.name} {dtype}: {law.name}")
+                tried.append(engine.run_law(law, kernel, dtype, backend, engine.PROFILES[laws], target))
+    if status == "ok" and (
+        any(result.status == "wrong" for result in results) or any(law.status == "broken" for law in tried)
+    ):
         status = "wrong"
     return KernelRun(
         name=kernel.name,
@@ -98,6 +112,7 @@ def measure_kernel(
         status=status,  # type: ignore[arg-type]
         results=results,
         message=message,
+        laws=tried,
         peer=kernel.peer,
         notes=notes,
         seconds=round(time.monotonic() - started, 3),

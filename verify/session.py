@@ -34,6 +34,7 @@ class Session:
     timeout: float = 600.0
     dtypes: tuple[str, ...] = ()
     profile: str = "default"
+    laws: str = ""  # profile of the laws; none are tried without one
     jobs: int = 0  # 0: one on a GPU, one per core on the interpreter
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
@@ -45,8 +46,8 @@ def answer(reply: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(reply["usage"], hint=reply.get("hint") or None)
     if "truth" in reply:
         raise TruthError(reply["truth"])
-    if "kernel" in reply:
-        raise UsageError(reply["kernel"])
+    if "failure" in reply:
+        raise UsageError(reply["failure"])
     if "internal" in reply:
         raise RuntimeError(f"verify itself failed in the worker: {reply['internal']}")
     return reply
@@ -180,7 +181,7 @@ def _measure(
     wanted = [name for name in session.dtypes if name in item["dtypes"]]
     if session.dtypes and not wanted:
         return failed("skipped", f"declares {', '.join(item['dtypes'])}; --dtype asks for others")
-    request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted}
+    request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted, "laws": session.laws}
     again = f"verify run {target}"
     if not worker.alive:
         # importing torch again after a crash is not the next kernel's time
@@ -195,8 +196,8 @@ def _measure(
         )
     except WorkerDied as died:
         return failed("crashed", f"{died}", again)
-    if "kernel" in reply:
-        return failed("error", reply["kernel"], again)
+    if "failure" in reply:
+        return failed("error", reply["failure"], again)
     if "usage" in reply:
         return failed("error", reply["usage"], reply.get("hint", ""))
     if "internal" in reply:

@@ -46,9 +46,9 @@ def main(arguments: list[str]) -> int:
         except TruthError as error:
             emit({"truth": str(error)})
         except KernelError as error:
-            emit({"kernel": str(error)})
+            emit({"failure": str(error)})
         except MemoryError:
-            emit({"kernel": "out of memory"})
+            emit({"failure": "out of memory"})
         except Exception as error:
             traceback.print_exc()
             emit({"internal": f"{type(error).__name__}: {error}"})
@@ -110,6 +110,7 @@ def _measure(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any
         backend,
         seed=request["seed"],
         dtypes=tuple(request.get("dtypes", ())),
+        laws=request.get("laws", ""),
         progress=lambda text: emit({"progress": text}),
     )
     return {"run": msgspec.to_builtins(done)}
@@ -128,6 +129,17 @@ def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]
         index=request["index"],
     )
     return {"replay": msgspec.to_builtins(found)}
+
+
+def _law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """Try one law on one case again."""
+    from verify.cases import Case
+    from verify.laws import engine, registry
+
+    kernel = _one(request)
+    case = Case.from_json(request["case"])
+    found = engine.replay_law(registry.get(request["law"]), kernel, case, backend, request["target"])
+    return {"law": msgspec.to_builtins(found), "kernel": kernel.name}
 
 
 def _certify(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
@@ -152,7 +164,7 @@ def _ops(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
                 "name": op.name,
                 "summary": op.summary,
                 "operands": [o.name + ("?" if o.optional else "") for o in op.operands],
-                "outputs": [*op.outputs, *(f"{name}?" for name in op.optional_outputs)],
+                "outputs": [name + ("?" if name in op.optional_outputs else "") for name in op.all_outputs],
                 "gradients": list(op.gradients),
                 "params": {k: repr(v) for k, v in op.params.items()},
                 "choices": {k: [repr(item) for item in v] for k, v in op.choices.items()},
@@ -169,6 +181,7 @@ _HANDLERS: dict[str, Callable[[dict[str, Any], Any, Emit], dict[str, Any]]] = {
     "ops": _ops,
     "measure": _measure,
     "replay": _replay,
+    "law": _law,
     "certify": _certify,
 }
 

@@ -19,6 +19,7 @@ def add(commands: Any) -> None:
     parser.add_argument("case", metavar="CASE", help="the case as JSON, from a failure message or a report")
     parser.add_argument("--result", default="y", help="output or gradient, e.g. y or dx (default y)")
     parser.add_argument("--index", type=int, default=0, help="flat index of the element (default 0)")
+    parser.add_argument("--law", metavar="NAME", help="try this law on the case instead of judging one element")
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -32,6 +33,8 @@ def main(options: argparse.Namespace) -> int:
     from verify.record import value_of
     from verify.session import answer
 
+    if options.law:
+        return _law(options)
     request = {
         "do": "replay",
         "target": options.target,
@@ -68,6 +71,31 @@ def main(options: argparse.Namespace) -> int:
     lines.append("within its limit" if within else "wrong: beyond its limit")
     print("\n".join(screen.plain(line) for line in lines))
     return 0 if within else 1
+
+
+def _law(options: argparse.Namespace) -> int:
+    from verify.errors import UsageError
+    from verify.isolate import Worker, WorkerDied, WorkerTimeout
+    from verify.session import answer
+
+    request = {"do": "law", "target": options.target, "case": options.case, "law": options.law}
+    with Worker(options.backend) as worker:
+        try:
+            reply = answer(worker.ask(request, timeout=options.timeout))
+        except (WorkerDied, WorkerTimeout) as error:
+            raise UsageError(f"{options.target}: {error}") from error
+    found = reply["law"]
+    if options.json:
+        screen.print_json(found)
+    elif found["status"] == "broken":
+        lines = [f"{reply['kernel']} breaks the law of {found['law']} in {found['dtype']}: {found['message']}"]
+        lines += [f"  {name:<12} {value}" for name, value in found["facts"].items()]
+        print("\n".join(screen.plain(line) for line in lines))
+    elif found["status"] == "skipped":
+        print(screen.plain(f"{found['law']} does not apply: {found['message']}"))
+    else:
+        print(f"{reply['kernel']} keeps the law of {found['law']} on this case")
+    return 1 if found["status"] == "broken" else 0
 
 
 def _place(index: list[int]) -> str:

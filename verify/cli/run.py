@@ -38,6 +38,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--jobs", type=int, default=0, metavar="N", help="kernels at a time (default: 1 on a GPU, else one per core)"
     )
+    parser.add_argument(
+        "--laws", choices=("quick", "ci", "nightly"), default="", help="try the laws too, with this profile"
+    )
     parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the table")
     parser.add_argument("--html", metavar="PATH", help="write the HTML report")
     parser.add_argument("--markdown", metavar="PATH", help="write the Markdown report")
@@ -68,6 +71,8 @@ def main(options: argparse.Namespace) -> int:
         seed=options.seed,
         timeout=options.timeout,
         jobs=options.jobs,
+        laws=options.laws,
+        profile=options.laws or "default",
         dtypes=tuple(named(item).name for item in options.dtype),
         progress=progress,
     )
@@ -118,6 +123,8 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     arguments = ["run", *options.targets]
     for item in options.dtype:
         arguments += ["--dtype", item]
+    if options.laws:
+        arguments += ["--laws", options.laws]
     if options.seed:
         arguments += ["--seed", str(options.seed)]
     if options.backend:

@@ -45,11 +45,11 @@ class Block:
     before: Tensor | None = None
 
 
-class Guard(TorchDispatchMode):
+class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that moves fresh tensors into guarded memory. See the module's docstring."""
 
     def __init__(self, fill: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fill = fill
         self.blocks: list[Block] = []
 
@@ -102,10 +102,10 @@ class Guard(TorchDispatchMode):
         if tensor.numel() == 0 or tensor.device.type not in ("cpu", "cuda"):
             return tensor, None
         width = tensor.element_size()
-        extent = (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1) * width
+        extent = int(sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1) * width
         band = min(max(_BAND, extent), _WIDEST)
         # an offset that is not a multiple of the alignment is part of the layout: keep it
-        start = -(-band // _ALIGNED) * _ALIGNED + tensor.storage_offset() * width % _ALIGNED
+        start = -(-band // _ALIGNED) * _ALIGNED + int(tensor.storage_offset()) * width % _ALIGNED
         raw = torch.full((start + extent + band,), self.fill, dtype=torch.uint8, device=tensor.device)
         raw = raw[: raw.numel() // width * width]
         flat = raw.view(tensor.dtype)
@@ -131,7 +131,7 @@ def _describe(block: Block, wrong: Tensor) -> str:
     if first >= block.stop:
         where = f"{first - block.stop} bytes past its end"
     elif last < block.start:
-        where = f"{block.start - last} bytes before its beginning"
+        where = f"{block.start - first} bytes before its beginning"
     else:
         where = f"at byte {first - block.start} of {block.stop - block.start}"
     return f"{block.label}: {places.numel()} bytes written, the first {where}"

@@ -28,6 +28,21 @@ class Subject:
     target: str = ""
 
 
+def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
+    """The plainest case of a subject with some dims: ordinary values, contiguous, every gradient."""
+    kernel = subject.kernel
+    fill = "normal" if kernel.op.kind == "elementwise" else "randn"
+    return Case(
+        dtype=subject.dtype,
+        dims=dims,
+        fill=fill,
+        params=dict(kernel.params),
+        upstream="normal" if kernel.differentiable else "",
+        absent=kernel.absent,
+        regime="" if kernel.op.kind == "elementwise" else fill,
+    )
+
+
 class Broken(AssertionError):
     """A law does not hold for a case. `facts` are the lines of the message, in order."""
 

@@ -67,8 +67,8 @@ def _check_bounds(subject: Subject, case: Case) -> None:
 
 
 def _check_initialised(subject: Subject, case: Case) -> None:
-    with_nan, first = _guarded_run(subject, case, NAN_FILL)
-    with_numbers, second = _guarded_run(subject, case, NUMBER_FILL)
+    with_nan, _ = _guarded_run(subject, case, NAN_FILL)
+    with_numbers, _ = _guarded_run(subject, case, NUMBER_FILL)
     try:
         demand_same(
             case,
@@ -83,7 +83,6 @@ def _check_initialised(subject: Subject, case: Case) -> None:
                 "an element of a result is never written", case, broken.facts, result=broken.result, index=broken.index
             ) from None
         raise
-    del first, second  # alive until here, so that neither run could have been given the other's memory
 
 
 def _untouched(with_nan: dict[str, Tensor], with_numbers: dict[str, Tensor], name: str, index: int) -> bool:

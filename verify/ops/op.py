@@ -124,6 +124,16 @@ class Op:
     summary: str = ""
 
     @property
+    def required_outputs(self) -> tuple[str, ...]:
+        """What a kernel returns unless its declaration says more."""
+        return tuple(name for name in self.outputs if name not in self.optional_outputs)
+
+    @property
+    def all_outputs(self) -> tuple[str, ...]:
+        """Required and optional outputs, in the order in which the baseline returns them."""
+        return tuple(dict.fromkeys((*self.outputs, *self.optional_outputs)))
+
+    @property
     def gradients(self) -> tuple[str, ...]:
         """Names of all gradients that this op defines."""
         return tuple("d" + operand.name for operand in self.operands if operand.differentiable)

@@ -128,7 +128,7 @@ def build(op: Op, case: Case, device: str) -> Problem:
     """The problem of a case without any kernel: upstream gradients shaped like the op's outputs."""
     inputs = inputs_of(op, case, device)
     params = op.resolve(case.params)
-    outputs = (*op.outputs, *op.optional_outputs)
+    outputs = op.all_outputs
     upstream = {
         name: fill(
             case.upstream,

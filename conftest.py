@@ -1,4 +1,4 @@
-"""One backend for the whole test session: the GPU if there is one, else the faithful interpreter.
+"""One backend for the whole session of tests and properties: the GPU if there is one, else the faithful interpreter.
 
 It has to be chosen before Triton is imported, because Triton decides at import whether it interprets.
 """

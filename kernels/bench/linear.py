@@ -1,0 +1,134 @@
+"""How fast the fused linear kernels are, beside cuBLAS, eager PyTorch and torch.compile, in one run.
+
+    python -m kernels.bench.linear                   the table, on the current GPU
+    python -m kernels.bench.linear --max-autotune    also torch.compile(mode="max-autotune")
+
+Each line is one problem: the median over interleaved rounds, so that clocks and temperature treat all
+candidates alike, and the ratio to this repository's kernel (above 1: slower than it). "cublas" is the matrix
+product alone, without bias and activation. With the variable OUT set, $OUT/bench_linear.json gets all times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import torch
+import torch._functorch.config
+import torch.nn.functional as F  # noqa: N812
+
+from kernels.linear_act import linear_act
+from kernels.linear_geglu import linear_geglu
+
+Candidates = dict[str, Callable[[], object]]
+
+
+def median_times(candidates: Candidates, rounds: int, calls: int) -> dict[str, float]:
+    """Milliseconds per call: the median over `rounds`, in each of which every candidate has its turn."""
+    for run in candidates.values():
+        run()
+        run()
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, run in candidates.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            run()  # not timed: the candidate before it leaves its data in L2
+            start.record()
+            for _ in range(calls):
+                run()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) / calls)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def eager_gelu(x, weight, bias):
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def eager_geglu(x, weight, bias):
+    first, second = F.linear(x, weight, bias).chunk(2, -1)
+    return first * F.gelu(second)
+
+
+def problem(kind: str, dtype: torch.dtype, sizes: tuple[int, int, int], modes: dict) -> tuple[Candidates, ...]:
+    """Candidates for the forward pass (no gradients) and for the backward pass of one layer."""
+    m, k, n = sizes
+    torch.manual_seed(0)
+    x = torch.randn(m, k, device="cuda", dtype=dtype)
+    weight = (torch.randn(n, k, device="cuda") / k**0.5).to(dtype)
+    bias = torch.randn(n, device="cuda", dtype=dtype)
+    product = torch.empty(m, n, device="cuda", dtype=dtype)
+    dy = torch.randn(m, n // 2 if kind == "geglu" else n, device="cuda", dtype=dtype)
+    if kind == "geglu":
+        eager, ours = eager_geglu, linear_geglu
+    else:
+        eager = eager_gelu
+
+        def ours(x, weight, bias):
+            return linear_act(x, weight, bias, activation="gelu")
+
+    functions = {"ours": ours, "eager": eager}
+    functions |= {name: torch.compile(eager, dynamic=False, **how) for name, how in modes.items()}
+
+    def without_gradients(f):
+        def run():
+            with torch.no_grad():
+                return f(x, weight, bias)
+
+        return run
+
+    forward = {name: without_gradients(f) for name, f in functions.items()}
+    forward["cublas"] = lambda: torch.mm(x, weight.t(), out=product)
+    leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+
+    def backward_of(f):
+        y = f(*leaves)
+        y = y[0] if isinstance(y, tuple) else y
+        return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
+
+    if kind == "gelu":
+        functions["ours"] = lambda *t: linear_act(*t, activation="gelu", save_pre=True)
+    backward = {name: backward_of(f) for name, f in functions.items() if "autotune" not in name}
+    return forward, backward
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--calls", type=int, default=8)
+    options = parser.parse_args()
+    torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
+    modes = {"compile": {}}
+    if options.max_autotune:
+        modes["max-autotune"] = {"mode": "max-autotune-no-cudagraphs"}
+    results = []
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms, and the ratio to ours")
+    for kind, n in (("gelu", 16384), ("geglu", 22016)):
+        for dtype in (torch.bfloat16, torch.float16):
+            sizes = (8192, 4096, n)
+            passes = problem(kind, dtype, sizes, modes)
+            for direction, candidates in zip(("forward", "backward"), passes, strict=True):
+                times = median_times(candidates, options.rounds, options.calls)
+                name = f"linear+{kind} {direction} {str(dtype).removeprefix('torch.')}"
+                ours = times["ours"]
+                line = "  ".join(f"{c} {t:.3f} ({t / ours:.3f})" for c, t in times.items())
+                print(f"{name:34s} {line}", flush=True)
+                results.append({"name": name, "m_k_n": sizes, "ms": times})
+            del passes, candidates
+            torch.cuda.empty_cache()
+    if "OUT" in os.environ:
+        path = pathlib.Path(os.environ["OUT"]) / "bench_linear.json"
+        path.write_text(json.dumps({"device": torch.cuda.get_device_name(), "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

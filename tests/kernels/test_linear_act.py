@@ -1,0 +1,456 @@
+"""kernels/linear_act.py against exact dot products (Fraction) and exact activations (mpmath)."""
+
+from __future__ import annotations
+
+import ast
+import math
+import pathlib
+from fractions import Fraction
+
+import mpmath as mp
+import pytest
+import torch
+
+from kernels import linear_act as module
+from kernels.linear_act import linear_act, linear_data_grad
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
+# precision of the dtype, precision of its sums, exponent of its smallest subnormal
+FORMAT = {
+    torch.float64: (53, 53, -1074),
+    torch.float32: (24, 24, -149),
+    torch.float16: (11, 24, -24),
+    torch.bfloat16: (8, 24, -133),
+}
+# largest error of the activation's own arithmetic beyond the rounding of the result, in ULP: measured on all
+# float16 and bfloat16 inputs below; float32 is computed in float64; float64 is libdevice's erfc and exp (a few
+# ULP, and the tail's condition, which the sum's own error bound has too)
+OWN = {torch.float64: 6.0, torch.float32: 0.01, torch.float16: 0.02, torch.bfloat16: 0.12}
+
+
+def exact_act(a, activation):
+    a = mp.mpf(a.numerator) / a.denominator if isinstance(a, Fraction) else mp.mpf(a)
+    if activation == "gelu":
+        return a * mp.erfc(-a / mp.sqrt(2)) / 2
+    if activation == "gelu_tanh":
+        return a / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (a + mp.mpf("0.044715") * a**3)))
+    if activation == "squared_relu":
+        return max(a, mp.mpf(0)) ** 2
+    return a
+
+
+def steepest(a, reach, activation):
+    """A bound of |act'| within `reach` of a."""
+    top = 2 * (max(a, 0) + reach)
+    return {"id": 1, "gelu": mp.mpf("1.13"), "gelu_tanh": mp.mpf("1.14"), "squared_relu": top}[activation]
+
+
+def ulp(value, dtype):
+    precision, _, smallest = FORMAT[dtype]
+    if value == 0:
+        return mp.ldexp(1, smallest)
+    return mp.ldexp(1, max(math.floor(mp.log(abs(value), 2)) - precision + 1, smallest))
+
+
+def worst_ratio(y, x, weight, bias, activation):
+    """The largest error of y over the a-priori bound: K u |x| |w| through act, and one rounding."""
+    mp.mp.prec = 300
+    dtype = y.dtype
+    u = mp.ldexp(1, -FORMAT[dtype][1])
+    ratios = [mp.mpf(0)]
+    xs = [[Fraction(v) for v in row] for row in x.double().tolist()]
+    ws = [[Fraction(v) for v in row] for row in weight.double().tolist()]
+    bs = [Fraction(0)] * len(ws) if bias is None else [Fraction(v) for v in bias.double().tolist()]
+    for row, got_row in zip(xs, y.double().tolist(), strict=True):
+        for w, b, got in zip(ws, bs, got_row, strict=True):
+            a = sum((p * q for p, q in zip(row, w, strict=True)), b)
+            size = sum((abs(p * q) for p, q in zip(row, w, strict=True)), Fraction(0))
+            a, size = (mp.mpf(v.numerator) / v.denominator for v in (a, size))
+            reach = len(row) * u * size + (u * abs(a) if bias is not None else 0)
+            truth = exact_act(a, activation)
+            bound = reach * steepest(a, reach, activation)
+            bound += (mp.mpf("0.5") + (OWN[dtype] if "gelu" in activation else 0)) * ulp(truth, dtype)
+            ratios.append(mp.inf if math.isnan(got) else abs(mp.mpf(got) - truth) / bound)
+    return float(max(ratios))
+
+
+def tensors(dtype, m=6, k=37, n=9, seed=0, grad=False):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((m, k), (n, k), (n,))
+    scale = (1.0, 2.0 / math.sqrt(k), 1.0)
+    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    return [(t * c).to(dtype).requires_grad_(grad) for t, c in zip(made, scale, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_within_the_a_priori_bound(backend, dtype, activation, with_bias):
+    x, weight, bias = tensors(dtype)
+    bias = bias if with_bias else None
+    on = [None if t is None else t.to(backend.device) for t in (x, weight, bias)]
+    y = linear_act(*on, activation=activation).cpu()
+    assert worst_ratio(y, x, weight, bias, activation) <= 1.0
+
+
+def test_the_bound_rejects_a_lost_product_a_wrong_form_and_a_second_rounding():
+    x, weight, bias = tensors(torch.float32)
+    a = x.double() @ weight.double().t() + bias.double()
+    good = torch.nn.functional.gelu(a, approximate="tanh").float()
+    assert worst_ratio(good, x, weight, bias, "gelu_tanh") <= 1.0
+    assert worst_ratio(good, x, weight, bias, "gelu") > 1.0
+    lost = torch.nn.functional.gelu(a - x.double()[:, -1:] * weight.double()[:, -1], approximate="tanh")
+    assert worst_ratio(lost.float(), x, weight, bias, "gelu_tanh") > 1.0
+    x, weight, bias = tensors(torch.bfloat16)
+    a = x.double() @ weight.double().t() + bias.double()
+    twice = torch.nn.functional.gelu(a.bfloat16().double(), approximate="tanh").bfloat16()
+    assert worst_ratio(twice, x, weight, bias, "gelu_tanh") > 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_more_accurate_than_a_product_and_torchs_activation(backend, dtype, activation):
+    x, weight, _ = tensors(dtype, m=24, n=40, seed=1)
+    a = x.double() @ weight.double().t()
+    truth = torch.nn.functional.gelu(a, approximate="tanh" if activation == "gelu_tanh" else "none")
+    form = "tanh" if activation == "gelu_tanh" else "none"
+    theirs = torch.nn.functional.gelu(x @ weight.t(), approximate=form)
+    ours = linear_act(x.to(backend.device), weight.to(backend.device), activation=activation).cpu()
+    error, reference = ((t.double() - truth).square().mean().sqrt() for t in (ours, theirs))
+    assert error <= 0.85 * reference
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_the_activation_of_16_bit_inputs(backend, dtype, activation):
+    """K = 1 and a weight of 1 leave the activation alone: one in 32 of all finite inputs, and the edges."""
+    mp.mp.prec = 300
+    bits = torch.arange(-(1 << 15), 1 << 15, 32, dtype=torch.int32).to(torch.int16)
+    x = bits.view(dtype)
+    edges = torch.tensor([-5.9, -5.5, -13.7, -0.751, 0.0, 1e-7, -1e-7, 5.9, 13.7, 300.0, -300.0], dtype=dtype)
+    x = torch.cat((x[x.isfinite()], edges))
+    one = torch.ones(1, 1, dtype=dtype, device=backend.device)
+    y = linear_act(x.to(backend.device)[:, None], one, activation=activation).cpu().flatten()
+    worst = mp.mpf(0)
+    for v, got in zip(x.tolist(), y.tolist(), strict=True):
+        truth = exact_act(v, activation)
+        worst = max(worst, abs(mp.mpf(got) - truth) / ulp(truth, dtype))
+    assert not math.isnan(float(worst))
+    assert worst <= 0.5 + OWN[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_infinities_and_nan(backend, dtype, activation):
+    x = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype, device=backend.device)[:, None]
+    y = linear_act(x, torch.ones_like(x[:1]), activation=activation).flatten().tolist()
+    assert y[0] == math.inf
+    assert y[1] == (-math.inf if activation == "id" else 0.0)
+    assert math.isnan(y[2])
+
+
+def minimax(degree, cap):
+    """The polynomial nearest to 12 + log2 Phi(-u) on [0, cap], by Remez's exchange; and its error."""
+    mp.mp.dps = 30
+
+    def f(u):
+        return 12 + mp.log(mp.erfc(u / mp.sqrt(2)) / 2, 2)
+
+    grid = [mp.mpf(cap) * (1 - mp.cos(mp.pi * i / 400)) / 2 for i in range(401)]
+    values = [f(u) for u in grid]
+    points = [mp.mpf(cap) * (1 - mp.cos(mp.pi * i / (degree + 1))) / 2 for i in range(degree + 2)]
+    for _ in range(12):
+        system = mp.matrix(degree + 2, degree + 2)
+        right = mp.matrix(degree + 2, 1)
+        for i, u in enumerate(points):
+            for j in range(degree + 1):
+                system[i, j] = u**j
+            system[i, degree + 1] = (-1) ** i
+            right[i] = f(u)
+        solved = mp.lu_solve(system, right)
+        coefficients = [solved[j] for j in range(degree + 1)]
+        errors = [mp.polyval(coefficients[::-1], u) - v for u, v in zip(grid, values, strict=True)]
+        turns: list[int] = []
+        for i, e in enumerate(errors):
+            if turns and (e > 0) == (errors[turns[-1]] > 0):
+                if abs(e) > abs(errors[turns[-1]]):
+                    turns[-1] = i
+            else:
+                turns.append(i)
+        assert len(turns) == degree + 2
+        if [grid[i] for i in turns] == points:
+            break
+        points = [grid[i] for i in turns]
+    return [float(c) for c in coefficients], float(max(abs(e) for e in errors))
+
+
+@pytest.mark.parametrize(("name", "cap", "relative"), [("FP16", 5.9, 2.0**-18.2), ("BF16", 13.7, 2.0**-12.6)])
+def test_the_tail_polynomials_are_the_minimax_ones(name, cap, relative):
+    committed = list(getattr(module, f"TAIL_{name}").value)
+    assert getattr(module, f"CAP_{name}").value == cap
+    coefficients, error = minimax(len(committed) - 1, cap)
+    assert committed == pytest.approx(coefficients, rel=1e-9)
+    assert error * math.log(2) <= relative
+
+
+def test_the_other_constants():
+    mp.mp.dps = 40
+    a = 2 * mp.sqrt(2 / mp.pi)
+    expected = {
+        "RSQRT2": 1 / mp.sqrt(2),
+        "RSQRT_2PI": 1 / mp.sqrt(2 * mp.pi),
+        "HALF_LOG2E": 1 / mp.log(2) / 2,
+        "LOG2_RSQRT_2PI": -mp.log(2 * mp.pi, 2) / 2,
+        "TANH_A": a,
+        "TANH_B": a * mp.mpf("0.044715"),
+        "TANH_A_LOG2E": a / mp.log(2),
+        "TANH_B_LOG2E": a * mp.mpf("0.044715") / mp.log(2),
+    }
+    assert {name: getattr(module, name).value for name in expected} == {
+        name: float(value) for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, monkeypatch):
+    x, weight, bias = (t.to(backend.device) for t in tensors(dtype, m=70, k=50, n=66))
+    y = linear_act(x, weight, bias, activation="gelu")
+    views = {
+        "x transposed": (x.t().contiguous().t(), weight, bias),
+        "weight transposed": (x, weight.t().contiguous().t(), bias),
+        "padded": (torch.cat((x, x), 1)[:, :50], torch.cat((weight, weight), 1)[:, :50], bias),
+        "stepped": (x.repeat_interleave(2, 1)[:, ::2], weight.repeat_interleave(3, 0)[::3], bias),
+        "bias stepped": (x, weight, bias.repeat_interleave(2)[::2]),
+    }
+    for name, arguments in views.items():
+        assert torch.equal(linear_act(*arguments, activation="gelu"), y), name
+    assert torch.equal(linear_act(x[3], weight, bias, activation="gelu"), y[3])
+    assert torch.equal(linear_act(x.view(7, 2, 5, 50), weight, bias, activation="gelu").view(70, 66), y)
+    expanded = linear_act(x[:1].expand(4, 50), weight, bias, activation="gelu")
+    assert torch.equal(expanded, y[:1].expand(4, 66))
+    if backend.name == "interpreter":
+        for config in ((64, 128, 16, 4, 1), (128, 64, 64, 4, 1)):
+            monkeypatch.setattr(module, "_configs", lambda *_, config=config: [config])
+            assert torch.equal(linear_act(x, weight, bias, activation="gelu"), y), config
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_kernel_and_configuration_gives_the_same_bits(dtype, monkeypatch):
+    x, weight, bias = (t.cuda() for t in tensors(dtype, m=300, k=456, n=528))
+    y = linear_act(x, weight, bias, activation="gelu")
+    stepped = x.repeat_interleave(2, 1)[:, ::2]  # no copy engine
+    for config in module._configs(dtype, False):
+        monkeypatch.setattr(module, "_configs", lambda *_, config=config: [config])
+        assert torch.equal(linear_act(stepped, weight, bias, activation="gelu"), y), config
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_saved_pre_activation(backend, activation):
+    x, weight, bias = tensors(torch.bfloat16, grad=True)
+    x, weight, bias = (t.detach().to(backend.device).requires_grad_() for t in (x, weight, bias))
+    y, pre = linear_act(x, weight, bias, activation=activation, save_pre=True)
+    assert torch.equal(pre, linear_act(x, weight, bias))
+    other = linear_act(x, weight, bias, activation=activation)
+    assert torch.equal(y, other)
+    dy = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).to(y.dtype)
+    saved = torch.autograd.grad(y, (x, weight, bias), dy)
+    again = torch.autograd.grad(other, (x, weight, bias), dy)
+    assert all(torch.equal(p, q) for p, q in zip(saved, again, strict=True))
+
+
+def test_gradient_through_the_saved_pre_activation(backend):
+    arguments = [t.detach().to(backend.device).requires_grad_() for t in tensors(torch.float64)]
+    y, pre = linear_act(*arguments, activation="gelu", save_pre=True)
+    both = torch.autograd.grad((y * 2).sum() + (pre * 3).sum(), arguments, retain_graph=True)
+    one = torch.autograd.grad((y * 2).sum(), arguments, retain_graph=True)
+    two = torch.autograd.grad((pre * 3).sum(), arguments)
+    for total, first, second in zip(both, one, two, strict=True):
+        torch.testing.assert_close(total, first + second, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_against_the_formula(backend, dtype, activation):
+    leaves = tensors(dtype, m=70, k=20, n=9, grad=True)
+    x, weight, bias = (t.detach().to(backend.device).requires_grad_() for t in leaves)
+    y = linear_act(x, weight, bias, activation=activation)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    got = torch.autograd.grad(y, (x, weight, bias), dy.to(backend.device))
+
+    wide = [t.detach().double() for t in leaves]
+    a = wide[0] @ wide[1].t() + wide[2]
+    if dtype in (torch.float16, torch.bfloat16):
+        a = a.to(dtype).double()  # the backward pass reads the rounded pre-activation
+    slope = {
+        "id": torch.ones_like(a),
+        "gelu": torch.special.erfc(-a / 2**0.5) / 2 + a * torch.exp(-a * a / 2) / (2 * math.pi) ** 0.5,
+        "squared_relu": 2 * a.clamp(min=0),
+    }
+    if activation == "gelu_tanh":
+        s = torch.sigmoid(2 * (2 / math.pi) ** 0.5 * (a + 0.044715 * a**3))
+        slope["gelu_tanh"] = s + a * s * (1 - s) * 2 * (2 / math.pi) ** 0.5 * (1 + 3 * 0.044715 * a * a)
+    g = dy.double() * slope[activation]
+    # g is rounded once before the products; a few roundings of the sums come on top. In wide formats the
+    # error of the sum a, carried through act'' <= 2, is of that order too
+    unit = 2.0 ** -FORMAT[dtype][0]
+    reach = wide[0].abs() @ wide[1].abs().t() if dtype in (torch.float32, torch.float64) else 0
+    g_size = g.abs() + 2 * dy.double().abs() * reach
+    for name, result, truth, size in (
+        ("dx", got[0], g @ wide[1], g_size @ wide[1].abs()),
+        ("dweight", got[1], g.t() @ wide[0], g_size.t() @ wide[0].abs()),
+        ("dbias", got[2], g.sum(0), g_size.sum(0)),
+    ):
+        ratio = ((result.cpu().double() - truth).abs() / (unit * size)).max()
+        assert ratio <= 4, (name, ratio)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradcheck_and_gradgradcheck(backend, activation):
+    leaves = [t.detach().to(backend.device).requires_grad_() for t in tensors(torch.float64, 3, 4, 5, seed=2)]
+    for save_pre in (False, True):
+
+        def run(x, weight, bias, save_pre=save_pre):
+            return linear_act(x, weight, bias, activation=activation, save_pre=save_pre)
+
+        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+        if save_pre or activation == "gelu":
+            assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_data_gradient(backend, dtype, activation):
+    """(dy @ W) * act'(pre) is what autograd makes of act followed by a linear layer."""
+    dy, weight, _ = (t.to(backend.device) for t in tensors(dtype, m=5, k=7, n=9))
+    weight = weight.t()  # [7, 9]: out, in
+    pre = torch.linspace(-4, 4, 45).view(5, 9).to(dtype).to(backend.device)
+    got = linear_data_grad(dy, weight, pre, activation)
+    inner = pre.double().requires_grad_()
+    eye = torch.eye(9, dtype=torch.float64, device=backend.device)
+    outer = linear_act(inner, eye, activation=activation) @ weight.double().t()
+    (truth,) = torch.autograd.grad(outer, inner, dy.double())
+    unit = 2.0 ** -FORMAT[dtype][0]
+    size = (dy.double().abs() @ weight.double().abs()).clamp(min=1e-3)
+    slope_bound = 8.0 if activation == "squared_relu" else 1.2
+    assert ((got.double() - truth).abs() <= 4 * unit * size * slope_bound).all()
+    if dtype == torch.float64:
+        leaves = [t.detach().requires_grad_() for t in (dy, weight, pre + 0.01)]
+
+        def run(dy, weight, pre):
+            return linear_data_grad(dy, weight, pre, activation)
+
+        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+        if activation == "gelu":  # the others differ in act'' alone, which is checked above
+            assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+def test_operators_are_registered_correctly(backend):
+    x, weight, bias = (t.to(backend.device) for t in tensors(torch.float32, 3, 4, 5))
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    pre = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(backend.device)
+    for save_pre in (False, True):
+        torch.library.opcheck(module._linear, (*leaves, "gelu", save_pre, False))
+    torch.library.opcheck(module._linear, (x, weight, None, "id", False, False))
+    torch.library.opcheck(module._gradient, (pre.clone().requires_grad_(), pre, "gelu", True, True))
+    dy = pre.clone().requires_grad_()
+    torch.library.opcheck(module._data_grad, (dy, leaves[1], x, "gelu_tanh", False))
+
+
+def test_compiles_and_autocasts(backend):
+    x, weight, bias = (t.to(backend.device) for t in tensors(torch.float32))
+
+    def layer(x, weight, bias):
+        return linear_act(x, weight, bias, activation="gelu") * 2
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, weight, bias), layer(x, weight, bias))
+    device = torch.device(backend.device).type
+    with torch.autocast(device, torch.bfloat16):
+        y = linear_act(x.bfloat16(), weight, bias, activation="gelu")
+    assert torch.equal(y, linear_act(x.bfloat16(), weight.bfloat16(), bias.bfloat16(), activation="gelu"))
+
+
+def test_inputs_are_not_changed(backend):
+    leaves = [t.to(backend.device).requires_grad_() for t in tensors(torch.float32)]
+    before = [t.detach().clone() for t in leaves]
+    y = linear_act(*leaves, activation="gelu", save_pre=True)[0]
+    dy = torch.ones(1, 1, device=y.device).expand(y.shape)
+    first = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    second = torch.autograd.grad(y, leaves, dy)
+    assert all(torch.equal(p, q) for p, q in zip(leaves, before, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
+def test_empty(backend, m, k, n):
+    x, weight, bias = (
+        t.to(backend.device).requires_grad_() for t in (torch.ones(m, k), torch.ones(n, k), torch.linspace(-2, 2, n))
+    )
+    y = linear_act(x, weight, bias, activation="squared_relu")
+    assert y.shape == (m, n)
+    if k == 0:
+        assert torch.equal(y, (bias.clamp(min=0) ** 2).expand(m, n))
+    grads = torch.autograd.grad(y.sum(), (x, weight, bias))
+    assert [g.shape for g in grads] == [x.shape, weight.shape, bias.shape]
+    if m == 0:
+        assert not any(g.any() for g in grads)
+    if k == 0 and m:
+        assert torch.equal(grads[2], 2.0 * m * bias.clamp(min=0))
+
+
+def on(device, *shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "options", "error", "message"),
+    [
+        ((2, 4097), (3, 4096), None, {}, ValueError, "linear_act: weight has 4096 input features, x has 4097"),
+        ((2, 4), (3,), None, {}, ValueError, "linear_act: weight must have 2 dimensions [out, in], got shape (3,)"),
+        ((), (3, 4), None, {}, ValueError, "linear_act: x must have at least 1 dimension, got a scalar"),
+        (
+            (2, 4), (3, 4), (4,), {}, ValueError,
+            "linear_act: bias must have shape (3,), one per output feature, got (4,)",
+        ),
+        (
+            (2, 4), (3, 4), None, {"activation": "relu"}, ValueError,
+            "linear_act: activation must be one of id, gelu, gelu_tanh, squared_relu, got 'relu'",
+        ),
+    ],
+)  # fmt: skip
+def test_error_messages(backend, x, weight, bias, options, error, message):
+    device = backend.device
+    bias = None if bias is None else on(device, *bias)
+    with pytest.raises(error) as caught:
+        linear_act(on(device, *x), on(device, *weight), bias, **options)
+    assert str(caught.value) == message
+
+
+def test_error_messages_for_dtypes_and_data_gradients(backend):
+    device = backend.device
+    with pytest.raises(TypeError) as caught:
+        linear_act(on(device, 2, 4), on(device, 3, 4, dtype=torch.float64))
+    assert str(caught.value) == (
+        "linear_act: weight must have x's dtype torch.float32, got torch.float64; "
+        "convert one of them, or run under torch.autocast"
+    )
+    with pytest.raises(TypeError) as caught:
+        linear_act(on(device, 2, 4, dtype=torch.int32), on(device, 3, 4, dtype=torch.int32))
+    assert "x must be float64, float32, float16 or bfloat16, got torch.int32" in str(caught.value)
+    with pytest.raises(ValueError, match="weight has 3 output features, dy has 4"):
+        linear_data_grad(on(device, 2, 4), on(device, 3, 5), on(device, 2, 5), "gelu")
+    with pytest.raises(ValueError, match=r"pre must have shape \(2, 5\), got \(2, 4\)"):
+        linear_data_grad(on(device, 2, 3), on(device, 3, 5), on(device, 2, 4), "gelu")
+
+
+def test_the_kernel_file_stands_alone():
+    tree = ast.parse(pathlib.Path(module.__file__).read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module.split(".")[0])
+    assert imported <= {"__future__", "math", "torch", "triton"}

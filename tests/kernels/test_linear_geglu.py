@@ -1,0 +1,338 @@
+"""kernels/linear_geglu.py against exact dot products (Fraction) and the exact GELU (mpmath)."""
+
+from __future__ import annotations
+
+import ast
+import math
+import pathlib
+from fractions import Fraction
+
+import mpmath as mp
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from kernels import linear_act
+from kernels import linear_geglu as module
+from kernels.linear_geglu import linear_geglu
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+FORMS = ["none", "tanh"]
+# precision of the dtype, precision of its sums, exponent of its smallest subnormal
+FORMAT = {
+    torch.float64: (53, 53, -1074),
+    torch.float32: (24, 24, -149),
+    torch.float16: (11, 24, -24),
+    torch.bfloat16: (8, 24, -133),
+}
+# error of gelu's own arithmetic beyond the rounding of the result, in ULP: see test_linear_act.py
+OWN = {torch.float64: 6.0, torch.float32: 0.01, torch.float16: 0.02, torch.bfloat16: 0.12}
+
+
+def exact_gelu(a, approximate):
+    if approximate == "none":
+        return a * mp.erfc(-a / mp.sqrt(2)) / 2
+    return a / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (a + mp.mpf("0.044715") * a**3)))
+
+
+def worst_ratio(y, x, weight, bias, approximate):
+    """The largest error of y over the a-priori bound: K u |x| |w| of both sums, and one rounding."""
+    mp.mp.prec = 300
+    precision, wide, smallest = FORMAT[y.dtype]
+    u = mp.ldexp(1, -wide)
+    xs = [[Fraction(v) for v in row] for row in x.double().tolist()]
+    ws = [[Fraction(v) for v in row] for row in weight.double().tolist()]
+    bs = [Fraction(0)] * len(ws) if bias is None else [Fraction(v) for v in bias.double().tolist()]
+
+    def total(row, j):
+        products = [p * q for p, q in zip(row, ws[j], strict=True)]
+        a, size = sum(products, bs[j]), sum(map(abs, products), Fraction(0))
+        a, size = (mp.mpf(v.numerator) / v.denominator for v in (a, size))
+        return a, len(row) * u * size + (u * abs(a) if bias is not None else 0)
+
+    worst = mp.mpf(0)
+    half = len(ws) // 2
+    for row, got_row in zip(xs, y.double().tolist(), strict=True):
+        for j, got in enumerate(got_row):
+            (p1, r1), (p2, r2) = total(row, j), total(row, j + half)
+            gate = exact_gelu(p2, approximate)
+            truth = p1 * gate
+            top = max(math.floor(mp.log(abs(truth), 2)) - precision + 1, smallest) if truth else smallest
+            bound = r1 * abs(gate) + (abs(p1) + r1) * mp.mpf("1.14") * r2
+            bound += (mp.mpf("0.5") + OWN[y.dtype]) * mp.ldexp(1, top) + 2 * u * abs(truth)
+            worst = max(worst, mp.inf if math.isnan(got) else abs(mp.mpf(got) - truth) / bound)
+    return float(worst)
+
+
+def tensors(dtype, m=6, k=37, d=9, seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((m, k), (2 * d, k), (2 * d,))
+    scale = (1.0, 2.0 / math.sqrt(k), 1.0)
+    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    return [(t * c).to(dtype).to(device) for t, c in zip(made, scale, strict=True)]
+
+
+def leaves_of(*arguments, **options):
+    return [t.requires_grad_() for t in tensors(*arguments, **options)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_within_the_a_priori_bound(backend, dtype, approximate, with_bias):
+    x, weight, bias = tensors(dtype)
+    bias = bias if with_bias else None
+    on = [None if t is None else t.to(backend.device) for t in (x, weight, bias)]
+    y = linear_geglu(*on, approximate=approximate).cpu()
+    assert worst_ratio(y, x, weight, bias, approximate) <= 1.0
+
+
+def test_the_bound_rejects_swapped_halves_a_lost_bias_and_an_early_rounding():
+    x, weight, bias = tensors(torch.bfloat16)
+    p1, p2 = (x.double() @ weight.double().t() + bias.double()).chunk(2, -1)
+    right = (p1 * F.gelu(p2, approximate="tanh")).bfloat16()
+    assert worst_ratio(right, x, weight, bias, "tanh") <= 1.0
+    swapped = (p2 * F.gelu(p1, approximate="tanh")).bfloat16()
+    assert worst_ratio(swapped, x, weight, bias, "tanh") > 1.0
+    assert worst_ratio(right, x, weight, None, "tanh") > 1.0
+    rounded = p1.bfloat16().double() * F.gelu(p2.bfloat16().double(), approximate="tanh")
+    assert worst_ratio(rounded.bfloat16(), x, weight, bias, "tanh") > 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_more_accurate_than_a_product_and_torchs_geglu(backend, dtype):
+    x, weight, _ = tensors(dtype, m=24, d=40, seed=1)
+    p1, p2 = (x.double() @ weight.double().t()).chunk(2, -1)
+    truth = p1 * F.gelu(p2)
+    q1, q2 = (x @ weight.t()).chunk(2, -1)
+    ours = linear_geglu(x.to(backend.device), weight.to(backend.device)).cpu()
+    error, reference = ((t.double() - truth).square().mean().sqrt() for t in (ours, q1 * F.gelu(q2)))
+    assert error <= 0.7 * reference
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, monkeypatch):
+    x, weight, bias = tensors(dtype, m=70, k=50, d=66, device=backend.device)
+    y = linear_geglu(x, weight, bias)
+    views = {
+        "x transposed": (x.t().contiguous().t(), weight, bias),
+        "weight transposed": (x, weight.t().contiguous().t(), bias),
+        "padded": (torch.cat((x, x), 1)[:, :50], torch.cat((weight, weight), 1)[:, :50], bias),
+        "stepped": (x.repeat_interleave(2, 1)[:, ::2], weight.repeat_interleave(3, 0)[::3], bias),
+        "bias stepped": (x, weight, bias.repeat_interleave(2)[::2]),
+    }
+    for name, arguments in views.items():
+        assert torch.equal(linear_geglu(*arguments), y), name
+    assert torch.equal(linear_geglu(x[3], weight, bias), y[3])
+    assert torch.equal(linear_geglu(x.view(7, 2, 5, 50), weight, bias).view(70, 66), y)
+    if backend.name == "interpreter":
+        for config in ((64, 128, 16, 4, 1), (128, 64, 64, 4, 1)):
+            monkeypatch.setattr(module, "_configs", lambda *_, config=config: [config])
+            assert torch.equal(linear_geglu(x, weight, bias), y), config
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_kernel_and_configuration_gives_the_same_bits(dtype, monkeypatch):
+    x, weight, bias = tensors(dtype, m=300, k=456, d=264, device="cuda")
+    y, pre = module._linear_geglu(x, weight, bias, "none", True, False)
+    assert torch.equal(pre, module._product(x, weight, bias, False))
+    stepped = x.repeat_interleave(2, 1)[:, ::2]  # no copy engine
+    for config in module._configs(dtype, False):
+        monkeypatch.setattr(module, "_configs", lambda *_, config=config: [config])
+        again = module._linear_geglu(stepped, weight, bias, "none", True, False)
+        assert torch.equal(again[0], y), config
+        assert torch.equal(again[1], pre), config
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("approximate", FORMS)
+def test_gradients_against_the_formula(backend, dtype, approximate):
+    leaves = leaves_of(dtype, m=70, k=20, d=9, device=backend.device)
+    y = linear_geglu(*leaves, approximate=approximate)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    got = torch.autograd.grad(y, leaves, dy.to(backend.device))
+
+    x, weight, bias = (t.detach().cpu().double() for t in leaves)
+    p = x @ weight.t() + bias
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    if narrow:
+        p = p.to(dtype).double()  # the backward pass reads the rounded pre-activation
+    p.requires_grad_()
+    p1, p2 = p.chunk(2, -1)
+    gate = p2 * torch.special.erfc(-p2 / 2**0.5) / 2 if approximate == "none" else None
+    gate = F.gelu(p2, approximate="tanh") if gate is None else gate
+    (dp,) = torch.autograd.grad(p1 * gate, p, dy.double())
+    unit = 2.0 ** -FORMAT[dtype][0]
+    # dp is rounded once before the products. In wide formats the sums' own errors, carried through the
+    # derivatives of dp (at most 2 |dy| (1 + |p|)), are of that order too
+    size = dp.abs()
+    if not narrow:
+        reach = (x.abs() @ weight.abs().t()).chunk(2, -1)
+        other = 2 * dy.double().abs() * (1 + p1.detach().abs()) * (reach[0] + reach[1])
+        size = size + torch.cat((other, other), -1)
+    for name, result, truth, scale in (
+        ("dx", got[0], dp @ weight, size @ weight.abs()),
+        ("dweight", got[1], dp.t() @ x, size.t() @ x.abs()),
+        ("dbias", got[2], dp.sum(0), size.sum(0)),
+    ):
+        ratio = ((result.cpu().double() - truth).abs() / (unit * scale)).max()
+        assert ratio <= 4, (name, ratio)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_saved_and_recomputed_pre_activation_give_the_same_gradients(backend, approximate):
+    leaves = leaves_of(torch.bfloat16, device=backend.device)
+    results = []
+    for save_pre in (True, False):
+        y = linear_geglu(*leaves, approximate=approximate, save_pre=save_pre)
+        results.append((y, *torch.autograd.grad(y, leaves, torch.ones_like(y))))
+    assert all(torch.equal(p, q) for p, q in zip(*results, strict=True))
+
+
+def test_nothing_is_saved_where_no_gradient_is_wanted(backend, monkeypatch):
+    saved = []
+    operator = module._linear_geglu
+    monkeypatch.setattr(module, "_linear_geglu", lambda *a: saved.append(a[4]) or operator(*a))
+    leaves = leaves_of(torch.float32, device=backend.device)
+    linear_geglu(*leaves)
+    with torch.no_grad():
+        linear_geglu(*leaves)
+    linear_geglu(*(t.detach() for t in leaves))
+    linear_geglu(*leaves, save_pre=False)
+    assert saved == [True, False, False, False]
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_gradcheck_and_gradgradcheck(backend, approximate):
+    leaves = leaves_of(torch.float64, 2, 3, 2, seed=2, device=backend.device)
+    for save_pre in (False, True):
+
+        def run(x, weight, bias, save_pre=save_pre):
+            return linear_geglu(x, weight, bias, approximate=approximate, save_pre=save_pre)
+
+        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+        if save_pre or approximate == "none":
+            assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+def test_operators_are_registered_correctly(backend):
+    x, weight, bias = leaves = leaves_of(torch.float32, 3, 4, 5, device=backend.device)
+    for save_pre in (False, True):
+        torch.library.opcheck(module._linear_geglu, (*leaves, "none", save_pre, False))
+    torch.library.opcheck(module._product, (x, weight, bias, False))
+    dy, pre = torch.ones(3, 5, device=backend.device), torch.ones(3, 10, device=backend.device)
+    torch.library.opcheck(module._gradient, (dy.requires_grad_(), pre.requires_grad_(), "tanh", True))
+
+
+def test_compiles_and_autocasts(backend):
+    x, weight, bias = tensors(torch.float32, device=backend.device)
+
+    def layer(x, weight, bias):
+        return linear_geglu(x, weight, bias) * 2
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, weight, bias), layer(x, weight, bias))
+    narrow = [t.bfloat16() for t in (x, weight, bias)]
+    with torch.autocast(torch.device(backend.device).type, torch.bfloat16):
+        y = linear_geglu(narrow[0], weight, bias)
+    assert torch.equal(y, linear_geglu(*narrow))
+
+
+def test_inputs_are_not_changed(backend):
+    leaves = leaves_of(torch.float32, device=backend.device)
+    before = [t.detach().clone() for t in leaves]
+    y = linear_geglu(*leaves)
+    dy = torch.ones(1, 1, device=y.device).expand(y.shape)
+    first = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    second = torch.autograd.grad(y, leaves, dy)
+    assert all(torch.equal(p, q) for p, q in zip(leaves, before, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("m", "k", "d"), [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
+def test_empty(backend, m, k, d):
+    x, weight = torch.ones(m, k, device=backend.device), torch.ones(2 * d, k, device=backend.device)
+    bias = torch.linspace(-2, 2, 2 * d, device=backend.device)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    y = linear_geglu(*leaves)
+    assert y.shape == (m, d)
+    if k == 0:
+        first, second = bias.detach().double().chunk(2)
+        torch.testing.assert_close(y.double(), (first * F.gelu(second)).expand(m, d), rtol=1e-6, atol=0)
+    grads = torch.autograd.grad(y.sum(), leaves)
+    assert [g.shape for g in grads] == [x.shape, weight.shape, bias.shape]
+    if m == 0:
+        assert not any(g.any() for g in grads)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "options", "message"),
+    [
+        ((2, 4097), (6, 4096), None, {}, "linear_geglu: weight has 4096 input features, x has 4097"),
+        (
+            (2, 4), (3, 4), None, {},
+            "linear_geglu: weight must have an even number of output features, two halves, got 3",
+        ),
+        ((2, 4), (4,), None, {}, "linear_geglu: weight must have 2 dimensions [out, in], got shape (4,)"),
+        ((), (4, 4), None, {}, "linear_geglu: x must have at least 1 dimension, got a scalar"),
+        (
+            (2, 4), (6, 4), (3,), {},
+            "linear_geglu: bias must have shape (6,), one per output feature, got (3,)",
+        ),
+        (
+            (2, 4), (6, 4), None, {"approximate": "erf"},
+            'linear_geglu: approximate must be "none" or "tanh", got \'erf\'',
+        ),
+    ],
+)  # fmt: skip
+def test_error_messages(backend, x, weight, bias, options, message):
+    made = [None if s is None else torch.zeros(s, device=backend.device) for s in (x, weight, bias)]
+    with pytest.raises(ValueError) as caught:
+        linear_geglu(*made, **options)
+    assert str(caught.value) == message
+
+
+def test_error_messages_for_dtypes(backend):
+    x = torch.zeros(2, 4, device=backend.device)
+    with pytest.raises(TypeError) as caught:
+        linear_geglu(x, torch.zeros(6, 4, device=backend.device).half())
+    assert str(caught.value) == (
+        "linear_geglu: weight must have x's dtype torch.float32, got torch.float16; "
+        "convert one of them, or run under torch.autocast"
+    )
+    with pytest.raises(TypeError, match=r"x must be float64, float32, .* got torch.int64"):
+        linear_geglu(x.long(), torch.zeros(6, 4, device=backend.device).long())
+
+
+def parts(path):
+    """The functions and constants of a kernel file, nested ones too, as text."""
+    text = pathlib.Path(path).read_text()
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = ast.get_source_segment(text, node)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = ast.get_source_segment(text, node)
+    return found
+
+
+def test_repeated_text_is_the_same_in_both_kernel_files():
+    act, geglu = parts(linear_act.__file__), parts(module.__file__)
+    repeated = """
+        CAP_FP16 TAIL_FP16 CAP_BF16 TAIL_BF16 UNSCALE RSQRT2 RSQRT_2PI HALF_LOG2E LOG2_RSQRT_2PI TANH_A TANH_B
+        TANH_A_LOG2E TANH_B_LOG2E _tail _clamped _gelu_value _gelu_slope _tile_of _fetch _multiply _halves
+        _quarters _send _consume _hopper_kernel _choose _copyable _boxes _on_hopper _autocast _none
+    """.split()
+    assert {name: geglu[name] for name in repeated} == {name: act[name] for name in repeated}
+
+
+def test_the_kernel_file_stands_alone():
+    tree = ast.parse(pathlib.Path(module.__file__).read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module.split(".")[0])
+    assert imported <= {"__future__", "math", "torch", "triton"}

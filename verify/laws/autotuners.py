@@ -1,0 +1,88 @@
+"""The Triton autotuners that a kernel launches: watched at work, made to forget, held to one configuration.
+
+They are found by what runs, not by searching modules: `launched()` records every autotuner that starts a kernel
+while it is open, however deep it is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Launched:
+    """One autotuner that ran, and the configurations that its own pruning allowed each time."""
+
+    tuner: Any
+    configs: list[Any]
+
+
+@contextmanager
+def launched() -> Iterator[list[Launched]]:
+    """Autotuners that run while the context is open, in the order of their first launch.
+
+    Each tunes anew at its first launch, as in a fresh process: nothing was pruned, else, that could be watched.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    seen: list[Launched] = []
+    original_run, original_prune = Autotuner.run, Autotuner.prune_configs
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(each.tuner is self for each in seen):
+            seen.append(Launched(self, list(self.configs)))
+            self.cache.clear()
+        return original_run(self, *args, **kwargs)
+
+    def prune(self: Any, *args: Any, **kwargs: Any) -> Any:
+        allowed = original_prune(self, *args, **kwargs)
+        for each in seen:
+            if each.tuner is self:
+                each.configs = [config for config in each.configs if any(config is other for other in allowed)]
+        return allowed
+
+    Autotuner.run, Autotuner.prune_configs = run, prune
+    try:
+        yield seen
+    finally:
+        Autotuner.run, Autotuner.prune_configs = original_run, original_prune
+
+
+@contextmanager
+def forced(tuner: Any, config: Any) -> Iterator[None]:
+    """One autotuner uses one configuration and nothing else."""
+    configs, cache = tuner.configs, dict(tuner.cache)
+    tuner.configs = [config]
+    tuner.cache.clear()
+    try:
+        yield
+    finally:
+        tuner.configs = configs
+        tuner.cache.clear()
+        tuner.cache.update(cache)
+
+
+def with_warps(config: Any, warps: int) -> Any:
+    """The same configuration with another number of warps."""
+    import copy
+
+    changed = copy.copy(config)
+    changed.num_warps = warps
+    return changed
+
+
+def cannot_run(error: BaseException) -> bool:
+    """Whether a launch failed because the configuration asks for more than the device has: a tuner drops it too."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return isinstance(error.__cause__ or error, OutOfResources | CompileTimeAssertionFailure | PTXASError)
+
+
+def describe(tuner: Any, config: Any) -> str:
+    """The kernel's name and the configuration, as messages print it."""
+    options = ", ".join(f"{name}={value}" for name, value in config.all_kwargs().items())
+    return f"{tuner.base_fn.__name__}: {options}"

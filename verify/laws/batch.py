@@ -1,0 +1,99 @@
+"""Batch invariance: what a row (an element, for elementwise ops) gives depends on nothing but that row.
+
+The rows are run all at once, in two halves, one of them alone, and with all others replaced, once by ordinary
+numbers and once by NaN. Outputs and gradients of the data have the same bits each time. A model served in batches
+answers differently when this fails, and a NaN in one request reaches its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from verify.cases import Case, counter
+from verify.cases.strategies import cases as draw_cases
+from verify.laws.compare import demand_same
+from verify.laws.law import Law, Subject
+from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
+from verify.measure import run_kernel, run_tensors
+
+_ROWS = (2, 3, 5, 8, 17, 33, 65)
+_WIDTHS = (3, 1, 8, 65, 257, 1000)
+_DEPTHS = (3, 16, 65, 300)
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
+
+    widths = [width for width in _WIDTHS if width <= subject.sizes.width]
+    rows, columns = st.sampled_from(_ROWS), st.sampled_from(widths)
+    if subject.kernel.op.kind == "contraction":
+        depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
+        return st.tuples(rows, st.sampled_from(depths), st.sampled_from(_ROWS)).flatmap(of)
+    return st.tuples(rows, columns).flatmap(of)
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    whole = run_kernel(kernel, case, subject.backend.device)
+    count = case.dims[0]
+    chosen = int(counter.below(case.seed, "batch/row", 1, count)[0])
+    half = (count + 1) // 2
+    for rows, label in (
+        (slice(0, half), "the first half alone"),
+        (slice(half, count), "the second half alone"),
+        (slice(chosen, chosen + 1), "one row alone"),
+    ):
+        inputs, upstream = pick_rows(kernel, whole.inputs, whole.upstream, rows)
+        part = run_tensors(kernel, inputs, case.params, upstream)
+        expected = local_rows(kernel, whole.results, rows)
+        got = {name: part[name] for name in local_results(kernel) if name in part}
+        demand_same(
+            case,
+            got,
+            expected,
+            "a row's result depends on how many rows there are",
+            labels=(label, "all rows at once"),
+            facts={"rows": f"{rows.start} to {rows.stop - 1} of {count}"},
+        )
+    keep = slice(chosen, chosen + 1)
+    for value, label in ((1.5, "other rows 1.5"), (torch.nan, "other rows NaN")):
+        inputs = {
+            name: _replaced(tensor, keep, value) if tensor is not None and name in data_operands(kernel) else tensor
+            for name, tensor in whole.inputs.items()
+        }
+        upstream = {name: _replaced(tensor, keep, value) for name, tensor in whole.upstream.items()}
+        got = local_rows(kernel, run_tensors(kernel, inputs, case.params, upstream), keep)
+        demand_same(
+            case,
+            got,
+            _only(local_rows(kernel, whole.results, keep)),
+            "a row's result depends on the values of other rows",
+            labels=(label, "other rows as drawn"),
+            facts={"row": f"{chosen} of {count}"},
+        )
+
+
+def _only(results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.contiguous() for name, value in results.items()}
+
+
+def _replaced(tensor: Tensor, keep: slice, value: float) -> Tensor:
+    changed = filled_like(tensor, value)
+    changed[keep] = tensor[keep]
+    return changed
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="batch invariance",
+        summary="a row's result does not depend on other rows or on how many there are",
+        cases=_cases,
+        check=_check,
+        share=0.5,
+    ),
+)

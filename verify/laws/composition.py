@@ -1,0 +1,193 @@
+"""Composition: the kernel keeps its word inside the rest of PyTorch.
+
+* compiled: under `torch.compile` (AOT autograd, eager backend: tracing, nothing else) outputs and gradients have the
+  bits of the plain call, for a first shape and for another one afterwards.
+* custom operators: `torch.library.opcheck` accepts every custom operator that the kernel calls, forward and backward:
+  its schema tells the truth about what it changes and aliases, and its fake implementation about shapes and strides.
+* autocast: inside `torch.autocast` a call gives one of three results, to the bit, gradients included: what it gives
+  outside, what it gives for operands cast to the autocast dtype, or for operands cast to float32. Nothing in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.strategies import cases as draw_cases
+from verify.errors import KernelError
+from verify.formats import named, torch_dtype
+from verify.laws.compare import demand_same
+from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.measure import call_tensors, describe, gradients_of, run_kernel
+
+_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "elementwise": ((2, 5), (33,), (3, 4, 5)),
+    "rowwise": ((2, 5), (3, 33), (2, 3, 7)),
+    "contraction": ((2, 5, 3), (4, 33, 8), (3, 7, 5)),
+}
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
+        fill = ("normal",) if subject.kernel.op.kind == "elementwise" else ("randn",)
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims, fill=fill)
+
+    return st.sampled_from(_DIMS[subject.kernel.op.kind]).flatmap(of)
+
+
+# -- torch.compile -------------------------------------------------------------------------------------
+
+
+def _check_compiled(subject: Subject, case: Case) -> None:
+    kernel, device = subject.kernel, subject.backend.device
+    torch._dynamo.reset()  # what other cases compiled must neither help nor exhaust the recompile limit
+    compiled = dataclasses.replace(kernel, function=torch.compile(kernel.function, backend="aot_eager"))
+    try:
+        for dims in (case.dims, tuple(size + 1 for size in case.dims)):
+            shaped = msgspec.structs.replace(case, dims=dims)
+            expected = run_kernel(kernel, shaped, device).results
+            try:
+                got = run_kernel(compiled, shaped, device).results
+            except KernelError as error:
+                raise Broken("the kernel fails under torch.compile", case, {"raised": str(error)}) from error
+            rule = "torch.compile changes the results"
+            facts = {"dims": str(list(dims))}
+            demand_same(case, got, expected, rule, labels=("compiled", "eager"), facts=facts)
+    finally:
+        torch._dynamo.reset()
+
+
+# -- custom operators ----------------------------------------------------------------------------------
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Copies of the arguments of every custom operator that is called, the first call of each."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: dict[Any, tuple[Any, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace not in ("aten", "prim", "prims") and func not in self.calls:
+            self.calls[func] = tree_map(_copied, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _recorded(subject: Subject, case: Case) -> dict[Any, tuple[Any, Any]]:
+    inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
+    with _Recorder() as recorder:
+        graph = call_tensors(subject.kernel, inputs, case.params, differentiate=bool(case.upstream))
+        gradients_of(subject.kernel, graph, upstream_of(subject.kernel.op, case, graph.values))
+    calls: dict[Any, tuple[Any, Any]] = recorder.calls
+    return calls
+
+
+def _uses_operators(subject: Subject) -> str | None:
+    case = plain_case(subject, _DIMS[subject.kernel.op.kind][0])
+    try:
+        return None if _recorded(subject, case) else "the kernel calls no custom operator"
+    except KernelError:
+        return None  # the check will meet the error, and report it with its case
+
+
+def _check_operators(subject: Subject, case: Case) -> None:
+    for operator, (args, kwargs) in _recorded(subject, case).items():
+        try:
+            tests = ("test_schema", "test_faketensor")
+            torch.library.opcheck(operator, args, kwargs, test_utils=tests)
+        except Exception as error:
+            facts = {"operator": str(operator), "opcheck says": describe(error)}
+            raise Broken("a custom operator of the kernel is not what it is registered as", case, facts) from None
+
+
+# -- autocast ------------------------------------------------------------------------------------------
+
+
+def _no_float64(subject: Subject) -> str | None:
+    return "autocast leaves float64 alone" if subject.dtype == "float64" else None
+
+
+def _with(subject: Subject, prepare: Callable[[Tensor], Tensor]) -> Any:
+    """The kernel with each operand prepared inside the graph, so that gradients come back in the operand's dtype."""
+
+    def function(*operands: Any, **keywords: Any) -> Any:
+        return subject.kernel.function(*(prepare(each) for each in operands), **keywords)
+
+    return dataclasses.replace(subject.kernel, function=function)
+
+
+def _results(kernel: Any, subject: Subject, case: Case, autocast: torch.dtype | None) -> dict[str, Tensor]:
+    inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
+    kind = torch.device(subject.backend.device).type
+    with torch.autocast(kind, dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+        graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
+    own = torch_dtype(named(case.dtype))
+    upstream = upstream_of(subject.kernel.op, case, {name: value.to(own) for name, value in graph.values.items()})
+    arriving = {name: value.to(graph.outputs[name].dtype) for name, value in upstream.items()}
+    return graph.values | gradients_of(kernel, graph, arriving)
+
+
+def _check_autocast(subject: Subject, case: Case) -> None:
+    dtype = torch.float16 if subject.dtype == "bfloat16" else torch.bfloat16
+    got = _results(subject.kernel, subject, case, dtype)
+    closest: Broken | None = None
+    for prepare in (lambda x: x, lambda x: x.to(dtype), lambda x: x.float()):
+        try:
+            expected = _results(_with(subject, prepare), subject, case, None)
+            demand_same(
+                case,
+                got,
+                expected,
+                "autocast gives neither the plain result nor that of operands cast throughout",
+                labels=("under autocast", "without"),
+                facts={"autocast": str(dtype)},
+            )
+        except Broken as broken:
+            closest = closest or broken
+        except KernelError:
+            continue  # the kernel need not take the other dtypes
+        else:
+            return
+    if closest is not None:
+        raise closest
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="compiled",
+        summary="torch.compile gives the bits of the plain call",
+        cases=_cases,
+        check=_check_compiled,
+        share=0.05,
+    ),
+    Law(
+        name="custom operators",
+        summary="torch.library.opcheck accepts every custom operator that the kernel calls",
+        cases=_cases,
+        check=_check_operators,
+        applies=_uses_operators,
+        share=0.05,
+    ),
+    Law(
+        name="autocast",
+        summary="autocast gives the plain result, or that of operands cast throughout",
+        cases=_cases,
+        check=_check_autocast,
+        applies=_no_float64,
+        share=0.25,
+    ),
+)

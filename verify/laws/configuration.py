@@ -1,0 +1,103 @@
+"""Configuration independence: no configuration of an autotuner makes a kernel wrong.
+
+Which configuration wins is decided by a stopwatch, so each one must keep the kernel's promise. Every autotuner that
+the kernel launches is held to each of its configurations, and (on a GPU) its first one to 1, 2, 4 and 8 warps. An
+elementwise op must give the same bits under all of them: no sum is split in another way. Where there are sums, a
+block size legitimately reorders them, so the results under each configuration must stay within the kernel's limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from hypothesis import strategies as st
+
+from verify.cases import Case
+from verify.cases.strategies import cases as draw_cases
+from verify.errors import KernelError
+from verify.laws.accuracy import judge_results
+from verify.laws.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
+from verify.laws.compare import demand_same
+from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.measure import Measured, run_kernel
+
+_WARPS = (1, 2, 4, 8)
+# Large enough for every block of a configuration to be full somewhere and cut off somewhere.
+_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "elementwise": ((5, 40), (65, 33), (1031,), (3,)),
+    "rowwise": ((5, 40), (33, 65), (3, 1031), (2, 3)),
+    "contraction": ((5, 40, 3), (33, 65, 40), (3, 129, 17), (2, 3, 5)),
+}
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
+
+    return st.sampled_from(_DIMS[subject.kernel.op.kind]).flatmap(of)
+
+
+def _applies(subject: Subject) -> str | None:
+    case = plain_case(subject, _DIMS[subject.kernel.op.kind][0])
+    with launched() as tuners:
+        try:
+            run_kernel(subject.kernel, case, subject.backend.device)
+        except KernelError:
+            return None  # the check will meet the error, and report it with its case
+    return None if tuners else "the kernel launches no Triton autotuner"
+
+
+def _configurations(found: Launched, on_gpu: bool) -> Iterator[Any]:
+    yield from found.configs
+    if on_gpu:  # the interpreter has no warps
+        yield from (with_warps(found.configs[0], warps) for warps in _WARPS)
+
+
+def _run(subject: Subject, case: Case, found: Sequence[Launched], chosen: Launched, config: Any) -> Measured | None:
+    """One run with every autotuner held to its first configuration, and `chosen` to `config`."""
+    with ExitStack() as stack:
+        for each in found:
+            stack.enter_context(forced(each.tuner, config if each is chosen else each.configs[0]))
+        try:
+            return run_kernel(subject.kernel, case, subject.backend.device)
+        except KernelError as error:
+            if cannot_run(error):
+                return None
+            raise Broken(str(error), case, {"configuration": describe(chosen.tuner, config)}) from error
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    with launched() as found:
+        tuned = run_kernel(kernel, case, subject.backend.device)
+    found = [each for each in found if each.configs]
+    for each in found:
+        for config in _configurations(each, subject.backend.name == "cuda"):
+            got = _run(subject, case, found, each, config)
+            if got is None:
+                continue
+            facts = {"configuration": describe(each.tuner, config)}
+            if kernel.op.kind == "elementwise":
+                rule = "results depend on the configuration of an autotuner"
+                labels = ("this configuration", "tuned")
+                demand_same(case, got.results, tuned.results, rule, labels=labels, facts=facts)
+                continue
+            try:
+                judge_results(subject, case, got.inputs, got.upstream, got.results)
+            except Broken as broken:
+                rule = f"{broken.rule} with one configuration of an autotuner"
+                raise Broken(rule, case, facts | broken.facts, result=broken.result, index=broken.index) from None
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="configuration independence",
+        summary="every configuration of every autotuner keeps the kernel's promise",
+        cases=_cases,
+        check=_check,
+        applies=_applies,
+        share=0.25,
+    ),
+)

@@ -1,0 +1,144 @@
+"""Error contract: operands that make no sense are refused with a Python error, and refusing costs nothing.
+
+Integers, an operand that is one element too long or too short in its last dimension, an odd packed dimension, and an
+operand on another device (`meta`, which has no memory at all) must raise an exception that says something. No operand
+may change, and the next good call must give the bits that it gave before. A lone `meta` tensor is a legal way to ask
+for shapes: then the result must be without memory too.
+
+Operands lie between guard bands, so that a kernel which takes them after all reads harmless memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from verify.cases import Case, inputs_of
+from verify.cases.strategies import cases as draw_cases
+from verify.errors import KernelError
+from verify.laws.compare import demand_same
+from verify.laws.guard import NUMBER_FILL, Guard, damage_of
+from verify.laws.law import Broken, Law, Subject
+from verify.laws.locality import is_packed
+from verify.measure import call_tensors
+
+_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "elementwise": ((2, 5), (4, 16), (1, 33)),
+    "rowwise": ((2, 5), (4, 16), (1, 33)),
+    "contraction": ((2, 5, 3), (4, 16, 8), (1, 33, 5)),
+}
+Inputs = dict[str, Tensor | None]
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
+        fill = ("normal",) if subject.kernel.op.kind == "elementwise" else ("randn",)
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims, fill=fill)
+
+    return st.sampled_from(_DIMS[subject.kernel.op.kind]).flatmap(of)
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    return tensor.float().to(torch.int64)
+
+
+def _longer(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, tensor[..., :1]], -1)
+
+
+def _shorter(tensor: Tensor) -> Tensor:
+    return tensor[..., :-1].contiguous()
+
+
+def _elsewhere(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
+
+
+def _mistakes(subject: Subject) -> list[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    """(what is wrong, operand, change): each gives operands that no kernel of this op can take."""
+    kernel = subject.kernel
+    first, *others = kernel.operands
+    found: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [("of int64", first, _integers)]
+    for name in others:
+        found += [
+            ("one element longer than it must be", name, _longer),
+            ("one element shorter than it must be", name, _shorter),
+            ("on another device", name, _elsewhere),
+        ]
+    if is_packed(kernel):
+        found.append(("of an odd last dimension", first, _shorter))
+    return found
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    good = inputs_of(kernel.op, case, subject.backend.device)
+    before = _values(subject, case, good)
+    for wrong, name, change in _mistakes(subject):
+        _refused(subject, case, good, name, change, f"{name} {wrong}")
+    after = _values(subject, case, good)
+    rule = "a good call gives other bits after a refused one"
+    demand_same(case, after, before, rule, labels=("after", "before"))
+    if len(kernel.operands) == 1:
+        _shapes_only(subject, case, good)
+
+
+def _values(subject: Subject, case: Case, inputs: Inputs) -> dict[str, Tensor]:
+    values = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
+    return {name: value.clone() for name, value in values.items()}
+
+
+def _refused(
+    subject: Subject, case: Case, good: Inputs, name: str, change: Callable[[Tensor], Tensor], what: str
+) -> None:
+    guard = Guard(NUMBER_FILL)
+    inputs: Inputs = {}
+    for operand, value in good.items():
+        given = change(value) if operand == name and value is not None else value
+        inputs[operand] = None if given is None else guard.embed(given, f"operand {operand}")
+    facts = {"operand": what}
+    try:
+        with guard:
+            returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
+    except KernelError as error:
+        cause = error.__cause__
+        if cause is not None and not str(cause).strip():
+            raise Broken(
+                "an operand is refused without a word", case, facts | {"raised": type(cause).__name__}
+            ) from None
+        if cause is None:  # it returned something, and not what it promises
+            raise Broken("an operand that makes no sense is taken", case, facts | {"returned": str(error)}) from None
+    else:
+        shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
+        raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})
+    found = [line for line in damage_of([guard]) if line.startswith("operand")]
+    if found:
+        raise Broken("an operand is changed by a call that was refused", case, facts | {"written": found[0]})
+
+
+def _shapes_only(subject: Subject, case: Case, good: Inputs) -> None:
+    inputs = {name: None if value is None else value.to("meta") for name, value in good.items()}
+    try:
+        returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
+    except KernelError as error:
+        if error.__cause__ is not None and str(error.__cause__).strip():
+            return
+        raise Broken("a tensor without memory is refused without a word", case, {}) from None
+    for name, value in returned.items():
+        if not value.is_meta:
+            facts = {"returned": f"{name} on {value.device}"}
+            raise Broken("a tensor without memory gives a result with memory", case, facts, result=name)
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="error contract",
+        summary="operands that make no sense raise an error that says so, and nothing else happens",
+        cases=_cases,
+        check=_check,
+        share=0.25,
+    ),
+)

@@ -1,0 +1,55 @@
+"""Run-to-run determinism: the same call gives the same bits, however often, and whatever was called between.
+
+The first call is made with the caches of every Triton autotuner empty, so that it is the one that tunes (and runs
+the kernel once per configuration); the second repeats it; a call on another shape follows; the third must still
+give the first call's bits, gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from hypothesis import strategies as st
+
+from verify.cases import Case, inputs_of
+from verify.cases.strategies import cases as draw_cases
+from verify.laws.autotuners import launched
+from verify.laws.compare import demand_same
+from verify.laws.law import Law, Subject
+from verify.measure import run_kernel, run_tensors
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes)
+
+
+def _other_shape(case: Case) -> tuple[int, ...]:
+    """Another legal shape: one more in every dimension."""
+    return tuple(size + 1 for size in case.dims)
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel, device = subject.kernel, subject.backend.device
+    with launched():
+        first = run_kernel(kernel, case, device)
+    results = {name: value.clone() for name, value in first.results.items()}
+    second = run_kernel(kernel, case, device)
+    rule = "the same call gives other bits"
+    demand_same(case, second.results, results, rule, labels=("second call", "first call"))
+    other = msgspec.structs.replace(case, dims=_other_shape(case), layouts={})
+    run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
+    third = run_kernel(kernel, case, device)
+    rule = "the same call gives other bits after a call on another shape"
+    facts = {"call between": f"dims {list(other.dims)}"}
+    demand_same(case, third.results, results, rule, labels=("third call", "first call"), facts=facts)
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="determinism",
+        summary="the same call gives the same bits every time",
+        cases=_cases,
+        check=_check,
+    ),
+)

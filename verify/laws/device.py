@@ -1,0 +1,189 @@
+"""Devices and streams: where and when a kernel runs does not change what it computes. All of it needs a GPU.
+
+* side stream: a call on a stream other than the default one gives the bits of the plain call.
+* CUDA graph: a captured call, replayed on new values in the same memory, gives the bits of a plain call on them.
+* other device: operands on a GPU that is not the current one give the same bits there, and the current device stays.
+* large offsets: operands that lie more than 2^31 elements into their storage, and rows that are more than 2^31
+  elements apart, give the bits of their contiguous copies: no offset is computed in 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.strategies import cases as draw_cases
+from verify.formats import named, torch_dtype
+from verify.laws.compare import demand_same
+from verify.laws.law import Broken, Law, Subject
+from verify.laws.locality import data_operands
+from verify.measure import call_tensors, gradients_of, run_kernel, run_tensors
+
+_FAR = (1 << 31) + 64  # elements
+_SPARE = 1 << 30  # bytes that stay free
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes)
+
+
+def _on_gpu(subject: Subject) -> str | None:
+    return None if subject.backend.name == "cuda" else "needs a CUDA device"
+
+
+def _other_device(subject: Subject) -> str | None:
+    if _on_gpu(subject) is not None:
+        return _on_gpu(subject)
+    return None if torch.cuda.device_count() > 1 else "needs a second CUDA device"
+
+
+def _check_stream(subject: Subject, case: Case) -> None:
+    kernel, device = subject.kernel, subject.backend.device
+    expected = run_kernel(kernel, case, device).results
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        got = run_kernel(kernel, case, device).results
+    stream.synchronize()
+    demand_same(case, got, expected, "another stream gives other results", labels=("side stream", "default stream"))
+
+
+def _check_graph(subject: Subject, case: Case) -> None:
+    kernel, device = subject.kernel, subject.backend.device
+    inputs = inputs_of(kernel.op, case, device)
+    warm = run_kernel(kernel, case, device)  # compiles and tunes outside of the capture
+    still = {name: None if value is None else torch.zeros_like(value) for name, value in inputs.items()}
+    run_tensors(kernel, still, case.params, {})
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            captured = call_tensors(kernel, still, case.params, differentiate=False).values
+    except Exception as error:
+        raise Broken("the kernel cannot be captured in a CUDA graph", case, {"raised": str(error)}) from error
+    for name, value in still.items():
+        fresh = inputs[name]
+        if value is not None and fresh is not None:
+            value.copy_(fresh)
+    graph.replay()
+    torch.cuda.synchronize(device)
+    expected = {name: warm.results[name] for name in captured}
+    rule = "a replayed CUDA graph gives other results"
+    demand_same(case, captured, expected, rule, labels=("replayed", "called"))
+
+
+def _check_other_device(subject: Subject, case: Case) -> None:
+    kernel, here = subject.kernel, torch.device(subject.backend.device)
+    current = torch.cuda.current_device()
+    there = next(index for index in range(torch.cuda.device_count()) if index not in (here.index, current))
+    expected = run_kernel(kernel, case, subject.backend.device).results
+    got = run_kernel(kernel, case, f"cuda:{there}").results
+    if torch.cuda.current_device() != current:
+        raise Broken("the current device is another one after the call", case, {})
+    for name, value in got.items():
+        if value.device.index != there:
+            facts = {"returned": f"{name} on {value.device}", "operands": f"on cuda:{there}"}
+            raise Broken("a result is on another device than the operands", case, facts, result=name)
+    moved = {name: value.to(here) for name, value in got.items()}
+    rule = "a device that is not the current one gives other results"
+    demand_same(case, moved, expected, rule, labels=(f"cuda:{there}", str(here)))
+
+
+# -- large offsets -------------------------------------------------------------------------------------
+
+
+def _room(subject: Subject) -> str | None:
+    if _on_gpu(subject) is not None:
+        return _on_gpu(subject)
+    if subject.sizes.many_rows <= 65_535:
+        return "this profile has no case of more than 2^31 elements (the nightly profile on a GPU has)"
+    free, _ = torch.cuda.mem_get_info(subject.backend.device)
+    size = torch_dtype(named(subject.dtype)).itemsize
+    needed = _FAR * size + _SPARE
+    if free < needed:
+        return f"offsets beyond 2^31 elements need {needed / 2**30:.0f} GiB of free GPU memory; {free / 2**30:.0f} are"
+    return None
+
+
+def _far_cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
+
+    kind = subject.kernel.op.kind
+    dims = [(2, 40, 5), (2, 129, 17)] if kind == "contraction" else [(2, 40), (2, 257)]
+    return st.sampled_from(dims).flatmap(of)
+
+
+def _offset(store: Tensor, value: Tensor) -> Tensor:
+    """Beyond 2^31 elements into the storage."""
+    view = store[-value.numel() :].view(value.shape)
+    view.copy_(value)
+    return view
+
+
+def _apart(store: Tensor, value: Tensor) -> Tensor:
+    """Two rows, 2^31 elements apart."""
+    view = store.as_strided(tuple(value.shape), (1 << 31, 1))
+    view.copy_(value)
+    return view
+
+
+def _check_far(subject: Subject, case: Case) -> None:
+    kernel, device = subject.kernel, subject.backend.device
+    plain = run_kernel(kernel, case, device)
+    widest = max(value.numel() for value in plain.inputs.values() if value is not None)
+    store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
+    ways: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [("2^31 elements into its storage", _offset)]
+    if kernel.layouts == "any":
+        ways.append(("in rows 2^31 elements apart", _apart))
+    for label, place_ in ways:
+        for name in data_operands(kernel):
+            value = plain.inputs[name]
+            if value is None or value.ndim != 2:
+                continue
+            inputs = plain.inputs | {name: place_(store, value)}
+            graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
+            upstream = upstream_of(kernel.op, case, graph.values)
+            got = graph.values | gradients_of(kernel, graph, upstream)
+            facts = {"operand": f"{name} {label}"}
+            rule = "an operand far into memory gives other results"
+            demand_same(case, got, plain.results, rule, labels=("far", "contiguous copy"), facts=facts)
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="side stream",
+        summary="a call on another stream gives the same bits",
+        cases=_cases,
+        check=_check_stream,
+        applies=_on_gpu,
+        share=0.25,
+    ),
+    Law(
+        name="CUDA graph",
+        summary="a captured and replayed call gives the same bits",
+        cases=_cases,
+        check=_check_graph,
+        applies=_on_gpu,
+        share=0.25,
+    ),
+    Law(
+        name="other device",
+        summary="operands on a device that is not the current one give the same bits",
+        cases=_cases,
+        check=_check_other_device,
+        applies=_other_device,
+        share=0.25,
+    ),
+    Law(
+        name="large offsets",
+        summary="operands beyond 2^31 elements give the bits of their contiguous copies",
+        cases=_far_cases,
+        check=_check_far,
+        applies=_room,
+        share=0.02,
+    ),
+)

@@ -1,0 +1,182 @@
+"""Gradients against finite differences, in float64: the backward pass belongs to this forward pass.
+
+`torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth:
+it finds a backward pass of the other form, of another shape, or with a forgotten term. `gradgradcheck` does the
+same for the gradient of the gradient. A kernel whose backward pass does not take part in autograd (launched without
+a formula, or `once_differentiable`) promises no second derivatives; that is said, not tried.
+
+Cases stay away from where a difference says nothing: rows that are nearly constant, and the corner in the slope
+of squared ReLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
+
+from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.strategies import cases as draw_cases
+from verify.errors import KernelError
+from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.measure import call_tensors, describe
+
+_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "elementwise": ((3,), (1,), (2, 3), (), (2, 1, 4), (17,)),
+    "rowwise": ((2, 5), (1, 4), (5,), (3, 8), (2, 2, 7), (1, 17)),
+    "contraction": ((2, 3, 2), (1, 4, 3), (3, 1, 2), (4, 5, 6)),
+}
+_FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
+_STEP, _RELATIVE = 1e-6, 1e-5
+# Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 it is 1e-9.
+_SPREAD = 0.1
+_CORNER = 1e-3
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
+        fill = (_FILL[subject.kernel.op.kind],)
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims, fill=fill)
+
+    return st.sampled_from(_shapes(subject)).flatmap(of)
+
+
+def _shapes(subject: Subject) -> list[tuple[int, ...]]:
+    kernel = subject.kernel
+    resolved = kernel.op.resolve(kernel.params)
+    # packed halves need a dimension to be packed along
+    scalar = set(map(tuple, kernel.op.shapes((), resolved).values())) == {()} if kernel.op.kind == "elementwise" else 0
+    return [dims for dims in _DIMS[kernel.op.kind] if dims or scalar]
+
+
+def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:
+    kernel = subject.kernel
+    if kernel.op.kind == "rowwise":
+        rows = [inputs[o.name] for o in kernel.op.operands if o.role == "data"]
+        total = sum(row for row in rows if row is not None)
+        assert isinstance(total, Tensor)
+        return bool((total.std(-1, correction=0) > _SPREAD).all())
+    if kernel.op.resolve(kernel.params).get("activation") == "squared_relu":
+        x, weight, bias = (inputs.get(name) for name in ("x", "weight", "bias"))
+        assert x is not None and weight is not None
+        before = x @ weight.T + (0.0 if bias is None else bias)
+        return bool((before.abs() > _CORNER).all())
+    return True
+
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def _prepared(subject: Subject, case: Case) -> tuple[Function, tuple[Tensor, ...], bool]:
+    """The kernel as a function of its differentiable operands alone, those operands, and whether they are smooth."""
+    kernel = subject.kernel
+    inputs = inputs_of(kernel.op, case, subject.backend.device)
+    names = tuple(operand.name for operand in kernel.differentiable)
+    leaves = tuple(value.requires_grad_(True) for name in names if (value := inputs[name]) is not None)
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        given = inputs | dict(zip(names, values, strict=True))
+        resolved = kernel.op.resolve(case.params)
+        keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
+        returned = kernel.function(*(given[name] for name in kernel.operands), **keywords)
+        outputs = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        return tuple(output for output in outputs if output.requires_grad)
+
+    return function, leaves, _smooth(subject, inputs)
+
+
+def _check(subject: Subject, case: Case, *, twice: bool) -> None:
+    function, leaves, smooth = _prepared(subject, case)
+    if not smooth:
+        return
+    # the kernel's own error over the step; and what 17 elements add up to
+    noise = 1e-6 + subject.kernel.limit(subject.dtype) * 2.0**-53 / _STEP * 100
+    options: dict[str, Any] = {"eps": _STEP, "atol": noise, "rtol": _RELATIVE, "fast_mode": True}
+    try:
+        if twice:
+            plain = inputs_of(subject.kernel.op, case, subject.backend.device)
+            outputs = call_tensors(subject.kernel, plain, case.params).outputs
+            attached = {name: value.detach() for name, value in outputs.items() if value.requires_grad}
+            upstream = upstream_of(subject.kernel.op, case, attached)
+            arriving = tuple(value.requires_grad_(True) for value in upstream.values())
+            gradgradcheck(function, leaves, arriving, **options)
+        else:
+            gradcheck(function, leaves, **options)
+    except GradcheckError as error:
+        rule = (
+            "the gradient of the gradient disagrees with finite differences"
+            if twice
+            else "the gradients disagree with finite differences"
+        )
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        facts = {"torch says": lines[0]} | {line.partition(":")[0]: line.partition(":")[2] for line in lines[1:3]}
+        raise Broken(rule, case, facts) from None
+    except (KernelError, Broken):
+        raise
+    except Exception as error:
+        raise Broken(f"the kernel raised while gradients were checked: {describe(error)}", case, {}) from error
+
+
+# -- where the laws apply ------------------------------------------------------------------------------
+
+
+def _applies(subject: Subject) -> str | None:
+    kernel = subject.kernel
+    if "float64" not in kernel.dtypes:
+        return "finite differences need float64, which the kernel does not declare"
+    if subject.dtype != "float64":
+        return "finite differences need float64; this law runs in that dtype"
+    if not kernel.differentiable:
+        return "the kernel has no gradients"
+    try:
+        function, leaves, _ = _prepared(subject, plain_case(subject, _shapes(subject)[0]))
+        attached = function(*leaves)
+    except Exception:
+        return None  # the check will meet the error, and report it with its case
+    return None if attached or kernel.gradients != "auto" else "autograd has no path through the kernel"
+
+
+def _applies_twice(subject: Subject) -> str | None:
+    reason = _applies(subject)
+    if reason is not None:
+        return reason
+    try:
+        function, leaves, _ = _prepared(subject, plain_case(subject, _shapes(subject)[0]))
+        outputs = function(*leaves)
+        arriving = [torch.ones_like(output, requires_grad=True) for output in outputs]
+        gradients = torch.autograd.grad(outputs, leaves, arriving, create_graph=True, allow_unused=True)
+    except Exception:
+        return None
+    attached = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+    if not attached:
+        return "the backward pass is not differentiable"
+    try:
+        second = torch.autograd.grad([gradient.sum() for gradient in attached], [*leaves, *arriving], allow_unused=True)
+    except (RuntimeError, NotImplementedError):
+        return "the backward pass is not differentiable"  # it says so itself when asked
+    # once_differentiable attaches its gradients to an error and to nothing else
+    return None if any(each is not None for each in second) else "the backward pass is not differentiable"
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="gradcheck",
+        summary="gradients agree with finite differences in float64",
+        cases=_cases,
+        check=lambda subject, case: _check(subject, case, twice=False),
+        applies=_applies,
+        share=0.5,
+    ),
+    Law(
+        name="gradgradcheck",
+        summary="gradients of gradients agree with finite differences in float64",
+        cases=_cases,
+        check=lambda subject, case: _check(subject, case, twice=True),
+        applies=_applies_twice,
+        share=0.25,
+    ),
+)

@@ -1,0 +1,246 @@
+"""Exact identities: equations between two calls of one kernel, which need no truth.
+
+Floating-point arithmetic that rounds to nearest is symmetric in sign and in powers of two, so these hold bit for bit
+(the sign of a zero aside, and away from overflow and subnormals where a power of two is involved):
+
+* every op: negating the upstream gradient negates all gradients, doubling it doubles them;
+* gated: y(-x1, x2) = -y and y(2^k x1, x2) = 2^k y;
+* layer norm: y(2^k x, 4^k eps) = y, and y(-x, -bias) = -y; RMS norm: both without a bias;
+* linear without an activation: y(2^k x, 2^k bias) = 2^k y.
+
+Two more hold for the real functions, so that the kernel's own limit bounds how far its results may miss them:
+
+* GELU and SiLU: y(x) - y(-x) = x;
+* softmax: y(x + c) = y, where x + c is exact.
+
+Layer norm does not change under x + c either, but a kernel rounds its mean differently there: accuracy covers that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from verify import formats
+from verify.cases import Case, counter, inputs_of, upstream_of
+from verify.cases.strategies import cases as draw_cases
+from verify.laws.compare import place, show
+from verify.laws.law import Broken, Law, Subject
+from verify.measure import call_tensors, gradients_of, run_tensors
+from verify.ops.compensated import two_sum
+from verify.ulp import ulp_exponent, widen
+
+Inputs = dict[str, Tensor | None]
+Results = dict[str, Tensor]
+
+# Powers of two are exact only above subnormals: these many binades stay free, for products inside the kernel.
+_MARGIN = 6
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    fill = {"elementwise": ("normal",), "rowwise": ("randn", "mean 1e3", "outlier"), "contraction": ("randn",)}
+    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill[subject.kernel.op.kind])
+
+
+def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Results:
+    return run_tensors(subject.kernel, inputs, {**case.params, **changed}, {})
+
+
+def _scaled(inputs: Inputs, factor: float, names: Sequence[str]) -> Inputs:
+    return {name: value * factor if value is not None and name in names else value for name, value in inputs.items()}
+
+
+def _exact(before: Inputs, after: Inputs) -> bool:
+    """Whether scaling overflowed nothing (scaling up is exact otherwise)."""
+    pairs = [(before[name], value) for name, value in after.items() if value is not None]
+    return all(
+        bool(torch.isfinite(value).all()) for old, value in pairs if old is not None and bool(torch.isfinite(old).all())
+    )
+
+
+def _demand(case: Case, got: Results, base: Results, factor: float, rule: str) -> None:
+    """Every result is `factor` times the other one, to the bit, where both are far from the ends of the range."""
+    for name, value in base.items():
+        fmt = formats.of(value.dtype)
+        wanted = value * factor
+        sizes = torch.minimum(widen(value).abs(), widen(wanted).abs())
+        largest = torch.maximum(widen(value).abs(), widen(wanted).abs())
+        usual = torch.isfinite(largest) & (largest <= float(fmt.max_finite) * 2.0**-_MARGIN)
+        if abs(factor) != 1.0:
+            usual &= (sizes >= float(fmt.min_normal) * 2.0**_MARGIN) | (largest == 0)
+        wrong = torch.nonzero(((got[name] != wanted) & usual).reshape(-1))
+        if wrong.numel():
+            index = int(wrong[0])
+            facts = {
+                "at": f"{name} {place(value, index)}",
+                "got": show(got[name], index),
+                "wanted": f"{factor:g} times {show(value, index)}",
+            }
+            raise Broken(rule, case, facts, result=name, index=index)
+
+
+# -- the identities: each takes one case's inputs, and raises ------------------------------------------
+
+
+def _power(case: Case) -> int:
+    return 1 + int(counter.below(case.seed, "identity/power", 1, 3)[0])
+
+
+def _gate(subject: Subject, case: Case, inputs: Inputs) -> None:
+    base = _run(subject, case, inputs)
+    for factor in (-1.0, 2.0 ** _power(case)):
+        changed = dict(inputs)
+        x, x1 = inputs.get("x"), inputs.get("x1")
+        if x1 is not None:
+            changed["x1"] = x1 * factor
+        elif x is not None:
+            first, second = x.chunk(2, -1)
+            changed["x"] = torch.cat([first * factor, second], -1)
+        if _exact(inputs, changed):
+            _demand(case, _run(subject, case, changed), base, factor, f"y({factor:g} x1, x2) is not {factor:g} y")
+
+
+def _norm(subject: Subject, case: Case, inputs: Inputs) -> None:
+    kernel = subject.kernel
+    summed = [name for name in ("x", "residual", "input_bias") if name in kernel.operands]
+    base = _run(subject, case, inputs)
+    negated = _run(subject, case, _scaled(inputs, -1.0, [*summed, "bias"]))
+    _demand(case, negated, base, -1.0, "y(-x, -bias) is not -y")
+    if "eps" not in kernel.accepted or "eps" in kernel.params:
+        return
+    power = _power(case)
+    scaled = _scaled(inputs, 2.0**power, summed)
+    if not _exact(inputs, scaled):
+        return
+    eps = kernel.op.resolve(case.params)["eps"]
+    got = _run(subject, case, scaled, eps=eps * 4.0**power)
+    _demand(case, {"y": got["y"]}, {"y": base["y"]}, 1.0, f"y({2**power} x, {4**power} eps) is not y")
+
+
+def _linear(subject: Subject, case: Case, inputs: Inputs) -> None:
+    power = _power(case)
+    scaled = _scaled(inputs, 2.0**power, ["x", "bias"])
+    if _exact(inputs, scaled):
+        rule = f"y({2**power} x, {2**power} bias) is not {2**power} y"
+        _demand(case, _run(subject, case, scaled), _run(subject, case, inputs), 2.0**power, rule)
+
+
+def _odd_part(subject: Subject, case: Case, inputs: Inputs) -> None:
+    x = inputs["x"]
+    assert x is not None
+    there, back = _run(subject, case, inputs)["y"], _run(subject, case, {"x": -x})["y"]
+    high, low = two_sum(widen(there), -widen(back))
+    rest, more = two_sum(high, -widen(x))
+    missed = (rest + (low + more)).abs()
+    spacing = _ulp(there) + _ulp(back)
+    _bounded(subject, case, missed, spacing, there, "y(x) - y(-x) is not x")
+
+
+def _shift(subject: Subject, case: Case, inputs: Inputs) -> None:
+    x = inputs["x"]
+    assert x is not None
+    moved = x + 2.0 ** _power(case)
+    if not torch.equal(widen(moved) - 2.0 ** _power(case), widen(x)):
+        # a part of x with few bits can be shifted exactly
+        x = (x * 16).round() / 16
+        moved = x + 2.0 ** _power(case)
+        if not torch.equal(widen(moved) - 2.0 ** _power(case), widen(x)):
+            return
+    here, there = _run(subject, case, {"x": x})["y"], _run(subject, case, {"x": moved})["y"]
+    missed = (widen(here) - widen(there)).abs()
+    _bounded(subject, case, missed, _ulp(here) + _ulp(there), here, f"y(x + {2 ** _power(case)}) is not y(x)")
+
+
+def _ulp(value: Tensor) -> Tensor:
+    exponent = ulp_exponent(widen(value), formats.of(value.dtype))
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
+
+
+def _bounded(subject: Subject, case: Case, missed: Tensor, spacing: Tensor, shown: Tensor, rule: str) -> None:
+    # the truth may lie in the next binade, where an ulp is twice as long
+    allowed = 2.0 * subject.kernel.limit(subject.dtype) * spacing
+    wrong = torch.nonzero((~(missed <= allowed) & torch.isfinite(shown)).reshape(-1))
+    if wrong.numel():
+        index = int(wrong[0])
+        facts = {
+            "at": f"y {place(shown, index)}",
+            "y": show(shown, index),
+            "missed by": f"{float(missed.reshape(-1)[index]):.6g}",
+            "allowed": f"{float(allowed.reshape(-1)[index]):.6g}",
+        }
+        raise Broken(rule, case, facts, result="y", index=index)
+
+
+Identity = Callable[[Subject, Case, Inputs], None]
+_IDENTITIES: dict[str, Identity] = {
+    "gelu": _odd_part,
+    "silu": _odd_part,
+    "geglu": _gate,
+    "geglu_split": _gate,
+    "swiglu": _gate,
+    "swiglu_split": _gate,
+    "layer_norm": _norm,
+    "layer_norm_residual": _norm,
+    "layer_norm_residual_bias": _norm,
+    "rms_norm": _norm,
+    "softmax": _shift,
+    "linear": _linear,
+}
+
+
+def _applies(subject: Subject) -> str | None:
+    kernel = subject.kernel
+    if kernel.op.name not in _IDENTITIES:
+        return f"no exact identity is known for op {kernel.op.name}"
+    activation = kernel.op.resolve(kernel.params).get("activation", "id")
+    if activation != "id":
+        return f"no exact identity is known for op {kernel.op.name} with activation {activation}"
+    return None
+
+
+def _check(subject: Subject, case: Case) -> None:
+    inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
+    _IDENTITIES[subject.kernel.op.name](subject, case, inputs)
+
+
+# -- linearity of the backward pass --------------------------------------------------------------------
+
+
+def _has_gradients(subject: Subject) -> str | None:
+    return None if subject.kernel.differentiable else "the kernel has no gradients"
+
+
+def _check_backward(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    inputs = inputs_of(kernel.op, case, subject.backend.device)
+    graph = call_tensors(kernel, inputs, case.params)
+    upstream = upstream_of(kernel.op, case, graph.values)
+    base = gradients_of(kernel, graph, upstream, retain=True)
+    for factor in (-1.0, 2.0):
+        scaled = {name: value * factor for name, value in upstream.items()}
+        got = gradients_of(kernel, graph, scaled, retain=True)
+        _demand(case, got, base, factor, f"{factor:g} times the upstream gradient does not give {factor:g} times it")
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="exact identities",
+        summary="scaling, negation and symmetry that hold for the op hold for the kernel",
+        cases=_cases,
+        check=_check,
+        applies=_applies,
+        share=0.5,
+    ),
+    Law(
+        name="linear backward",
+        summary="negating or doubling the upstream gradient does the same to every gradient",
+        cases=_cases,
+        check=_check_backward,
+        applies=_has_gradients,
+        share=0.5,
+    ),
+)

@@ -1,0 +1,108 @@
+"""Monotonicity: where the function rises, the kernel does not fall, by more than its own limit explains.
+
+Inputs are runs of neighbouring numbers, from anywhere in the format and around the op's own boundaries. Where the
+slope has one sign over two neighbours, a result that goes the other way by 2 limits or more cannot come from two
+results within their limits: 0 for a correctly rounded kernel (limit 0.5), one ulp for a limit of 1.
+
+This follows from accuracy, so it finds no kernel that an exhaustive accuracy run would not; it is here because it
+needs no exact answer of the function, only the sign of its slope, and looks at neighbours, which random inputs are
+not: a seam between two branches of an implementation shows as a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from verify import formats
+from verify.cases import Case, inputs_of, problem_of
+from verify.cases.strategies import cases as draw_cases
+from verify.laws.compare import place, show
+from verify.laws.law import Broken, Law, Subject
+from verify.measure import run_tensors
+from verify.ulp import bits_of, from_bits, ulp_exponent, widen
+
+_RUN = 16  # neighbours after each drawn number
+
+
+def _applies(subject: Subject) -> str | None:
+    kernel = subject.kernel
+    if kernel.op.kind != "elementwise" or len(kernel.op.operands) != 1 or kernel.op.gradients != ("dx",):
+        return f"op {kernel.op.name} is not a function of one number"
+    if kernel.op.regime_values is not None:
+        return f"op {kernel.op.name} is not a function of one number"  # packed halves: of two
+    return None
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(count: int) -> st.SearchStrategy[Case]:
+        fill = ("near", "active", "bits", "normal")
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=(count,), fill=fill)
+
+    most = max(1, subject.sizes.elements // _RUN)
+    return st.sampled_from([size for size in (4, 1, 16, 64, 256) if size <= most]).flatmap(of)
+
+
+def _runs(x: Tensor) -> Tensor:
+    """Each finite number of x, followed by its next neighbours upwards: one run per row."""
+    fmt = formats.of(x.dtype)
+    bits = bits_of(x[torch.isfinite(x)])
+    if fmt.bits == 64:
+        negative, magnitude = bits < 0, bits & ((1 << 63) - 1)
+    else:
+        negative, magnitude = (bits & fmt.sign_bit) != 0, bits & (fmt.sign_bit - 1)
+    ordinal = torch.where(negative, -magnitude, magnitude)
+    steps = ordinal[:, None] + torch.arange(_RUN, device=x.device)
+    steps = steps.clamp(max=fmt.max_bits)
+    sign = -(1 << 63) if fmt.bits == 64 else fmt.sign_bit
+    return from_bits(torch.where(steps < 0, (-steps) | sign, steps), fmt)
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    drawn = inputs_of(kernel.op, case, subject.backend.device)["x"]
+    assert drawn is not None
+    x = _runs(drawn)
+    if x.numel() == 0:
+        return
+    y = run_tensors(kernel, {"x": x}, case.params, {})["y"]
+    ones = {"y": torch.ones_like(x)}
+    slope = kernel.op.fast(problem_of(kernel.op, case, {"x": x}, ones, ("dx",)))["dx"]
+    # one sign at both neighbours, and not by the grace of the reference's rounding
+    rises = slope.value > slope.scale * 2.0**-40
+    falls = slope.value < slope.scale * -(2.0**-40)
+    wide = widen(y)
+    change = wide[:, 1:] - wide[:, :-1]
+    fmt = formats.of(y.dtype)
+    spacing = torch.maximum(ulp_exponent(wide[:, 1:], fmt), ulp_exponent(wide[:, :-1], fmt))
+    back = torch.where(rises[:, 1:] & rises[:, :-1], -change, torch.where(falls[:, 1:] & falls[:, :-1], change, 0.0))
+    # both results off by the limit, in ulps of a truth that may be in the next binade only for the larger one
+    allowed = 2.0 * kernel.limit(subject.dtype) * torch.ldexp(torch.ones_like(wide[:, 1:]), spacing)
+    if kernel.limit(subject.dtype) == 0.5:
+        allowed = torch.zeros_like(allowed)  # rounding to nearest is itself monotone
+    finite = torch.isfinite(wide[:, 1:]) & torch.isfinite(wide[:, :-1])
+    wrong = torch.nonzero(finite & (back > 0) & ~(back < allowed))
+    if wrong.numel():
+        row, column = (int(place_) for place_ in wrong[0])
+        here, after = row * _RUN + column, row * _RUN + column + 1
+        facts = {
+            "at": f"two neighbours, {place(x, here)}",
+            "x": f"{show(x, here)}, then {show(x, after)}",
+            "y": f"{show(y, here)}, then {show(y, after)}",
+            "the function": "rises" if bool(rises[row, column]) else "falls",
+        }
+        raise Broken("y goes the wrong way by more than the limit explains", case, facts, result="y", index=here)
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="monotone",
+        summary="where the function rises, the results do not fall beyond the kernel's limit",
+        cases=_cases,
+        check=_check,
+        applies=_applies,
+    ),
+)

@@ -1,0 +1,47 @@
+"""All laws in the order in which they are tried: what breaks most often, and explains most, comes first."""
+
+from __future__ import annotations
+
+from verify.errors import UsageError
+from verify.laws import (
+    accuracy,
+    batch,
+    composition,
+    configuration,
+    contract,
+    determinism,
+    device,
+    gradcheck,
+    identities,
+    layouts,
+    memory,
+    monotone,
+    shapes,
+    special,
+)
+from verify.laws.law import Law
+
+ALL: tuple[Law, ...] = (
+    *accuracy.LAWS,
+    *special.LAWS,
+    *gradcheck.LAWS,
+    *layouts.LAWS,
+    *memory.LAWS,
+    *batch.LAWS,
+    *shapes.LAWS,
+    *determinism.LAWS,
+    *identities.LAWS,
+    *monotone.LAWS,
+    *configuration.LAWS,
+    *contract.LAWS,
+    *composition.LAWS,
+    *device.LAWS,
+)
+
+
+def get(name: str) -> Law:
+    """The law with a name."""
+    for law in ALL:
+        if law.name == name:
+            return law
+    raise UsageError(f"no law is named {name!r}; the laws are: {', '.join(law.name for law in ALL)}")

@@ -1,0 +1,161 @@
+"""Shapes: a tensor's dimensions arrange its values and change none of them.
+
+* shapes: results for any rank (0 to 5), for single elements, primes, and sizes on both sides of a block, have the
+  right shape and the bits of the same values given as a matrix (as a vector, for elementwise ops). Empty tensors
+  raise nothing and give empty results; a weight that met no rows has a gradient of zero. A matrix product has no
+  other shape to compare with: at its extreme shapes it is held to its limit of the exact answer.
+* many rows: more rows than a grid axis holds (65,535) give the bits that the same rows give a few at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from hypothesis import strategies as st
+
+from verify.cases import Case
+from verify.cases.strategies import cases as draw_cases
+from verify.laws.accuracy import judge_results
+from verify.laws.compare import demand_same, show
+from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.locality import flattened, is_packed, local_results, local_rows, pick_rows, shared_operands
+from verify.measure import Measured, run_kernel, run_tensors
+
+Dims = tuple[int, ...]
+
+_ELEMENTWISE: tuple[Dims, ...] = (
+    *((1,), (2,), (), (0,), (7,), (3, 5), (1, 1), (2, 3, 5), (3, 0), (0, 3), (2, 1, 3, 2), (2, 0, 3)),
+    *((1, 2, 1, 3, 2), (13, 17), (127,), (128,), (129,), (1023,), (1025,), (1009,), (2, 3, 4, 43)),
+)
+_ROWWISE: tuple[Dims, ...] = (
+    *((1, 1), (1,), (3,), (2, 3), (0, 5), (2, 3, 5), (1, 1, 1), (2, 0, 5), (2, 1, 3, 7), (1, 2, 1, 2, 13)),
+    *((2, 127), (2, 128), (2, 129), (3, 1023), (1, 1025), (65, 3), (2, 1009), (0,), (3, 0)),
+)
+_CONTRACTION: tuple[Dims, ...] = (
+    *((1, 1, 1), (2, 3, 5), (0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 65, 1), (63, 5, 65), (17, 1, 13)),
+    *((1, 129, 33), (127, 2, 3), (129, 3, 2), (33, 64, 31), (3, 31, 17), (0, 0, 0)),
+)
+
+
+def _dims(subject: Subject) -> list[Dims]:
+    kind, sizes = subject.kernel.op.kind, subject.sizes
+    if kind == "contraction":
+        return [dims for dims in _CONTRACTION if dims[1] <= sizes.depth]
+    if kind == "rowwise":
+        widest = (2, sizes.width + 1)
+        return [*(dims for dims in _ROWWISE if dims[-1] <= sizes.width), widest]
+    chosen = [dims for dims in _ELEMENTWISE if dims or not is_packed(subject.kernel)]
+    return [*chosen, (sizes.elements + 1,)]
+
+
+def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(dims: Dims) -> st.SearchStrategy[Case]:
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
+
+    return st.sampled_from(_dims(subject)).flatmap(of)
+
+
+def _every_shape(subject: Subject) -> tuple[Case, ...]:
+    # no search is needed where there are so few: each shape is tried every time, and drawn again with other values
+    return tuple(plain_case(subject, dims) for dims in _dims(subject))
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    measured = run_kernel(kernel, case, subject.backend.device)  # raises if a shape is wrong
+    if kernel.op.kind == "contraction":
+        judge_results(subject, case, measured.inputs, measured.upstream, measured.results)
+    elif 0 not in case.dims:
+        _compare_flat(subject, case, measured)
+    else:
+        _check_empty(subject, case, measured)
+
+
+def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
+    kernel = subject.kernel
+    inputs, upstream = flattened(kernel, case, measured.inputs, measured.upstream)
+    flat = run_tensors(kernel, inputs, case.params, upstream)
+    shaped = {name: flat[name].reshape(value.shape) for name, value in measured.results.items() if name in flat}
+    form = "a vector" if kernel.op.kind == "elementwise" and not is_packed(kernel) else "a matrix"
+    rule = "results depend on how the values are arranged in dimensions"
+    labels = (f"dims {list(case.dims)}", f"as {form}")
+    # a sum over one row may or may not be taken, which shows in the sign of a zero
+    sums = {"d" + name for name in shared_operands(kernel)}
+    got, expected = (
+        {name: value + 0.0 if name in sums else value for name, value in results.items()}
+        for results in (measured.results, shaped)
+    )
+    demand_same(case, got, expected, rule, labels=labels)
+
+
+def _check_empty(subject: Subject, case: Case, measured: Measured) -> None:
+    if 0 not in case.dims[:-1]:
+        return
+    for name in shared_operands(subject.kernel):
+        gradient = measured.results.get("d" + name)
+        if gradient is None or gradient.numel() == 0:
+            continue
+        wrong = torch.nonzero(~(gradient.reshape(-1) == 0))
+        if wrong.numel():
+            index = int(wrong[0])
+            facts = {"got": show(gradient, index), "expected": "0.0, an empty sum"}
+            rule = f"no rows must give d{name} = 0"
+            raise Broken(rule, case, facts, result="d" + name, index=index)
+
+
+# -- many rows -----------------------------------------------------------------------------------------
+
+_GROUP = 60_000
+
+
+def _has_many_rows(subject: Subject) -> str | None:
+    if subject.sizes.many_rows <= 65_535:
+        return "this profile has no case of more than 65,535 rows (the nightly profile on a GPU has)"
+    return None
+
+
+def _many_rows(subject: Subject) -> st.SearchStrategy[Case]:
+    def of(width: int) -> st.SearchStrategy[Case]:
+        rows = subject.sizes.many_rows
+        dims = (rows, width, 5) if subject.kernel.op.kind == "contraction" else (rows, width)
+        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
+
+    return st.sampled_from([1, 3, 32]).flatmap(of)
+
+
+def _check_many_rows(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    whole = run_kernel(kernel, case, subject.backend.device)
+    for start in range(0, case.dims[0], _GROUP):
+        rows = slice(start, min(start + _GROUP, case.dims[0]))
+        inputs, upstream = pick_rows(kernel, whole.inputs, whole.upstream, rows)
+        part = run_tensors(kernel, inputs, case.params, upstream)
+        demand_same(
+            case,
+            local_rows(kernel, whole.results, rows),
+            {name: part[name] for name in local_results(kernel) if name in part},
+            "many rows at once give other results than a few at a time",
+            labels=(f"{case.dims[0]} rows", f"{rows.stop - rows.start} rows"),
+            facts={"rows": f"{rows.start} to {rows.stop - 1}"},
+        )
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="shapes",
+        summary="any rank and size gives the bits of the same values as a matrix, empty tensors included",
+        cases=_cases,
+        check=_check,
+        examples=_every_shape,
+        share=0.5,
+    ),
+    Law(
+        name="many rows",
+        summary="more than 65,535 rows give the bits of the same rows a few at a time",
+        cases=_many_rows,
+        check=_check_many_rows,
+        applies=_has_many_rows,
+        share=0.05,
+    ),
+)
