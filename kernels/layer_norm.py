@@ -136,12 +136,21 @@ def _value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.
     """x [+ input_bias] [+ residual] as a float64 pair, for float64 operands."""
     v = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float64)
     low = v * 0.0
+    plain = v
     if HAS_I:
-        v, e = _two_sum(v, tl.load(i_ptr + cols, mask=mask, other=0.0).to(tl.float64))
+        term = tl.load(i_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        plain += term
+        v, e = _two_sum(v, term)
         low += e
     if HAS_R:
-        v, e = _two_sum(v, tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64))
+        term = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        plain += term
+        v, e = _two_sum(v, term)
         v, low = _two_sum(v, low + e)  # v is the rounded sum, also where the terms cancel
+    # an infinite sum has no error term: inf - inf would make it NaN
+    infinite = tl.abs(plain) == float("inf")
+    v = tl.where(infinite, plain, v)
+    low = tl.where(infinite, 0.0, low)
     return v, low
 
 

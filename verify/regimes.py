@@ -55,4 +55,4 @@ def _nonfinite_inputs(problem: Problem, result: str, shape: tuple[int, ...]) -> 
 
 def _is_packed(tensors: list[Tensor], shape: tuple[int, ...]) -> bool:
     """Whether the operand holds two halves of which the upstream gradient sees one."""
-    return tensors[-1].shape[-1] * 2 == shape[-1]
+    return bool(shape) and tensors[-1].shape[-1] * 2 == shape[-1]

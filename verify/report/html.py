@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from verify.record import Figures, KernelRun, Result, Run, Worst, value_of
+from verify.record import Figures, KernelRun, LawRun, Result, Run, Worst, value_of
 from verify.report import plot, verdict, words
 from verify.report.signs import GLYPHS
 
@@ -120,6 +120,20 @@ class ResultView:
 
 
 @dataclass(frozen=True)
+class LawView:
+    """One law in one dtype: kept, broken or not applicable, with what was found."""
+
+    law: str
+    dtype: str
+    standing: str
+    word: str
+    cases: str
+    message: str
+    facts: list[str]
+    replay: str
+
+
+@dataclass(frozen=True)
 class KernelView:
     """One kernel: its section of the page."""
 
@@ -136,6 +150,7 @@ class KernelView:
     seconds: str
     rerun: str
     results: list[ResultView]
+    laws: list[LawView]
     summary: str
 
 
@@ -327,7 +342,26 @@ def _kernel(run: Run, index: int) -> KernelView:
         seconds=words.seconds(kernel.seconds),
         rerun=verdict.rerun(kernel),
         results=results,
+        laws=[_law(law) for law in kernel.laws],
         summary=", ".join(f"{result.title}: {result.label}" for result in results),
+    )
+
+
+def _law(law: LawRun) -> LawView:
+    standing, word = {
+        "ok": ("ok", "kept"),
+        "broken": ("wrong", "broken"),
+        "skipped": ("skipped", "not applicable"),
+    }[law.status]
+    return LawView(
+        law=words.clean(law.law),
+        dtype=words.clean(law.dtype),
+        standing=standing,
+        word=word,
+        cases=f"{law.cases:,}",
+        message=words.clean(law.message),
+        facts=[f"{words.clean(name)}: {words.clean(value)}" for name, value in law.facts.items()],
+        replay=words.clean(law.replay),
     )
 
 

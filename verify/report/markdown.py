@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from verify.record import KernelRun, Result, Run
+from verify.record import KernelRun, LawRun, Result, Run
 from verify.report import verdict, words
 from verify.report.signs import GLYPHS
 from verify.report.verdict import Found
@@ -39,6 +39,7 @@ def render(run: Run, *, limit: int = 60_000, record: str = "run.json") -> str:
             head="**Not measured**\n",
         )
     wrong = [_worst(found) for found in verdict.wrong_results(run)]
+    wrong += [_law(kernel, law) for kernel, law in verdict.broken_laws(run)]
     failed = [_failure(kernel) for kernel in verdict.failures(run)]
     # a long table of good rows must not crowd out the worst inputs
     budget.fill(_rows(run), "rows", head=HEADER, foot=_notes(run), share=0.6 if wrong or failed else 1.0)
@@ -183,6 +184,13 @@ def _failure(kernel: KernelRun) -> str:
         f"<details><summary>{sign} {word}: {_code(verdict.name_of(kernel))}</summary>\n\n"
         f"{shown}\n\n{hint}{_block(verdict.rerun(kernel))}\n</details>\n"
     )
+
+
+def _law(kernel: KernelRun, law: LawRun) -> str:
+    facts = [("why", _text(law.message)), *((_text(k), _code(v)) for k, v in law.facts.items())]
+    table = "\n".join(f"| {key} | {value} |" for key, value in facts)
+    heading = f"<summary>✗ {_code(verdict.law_title(kernel, law))}: law broken</summary>"
+    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{_block(law.replay)}\n</details>\n"
 
 
 def _worst(found: Found) -> str:

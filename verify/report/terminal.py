@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from verify.record import KernelRun, Result, Run
+from verify.record import KernelRun, LawRun, Result, Run
 from verify.report import verdict, words
 from verify.report.signs import STYLES, Signs
 
@@ -54,6 +54,13 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
         console.print()
         rest = words.plural(len(wrong) - MOST_BLOCKS, "more wrong result")
         _indented(console, f"{signs.ellipsis} {rest}; `verify report {record} --html PATH` shows all")
+    broken = verdict.broken_laws(run)
+    for owner, law in broken[:MOST_BLOCKS]:
+        _law(console, owner, law, signs)
+    if len(broken) > MOST_BLOCKS:
+        console.print()
+        rest = words.plural(len(broken) - MOST_BLOCKS, "more broken law")
+        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
     for kernel in verdict.failures(run):
         _failure(console, kernel, signs)
     _not_measured(console, run, signs)
@@ -88,6 +95,15 @@ def _wrong(console: Console, kernel: KernelRun, result: Result, signs: Signs) ->
     if worst is not None:
         _field(console, "replay", "")
         _command(console, " " * MARGIN + words.clean(worst.replay))
+
+
+def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
+    _heading(console, "wrong", verdict.law_title(kernel, law), "law broken", signs)
+    _field(console, "why", words.clean(law.message))
+    for name, value in law.facts.items():
+        _field(console, words.clean(name), words.clean(value))
+    _field(console, "replay", "")
+    _command(console, " " * MARGIN + words.clean(law.replay))
 
 
 def _failure(console: Console, kernel: KernelRun, signs: Signs) -> None:
@@ -125,6 +141,8 @@ def _closing(console: Console, run: Run, signs: Signs, record: str) -> None:
 
     status = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict]
     console.print()
+    if line_of_laws := verdict.laws_line(run):
+        console.print(Text(line_of_laws, style="dim"), overflow="fold")
     line = Text(f"{signs.status[status]} ", style=STYLES[status])
     word, rest = verdict.sentence(run, dash=signs.dash).split(":", 1)
     line.append(word + ":").append(rest, style="not bold default")

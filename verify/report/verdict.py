@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.record import Figures, KernelRun, Number, Result, Run, Worst, value_of
+from verify.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
 from verify.report.words import clean, interval, listed, plural, seconds, signed_ulp, ulp
 
 Kind = Literal["rounded", "faithful", "within", "wrong"]
@@ -130,6 +130,27 @@ def wrong_results(run: Run) -> list[Found]:
     ]
 
 
+def broken_laws(run: Run) -> list[tuple[KernelRun, LawRun]]:
+    """Every broken law of a judged kernel, in the order of the record."""
+    return [
+        (kernel, law) for kernel in run.kernels for law in kernel.laws if law.status == "broken" and not kernel.peer
+    ]
+
+
+def laws_line(run: Run) -> str:
+    """`laws: 40 kept, 2 broken, 12 not applicable`; empty when none were tried."""
+    found = [law.status for kernel in run.kernels for law in kernel.laws]
+    if not found:
+        return ""
+    words_of = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
+    return "laws: " + ", ".join(f"{found.count(k):,} {word}" for k, word in words_of.items() if k in found)
+
+
+def law_title(kernel: KernelRun, law: LawRun) -> str:
+    """`my_gelu layout independence bfloat16`."""
+    return f"{name_of(kernel)} {clean(law.law)} {clean(law.dtype)}"
+
+
 def failures(run: Run) -> list[KernelRun]:
     """Kernels that raised, crashed or hung, peers included: nothing of that is silent."""
     return [kernel for kernel in run.kernels if kernel.status in ("error", "crashed", "timeout")]
@@ -199,6 +220,8 @@ def clauses(run: Run, *, dash: str = "\N{EN DASH}") -> list[str]:
             figure = maximum(worst.result.figures, worst.result.gate, dash=dash)
             figure = figure if figure == "NaN" else f"{figure} ULP"
             parts.append(f"the worst is {title(worst.kernel, worst.result)}: {figure}")
+        if broken := broken_laws(run):
+            parts.append(f"{plural(len(broken), 'law')} broken, the first is {law_title(*broken[0])}")
     return parts + ([missing] if missing else [])
 
 
@@ -244,6 +267,8 @@ def next_command(run: Run, *, record: str = "run.json") -> str:
     worst = worst_result(run)
     if worst is not None and worst.worst is not None:
         return clean(worst.worst.replay)
+    for _, law in broken_laws(run):
+        return clean(law.replay)
     found = {standing(kernel): kernel for kernel in reversed(run.kernels)}  # the first of each standing
     for status in FAILED:
         if status in found:

@@ -1,0 +1,178 @@
+"""Error contract and composition: each law finds its bug, and passes the correct twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from tests.laws.silu import silu_in_an_operator
+from tests.laws.trial import breaks, holds, skips
+from verify import backends
+from verify.declaration import Kernel
+
+DTYPES = ["float32", "float64"]
+
+
+def silu_kernel(function: Callable[..., Any], **options: Any) -> Kernel:
+    return verify.kernel(op="silu", dtypes=DTYPES, **options)(function)
+
+
+def gated_kernel(function: Callable[..., Any]) -> Kernel:
+    return verify.kernel(op="swiglu_split", dtypes=DTYPES)(function)
+
+
+def checked_silu(x):
+    if not x.is_floating_point():
+        raise TypeError(f"silu: x is floating point; received {x.dtype}")
+    return x * torch.sigmoid(x)
+
+
+def checked_gate(x1, x2):
+    if x1.shape != x2.shape:
+        raise ValueError(f"swiglu: x1 and x2 have one shape; received {tuple(x1.shape)} and {tuple(x2.shape)}")
+    if x1.device != x2.device:
+        raise ValueError(f"swiglu: x1 and x2 are on one device; received {x1.device} and {x2.device}")
+    return x1 * checked_silu(x2) if x1.is_floating_point() else checked_silu(x1)
+
+
+# -- contract ------------------------------------------------------------------------------------------
+
+
+def test_checked_operands_keep_the_contract() -> None:
+    holds("error contract", silu_kernel(checked_silu))
+    holds("error contract", gated_kernel(checked_gate))
+
+
+def test_integers_that_are_taken_are_found() -> None:
+    taken = silu_kernel(lambda x: torch.nn.functional.silu(x if x.is_floating_point() else x.float()))
+    found = breaks("error contract", taken, "an operand that makes no sense is taken")
+    assert found.facts == {"operand": "x of int64", "returned": "y torch.float32 [2, 5]"}
+
+
+def test_a_longer_operand_that_is_taken_is_found() -> None:
+    def trusting(x1, x2):
+        if not x1.is_floating_point():
+            raise TypeError("x1 is floating point")
+        return x1 * torch.nn.functional.silu(x2.reshape(-1)[: x1.numel()].reshape(x1.shape))
+
+    found = breaks("error contract", gated_kernel(trusting), "an operand that makes no sense is taken")
+    assert found.facts["operand"] == "x2 one element longer than it must be"
+
+
+def test_a_refusal_without_a_word_is_found() -> None:
+    def silent(x):
+        if not x.is_floating_point():
+            raise ValueError
+        return torch.nn.functional.silu(x)
+
+    found = breaks("error contract", silu_kernel(silent), "an operand is refused without a word")
+    assert found.facts == {"operand": "x of int64", "raised": "ValueError"}
+
+
+def test_an_operand_that_a_refused_call_changed_is_found() -> None:
+    def late(x1, x2):
+        if x1.is_floating_point() and x1.shape != x2.shape:
+            x1.zero_()
+        return checked_gate(x1, x2)
+
+    found = breaks("error contract", gated_kernel(late), "an operand is changed by a call that was refused")
+    assert "operand x1" in found.facts["written"]
+
+
+def test_a_refused_call_that_leaves_a_mark_is_found() -> None:
+    state = {"scale": 1.0}
+
+    def marked(x):
+        if not x.is_floating_point():
+            state["scale"] += 0.5
+            raise TypeError("x is floating point")
+        return torch.nn.functional.silu(x) * state["scale"]
+
+    breaks("error contract", silu_kernel(marked, gradients=False), "a good call gives other bits after a refused one")
+
+
+# -- composition ---------------------------------------------------------------------------------------
+
+
+def test_a_traceable_kernel_compiles_to_the_same_bits() -> None:
+    holds("compiled", silu_kernel(lambda x: silu_in_an_operator(x, ""), gradients=False))
+
+
+def test_a_kernel_that_behaves_differently_when_compiled_is_found() -> None:
+    def two_faced(x):
+        y = silu_in_an_operator(x, "")
+        return y * 1.001 if torch.compiler.is_compiling() else y
+
+    breaks("compiled", silu_kernel(two_faced, gradients=False), "torch.compile changes the results")
+
+
+@torch.library.custom_op("verify_tests::mislabelled", mutates_args=())
+def _mislabelled(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(x)
+
+
+@_mislabelled.register_fake
+def _(x):
+    return x.new_empty((*x.shape[:-1], x.shape[-1] + 1))
+
+
+def test_a_fake_implementation_of_another_shape_is_found() -> None:
+    kernel = silu_kernel(lambda x: _mislabelled(x), gradients=False)
+    rule = "a custom operator of the kernel is not what it is registered as"
+    found = breaks("custom operators", kernel, rule)
+    assert found.facts["operator"] == "verify_tests.mislabelled.default"
+    holds("custom operators", silu_kernel(lambda x: silu_in_an_operator(x, ""), gradients=False))
+    skips("custom operators", silu_kernel(torch.nn.functional.silu), "the kernel calls no custom operator")
+
+
+def test_autocast_that_is_ignored_or_applied_throughout_keeps_the_law() -> None:
+    holds("autocast", silu_kernel(checked_silu))
+    kind = torch.device(backends.select().device).type
+
+    def applied(x):
+        dtype = torch.get_autocast_dtype(kind)
+        return checked_silu(x.to(dtype) if torch.is_autocast_enabled(kind) else x)
+
+    holds("autocast", verify.kernel(op="silu", dtypes=["float32"])(applied))
+    skips("autocast", silu_kernel(checked_silu), "autocast leaves float64 alone", "float64")
+
+
+def test_autocast_that_reaches_half_of_a_kernel_is_found() -> None:
+    kind = torch.device(backends.select().device).type
+
+    def half(x):
+        dtype = torch.get_autocast_dtype(kind)
+        inner = torch.sigmoid(x.to(dtype)).to(x.dtype) if torch.is_autocast_enabled(kind) else torch.sigmoid(x)
+        return x * inner
+
+    found = breaks("autocast", silu_kernel(half), "autocast gives neither the plain result nor that of operands cast")
+    assert found.facts["autocast"] == "torch.bfloat16"
+
+
+# -- devices -------------------------------------------------------------------------------------------
+
+GPU_LAWS = ("side stream", "CUDA graph", "other device", "large offsets")
+
+
+@pytest.mark.parametrize("law", GPU_LAWS)
+def test_device_laws_ask_for_a_gpu(law: str) -> None:
+    if backends.select().name == "interpreter":
+        skips(law, silu_kernel(checked_silu), "needs a CUDA device")
+
+
+@pytest.mark.gpu
+def test_a_call_that_waits_for_nothing_keeps_the_stream_laws() -> None:
+    holds("side stream", silu_kernel(checked_silu))
+    holds("CUDA graph", silu_kernel(checked_silu, gradients=False))
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_asks_the_host_cannot_be_captured() -> None:
+    def asking(x):
+        return checked_silu(x) if bool((x == x).all()) else x * 0
+
+    breaks("CUDA graph", silu_kernel(asking, gradients=False), "the kernel cannot be captured in a CUDA graph")

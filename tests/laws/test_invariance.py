@@ -1,0 +1,237 @@
+"""Batch, determinism, shape and configuration laws: each finds its bug, and passes the correct twin."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import verify
+from tests.laws.trial import attempt, breaks, holds, skips
+from verify import backends
+from verify.cases.strategies import Sizes
+from verify.declaration import Kernel
+from verify.laws.autotuners import launched
+from verify.laws.engine import Profile
+
+DTYPES = ["float32"]
+
+
+def elementwise(function: Callable[..., Any], **options: Any) -> Kernel:
+    return verify.kernel(op="silu", dtypes=DTYPES, **options)(function)
+
+
+def rowwise(function: Callable[..., Any]) -> Kernel:
+    return verify.kernel(op="layer_norm", dtypes=DTYPES, max_ulp=64)(function)
+
+
+def matrix(function: Callable[..., Any]) -> Kernel:
+    options: dict[str, Any] = {
+        "op": "linear",
+        "params": {"activation": "id"},
+        "operands": ["x", "weight"],
+        "outputs": ["y"],
+    }
+    return verify.kernel(dtypes=DTYPES, max_ulp=64, **options)(function)
+
+
+# In float64: torch's own float32 sigmoid gives an element other bits in a vector register than in the tail.
+
+
+def silu(x):
+    wide = x.double()
+    return (wide * torch.sigmoid(wide)).to(x.dtype)
+
+
+def layer_norm(x, weight, bias, *, eps):
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    return (centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight + bias).to(x.dtype)
+
+
+def linear(x, weight):
+    return (x.double() @ weight.double().T).to(x.dtype)
+
+
+# -- batch ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [elementwise(silu), rowwise(layer_norm)], ids=["silu", "layer_norm"])
+def test_rows_on_their_own_keep_batch_invariance(kernel: Kernel) -> None:
+    holds("batch invariance", kernel)
+
+
+def test_a_result_that_depends_on_the_number_of_rows_is_found() -> None:
+    def split(x, weight, bias, *, eps):
+        # another order of summation for many rows, as a kernel chosen by size has
+        y = layer_norm(x, weight, bias, eps=eps)
+        return y if len(x) > 1 else y * (1 + 2.0**-23)
+
+    breaks("batch invariance", rowwise(split), "a row's result depends on how many rows there are")
+
+
+def test_a_nan_that_reaches_its_neighbours_is_found() -> None:
+    def leaking(x):
+        return silu(x) + 0.0 * x.sum()
+
+    found = breaks("batch invariance", elementwise(leaking), "a row's result depends on the values of other rows")
+    assert found.facts["other rows NaN"] == "nan (0x7fc00000)"
+
+
+def test_a_matrix_product_whose_rows_mix_is_found() -> None:
+    def scaled_by_all(x, weight):
+        top = x.abs().max() if x.numel() else torch.ones(())
+        return linear(x / (3 * top), weight) * (3 * top)
+
+    breaks("batch invariance", matrix(scaled_by_all), "a row's result depends on")
+
+
+# -- determinism ---------------------------------------------------------------------------------------
+
+
+def test_a_pure_function_is_deterministic() -> None:
+    holds("determinism", rowwise(layer_norm))
+
+
+def test_a_first_call_that_differs_is_found() -> None:
+    calls = itertools.count()
+    kernel = elementwise(lambda x: silu(x) if next(calls) % 3 else silu(x) * (1 + 1e-6))
+    breaks("determinism", kernel, "the same call gives other bits")
+
+
+def test_a_buffer_that_another_shape_disturbs_is_found() -> None:
+    state = {"shape": None, "changes": 0}
+
+    def remembers(x):
+        if state["shape"] != x.shape:
+            state["shape"], state["changes"] = x.shape, state["changes"] + 1
+        return silu(x) * (1 + state["changes"] * 1e-3)
+
+    rule = "the same call gives other bits after a call on another shape"
+    breaks("determinism", elementwise(remembers), rule)
+
+
+# -- shapes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kernel", [elementwise(silu), rowwise(layer_norm), matrix(linear)], ids=["silu", "layer_norm", "linear"]
+)
+def test_kernels_for_any_shape_keep_the_law(kernel: Kernel) -> None:
+    holds("shapes", kernel)
+
+
+def test_a_third_dimension_that_is_forgotten_is_found() -> None:
+    def two_dimensional(x, weight, bias, *, eps):
+        y = layer_norm(x, weight, bias, eps=eps)
+        return torch.where(torch.arange(x.shape[0]).reshape(-1, *[1] * (x.ndim - 1)) < 1, y, 0.0) if x.ndim > 2 else y
+
+    breaks("shapes", rowwise(two_dimensional), "results depend on how the values are arranged in dimensions")
+
+
+def test_an_empty_tensor_that_raises_is_found() -> None:
+    def reshaping(x):
+        return silu(x.reshape(-1, x.shape[-1] if x.ndim else 1)).reshape(x.shape)
+
+    breaks("shapes", elementwise(reshaping), "raised RuntimeError")
+
+
+def test_an_empty_batch_with_a_weight_gradient_is_found() -> None:
+    class Grad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias, eps):
+            ctx.save_for_backward(x, weight)
+            return layer_norm(x, weight, bias, eps=eps)
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, weight = ctx.saved_tensors
+            # 0 / 0 where there are no rows
+            rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x
+            dweight = (rows.mean(0) if len(rows) else torch.full_like(weight, torch.nan)).reshape(weight.shape)
+            return torch.zeros_like(x), dweight, torch.zeros_like(weight), None
+
+    kernel = rowwise(lambda x, weight, bias, *, eps: Grad.apply(x, weight, bias, eps))
+    found = breaks("shapes", kernel, "no rows must give dweight = 0")
+    assert found.facts["got"].startswith("nan")
+
+
+def test_a_matrix_product_that_loses_its_last_block_is_found() -> None:
+    def blocks_of_sixteen(x, weight):
+        depth = x.shape[1] if x.shape[1] < 16 else x.shape[1] // 16 * 16
+        return linear(x[:, :depth], weight[:, :depth])
+
+    breaks("shapes", matrix(blocks_of_sixteen), "beyond the kernel's own limit")
+
+
+def test_many_rows_are_tried_where_the_profile_has_them() -> None:
+    skips("many rows", elementwise(silu), "this profile has no case of more than 65,535 rows")
+    large = Sizes(elements=300, width=300, depth=64, many_rows=65_600)
+    profile = Profile("large", 20, {"interpreter": large, "cuda": large})
+    assert attempt("many rows", elementwise(silu), profile=profile).status == "ok"
+
+    def sixteen_bits(x):
+        y = silu(x)
+        return torch.where((torch.arange(len(x)) < 65_536).reshape(-1, 1), y, 0.0)
+
+    found = attempt("many rows", elementwise(sixteen_bits), profile=profile)
+    assert found.status == "broken" and found.message == "many rows at once give other results than a few at a time"
+
+
+# -- configuration -------------------------------------------------------------------------------------
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def _tuned_kernel(x_ptr, y_ptr, n, BUG: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    y = x / (1.0 + tl.exp(-x))
+    if BUG and BLOCK == 64:
+        y = tl.where(at % 64 < 33, y, y * 1.0001)
+    tl.store(y_ptr + at, y, mask=at < n)
+
+
+def tuned(bug: bool) -> Callable[..., Any]:
+    def function(x):
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        if x.numel():
+            _tuned_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel(), BUG=bug)
+        return y
+
+    return function
+
+
+def test_one_wrong_configuration_among_right_ones_is_found() -> None:
+    found = breaks("configuration independence", elementwise(tuned(True), gradients=False), "results depend on")
+    assert found.facts["configuration"].startswith("_tuned_kernel: BLOCK=64")
+    holds("configuration independence", elementwise(tuned(False), gradients=False))
+
+
+def test_the_first_configuration_alone_hides_the_bug() -> None:
+    if backends.select().name == "interpreter":  # where the first configuration always wins
+        holds("shapes", elementwise(tuned(True), gradients=False))
+
+
+def test_a_kernel_without_an_autotuner_has_no_configurations() -> None:
+    skips("configuration independence", elementwise(silu), "the kernel launches no Triton autotuner")
+
+
+def test_configurations_that_the_tuner_prunes_are_not_forced() -> None:
+    before = list(_tuned_kernel.configs)
+    _tuned_kernel.early_config_prune = lambda configs, nargs, **meta: configs[:1]
+    try:
+        holds("configuration independence", elementwise(tuned(True), gradients=False))
+        with launched() as found:
+            tuned(True)(torch.ones(40, device=backends.select().device))
+        assert [each.configs for each in found] == [before[:1]]
+    finally:
+        _tuned_kernel.early_config_prune = None
+        _tuned_kernel.cache.clear()
+    assert _tuned_kernel.configs == before

@@ -1,0 +1,198 @@
+"""Gradcheck, special values, identities and monotonicity: each finds its bug, and passes the correct twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from tests.laws.trial import breaks, holds, skips
+from verify.declaration import Kernel
+
+DTYPES = ["float32", "float64"]
+
+
+def silu_kernel(function: Callable[..., Any], **options: Any) -> Kernel:
+    return verify.kernel(op="silu", dtypes=DTYPES, **options)(function)
+
+
+def gated_kernel(function: Callable[..., Any]) -> Kernel:
+    return verify.kernel(op="swiglu_split", dtypes=DTYPES)(function)
+
+
+def norm_kernel(function: Callable[..., Any]) -> Kernel:
+    return verify.kernel(op="layer_norm", dtypes=DTYPES, max_ulp=16)(function)
+
+
+def silu(x):
+    wide = x.double()
+    return (wide * torch.sigmoid(wide)).to(x.dtype)
+
+
+def layer_norm(x, weight, bias, *, eps):
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    return (centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight + bias).to(x.dtype)
+
+
+def with_backward(backward: Callable[..., Any], *, once: bool = False) -> Callable[..., Any]:
+    """silu with a backward pass of its own: backward(x, dy)."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return silu(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return backward(*ctx.saved_tensors, dy)
+
+    if once:
+        Function.backward = staticmethod(torch.autograd.function.once_differentiable(Function.backward))
+    return lambda x: Function.apply(x)
+
+
+def slope(x):
+    s = torch.sigmoid(x)
+    return s + x * s * (1 - s)
+
+
+# -- gradients -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", ["gradcheck", "gradgradcheck"])
+def test_a_right_backward_pass_agrees_with_differences(law: str) -> None:
+    holds(law, silu_kernel(with_backward(lambda x, dy: dy * slope(x)), gradients=True), "float64")
+    holds(law, norm_kernel(layer_norm), "float64")
+
+
+def test_the_backward_pass_of_another_form_is_found() -> None:
+    kernel = silu_kernel(with_backward(lambda x, dy: dy * slope(1.001 * x)), gradients=True)
+    found = breaks("gradcheck", kernel, "the gradients disagree with finite differences", "float64")
+    assert found.facts["torch says"].startswith("Jacobian mismatch")
+
+
+def test_a_double_backward_that_forgets_a_path_is_found() -> None:
+    kernel = silu_kernel(with_backward(lambda x, dy: dy * slope(x.detach())), gradients=True)
+    holds("gradcheck", kernel, "float64")
+    rule = "the gradient of the gradient disagrees with finite differences"
+    breaks("gradgradcheck", kernel, rule, "float64")
+
+
+def test_gradient_laws_say_why_they_do_not_apply() -> None:
+    once = silu_kernel(with_backward(lambda x, dy: dy * slope(x), once=True), gradients=True)
+    skips("gradgradcheck", once, "the backward pass is not differentiable", "float64")
+    opaque = silu_kernel(with_backward(lambda x, dy: (dy * slope(x)).detach()), gradients=True)
+    skips("gradgradcheck", opaque, "the backward pass is not differentiable", "float64")
+    holds("gradcheck", opaque, "float64")
+    skips("gradcheck", silu_kernel(silu, gradients=False), "the kernel has no gradients", "float64")
+    skips("gradcheck", silu_kernel(lambda x: silu(x.detach())), "autograd has no path through the kernel", "float64")
+    skips("gradcheck", silu_kernel(silu), "this law runs in that dtype", "float32")
+    single = verify.kernel(op="silu", dtypes=["float32"])(silu)
+    skips("gradcheck", single, "finite differences need float64, which the kernel does not declare", "float32")
+
+
+# -- special values ------------------------------------------------------------------------------------
+
+
+def stable(x):
+    """SiLU without infinity times zero: its limit at -inf is 0."""
+    wide = x.double()
+    return torch.where(wide == -torch.inf, -0.0, wide * torch.sigmoid(wide)).to(x.dtype)
+
+
+def test_limits_and_nan_in_the_right_places_keep_the_law() -> None:
+    holds("special values", silu_kernel(stable, gradients=False))
+    gated = verify.kernel(op="swiglu_split", dtypes=DTYPES, gradients=False)(lambda x1, x2: x1 * stable(x2))
+    holds("special values", gated)
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda x: x * torch.exp(x) / (1 + torch.exp(x)), "nan"),  # inf / inf
+        (lambda x: torch.nan_to_num(stable(x)), "0 ("),  # a NaN that is swallowed
+        (lambda x: stable(torch.where(x.abs() < 2.0**-126, 0.0, x)), "0 ("),  # subnormals flushed
+        (lambda x: stable(x.clamp(-1e4, 1e4)), "1e+04 ("),  # saturation
+    ],
+    ids=["exponential form", "swallowed NaN", "flushed", "clamped"],
+)
+def test_a_wrong_special_value_is_found(function: Callable[..., Any], got: str) -> None:
+    found = breaks("special values", silu_kernel(function, gradients=False), "")
+    assert found.facts["got"].lstrip("-").startswith(got)
+
+
+def test_the_sign_of_zero_counts_where_the_policy_says_so() -> None:
+    def positive(x):
+        y = stable(x)
+        return torch.where(y == 0, 0.0, y)
+
+    holds("special values", silu_kernel(positive, gradients=False))
+    strict = silu_kernel(positive, gradients=False, policy=verify.Policy(signed_zero="strict"))
+    breaks("special values", strict, "a zero has the wrong sign")
+
+
+# -- identities ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_that_scale_and_negate_keep_the_identities(dtype: str) -> None:
+    limit = verify.kernel(op="silu", dtypes=DTYPES, max_ulp=4)
+    for kernel in (limit(silu), gated_kernel(lambda x1, x2: x1 * silu(x2)), norm_kernel(layer_norm)):
+        holds("exact identities", kernel, dtype)
+        holds("linear backward", kernel, dtype)
+    soft = verify.kernel(op="softmax", dtypes=DTYPES)(lambda x: torch.softmax(x.double(), -1).to(x.dtype))
+    holds("exact identities", soft, dtype)
+
+
+def test_a_lopsided_curve_is_found() -> None:
+    lopsided = silu_kernel(lambda x: torch.where(x < 0, silu(x) * 1.0001, silu(x)))
+    breaks("exact identities", lopsided, "y(x) - y(-x) is not x")
+
+
+def test_a_gate_that_is_not_linear_is_found() -> None:
+    kernel = gated_kernel(lambda x1, x2: (x1 + 2.0**-20) * silu(x2))
+    breaks("exact identities", kernel, "y(-1 x1, x2) is not -1 y")
+
+
+def test_a_misplaced_eps_is_found() -> None:
+    def outside(x, weight, bias, *, eps):
+        wide = x.double()
+        centred = wide - wide.mean(-1, keepdim=True)
+        return (centred / ((centred * centred).mean(-1, keepdim=True).sqrt() + eps) * weight + bias).to(x.dtype)
+
+    found = breaks("exact identities", norm_kernel(outside), "eps) is not y")
+    assert found.facts["wanted"].startswith("1 times")
+
+
+def test_a_gradient_that_is_clipped_is_found() -> None:
+    clipped = silu_kernel(with_backward(lambda x, dy: (dy * slope(x)).clamp(max=0.9)), gradients=True)
+    breaks("linear backward", clipped, "times the upstream gradient does not give")
+
+
+def test_an_op_without_an_identity_says_so() -> None:
+    linear = verify.kernel(
+        op="linear", params={"activation": "gelu"}, operands=["x", "weight"], outputs=["y"], dtypes=["float32"]
+    )(lambda x, weight: torch.nn.functional.gelu(x @ weight.T))
+    skips("exact identities", linear, "no exact identity is known for op linear with activation gelu")
+
+
+# -- monotonicity --------------------------------------------------------------------------------------
+
+
+def test_a_smooth_kernel_is_monotone() -> None:
+    holds("monotone", silu_kernel(silu))
+
+
+def test_a_seam_between_two_branches_is_found() -> None:
+    seam = silu_kernel(lambda x: torch.where(x.view(torch.int32) % 16 == 5, silu(x) * (1 + 2.0**-18), silu(x)))
+    found = breaks("monotone", seam, "y goes the wrong way by more than the limit explains")
+    assert found.facts["the function"] in ("rises", "falls")
+
+
+def test_a_function_of_two_numbers_is_not_monotone_in_one() -> None:
+    skips("monotone", gated_kernel(lambda x1, x2: x1 * silu(x2)), "op swiglu_split is not a function of one number")

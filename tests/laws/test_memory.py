@@ -1,0 +1,146 @@
+"""The memory laws find each kind of misuse of memory, and a correct kernel passes them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from tests.laws.silu import silu, silu_in_an_operator
+from tests.laws.trial import breaks, holds, skips
+from verify.declaration import Kernel
+from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard
+
+LAWS = ("memory bounds", "initialised memory", "nothing overwritten", "no stale results")
+
+
+def declared(function: Callable[..., Any], **options: Any) -> Kernel:
+    return verify.kernel(op="silu", dtypes=["float32", "bfloat16"], **options)(function)
+
+
+def buggy(bug: str) -> Kernel:
+    return declared(lambda x: silu(x, bug), gradients=True)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_correct_kernel_keeps_the_law(law: str, dtype: str) -> None:
+    holds(law, buggy(""), dtype)
+
+
+@pytest.mark.parametrize(
+    ("bug", "written"),
+    [
+        ("writes past the end", "12 bytes written, the first 0 bytes past its end"),
+        ("writes before the beginning", "4 bytes written, the first 4 bytes before its beginning"),
+        ("writes its operand", "operand x"),
+        ("gradient past the end", "12 bytes written, the first 0 bytes past its end"),
+    ],
+)
+def test_a_write_outside_of_the_results_is_found(bug: str, written: str) -> None:
+    found = breaks("memory bounds", buggy(bug), "something is written outside of the results")
+    assert written in found.facts["written"]
+
+
+def test_a_write_past_the_end_is_found_inside_a_custom_operator() -> None:
+    kernel = declared(lambda x: silu_in_an_operator(x.contiguous(), "writes past the end"), gradients=False)
+    found = breaks("memory bounds", kernel, "something is written outside of the results")
+    assert "memory from torch.empty_like" in found.facts["written"]
+    holds("memory bounds", declared(lambda x: silu_in_an_operator(x.contiguous(), ""), gradients=False))
+
+
+def test_an_element_that_is_never_written_is_named() -> None:
+    found = breaks("initialised memory", buggy("last element not written"), "an element of a result is never written")
+    assert found.facts["at"] == "y [0] of shape [1]"
+    assert found.facts["memory full of numbers"].endswith("(0x3c3c3c3c)")
+
+
+def test_lanes_past_the_end_that_join_in_are_found() -> None:
+    breaks("initialised memory", buggy("reads past the end"), "results depend on what lay in memory before the call")
+
+
+def test_a_backward_pass_over_the_saved_tensor_is_found() -> None:
+    rule = "a tensor saved for backward is changed by it"
+    breaks("nothing overwritten", buggy("gradient over the saved tensor"), rule)
+
+
+def test_a_second_backward_pass_that_differs_is_found() -> None:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.scratch = x.clone()  # not saved by save_for_backward, so nothing else can see it
+            return x * torch.sigmoid(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return ctx.scratch.mul_(dy)
+
+    rule = "a second backward pass over the same graph gives other gradients"
+    breaks("nothing overwritten", declared(Once.apply, gradients=True), rule)
+
+
+def test_a_kernel_without_gradients_has_nothing_to_overwrite() -> None:
+    skips("nothing overwritten", declared(torch.nn.functional.silu, gradients=False), "the kernel has no gradients")
+
+
+def test_results_cached_by_shape_are_found() -> None:
+    cache: dict[Any, torch.Tensor] = {}
+
+    def cached(x):
+        key = (x.data_ptr(), x.shape, x.dtype)
+        if key not in cache:
+            cache[key] = torch.nn.functional.silu(x)
+        return cache[key].clone()
+
+    rule = "new values in the same memory do not give the results of those values"
+    breaks("no stale results", declared(cached, gradients=False), rule)
+
+
+def test_a_recycled_output_buffer_is_found() -> None:
+    buffers: dict[Any, torch.Tensor] = {}
+
+    def recycled(x):
+        y = buffers.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype, device=x.device))
+        return y.copy_(torch.nn.functional.silu(x))
+
+    rule = "what an earlier call returned is changed by a later call"
+    breaks("no stale results", declared(recycled, gradients=False), rule)
+
+
+# -- the guard itself ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_the_fills_are_a_nan_and_a_number(dtype: torch.dtype) -> None:
+    for fill, is_nan in ((NAN_FILL, True), (NUMBER_FILL, False)):
+        with Guard(fill):
+            fresh = torch.empty(5, dtype=dtype)
+        assert bool(torch.isnan(fresh.float()).all()) is is_nan
+        assert is_nan or bool((fresh.float() != 0).all() or dtype is torch.float64)
+
+
+def test_a_guarded_tensor_keeps_its_layout_and_its_values() -> None:
+    base = torch.randn(6, 10)
+    for tensor in (base, base.T, base[:, ::2], base[:1].expand(4, 10), base.reshape(-1)[1:8], base[0, 0]):
+        guard = Guard(NAN_FILL)
+        moved = guard.embed(tensor, "operand")
+        assert torch.equal(moved, tensor)
+        assert moved.stride() == tensor.stride()
+        assert moved.data_ptr() % 512 == tensor.storage_offset() * 4 % 512 or not moved.is_cuda
+        assert guard.damage() == []
+        moved.as_strided((1,), (1,), moved.storage_offset())[0] += 1.0
+        assert len(guard.damage()) == 1
+
+
+def test_views_and_in_place_results_are_left_where_they_are() -> None:
+    x = torch.zeros(4, 4)
+    with Guard(NAN_FILL) as guard:
+        view = x[1:]
+        same = x.add_(1.0)
+        fresh = x + 1.0
+    assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert same is x
+    assert len(guard.blocks) == 1 and torch.equal(fresh, torch.full((4, 4), 2.0))

@@ -1,0 +1,40 @@
+"""Tries one law on one kernel, small and derandomised, for the tests of the laws."""
+
+from __future__ import annotations
+
+from verify import backends
+from verify.cases.strategies import Sizes
+from verify.declaration import Kernel
+from verify.laws import registry
+from verify.laws.engine import Profile, run_law
+from verify.record import LawRun
+
+_SIZES = Sizes(elements=300, width=300, depth=64)
+PROFILE = Profile("test", 8, {"interpreter": _SIZES, "cuda": _SIZES})
+
+
+def attempt(law: str, kernel: Kernel, dtype: str = "float32", profile: Profile = PROFILE) -> LawRun:
+    """What the law says of the kernel."""
+    return run_law(registry.get(law), kernel, dtype, backends.select(), profile, "here.py::it")
+
+
+def holds(law: str, kernel: Kernel, dtype: str = "float32") -> None:
+    """The law was tried, and holds."""
+    found = attempt(law, kernel, dtype)
+    assert found.status == "ok", (found.message, found.facts, found.case)
+    assert found.cases > 0
+
+
+def breaks(law: str, kernel: Kernel, rule: str, dtype: str = "float32") -> LawRun:
+    """The law is broken, for this reason, with a case that replays."""
+    found = attempt(law, kernel, dtype)
+    assert found.status == "broken", (found.status, found.message)
+    assert rule in found.message, (found.message, found.facts)
+    assert found.case in found.replay and f"--law '{law}'" in found.replay.replace(f"--law {law}", f"--law '{law}'")
+    return found
+
+
+def skips(law: str, kernel: Kernel, reason: str, dtype: str = "float32") -> None:
+    """The law does not apply, and says why."""
+    found = attempt(law, kernel, dtype)
+    assert found.status == "skipped" and reason in found.message, (found.status, found.message)

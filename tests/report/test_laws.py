@@ -1,0 +1,57 @@
+"""Broken laws reach every report: what broke, on which case, and the command that shows it again."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.report.sample import passing
+from verify.record import LawRun, Run
+from verify.report import html, markdown, terminal, verdict
+
+BROKEN = LawRun(
+    law="layout independence",
+    dtype="bfloat16",
+    status="broken",
+    cases=7,
+    message="results depend on the layout of the operands, not only on their values",
+    facts={"layouts": "x transposed", "at": "y [1, 1] of shape [2, 2]", "got": "<b>1.0</b> (0x3f80)"},
+    case='{"dtype":"bfloat16"}',
+    replay="verify replay a.py::k '{\"dtype\":\"bfloat16\"}' --law 'layout independence'",
+)
+KEPT = LawRun(law="determinism", dtype="bfloat16", status="ok", cases=12)
+SKIPPED = LawRun(law="CUDA graph", dtype="bfloat16", status="skipped", cases=0, message="needs a CUDA device")
+
+
+@pytest.fixture
+def run() -> Run:
+    good = passing()
+    first, *others = good.kernels
+    broken = msgspec.structs.replace(first, status="wrong", laws=[KEPT, BROKEN, SKIPPED])
+    return msgspec.structs.replace(good, kernels=[broken, *others])
+
+
+def test_the_terminal_shows_the_broken_law_and_counts_the_others(run: Run) -> None:
+    text = terminal.render(run, width=100, color=False)
+    name = run.kernels[0].name
+    assert f"✗ law broken  {name} layout independence bfloat16\n    why" in text
+    assert "    layouts" in text
+    assert BROKEN.replay in text.splitlines()[-1]
+    assert "laws: 1 kept, 1 broken, 1 not applicable" in text
+    assert f"1 law broken, the first is {name} layout independence bfloat16" in text
+
+
+def test_a_peer_breaks_laws_without_being_judged(run: Run) -> None:
+    peer = msgspec.structs.replace(run.kernels[0], peer=True)
+    assert verdict.broken_laws(msgspec.structs.replace(run, kernels=[peer])) == []
+
+
+def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
+    page = html.render(run)
+    assert "needs a CUDA device" in page
+    assert "&lt;b&gt;1.0&lt;/b&gt;" in page
+    assert "<b>1.0</b>" not in page.split('type="application/json"')[0]
+    text = markdown.render(run)
+    assert "law broken" in text
+    assert "--law 'layout independence'" in text
+    assert "<b>1.0</b>" not in text

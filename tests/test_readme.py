@@ -1,0 +1,63 @@
+"""The README shows what its commands show."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_every_python_block_runs(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.py").write_text(BLOCKS[0])
+    for number, block in enumerate(BLOCKS):
+        (tmp_path / f"block_{number}.py").write_text(block)
+        done = subprocess.run(
+            [sys.executable, f"block_{number}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the README shows the CPU's figures")
+def test_the_table_is_what_the_command_prints(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.py").write_text(BLOCKS[0])
+    command = [sys.executable, "-m", "verify", "run", "accuracy.py", "--dtype", "bfloat16", "--backend", "interpreter"]
+    env = os.environ | {"COLUMNS": "96"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 1
+
+    # the terminal has room for one more column than the README
+    lines = done.stdout.splitlines()
+    header = next(line for line in lines if line.startswith("kernel "))
+    start = header.index("p99.9")
+    printed = [(line[:start] + line[start + 5 :]).split() for line in lines if line.startswith("my_gelu ")]
+    shown = [line.split() for line in README.splitlines() if line.startswith("my_gelu ") and "bfloat16" in line]
+    assert len(shown) == 3
+    assert printed == shown
+    for line in README.split("```text\n")[1].split("```")[0].splitlines():
+        if line.startswith(("    input", "    got", "    truth", "    verify replay")):
+            assert line in done.stdout
+
+
+def test_the_number_of_laws_is_the_number_of_laws() -> None:
+    from verify.laws import registry
+
+    assert len(registry.ALL) == 26
+    assert "Twenty-six laws" in README
+
+
+def test_every_command_in_the_readme_exists() -> None:
+    from verify.cli import parser
+
+    known = set(re.findall(r"\n    (\w+) ", parser().format_help()))
+    named = set(re.findall(r"^verify (\w+)", README, flags=re.MULTILINE))
+    assert named
+    assert named <= known
