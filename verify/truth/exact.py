@@ -50,6 +50,8 @@ def enclose(point: Point, precision: int, *, both: bool) -> tuple[Enclosure | No
     number = from_mpmath(point.mp(precision), precision)
     if point.arb is not None and ball is None and number.kind == "nan":
         return number, 2  # both routes find no value
+    if point.arb is not None and ball is None and number.kind != "real":
+        return number, 1  # an infinity that went through a product or a sum: no ball can hold it
     if point.arb is None:
         # one formula only: the second route is the same one at more than twice the precision
         finer = from_mpmath(point.mp(2 * precision + 64), 2 * precision + 64)
