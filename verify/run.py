@@ -39,6 +39,7 @@ from verify.ulp import Policy
 
 Progress = Callable[[str], None]
 
+KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit
 SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group of many
 
 KEEP_SPECIAL = 3  # of its worst elements
@@ -288,12 +289,12 @@ def _result(
         figures=figures,
         regimes=regimes,
         histogram=total.histogram(),
-        worst=worst,
+        worst=worst if reason else worst[:KEEP_RIGHT],
         escalated=item.escalated,
         certificate="; ".join(item.certificates),
         baseline=None if peer is None else peer.total.figures(),
         baseline_name="" if peer is None else f"torch {torch.__version__}",
-        baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:3]],
+        baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
     )
 
 
