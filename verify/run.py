@@ -18,7 +18,6 @@ from verify.element import describe
 from verify.errors import KernelError
 from verify.formats import Format
 from verify.judge import SAMPLE, Outcome, judge_result
-from verify.laws import engine, registry
 from verify.measure import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem, Regime
 from verify.plan import Group, plan
@@ -96,6 +95,8 @@ def measure_kernel(
             break
     tried: list[LawRun] = []
     if laws and status == "ok":
+        from verify.laws import engine, registry  # Hypothesis loads with them: only for those who ask
+
         for law in registry.ALL:
             for dtype in dtypes or kernel.dtypes:
                 progress(f"{kernel.name} {dtype}: {law.name}")

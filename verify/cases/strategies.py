@@ -6,14 +6,14 @@ shrinks towards the first: small shapes, contiguous layouts, the plainest recipe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
 
 from verify.cases.case import Case
-from verify.cases.layouts import LAYOUTS, SHARING
+from verify.cases.layouts import LAYOUTS
 from verify.cases.values import ROW
 from verify.declaration import Kernel
 from verify.errors import UsageError
@@ -136,19 +136,3 @@ def cases(
         regime=recipe if kernel.op.kind != "elementwise" else "",
         layouts={name: layout for name, layout in placed.items() if layout != "contiguous"},
     )
-
-
-def without_layouts(case: Case, names: Mapping[str, str] | None = None) -> Case:
-    """The same case with every tensor contiguous; the values of sharing layouts stay what they were.
-
-    Callers that compare a sharing layout with its contiguous copy make the copy themselves.
-    """
-    import msgspec
-
-    kept = {} if names is None else {k: v for k, v in case.layouts.items() if k in names}
-    return msgspec.structs.replace(case, layouts=kept)
-
-
-def shares_memory(case: Case) -> bool:
-    """Whether a layout of the case puts several elements at one address."""
-    return any(layout in SHARING for layout in case.layouts.values())

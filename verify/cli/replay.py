@@ -28,10 +28,7 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Replay; exit 1 when the element is beyond the kernel's own limit."""
-    from verify.errors import UsageError
-    from verify.isolate import Worker, WorkerDied, WorkerTimeout
     from verify.record import value_of
-    from verify.session import answer
 
     if options.law:
         return _law(options)
@@ -42,11 +39,7 @@ def main(options: argparse.Namespace) -> int:
         "result": options.result,
         "index": options.index,
     }
-    with Worker(options.backend) as worker:
-        try:
-            found = answer(worker.ask(request, timeout=options.timeout))["replay"]
-        except (WorkerDied, WorkerTimeout) as error:
-            raise UsageError(f"{options.target}: {error}") from error
+    found = _ask(options, request)["replay"]
     worst = found["worst"]
     judged = worst["scaled_ulp"] if found["gate"] == "scaled" else worst["ulp"]
     within = abs(value_of(judged)) <= found["limit"]
@@ -73,17 +66,22 @@ def main(options: argparse.Namespace) -> int:
     return 0 if within else 1
 
 
-def _law(options: argparse.Namespace) -> int:
+def _ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
+    """The worker's answer; a kernel that takes the process down is the user's news, not a traceback."""
     from verify.errors import UsageError
     from verify.isolate import Worker, WorkerDied, WorkerTimeout
     from verify.session import answer
 
-    request = {"do": "law", "target": options.target, "case": options.case, "law": options.law}
     with Worker(options.backend) as worker:
         try:
-            reply = answer(worker.ask(request, timeout=options.timeout))
+            return answer(worker.ask(request, timeout=options.timeout))
         except (WorkerDied, WorkerTimeout) as error:
             raise UsageError(f"{options.target}: {error}") from error
+
+
+def _law(options: argparse.Namespace) -> int:
+    request = {"do": "law", "target": options.target, "case": options.case, "law": options.law}
+    reply = _ask(options, request)
     found = reply["law"]
     if options.json:
         screen.print_json(found)

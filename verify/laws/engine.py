@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import os
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,8 +153,3 @@ def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str) 
         case=case,
         replay=command,
     )
-
-
-def laws_for_kernel(laws: Sequence[Law], kernel: Kernel, dtypes: Sequence[str] = ()) -> list[tuple[Law, str]]:
-    """Every law with every dtype of a kernel."""
-    return [(law, dtype) for law in laws for dtype in dtypes or kernel.dtypes]

@@ -16,27 +16,16 @@ from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import cases as draw_cases
 from verify.errors import KernelError
-from verify.laws.compare import first_difference, place, show
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.compare import demand_same
+from verify.laws.law import Law, Subject
 from verify.measure import run_contiguous, run_kernel
 
 
 def _compare(subject: Subject, case: Case, rule: str) -> None:
     strided = run_kernel(subject.kernel, case, subject.backend.device)
     plain = run_contiguous(subject.kernel, case, subject.backend.device)
-    for name, expected in plain.results.items():
-        got = strided.results.get(name)
-        if got is None:
-            raise Broken(f"{name} is missing for strided input", case, {"layouts": str(case.layouts)}, result=name)
-        index = first_difference(got, expected)
-        if index is not None:
-            facts = {
-                "layouts": ", ".join(f"{k} {v}" for k, v in case.layouts.items()),
-                "at": f"{name} {place(expected, index)}",
-                "got": show(got, index),
-                "contiguous": show(expected, index),
-            }
-            raise Broken(rule, case, facts, result=name, index=index)
+    facts = {"layouts": ", ".join(f"{name} {layout}" for name, layout in case.layouts.items())}
+    demand_same(case, strided.results, plain.results, rule, labels=("got", "contiguous"), facts=facts)
 
 
 def _operands(subject: Subject) -> st.SearchStrategy[Case]:

@@ -348,16 +348,11 @@ def _kernel(run: Run, index: int) -> KernelView:
 
 
 def _law(law: LawRun) -> LawView:
-    standing, word = {
-        "ok": ("ok", "kept"),
-        "broken": ("wrong", "broken"),
-        "skipped": ("skipped", "not applicable"),
-    }[law.status]
     return LawView(
         law=words.clean(law.law),
         dtype=words.clean(law.dtype),
-        standing=standing,
-        word=word,
+        standing="wrong" if law.status == "broken" else law.status,
+        word=verdict.LAW_WORD[law.status],
         cases=f"{law.cases:,}",
         message=words.clean(law.message),
         facts=[f"{words.clean(name)}: {words.clean(value)}" for name, value in law.facts.items()],

@@ -130,6 +130,9 @@ def wrong_results(run: Run) -> list[Found]:
     ]
 
 
+LAW_WORD = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
+
+
 def broken_laws(run: Run) -> list[tuple[KernelRun, LawRun]]:
     """Every broken law of a judged kernel, in the order of the record."""
     return [
@@ -142,8 +145,7 @@ def laws_line(run: Run) -> str:
     found = [law.status for kernel in run.kernels for law in kernel.laws]
     if not found:
         return ""
-    words_of = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
-    return "laws: " + ", ".join(f"{found.count(k):,} {word}" for k, word in words_of.items() if k in found)
+    return "laws: " + ", ".join(f"{found.count(k):,} {word}" for k, word in LAW_WORD.items() if k in found)
 
 
 def law_title(kernel: KernelRun, law: LawRun) -> str:
