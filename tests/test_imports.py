@@ -20,7 +20,7 @@ LAYERS = (
     {"ulp", "record"},
     {"ops", "backends", "tally", "cases", "config", "isolate"},
     {"declaration", "truth"},
-    {"measure", "plan", "judge", "element", "regimes"},
+    {"measure", "plan", "judge", "element", "regimes", "fingerprint"},
     {"laws", "cases.strategies"},
     {"assertions", "run", "replay", "session", "report"},
     {"worker", "cli", "__main__"},

@@ -93,7 +93,7 @@ def kernel_run(status: str = "ok", *, peer: bool = False) -> KernelRun:
 
 def run(*kernels: KernelRun, incomplete: tuple[str, ...] = ()) -> Run:
     return Run(
-        schema=1,
+        schema=record.SCHEMA,
         id="0123456789ab",
         created="2000-01-01T00:00:00+00:00",
         command="verify run",
@@ -179,8 +179,8 @@ BREAKS = "r.json breaks the record schema: "
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
         (
-            edited(schema=2),
-            "r.json has schema 2; this verify reads schema 1\n  next: rerun `verify run --json PATH` with this version",
+            edited(schema=3),
+            "r.json has schema 3; this verify reads schemas 1, 2\n  next: rerun `verify run --json PATH` with this version",
         ),
         (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
         (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
@@ -308,3 +308,20 @@ def test_a_peer_is_never_judged_and_never_counts() -> None:
         assert run(peer).verdict == "incomplete"
         assert run(kernel_run(), peer).verdict == "pass"
         assert run(kernel_run("wrong"), peer).verdict == "fail"
+
+
+def test_a_record_of_schema_1_is_migrated() -> None:
+    new = json.loads(encode(run(kernel_run())))
+    old = {**new, "schema": 1}
+    for name in ("stages", "selftest"):
+        del old[name]
+    for kernel in old["kernels"]:
+        del kernel["speed"]
+        for result in kernel["results"]:
+            for name in ("source", "properties", "curve", "hardest", "special"):
+                del result[name]
+            for regime in result["regimes"]:
+                del regime["operand"]
+    migrated = record.decode(json.dumps(old).encode())
+    assert migrated.schema == record.SCHEMA
+    assert migrated == run(kernel_run())

@@ -17,7 +17,8 @@ import msgspec
 
 from verify.errors import UsageError
 
-SCHEMA = 1
+SCHEMA = 2
+READS = (1, 2)  # older schemas that are migrated on load
 
 Number = float | Literal["inf", "-inf", "nan"]
 
@@ -102,6 +103,48 @@ class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: Number | None
     figures: Figures
     baseline: Figures | None = None
+    operand: str = ""  # whose values low and high bound
+
+
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Error against input: the maximum in each bin of an operand's values, bins equal in floating-point numbers.
+
+    `edges[i]` to `edges[i + 1]` is a bin; an empty bin has count 0, error 0 and no input.
+    """
+
+    operand: str
+    edges: list[Number]
+    counts: list[int]
+    max_ulp: list[Number]
+    worst: list[str]  # bits in hex of the input with the bin's maximum
+    baseline: list[Number] = []  # the baseline's maxima in the same bins
+
+
+class Hard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input whose exact result lies close to where rounding changes: the table-maker's dilemma."""
+
+    inputs: dict[str, str]  # operand -> "decimal (0xhex)"
+    truth: str  # 30 significant digits
+    distance: Number  # from the nearest midpoint of two neighbours, in ulp
+
+
+class SpecialValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came out for one infinite, NaN, zero, subnormal or greatest input."""
+
+    inputs: dict[str, str]
+    got: str
+    truth: str
+    status: Literal["ok", "wrong"]
+
+
+class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time of one pass, beside a copy of the same bytes measured in the same run."""
+
+    dtype: str
+    direction: Literal["forward", "backward"]
+    shape: tuple[int, ...]
+    milliseconds: float
+    of_copy: float | None  # copy time / kernel time: 1 is memory speed
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,6 +170,11 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     baseline: Figures | None = None
     baseline_name: str = ""
     baseline_worst: list[Worst] = []
+    source: Literal["run", "sweep", "hunt"] = "run"  # which command measured it
+    properties: str = ""  # hash of what was asked: op, params, output, dtype, cases; figures of other hashes differ
+    curve: Curve | None = None
+    hardest: list[Hard] = []
+    special: list[SpecialValue] = []
 
 
 class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,6 +209,37 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer: bool = False  # measured for comparison, never judged
     notes: list[str] = []
     seconds: float = 0.0
+    speed: list[Speed] = []
+
+
+class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One mutant of the self-test: which laws killed it, and whether comparing randn outputs would have."""
+
+    mutant: str
+    family: str
+    killed_by: list[str]
+    visible: bool  # on this backend
+    assert_close: bool  # torch.testing.assert_close with its default tolerances fails
+    loose: bool  # with the tolerances of the project that had the bug
+
+
+class SelfTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kill matrix: laws tried on kernels with one seeded bug each, and on their correct twins."""
+
+    profile: str
+    laws: list[str]
+    kills: list[Kill]
+    twins: int  # correct kernels tried
+    alarms: list[str]  # what a law said against a correct one: must be empty
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of a nightly run."""
+
+    name: str
+    status: Literal["ok", "wrong", "incomplete", "skipped"]
+    message: str = ""
+    seconds: float = 0.0
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,6 +256,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: list[KernelRun]
     incomplete: list[str] = []  # what was asked for and did not happen, one line each
     seconds: float = 0.0
+    stages: list[Stage] = []
+    selftest: SelfTest | None = None
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
@@ -201,13 +282,15 @@ def decode(data: bytes, *, source: str = "record") -> Run:
         version = msgspec.json.decode(data, type=_Version).schema
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{source} is not a verify run record: {error}") from error
-    if version != SCHEMA:
+    if version not in READS:
         raise UsageError(
-            f"{source} has schema {version}; this verify reads schema {SCHEMA}",
+            f"{source} has schema {version}; this verify reads schemas {', '.join(map(str, READS))}",
             hint="rerun `verify run --json PATH` with this version",
         )
     try:
-        return msgspec.json.decode(data, type=Run)
+        run = msgspec.json.decode(data, type=Run)
+        # schema 2 only added fields, each with a default: a schema 1 record is one that leaves them out
+        return msgspec.structs.replace(run, schema=SCHEMA)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{source} breaks the record schema: {error}") from error
 

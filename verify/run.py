@@ -16,6 +16,7 @@ from verify.cases import Case, problem_of
 from verify.declaration import Kernel
 from verify.element import describe
 from verify.errors import KernelError
+from verify.fingerprint import fingerprint
 from verify.formats import Format
 from verify.judge import SAMPLE, Outcome, judge_result
 from verify.measure import Measured, run_baseline, run_kernel
@@ -296,6 +297,7 @@ def _result(
         baseline=None if peer is None else peer.total.figures(),
         baseline_name="" if peer is None else f"torch {torch.__version__}",
         baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
+        properties=fingerprint(kernel, name, dtype, group.cases),
     )
 
 
