@@ -13,7 +13,7 @@ from verify.judge import judge_result
 from verify.ops.op import Op, Problem
 from verify.truth.exact import digits
 from verify.truth.fast import evaluate
-from verify.ulp import Policy, bits_of
+from verify.ulp import Policy, pattern_at
 
 
 def assert_ulp(
@@ -65,7 +65,7 @@ def assert_ulp(
     # not (x <= bound): a NaN must fail
     if not (upper <= max_ulp) or tally.nan:
         error, index = tally.worst[0]
-        pattern = int(bits_of(actual.detach().reshape(-1)[index : index + 1])[0]) & ((1 << fmt.bits) - 1)
+        pattern = pattern_at(actual.detach(), index)
         exact = digits(definition.points(problem, result, [index])[0])
         unit = "ULP of scale" if definition.gate == "scaled" else "ULP"
         raise AssertionError(

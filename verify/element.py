@@ -13,7 +13,7 @@ from verify.formats import Format
 from verify.ops.op import Op, Problem
 from verify.record import Worst, number
 from verify.truth.exact import Judged, digits
-from verify.ulp import bits_of
+from verify.ulp import pattern_at
 
 
 def describe(
@@ -30,7 +30,7 @@ def describe(
 ) -> Worst:
     """The record of element `index` (flat) of a result."""
     fmt = formats.of(got.dtype)
-    pattern = int(bits_of(got.reshape(-1)[index : index + 1])[0]) & ((1 << fmt.bits) - 1)
+    pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
     text = case.to_json()
     position = _unravel(index, tuple(got.shape))
@@ -66,7 +66,7 @@ def _neighbours(
 
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
         fmt = formats.of(tensor.dtype)
-        pattern = int(bits_of(tensor[where].reshape(1))[0]) & ((1 << fmt.bits) - 1)
+        pattern = pattern_at(tensor[where], 0)
         found[label] = f"{_decimal(fmt, pattern)} ({fmt.hex(pattern)})"
 
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}

@@ -17,7 +17,7 @@ from verify.measure import Measured, run_baseline, run_kernel
 from verify.record import Worst
 from verify.truth.exact import judge
 from verify.truth.fast import evaluate
-from verify.ulp import bits_of, ulp_exponent
+from verify.ulp import bits_of, pattern_at, ulp_exponent
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def _judge(
     got = measured.results[result]
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
-    pattern = int(bits_of(got.reshape(-1)[index : index + 1])[0]) & ((1 << fmt.bits) - 1)
+    pattern = pattern_at(got, index)
     judged = judge(kernel.op.points(problem, result, [index])[0], fmt, pattern, both=True, policy=kernel.policy)
     scaled = None
     if kernel.op.gate == "scaled":

@@ -67,6 +67,12 @@ def bits_of(tensor: Tensor) -> Tensor:
     return raw if width == 64 else raw & ((1 << width) - 1)
 
 
+def pattern_at(tensor: Tensor, index: int) -> int:
+    """The bit pattern of one element, by its flat index, as a non-negative number."""
+    one = tensor.reshape(-1)[index : index + 1]
+    return int(bits_of(one)[0]) & ((1 << 8 * one.element_size()) - 1)
+
+
 def from_bits(bits: Tensor, fmt: Format) -> Tensor:
     """The tensor of a format with the given patterns (int64 in, as `bits_of` gives them)."""
     from verify.formats import torch_dtype

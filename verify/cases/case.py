@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verify import formats
+from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.values import fill
 from verify.errors import UsageError
@@ -22,6 +23,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `fill` is the recipe of the data operands, `upstream` that of the gradient that arrives at each output
     (empty: forward only). `dtypes` overrides the dtype of single operands. `layouts` names the memory
     layout of an operand, or of the upstream gradient of an output as "d" + output; contiguous by default.
+    `values` and `edits` spell out elements by their bits (see verify/cases/explicit.py), under the same names.
     """
 
     dtype: str
@@ -34,6 +36,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     dtypes: dict[str, str] = {}
     regime: str = ""
     layouts: dict[str, str] = {}
+    values: dict[str, str] = {}
+    edits: dict[str, dict[str, str]] = {}
 
     def to_json(self) -> str:
         """Compact JSON, fields in a fixed order."""
@@ -63,6 +67,7 @@ def inputs_of(op: Op, case: Case, device: torch.device | str) -> dict[str, Tenso
     landmarks = op.boundaries(params)
     result: dict[str, Tensor | None] = {}
     data = 0
+    _known(op, case)
     for operand in op.operands:
         if operand.name in case.absent:
             if not operand.optional:
@@ -80,17 +85,29 @@ def inputs_of(op: Op, case: Case, device: torch.device | str) -> dict[str, Tenso
             recipe = "around zero"
         elif operand.role == "matrix":
             recipe = "around zero" if case.fill != "spread" else "spread"
+        fmt = formats.named(operand_dtype(case, operand))
         filled = fill(
             recipe,
-            formats.named(operand_dtype(case, operand)),
+            fmt,
             shapes[operand.name],
             seed=case.seed,
             stream=operand.name,
             landmarks=landmarks,
             device=device,
         )
+        filled = override(filled, fmt, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
     return result
+
+
+def _known(op: Op, case: Case) -> None:
+    """An explicit value for something that the op does not have must not be dropped silently."""
+    names = [operand.name for operand in op.operands] + ["d" + name for name in op.all_outputs]
+    for name in [*case.values, *case.edits]:
+        if name not in names:
+            raise UsageError(f"op {op.name!r} has {', '.join(names)}; the case spells out {name!r}")
+        if name not in names[: len(op.operands)] and not case.upstream:
+            raise UsageError(f"the case spells out {name!r} but asks for no gradient: its upstream is empty")
 
 
 def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -99,15 +116,17 @@ def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor]) -> dict[str, Ten
         return {}
     upstream = {}
     for name, output in outputs.items():
+        fmt, label = formats.of(output.dtype), "d" + name
         filled = fill(
             case.upstream,
-            formats.of(output.dtype),
+            fmt,
             tuple(output.shape),
             seed=case.seed,
             stream=f"upstream/{name}",
             device=output.device,
         )
-        upstream[name] = lay_out(filled, case.layouts.get("d" + name, "contiguous"))
+        filled = override(filled, fmt, label, case.values.get(label), case.edits.get(label))
+        upstream[name] = lay_out(filled, case.layouts.get(label, "contiguous"))
     return upstream
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from verify import formats
 from verify.cases import Case
 from verify.laws.law import Broken
-from verify.ulp import bits_of
+from verify.ulp import bits_of, pattern_at
 
 
 def first_difference(left: Tensor, right: Tensor) -> int | None:
@@ -29,7 +29,7 @@ def show(tensor: Tensor, index: int) -> str:
     flat = tensor.detach().reshape(-1)
     if index >= flat.numel():
         return f"shape {tuple(tensor.shape)} {tensor.dtype}"
-    pattern = int(bits_of(flat[index : index + 1])[0]) & ((1 << fmt.bits) - 1)
+    pattern = pattern_at(flat, index)
     return f"{fmt.to_float(pattern)!r} ({fmt.hex(pattern)})"
 
 

@@ -1,0 +1,73 @@
+"""Explicit values in a case: whole operands, or single elements, as bit patterns in hex.
+
+A searched or shrunk input follows no recipe, so the case carries its bits: `values` replaces a whole tensor,
+row by row, every element with the same number of hex digits; `edits` replaces single elements by flat index
+in what the recipe gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.formats import Format, torch_dtype
+from verify.ulp import bits_of, from_bits
+
+LIMIT = 1 << 16  # elements that a case spells out: a case is something to paste
+
+
+def spell(tensor: Tensor) -> str:
+    """Every element of a tensor as hex, for `Case.values`."""
+    digits = tensor.element_size() * 2
+    mask = (1 << 4 * digits) - 1
+    return "".join(f"{pattern & mask:0{digits}x}" for pattern in bits_of(tensor).reshape(-1).tolist())
+
+
+def override(filled: Tensor, fmt: Format, name: str, values: str | None, edits: Mapping[str, str] | None) -> Tensor:
+    """The tensor with what the case spells out for it."""
+    if values is not None:
+        filled = _whole(filled, fmt, name, values)
+    if edits:
+        filled = _single(filled, fmt, name, edits)
+    return filled
+
+
+def _whole(filled: Tensor, fmt: Format, name: str, values: str) -> Tensor:
+    digits, count = fmt.bits // 4, filled.numel()
+    if count > LIMIT:
+        raise UsageError(f"a case spells out at most {LIMIT:,} elements of {name!r}; its shape has {count:,}")
+    if len(values) != digits * count:
+        raise UsageError(
+            f"a case spells out {name!r} with {digits} hex digits for each of its {count:,} elements, "
+            f"{digits * count:,} in all; received {len(values):,}"
+        )
+    patterns = [_pattern(values[at : at + digits], digits, name) for at in range(0, len(values), digits)]
+    return _tensor(patterns, fmt, filled.device).reshape(filled.shape)
+
+
+def _single(filled: Tensor, fmt: Format, name: str, edits: Mapping[str, str]) -> Tensor:
+    changed = filled.contiguous().clone()
+    flat = changed.view(-1)
+    digits = fmt.bits // 4
+    for place, text in edits.items():
+        if not place.isascii() or not place.isdigit() or int(place) >= flat.numel():
+            raise UsageError(f"an edit of {name!r} names an element from 0 to {flat.numel() - 1}; received {place!r}")
+        flat[int(place)] = _tensor([_pattern(text, digits, name)], fmt, filled.device)[0]
+    return changed
+
+
+def _pattern(text: str, digits: int, name: str) -> int:
+    if len(text) != digits or not all(letter in "0123456789abcdefABCDEF" for letter in text):
+        raise UsageError(f"an element of {name!r} is {digits} hex digits; received {text!r}")
+    return int(text, 16)
+
+
+def _tensor(patterns: list[int], fmt: Format, device: torch.device) -> Tensor:
+    if fmt.bits == 64:
+        patterns = [item - (1 << 64) if item >= 1 << 63 else item for item in patterns]
+    tensor = from_bits(torch.tensor(patterns, dtype=torch.int64), fmt)
+    assert tensor.dtype == torch_dtype(fmt)
+    return tensor.to(device)
