@@ -18,7 +18,7 @@ LAYERS = (
     {"errors", "formats", "plugin"},
     {"ops.op", "ops.precision", "ops.dyadic", "ops.formula", "ops.limits", "ops.compensated"},
     {"ulp", "record"},
-    {"ops", "backends", "tally", "cases", "config", "isolate"},
+    {"ops", "backends", "tally", "cases", "config", "isolate", "cluster"},
     {"declaration", "truth"},
     {"measure", "plan", "judge", "element", "regimes", "fingerprint"},
     {"laws", "cases.strategies"},

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,6 +28,19 @@ class WorkerDied(VerifyError):
 
 class WorkerTimeout(VerifyError):
     """The worker did not answer in time and was killed."""
+
+
+class Answers(Protocol):
+    """Whoever answers requests: a `Worker` here, or a place in a cluster (`verify.cluster.RemoteWorker`)."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def ask(
+        self, request: dict[str, Any], *, timeout: float, progress: Callable[[str], None] = ...
+    ) -> dict[str, Any]: ...
+
+    def stop(self) -> None: ...
 
 
 class Worker:

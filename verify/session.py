@@ -18,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from verify.cluster import Cluster
 from verify.errors import TruthError, UsageError
-from verify.isolate import Worker, WorkerDied, WorkerTimeout
+from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
 from verify.record import SCHEMA, KernelRun, Run
 
 START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
@@ -36,6 +37,7 @@ class Session:
     profile: str = "default"
     laws: str = ""  # profile of the laws; none are tried without one
     jobs: int = 0  # 0: one on a GPU, one per core on the interpreter
+    cluster: Cluster | None = None  # a verify.cluster.Cluster whose workers do the work
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
 
@@ -53,7 +55,7 @@ def answer(reply: dict[str, Any]) -> dict[str, Any]:
     return reply
 
 
-def describe_target(worker: Worker, target: str, timeout: float = START_SECONDS) -> list[dict[str, Any]]:
+def describe_target(worker: Answers, target: str, timeout: float = START_SECONDS) -> list[dict[str, Any]]:
     """The kernels that a target declares."""
     try:
         kernels: list[dict[str, Any]] = answer(worker.ask({"do": "list", "target": target}, timeout=timeout))["kernels"]
@@ -68,7 +70,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     """Measure every kernel of every target."""
     started = time.monotonic()
     incomplete: list[str] = []
-    with Worker(session.backend) as worker:
+    with session.cluster.workers()[0] if session.cluster else Worker(session.backend) as worker:
         session.progress("starting")
         about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
         work: list[tuple[str, dict[str, Any]]] = []
@@ -106,13 +108,15 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
 
 
 def _measure_all(
-    first: Worker, work: list[tuple[str, dict[str, Any]]], about: dict[str, Any], session: Session
+    first: Answers, work: list[tuple[str, dict[str, Any]]], about: dict[str, Any], session: Session
 ) -> list[KernelRun]:
     """Measure every kernel, `session.jobs` at a time, each job in a worker of its own; results in order."""
-    jobs = session.jobs or (1 if about["backend"] == "cuda" else os.cpu_count() or 1)
-    jobs = max(1, min(jobs, len(work)))
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    workers = [first, *(Worker(session.backend) for _ in range(jobs - 1))]
+    idle: queue.SimpleQueue[Answers] = queue.SimpleQueue()
+    if session.cluster:
+        workers: list[Answers] = list(session.cluster.workers())
+    else:
+        jobs = session.jobs or (1 if about["backend"] == "cuda" else os.cpu_count() or 1)
+        workers = [first, *(Worker(session.backend) for _ in range(max(1, min(jobs, len(work))) - 1))]
     for worker in workers:
         idle.put(worker)
     done = 0
@@ -129,7 +133,7 @@ def _measure_all(
             done += 1
             idle.put(worker)
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(len(workers)) as pool:
         try:
             return list(pool.map(lambda pair: one(*pair), work))
         finally:
@@ -146,13 +150,13 @@ def identity(run: Run) -> str:
         id="",
         created="",
         seconds=0.0,
-        kernels=[msgspec.structs.replace(item, seconds=0.0) for item in run.kernels],
+        kernels=[msgspec.structs.replace(item, seconds=0.0, speed=[]) for item in run.kernels],
     )
     return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]
 
 
 def _measure(
-    worker: Worker,
+    worker: Answers,
     target: str,
     item: dict[str, Any],
     about: dict[str, Any],
@@ -173,6 +177,8 @@ def _measure(
             peer=item["peer"],
         )
 
+    if item["lacking"]:
+        return failed("skipped", f"needs {', '.join(item['lacking'])}, which is not installed")
     if about["backend"] not in item["backends"]:
         return failed(
             "skipped",

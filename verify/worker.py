@@ -67,6 +67,12 @@ def _environment(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str,
     }
 
 
+def _gpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    import torch
+
+    return {"gpus": torch.cuda.device_count()}
+
+
 def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     from verify.declaration import Target, load
 
@@ -82,6 +88,7 @@ def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
                 "peer": item.peer,
                 "backends": list(item.backends),
                 "dtypes": list(item.dtypes),
+                "lacking": list(item.lacking),
             }
             for item in kernels
         ]
@@ -177,6 +184,7 @@ def _ops(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
 
 _HANDLERS: dict[str, Callable[[dict[str, Any], Any, Emit], dict[str, Any]]] = {
     "environment": _environment,
+    "gpus": _gpus,
     "list": _list,
     "ops": _ops,
     "measure": _measure,

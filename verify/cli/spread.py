@@ -1,0 +1,52 @@
+"""Options that spread a command's work over GPUs and machines: `--gpus` and `--scheduler`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verify.cluster import Cluster
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add both options, of which one may be given."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--gpus",
+        metavar="all|N|LIST",
+        help="a worker on each of these GPUs of this machine: all, a count, or numbers such as 0,2",
+    )
+    group.add_argument(
+        "--scheduler", metavar="ADDRESS", help="the workers of a running Dask cluster, e.g. tcp://HOST:8786"
+    )
+
+
+@contextlib.contextmanager
+def cluster(options: argparse.Namespace, targets: Sequence[str], backend: str | None) -> Iterator[Cluster | None]:
+    """The cluster that the options ask for, None when they ask for none."""
+    if not options.gpus and not options.scheduler:
+        yield None
+        return
+    from verify.cluster import Cluster
+
+    sources = sorted({target.partition("::")[0] for target in targets})
+    files = [source for source in sources if source.endswith(".py")]
+    if options.scheduler:
+        found = Cluster.connect(options.scheduler, backend, files)
+    else:
+        found = Cluster.local(_devices(options.gpus), backend or "cuda", files)
+    with found:
+        yield found
+
+
+def _devices(request: str) -> list[str]:
+    from verify.cluster import gpus
+    from verify.isolate import Worker
+    from verify.session import START_SECONDS, answer
+
+    with Worker("interpreter") as worker:  # counting GPUs needs torch, not a GPU context
+        seen: Any = answer(worker.ask({"do": "gpus"}, timeout=START_SECONDS))["gpus"]
+    return gpus(request, int(seen))
