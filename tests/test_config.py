@@ -28,12 +28,24 @@ def test_no_section_is_an_empty_configuration(tmp_path: Path) -> None:
     assert config.find(write(tmp_path, "[project]\nname = 'x'\n")).kernels == ()
 
 
+def test_folders_are_below_the_project(tmp_path: Path) -> None:
+    found = config.find(write(tmp_path, '[tool.verify]\nbounds = "limits"\npeers = ["others.py"]\n'))
+    assert found.bounds == tmp_path / "limits"
+    assert (found.corpus, found.runs) == (tmp_path / "reports/corpus", tmp_path / "reports/runs")
+    assert found.peers == ("others.py",)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tool.verify]\nkernel = ['a.py']\n", "[tool.verify] knows kernels; received kernel"),
+        (
+            "[tool.verify]\nkernel = ['a.py']\n",
+            "[tool.verify] knows bounds, corpus, kernels, peers, runs; received kernel",
+        ),
         ("[tool.verify]\nkernels = 'a.py'\n", "kernels is a list of files or modules; received 'a.py'"),
         ("[tool.verify]\nkernels = ['']\n", "kernels is a list of files or modules; received ['']"),
+        ("[tool.verify]\npeers = 3\n", "peers is a list of files or modules; received 3"),
+        ("[tool.verify]\nbounds = ''\n", "bounds is a folder; received ''"),
         ("[tool]\nverify = 3\n", "[tool.verify] is a table; received 3"),
         ("[tool.verify\n", "cannot read"),
     ],

@@ -1,22 +1,33 @@
-"""`[tool.verify]` of the nearest pyproject.toml: which kernels `verify run` measures when none are named."""
+"""`[tool.verify]` of the nearest pyproject.toml: the project's kernels, and where its bounds and records live."""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from verify.errors import UsageError
 
-_KNOWN = {"kernels"}
+_FOLDERS = {"bounds": "reports/bounds", "corpus": "reports/corpus", "runs": "reports/runs"}
+_KNOWN = {"kernels", "peers", *_FOLDERS}
 
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a project; `root` is the folder that holds pyproject.toml."""
+    """The settings of a project; `root` is the folder that holds pyproject.toml.
+
+    kernels: what `verify run`, `sweep`, `hunt` and `nightly` measure when no target is named.
+    peers: other implementations of the same ops, which `verify bench` and `nightly` set beside them.
+    bounds, corpus, runs: folders of the committed bounds, the pinned cases and the saved records.
+    """
 
     root: Path
     kernels: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    bounds: Path = Path(_FOLDERS["bounds"])
+    corpus: Path = Path(_FOLDERS["corpus"])
+    runs: Path = Path(_FOLDERS["runs"])
 
 
 def find(start: Path | None = None) -> Config:
@@ -26,7 +37,7 @@ def find(start: Path | None = None) -> Config:
         path = folder / "pyproject.toml"
         if path.is_file():
             return _read(path)
-    return Config(root=here)
+    return _config(here, here / "pyproject.toml", {})
 
 
 def _read(path: Path) -> Config:
@@ -41,7 +52,29 @@ def _read(path: Path) -> Config:
     unknown = sorted(set(section) - _KNOWN)
     if unknown:
         raise UsageError(f"{path}: [tool.verify] knows {', '.join(sorted(_KNOWN))}; received {', '.join(unknown)}")
-    kernels = section.get("kernels", [])
-    if not isinstance(kernels, list) or not all(isinstance(item, str) and item for item in kernels):
-        raise UsageError(f"{path}: [tool.verify] kernels is a list of files or modules; received {kernels!r}")
-    return Config(root=path.parent, kernels=tuple(kernels))
+    return _config(path.parent, path, section)
+
+
+def _config(root: Path, path: Path, section: dict[str, Any]) -> Config:
+    return Config(
+        root=root,
+        kernels=_targets(path, section, "kernels"),
+        peers=_targets(path, section, "peers"),
+        bounds=_folder(path, section, "bounds"),
+        corpus=_folder(path, section, "corpus"),
+        runs=_folder(path, section, "runs"),
+    )
+
+
+def _targets(path: Path, section: dict[str, Any], name: str) -> tuple[str, ...]:
+    value = section.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise UsageError(f"{path}: [tool.verify] {name} is a list of files or modules; received {value!r}")
+    return tuple(value)
+
+
+def _folder(path: Path, section: dict[str, Any], name: str) -> Path:
+    value = section.get(name, _FOLDERS[name])
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{path}: [tool.verify] {name} is a folder; received {value!r}")
+    return path.parent / value
