@@ -1,0 +1,134 @@
+"""A night goes on where it was interrupted, keeps to its budget, and never mixes settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verify import nightly
+from verify.errors import UsageError
+from verify.nightly import Night, Work
+from verify.record import Run
+
+KERNELS = """
+from pathlib import Path
+import torch
+import verify
+
+def _count(name):
+    with open(Path(__file__).parent / name, "a") as stream:
+        stream.write("x")
+
+@verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)
+def first(x):
+    _count("first")
+    return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
+
+@verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)
+def second(x):
+    _count("second")
+    if not (Path(__file__).parent / "go").exists():
+        raise KeyboardInterrupt
+    return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
+"""
+
+WORKS = (Work("accuracy", 1.0, nightly.accuracy),)
+
+
+def night(tmp_path: Path, **settings: object) -> Night:
+    target = tmp_path / "accuracy.py"
+    if not target.exists():
+        target.write_text(KERNELS)
+    return Night(tmp_path / "night", (str(target),), backend="interpreter", jobs=1, timeout=120, **settings)  # type: ignore[arg-type]
+
+
+def test_an_interrupted_night_does_only_what_is_left(tmp_path: Path) -> None:
+    broken = nightly.run(night(tmp_path), WORKS, "verify nightly")
+    assert [kernel.status for kernel in broken.kernels] == ["ok", "crashed"]
+    calls = len((tmp_path / "first").read_text())
+    # what a power cut leaves behind: the unit that was running has no record
+    nightly.unit_path(night(tmp_path), "accuracy", broken.kernels[1].target).unlink()
+    (tmp_path / "go").touch()
+    whole = nightly.run(night(tmp_path), WORKS, "verify nightly")
+    assert [kernel.status for kernel in whole.kernels] == ["ok", "ok"]
+    assert len((tmp_path / "first").read_text()) == calls
+    assert whole.kernels[0] == broken.kernels[0]
+    assert whole.verdict == "pass"
+    assert [(stage.name, stage.status) for stage in whole.stages] == [("accuracy", "ok")]
+
+
+def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Path) -> None:
+    short = nightly.run(night(tmp_path, budget=0.0), WORKS, "verify nightly")
+    assert [kernel.status for kernel in short.kernels] == ["skipped", "skipped"]
+    assert short.verdict == "incomplete"
+    assert "first: not begun: the time budget was spent" in short.incomplete
+    assert not list((tmp_path / "night" / "accuracy").iterdir()), "a kernel that was not measured leaves no record"
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"profile": "ci"}, {"peers": ("others.py",)}])
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict) -> None:
+    nightly._claim(night(tmp_path))
+    nightly._claim(night(tmp_path))
+    with pytest.raises(UsageError, match=f"with other {next(iter(change))}"):
+        nightly._claim(night(tmp_path, **change))
+
+
+def test_changed_sources_are_another_night(tmp_path: Path) -> None:
+    mine = night(tmp_path)
+    nightly._claim(mine)
+    Path(mine.targets[0]).write_text(KERNELS + "\n")
+    with pytest.raises(UsageError, match="with other sources"):
+        nightly._claim(mine)
+
+
+def test_damaged_records_are_named_not_skipped(tmp_path: Path) -> None:
+    mine = night(tmp_path)
+    (tmp_path / "go").touch()
+    done = nightly.run(mine, WORKS, "verify nightly")
+    path = nightly.unit_path(mine, "accuracy", done.kernels[0].target)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UsageError, match="is damaged"):
+        nightly.run(mine, WORKS, "verify nightly")
+    (mine.folder / nightly.SETTINGS).write_text("{")
+    with pytest.raises(UsageError, match="is not the settings of a nightly run"):
+        nightly.run(mine, WORKS, "verify nightly")
+
+
+def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    def impossible(night: Night, until: float | None) -> Run:
+        raise UsageError("there is no GPU")
+
+    (tmp_path / "go").touch()
+    mine = night(tmp_path)
+    found = nightly.run(mine, (Work("speed", 1.0, impossible), *WORKS), "verify nightly")
+    assert [(stage.name, stage.status) for stage in found.stages] == [("speed", "incomplete"), ("accuracy", "ok")]
+    assert found.incomplete == ["speed: there is no GPU"]
+    assert found.verdict == "incomplete"
+    with pytest.raises(UsageError, match="no stage of the nightly run gave a record"):
+        nightly.run(mine, (Work("speed", 1.0, impossible),), "verify nightly")
+
+
+def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
+    shares: list[float] = []
+
+    def note(night: Night, until: float | None) -> Run:
+        import time
+
+        assert until is not None
+        shares.append(until - time.monotonic())
+        raise UsageError("nothing")
+
+    works = [Work(name, share, note) for name, share in (("a", 1.0), ("b", 1.0), ("c", 2.0))]
+    with pytest.raises(UsageError):
+        nightly.run(night(tmp_path, budget=400.0), works, "verify nightly")
+    # each stage took no time, so the next ones share what all have left: a quarter, a third, all
+    assert [round(share / 400.0, 1) for share in shares] == [0.2, 0.3, 1.0]
+
+
+def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:
+    mine = night(tmp_path)
+    names = ["a/b.py::k", "a_b.py::k", "a/b.py::K", "ä" * 200, "../../etc", ""]
+    paths = [nightly.unit_path(mine, "sweep", name) for name in names]
+    assert len(set(paths)) == len(names)
+    assert all(path.parent == mine.folder / "sweep" and len(path.name) < 120 for path in paths)
