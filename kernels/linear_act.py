@@ -25,10 +25,10 @@ the next tile's products. Elsewhere, for K <= 128, and for shapes and strides th
 address, a plain tiled kernel computes the same sums, bit for bit.
 
 Measured on an H200 at M, K, N = 8192, 4096, 16384 (kernels/bench/linear.py prints the table): the product alone
-takes 0.95 to 1.00 of cuBLAS's time. With bias and GELU the forward pass takes 1.02 of cuBLAS's product without either
-(bfloat16 1.674 against 1.635 ms, float16 1.703 against 1.676), 0.89 of torch.compile and 0.90 of eager; the
-GELU itself costs 5 percent (squared_relu 1): it is the part that the products do not hide. The backward pass
-takes 0.94 of torch.compile.
+takes 0.95 of cuBLAS's time. With bias and GELU the forward pass takes 1.02 of cuBLAS's product without either
+(bfloat16 1.654 against 1.620 ms, float16 1.701 against 1.680), 0.88 of torch.compile and 0.89 of eager; bias and
+GELU cost 7 percent of the product. Letting one warp group lag one or two steps behind the other changed nothing: a
+chip at its power limit would explain that, but its power was not read. The backward pass takes 0.94 of torch.compile.
 
 Backward: g = dy * act'(pre) and db in one pass, then dx = g @ W and dW = g^T @ x with the same kernels. `pre` is
 the rounded pre-activation, saved (save_pre=True) or recomputed. Every sum has a fixed order.

@@ -152,7 +152,7 @@ def _gate(x, TANH: tl.constexpr):
     the capped tail ends in zero instead of staying at its last value (p1 = 1e3, p2 = -10 would give 1e-5)."""
     y = _gelu_value(x, TANH, True)
     if x.dtype == tl.float32 and not TANH:
-        y = tl.where(x < -CAP_BF16, -0.0, y)
+        y = tl.where(x < -CAP_BF16, y * 0.0, y)  # -0; a literal -0.0 would become 0.0
     return y
 
 
@@ -160,8 +160,10 @@ def _gate(x, TANH: tl.constexpr):
 def _gate_slope(x, TANH: tl.constexpr):
     """gelu'(x) as a factor, like _gate."""
     y = _gelu_slope(x, TANH, True)
-    if x.dtype == tl.float32 and not TANH:
-        y = tl.where(x < -CAP_BF16, -0.0, y)
+    if TANH:
+        y = tl.where(x == float("-inf"), y * 0.0, y)  # 0, so that an infinite p1 or dy gives NaN
+    elif x.dtype == tl.float32:
+        y = tl.where(x < -CAP_BF16, y * 0.0, y)
     return y
 
 

@@ -1,56 +1,71 @@
 """The speed table of the GELU family on one GPU: every kernel as a fraction of a copy of the same bytes.
 
-    python -m kernels.bench.gelu                   2^27 elements, all dtypes and forms
+    python -m kernels.bench.gelu                     2^27 elements, all dtypes, forms and distributions
     python -m kernels.bench.gelu --log2 28 --json out.json
 
 1.00 means as fast as `copy_` moving the same number of bytes (each input read once, each output written once),
-measured in the same run. Times are medians of CUDA events around single launches, after three
-warm-ups; work queued before the first event keeps the CPU's launch time out of them, and clears the
-cache. Data is normal, of standard deviation 1 unless --scale says otherwise: the float32 erf forward
-depends on it (a block that holds x < -7.5 takes both its branches).
+measured in the same run; above it, a kernel reads more than it writes, which the memory likes better than a copy.
+All contenders of a row take turns, and the figure is the ratio of medians over the rounds; 256 MiB written before
+every call keep launch time out of it and clear the cache. "liger" is liger_kernel's Triton kernel where that package
+is installed (GEGLU, tanh form). Three distributions, because arithmetic draws power and branches depend on data:
+normal of standard deviation 1 and 3, and finite values of uniformly random bits.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import pathlib
+import statistics
 import sys
 from collections.abc import Callable
 
 import torch
+import torch._dynamo
 import torch._functorch.config
 import torch.nn.functional as F  # noqa: N812
 
 from kernels import geglu, gelu, gelu_compiled, gelu_cuda
 
+try:
+    from liger_kernel.ops import geglu as liger
+except ImportError:
+    liger = None
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DISTRIBUTIONS = ("normal 1", "normal 3", "bits")
+WIDE = 1 << 13  # columns of one half of a packed GEGLU input
+Runs = dict[str, Callable[[], object]]
 
 
-def median_ms(run: Callable[[], object], repeats: int = 11) -> float:
-    for _ in range(3):
-        run()
-    spacer = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
-    times = []
-    for _ in range(repeats):
-        spacer.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[repeats // 2]
+def draw(n: int, dtype: torch.dtype, distribution: str) -> torch.Tensor:
+    if distribution != "bits":
+        return (torch.randn(n, device="cuda") * float(distribution.split()[1])).to(dtype)
+    integer = torch.int16 if dtype.itemsize == 2 else torch.int32
+    x = torch.empty(n, dtype=integer, device="cuda").random_(-(2 ** (8 * dtype.itemsize - 1)), None).view(dtype)
+    return x.masked_fill_(~x.isfinite(), 1.0)
 
 
-def copy_ms(moved: int) -> float:
-    """Median time of a copy that reads and writes `moved` bytes together."""
-    source = torch.randn(moved // 8, device="cuda")
-    target = torch.empty_like(source)
-    return median_ms(lambda: target.copy_(source))
-
-
-def gradient(y: torch.Tensor, x: torch.Tensor, dy: torch.Tensor) -> Callable[[], object]:
-    return lambda: torch.autograd.grad(y, x, dy, retain_graph=True)
+def medians(calls: Runs, rounds: int) -> dict[str, float]:
+    """Milliseconds of each call; all take turns."""
+    spacer = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
+    for call in calls.values():
+        call()
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        events = {}
+        for name, call in calls.items():
+            events[name] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            spacer.zero_()
+            events[name][0].record()
+            call()
+            events[name][1].record()
+        torch.cuda.synchronize()
+        for name, (start, end) in events.items():
+            times[name].append(start.elapsed_time(end))
+    return {name: statistics.median(t) for name, t in times.items()}
 
 
 def eager_geglu(x: torch.Tensor, form: str) -> torch.Tensor:
@@ -58,87 +73,121 @@ def eager_geglu(x: torch.Tensor, form: str) -> torch.Tensor:
     return first * F.gelu(second, approximate=form)
 
 
-def gelu_runs(x: torch.Tensor, dy: torch.Tensor, form: str) -> dict[str, dict[str, Callable]]:
+def gradient(f: Callable, x: torch.Tensor, dy: torch.Tensor) -> Callable[[], object]:
+    """The backward pass of f alone, on a graph made once."""
     leaf = x.detach().requires_grad_()
-    return {
-        "forward": {
-            "gelu": lambda: gelu.gelu(x, form),
-            "gelu_cuda": lambda: gelu_cuda.gelu(x, form),
-            "gelu_compiled": lambda: gelu_compiled.gelu(x, form),
-            "eager": lambda: F.gelu(x, approximate=form),
-        },
-        "backward": {
-            "gelu": lambda: gelu.gelu_backward(dy, x, form),
-            "gelu_cuda": lambda: torch.ops.precise_gelu_cuda.backward(dy, x, form),
-            "gelu_compiled": gradient(gelu_compiled.gelu(leaf, form), leaf, dy),
-            "eager": lambda: torch.ops.aten.gelu_backward(dy, x, approximate=form),
-        },
-    }
+    y = f(leaf)
+    return lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)
 
 
-def geglu_runs(x: torch.Tensor, dy: torch.Tensor, form: str) -> dict[str, dict[str, Callable]]:
-    compiled = torch.compile(eager_geglu)
-    leaf = x.detach().requires_grad_()
-    return {
-        "forward": {
-            "geglu": lambda: geglu.geglu(x, form),
-            "torch.compile": lambda: compiled(x, form),
-            "eager": lambda: eager_geglu(x, form),
-        },
-        "backward": {
-            "geglu": lambda: torch.ops.precise_geglu.packed_backward(dy, x, form, True),
-            "torch.compile": gradient(compiled(leaf, form), leaf, dy),
-            "eager": gradient(eager_geglu(leaf, form), leaf, dy),
-        },
-    }
+def gelu_runs(form: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Runs]]:
+    compiled = torch.compile(lambda x: F.gelu(x, approximate=form), dynamic=False)
+
+    def runs(x, dy):
+        return {
+            "forward": {
+                "gelu": lambda: gelu.gelu(x, form),
+                "gelu_cuda": lambda: gelu_cuda.gelu(x, form),
+                "gelu_compiled": lambda: gelu_compiled.gelu(x, form),
+                "eager": lambda: F.gelu(x, approximate=form),
+                "torch.compile": lambda: compiled(x),
+            },
+            "backward": {
+                "gelu": lambda: gelu.gelu_backward(dy, x, form),
+                "gelu_cuda": lambda: torch.ops.precise_gelu_cuda.backward(dy, x, form),
+                "gelu_compiled": gradient(lambda t: gelu_compiled.gelu(t, form), x, dy),
+                "eager": lambda: torch.ops.aten.gelu_backward(dy, x, approximate=form),
+                "torch.compile": gradient(compiled, x, dy),
+            },
+        }
+
+    return runs
 
 
-def measure(log2: int, scale: float) -> list[dict[str, object]]:
-    """One row per function, direction, dtype and form: {column: fraction of copy}."""
+def geglu_runs(form: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Runs]]:
+    compiled = torch.compile(lambda x: eager_geglu(x, form), dynamic=False)
+
+    def runs(x, dy):
+        table: dict[str, Runs] = {
+            "forward": {
+                "geglu": lambda: geglu.geglu(x, form),
+                "eager": lambda: eager_geglu(x, form),
+                "torch.compile": lambda: compiled(x),
+            },
+            "backward": {
+                "geglu": lambda: torch.ops.precise_geglu.packed_backward(dy, x, form, True),
+                "eager": gradient(lambda t: eager_geglu(t, form), x, dy),
+                "torch.compile": gradient(compiled, x, dy),
+            },
+        }
+        if liger is not None and form == "tanh":
+            # it takes gelu of the first of two tensors, and overwrites them with their gradients
+            b, a = (t.contiguous() for t in x.chunk(2, -1))
+            table["forward"]["liger"] = lambda: liger.geglu_forward(a, b)
+            table["backward"]["liger"] = lambda: liger.geglu_backward(a, b, dy)
+        return table
+
+    return runs
+
+
+def measure(
+    log2: int, rounds: int, dtypes: list[str], functions: list[str], distributions: list[str]
+) -> list[dict[str, object]]:
+    """One row per function, direction, dtype, form and distribution: the fraction of copy of each contender."""
     rows: list[dict[str, object]] = []
-    n, wide = 1 << log2, 1 << 13
-    for name, dtype in DTYPES.items():
-        size = dtype.itemsize
-        x = (torch.randn(n, device="cuda") * scale).to(dtype)
-        dy = torch.randn(n, device="cuda").to(dtype)
-        cases = [("gelu", gelu_runs, x, dy, {"forward": 2, "backward": 3})]
-        packed, half = x.view(-1, 2 * wide), dy[: n // 2].view(-1, wide)
-        cases.append(("geglu", geglu_runs, packed, half, {"forward": 1.5, "backward": 2.5}))
-        for function, runs, a, b, tensors in cases:
-            for form in ("none", "tanh"):
-                for direction, columns in runs(a, b, form).items():
-                    moved = int(tensors[direction] * n * size)
-                    limit = copy_ms(moved)
-                    row: dict[str, object] = {"function": function, "direction": direction}
-                    row |= {"dtype": name, "form": form, "copy_TB/s": moved / limit / 1e9}
-                    row |= {column: limit / median_ms(run) for column, run in columns.items()}
-                    rows.append(row)
-                    print(text(row), flush=True)
+    n = 1 << log2
+    tensors = {"gelu": {"forward": 2, "backward": 3}, "geglu": {"forward": 1.5, "backward": 2.5}}
+    for name in dtypes:
+        dtype = DTYPES[name]
+        for form in ("none", "tanh"):
+            for function in functions:
+                runs = (gelu_runs if function == "gelu" else geglu_runs)(form)
+                for distribution in distributions:
+                    x, dy = draw(n, dtype, distribution), draw(n, dtype, "normal 1")
+                    if function == "geglu":
+                        x, dy = x.view(-1, 2 * WIDE), dy[: n // 2].view(-1, WIDE)
+                    for direction, calls in runs(x, dy).items():
+                        moved = int(tensors[function][direction] * n * dtype.itemsize)
+                        source = torch.randn(moved // 8, device="cuda")
+                        target = torch.empty_like(source)
+                        times = medians({"copy": lambda s=source, t=target: t.copy_(s)} | calls, rounds)
+                        row: dict[str, object] = {"function": function, "direction": direction, "dtype": name}
+                        row |= {"form": form, "data": distribution, "elements": n}
+                        row["copy_TBps"] = moved / times["copy"] / 1e9
+                        row["of_copy"] = {k: times["copy"] / t for k, t in times.items() if k != "copy"}
+                        rows.append(row)
+                        print(text(row), flush=True)
+                        del source, target
+                    del x, dy, calls
     return rows
 
 
-def text(row: dict[str, object]) -> str:
-    what = f"{row['function']:6}{row['direction']:9}{row['dtype']:9}{row['form']:5}"
-    figures = [f"{k} {v:.3f}" for k, v in row.items() if isinstance(v, float)]
-    return what + "  ".join(figures)
+def text(row: dict) -> str:
+    what = f"{row['function']:6}{row['direction']:9}{row['dtype']:9}{row['form']:5}{row['data']:9}"
+    return what + "  ".join(f"{k} {v:.3f}" for k, v in row["of_copy"].items())
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Speed of the GELU family, as a fraction of copy.")
     parser.add_argument("--log2", type=int, default=27, help="elements, as a power of two")
-    parser.add_argument("--scale", type=float, default=1.0, help="standard deviation of the data")
-    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--function", nargs="+", choices=("gelu", "geglu"), default=["gelu", "geglu"])
+    parser.add_argument("--data", nargs="+", choices=DISTRIBUTIONS, default=list(DISTRIBUTIONS))
+    parser.add_argument("--json", help="default: $OUT/gelu.json if OUT is set")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("kernels.bench.gelu: a CUDA device is needed, torch sees none", file=sys.stderr)
         return 2
-    # a compiled backward is run several times on one graph
-    torch._functorch.config.donated_buffer = False
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: fractions of copy")
-    rows = measure(options.log2, options.scale)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+    torch._functorch.config.donated_buffer = False  # a compiled backward is run several times on one graph
+    torch._dynamo.config.recompile_limit = 64  # one compiled function sees three dtypes
+    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"{device}: fractions of copy")
+    rows = measure(options.log2, options.rounds, options.dtype, options.function, options.data)
+    folder = os.environ.get("OUT")
+    path = options.json or (folder and os.path.join(folder, "gelu.json"))
+    if path:
+        pathlib.Path(path).write_text(json.dumps({"device": device, "rows": rows}, indent=1))
     return 0
 
 

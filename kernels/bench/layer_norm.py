@@ -1,14 +1,15 @@
 """Speed of kernels/layer_norm.py beside a copy, PyTorch eager and torch.compile, in one run.
 
-    python -m kernels.bench.layer_norm [--elements 268435456] [--json PATH]
+    python -m kernels.bench.layer_norm [--elements 268435456 ...] [--json PATH]
 
 Each figure is the time of a device-to-device copy that moves the same bytes, divided by the time of
 the contender (higher is better, 1.00 is memory speed). Bytes counted: forward reads x and writes y,
 backward reads x and dy and writes dx. All contenders are captured as CUDA graphs and run in turns
 with the copy, so that neither launch overhead nor a drifting clock favours one; the figure is the
-median over the rounds."""
+median over the rounds. "liger" is liger_kernel's Triton kernel, where that package is installed."""
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -21,6 +22,11 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from kernels.layer_norm import layer_norm
+
+try:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+except ImportError:
+    LigerLayerNormFunction = None
 
 COLUMNS = (1024, 4096, 8192)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -70,6 +76,8 @@ def rows_of(columns, dtype, elements, rounds):
         "eager": reference,
         "compile": torch.compile(reference, dynamic=False),
     }
+    if LigerLayerNormFunction is not None:
+        contenders["liger"] = lambda x, weight, bias: LigerLayerNormFunction.apply(x, weight, bias, 1e-5)
     out = torch.empty_like(x)
     one_and_half = torch.empty(elements * 3 // 2, device="cuda", dtype=dtype).normal_()
     other = torch.empty_like(one_and_half)
@@ -110,27 +118,25 @@ def rows_of(columns, dtype, elements, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--elements", type=int, default=1 << 28)
+    parser.add_argument("--elements", type=int, nargs="+", default=[1 << 26, 1 << 28])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default=None, help="default: $OUT/layer_norm.json if OUT is set")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("kernels.bench.layer_norm: it times kernels on a CUDA device; none is available")
     table = []
-    print(f"{torch.cuda.get_device_name()}, {arguments.elements} elements; time of copy / time of ...")
-    print("direction  dtype     columns   ours  eager  compile   copy TB/s")
-    for dtype in DTYPES:
-        for columns in COLUMNS:
-            for row in rows_of(columns, dtype, arguments.elements, arguments.rounds):
-                ratio = row["ratio"]
-                figures = f"{ratio['ours']:5.3f}  {ratio['eager']:5.3f}  {ratio['compile']:7.3f}"
-                kind = f"{row['direction']:9}  {row['dtype']:8}  {columns:7}"
-                print(f"{kind}  {figures}   {row['copy_TBps']:9.2f}", flush=True)
-                table.append(row)
+    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"{device}; time of copy / time of ...")
+    for elements, dtype, columns in itertools.product(arguments.elements, DTYPES, COLUMNS):
+        for row in rows_of(columns, dtype, elements, arguments.rounds):
+            figures = "  ".join(f"{name} {ratio:.3f}" for name, ratio in row["ratio"].items())
+            kind = f"{row['direction']:9}{row['dtype']:9}{elements:10} / {columns:<5}"
+            print(f"{kind}  {figures}  copy {row['copy_TBps']:.2f} TB/s", flush=True)
+            table.append(row)
     folder = os.environ.get("OUT")
     path = arguments.json or (folder and os.path.join(folder, "layer_norm.json"))
     if path:
-        pathlib.Path(path).write_text(json.dumps(table, indent=1))
+        pathlib.Path(path).write_text(json.dumps({"device": device, "rows": table}, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 
 Each line is one problem: the median over interleaved rounds, so that clocks and temperature treat all
 candidates alike, and the ratio to this repository's kernel (above 1: slower than it). "cublas" is the matrix
-product alone, without bias and activation. With the variable OUT set, $OUT/bench_linear.json gets all times.
+product alone, without bias and activation. "product" is this
+repository's product alone. With the variable OUT set, $OUT/linear.json gets all times.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def problem(kind: str, dtype: torch.dtype, sizes: tuple[int, int, int], modes: d
 
     forward = {name: without_gradients(f) for name, f in functions.items()}
     forward["cublas"] = lambda: torch.mm(x, weight.t(), out=product)
+    forward["product"] = without_gradients(lambda x, weight, _: linear_act(x, weight, None, activation="id"))
     leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
 
     def backward_of(f):
@@ -106,12 +108,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=8)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("kernels.bench.linear: it times kernels on a CUDA device; none is available")
     torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
     modes = {"compile": {}}
     if options.max_autotune:
         modes["max-autotune"] = {"mode": "max-autotune-no-cudagraphs"}
     results = []
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms, and the ratio to ours")
+    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"{device}; ms, and the ratio to ours")
     for kind, n in (("gelu", 16384), ("geglu", 22016)):
         for dtype in (torch.bfloat16, torch.float16):
             sizes = (8192, 4096, n)
@@ -126,8 +131,12 @@ def main() -> None:
             del passes, candidates
             torch.cuda.empty_cache()
     if "OUT" in os.environ:
-        path = pathlib.Path(os.environ["OUT"]) / "bench_linear.json"
-        path.write_text(json.dumps({"device": torch.cuda.get_device_name(), "results": results}, indent=1))
+        path = pathlib.Path(os.environ["OUT"]) / "linear.json"
+        path.write_text(
+            json.dumps(
+                {"device": f"{torch.cuda.get_device_name()}, torch {torch.__version__}", "rows": results}, indent=1
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ What is approximated (u = |x|):
   coefficients. gelu(-u) = -u exp(-u^2/2) mills(u) keeps its relative precision in the whole tail.
 - `erf_slope(u) = (Phi(-u) - u phi(u)) exp(u^2/2) / (z - u)` with z = 0.7518 the zero of the derivative: with
   the zero divided out, gelu'(-u) keeps its relative precision next to it, where the two terms cancel.
-- `root(u) = Phi(-u)^(1/16)` on [0, 7.5]: so flat that a polynomial follows it; four squarings undo it.
+- `Phi(-u)^(1/128)` on [0, 14.375]: so flat that a polynomial follows it; seven squarings undo it.
 - `tanh_near(t)`: the same division by the zero for the tanh form, near its zero only (no closed form helps).
 - 2^f on [-1/2, 1/2] and (exp(r) - 1 - r) / r^2 on [-ln 2 / 2, ln 2 / 2].
 
@@ -98,6 +98,12 @@ def tanh_near_sum(v, centre):
     return tanh_numerator(u) * (1 + tanh_decay(u)) / (TANH_ZERO - u)
 
 
+def exp2_curve(f):
+    """(2^f - 1 - f ln 2) / f^2: what float32 adds to the first two terms, at most 2^-3.5 of 2^f."""
+    f = _away(f)
+    return (mp.mpf(2) ** f - 1 - f * LN2) / (f * f)
+
+
 def exp_tail(r):
     r = _away(r)
     return (mp.exp(r) - 1 - r) / (r * r)
@@ -174,8 +180,16 @@ def pair32(v) -> tuple[float, float]:
 
 
 def fma(a, b, c):
-    """a b + c rounded once to float32 (the sum in float64: a second rounding matters once in 2^29)."""
-    return (np.float64(1) * a * np.float64(1) * b + c).astype(F32)
+    """a b + c rounded once to float32: the float64 sum, moved off a tie of float32 that it only rounds to."""
+    p = np.float64(1) * a * b
+    total = np.asarray(p + c)
+    tie = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+    if tie.any():
+        t = total - p
+        lost = (p - (total - t)) + (c - t)
+        away = np.where(lost * total < 0, -1, 1) * (tie & (lost != 0))
+        total = (total.view(np.int64) + away).view(np.float64)
+    return total.astype(F32)
 
 
 def horner(coefs, u):
@@ -209,18 +223,17 @@ def half_reciprocal(d, low, last_bit):
 
 
 HALF_LIMIT = 9.25  # dy x1 gelu' underflows float16 beyond, for every finite dy and x1
-HALF_NUDGE = 2.0**-47
+HALF_VALUE_LIMIT = 7.5  # and x1 gelu for every finite x1
+HALF_NUDGE = 2.0**-47  # taken off |x| in the tanh form: it decides the tie x/2 of the smallest x
 HALF_SCALE = float(F32(float(-1 / (2 * LN2))))
 
 
 def half_value(x, tail, u):
-    base = np.where(x < 0, F32(-0.0), x)
-    nudged = np.maximum(u - F32(HALF_NUDGE), F32(0))
-    return fma(-_f(nudged), _f(tail), _f(base))
+    return fma(-_f(u), _f(tail), _f(np.where(x < 0, F32(-0.0), x)))
 
 
 def half_erf(x, g, last_bit):
-    u = np.minimum(np.abs(x), F32(HALF_LIMIT))
+    u = np.minimum(np.abs(x), F32(HALF_VALUE_LIMIT))
     e = half_exp2(u * u, F32(HALF_SCALE), g["exp2"])
     r = half_reciprocal(horner(g["den"], u), None, last_bit)
     return half_value(x, (horner(g["num"], u) * e) * r, u)
@@ -237,10 +250,11 @@ def half_erf_slope(x, g, last_bit):
 
 
 def half_tanh(x, g, last_bit):
-    u = np.minimum(np.abs(x), F32(HALF_LIMIT))
+    u = np.minimum(np.abs(x), F32(HALF_VALUE_LIMIT))
     a, b = g["arg"]
     e = half_exp2(u, fma(_f(u * u), _f(F32(b)), _f(F32(a))), g["exp2"])
-    return half_value(x, e * half_reciprocal(F32(1) + e, None, last_bit), u)
+    nudged = np.maximum(u - F32(HALF_NUDGE), F32(0))
+    return half_value(x, e * half_reciprocal(F32(1) + e, None, last_bit), nudged)
 
 
 def half_tanh_slope(x, g, last_bit):
@@ -350,10 +364,10 @@ def shared_block() -> dict[str, object]:
     out: dict[str, object] = {}
     exp2 = lambda f: mp.mpf(2) ** f  # noqa: E731
     # float32 kernels, in float64 arithmetic. |u| to 24: dy x1 gelu'(x2) underflows float32 beyond.
-    num, den, _ = remez(mills, 4, 5, 0, 24)
-    out["MILLS_NUM"], out["MILLS_DEN"] = doubles(num), doubles(den)
     num, den, _ = remez(erf_slope, 4, 4, 0, 24)
     out["SLOPE_NUM"], out["SLOPE_DEN"] = doubles(num), doubles(den)
+    out["EXP2_CURVE"] = singles(remez(exp2_curve, 5, 0, -0.5, 0.5)[0])
+    out["LN2"] = float(LN2)
     out["EXP2_6"] = doubles(remez(exp2, 6, 0, -0.5, 0.5)[0])
     out["EXP2_11"] = doubles(remez(exp2, 11, 0, -0.5, 0.5)[0])
     out["HALF_LOG2E"] = float(-1 / (2 * LN2))
@@ -390,7 +404,7 @@ def shared_block() -> dict[str, object]:
     out["ERF_ZERO32"], out["ERF_ZERO32_LO"] = pair32(ERF_ZERO)
     out["TANH_ZERO32"], out["TANH_ZERO32_LO"] = pair32(TANH_ZERO)
     out |= half_constants()
-    return out
+    return out | root_block()
 
 
 def half_constants() -> dict[str, object]:
@@ -405,7 +419,7 @@ def half_constants() -> dict[str, object]:
     logistic = [*coefs, ("exp2", 3), ("arg", 0), ("arg", 1)]
     # what 2^(scale u^2) with the float32 scale leaves: the rational takes over the rounding of scale
     rest = lambda u: mp.exp(-u * u / 2) / mp.mpf(2) ** (mp.mpf(scale) * u * u)  # noqa: E731
-    num, den, _ = remez(lambda u: mills(u) * rest(u), 3, 4, 0, limit)
+    num, den, _ = remez(lambda u: mills(u) * rest(u), 3, 4, 0, mp.mpf(HALF_VALUE_LIMIT))
     g = {"exp2": exp2, "num": singles(num), "den": singles(den)}
     g = settle("float16 erf", half_erf, g, rational, tanh=False, slope=False)
     out["HALF_ERF_NUM"], out["HALF_ERF_DEN"] = g["num"], g["den"]
@@ -426,13 +440,35 @@ def half_constants() -> dict[str, object]:
     return out
 
 
-ROOT_LIMIT = 7.5
+ROOT_POWER = 128
+ROOT_LIMIT = 14.375  # u Phi(-u) < 2^-150 there: float32 results beyond are zeros
+ROOT_SCALE = 285 / 2048  # t = ROOT_SCALE u - 1 in [-1, 1.0005]: exact in both precisions but for one rounding
+ROOT_DEGREE = 19
+ROOT_LOW_TERMS = 8  # terms in float64; the rest is at most 2^-9.7 of the sum and is left to float32
 
 
-def gelu_block() -> dict[str, object]:
-    """Constants of gelu.py alone: the polynomial for |x| < 7.5."""
-    num, _, _ = remez(lambda u: phi(u) ** (mp.mpf(1) / 16), 13, 0, 0, ROOT_LIMIT)
-    return {"ROOT_LIMIT": ROOT_LIMIT, "ROOT": doubles(num)}
+def root_block() -> dict[str, object]:
+    """The root of Phi(-u) as a polynomial in t, its high terms in float32."""
+    scale = mp.mpf(ROOT_SCALE)
+    root = lambda t: phi((t + 1) / scale) ** (mp.mpf(1) / ROOT_POWER)  # noqa: E731
+    num, _, _ = remez(root, ROOT_DEGREE, 0, -1, scale * ROOT_LIMIT - 1)
+    low, high = doubles(num[:ROOT_LOW_TERMS]), singles(num[ROOT_LOW_TERMS:])
+    return {"ROOT_LIMIT": ROOT_LIMIT, "ROOT_SCALE": ROOT_SCALE, "ROOT_LOW": low, "ROOT_HIGH": high}
+
+
+def geglu_block() -> dict[str, object]:
+    """Constants of geglu.py alone: |u| to 24, since x1 gelu(x2) underflows float32 only beyond.
+
+    Its backward needs tail and slope at one point: the slope's ratio gets the denominator of the tail's.
+    """
+    out: dict[str, object] = {}
+    num, den, _ = remez(mills, 4, 5, 0, 24)
+    out["MILLS_NUM"], out["MILLS_DEN"] = doubles(num), doubles(den)
+    out["MILLS_SLOPE_NUM"] = doubles(remez(lambda u: erf_slope(u) * mp.polyval(den[::-1], u), 5, 0, 0, 24)[0])
+    den = singles(remez(mills, 3, 4, 0, mp.mpf("19.4"))[1])
+    num, _, _ = remez(lambda u: erf_slope(u) * mp.polyval(den[::-1], u), 4, 0, 0, mp.mpf("23.75"))
+    out["BF_MILLS_SLOPE_NUM"] = singles(num)
+    return out
 
 
 def python_text(block: dict[str, object]) -> str:
@@ -449,7 +485,7 @@ def python_text(block: dict[str, object]) -> str:
 def cuda_text(block: dict[str, object]) -> str:
     lines = []
     for name, value in block.items():
-        single = name.startswith(("HALF_ERF", "HALF_S", "HALF_TANH", "BF_")) or "32" in name
+        single = name.startswith(("HALF_ERF", "HALF_S", "HALF_TANH", "BF_", "ROOT_HIGH", "EXP2_CURVE")) or "32" in name
         kind, suffix = ("float", "f") if single else ("double", "")
         if isinstance(value, list):
             body = ", ".join(f"{v!r}{suffix}" for v in value)
@@ -468,13 +504,12 @@ def marked(text: str, name: str, comment: str) -> tuple[int, int]:
 
 def wanted() -> list[tuple[Path, str, str, str]]:
     """(file, block name, comment sign, text) of every generated block."""
-    shared, own = shared_block(), gelu_block()
+    shared = shared_block()
     return [
         (ROOT / "gelu.py", "shared constants", "#", python_text(shared)),
-        (ROOT / "gelu.py", "own constants", "#", python_text(own)),
         (ROOT / "geglu.py", "shared constants", "#", python_text(shared)),
+        (ROOT / "geglu.py", "own constants", "#", python_text(geglu_block())),
         (ROOT / "gelu.cu", "shared constants", "//", cuda_text(shared)),
-        (ROOT / "gelu.cu", "own constants", "//", cuda_text(own)),
     ]
 
 
