@@ -15,15 +15,34 @@ KERNELS = sorted((ROOT / "kernels").glob("*.py"))
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    {"errors", "formats", "plugin"},
+    {"errors", "formats", "toml", "packing", "plugin"},
     {"ops.op", "ops.precision", "ops.dyadic", "ops.formula", "ops.limits", "ops.compensated"},
-    {"ulp", "record"},
-    {"ops", "backends", "tally", "cases", "config", "isolate", "cluster"},
-    {"declaration", "truth"},
-    {"measure", "plan", "judge", "element", "regimes", "fingerprint"},
-    {"laws", "cases.strategies"},
-    {"assertions", "run", "replay", "session", "report"},
-    {"worker", "cli", "__main__"},
+    {"ulp", "record", "identity", "merge"},
+    {"ops", "backends", "tally", "cases", "config", "isolate", "cluster", "corpus", "commit"},
+    {"readings", "bounds", "gate", "ratchet", "compare", "checkout", "committed", "history"},
+    {"declaration", "truth", "standin"},
+    {"measure", "plan", "judge", "element", "regimes", "fingerprint", "curve", "digest", "special"},
+    {"laws", "cases.strategies", "shrink"},
+    {
+        "recorded",
+        "snippet",
+        "sanitize",
+        "explain",
+        "assertions",
+        "run",
+        "sweep",
+        "hunt",
+        "replay",
+        "session",
+        "timing",
+        "bench",
+        "report",
+        "seeded",
+        "seeded_triton",
+        "selftest",
+        "nightly",
+    },
+    {"worker", "sources", "cli", "__main__"},
 )
 # The certificate is measured on the cases that kernels will meet.
 ALLOWED = {("truth.certify", "plan")}

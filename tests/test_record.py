@@ -159,11 +159,13 @@ def edited(**changes: object) -> bytes:
 
 
 def inside(old: bytes, new: bytes) -> bytes:
-    raw = encode(run(kernel_run()))
+    """The first place with `old`, in a record written with a blank after every colon."""
+    raw = json.dumps(json.loads(encode(run(kernel_run())))).encode()
     assert raw.count(old) >= 1
     return raw.replace(old, new, 1)
 
 
+RERUN = "  next: rerun `verify run --json PATH` with this version"
 NOT = "r.json is not a verify run record: "
 BREAKS = "r.json breaks the record schema: "
 
@@ -179,8 +181,8 @@ BREAKS = "r.json breaks the record schema: "
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
         (
-            edited(schema=3),
-            "r.json has schema 3; this verify reads schemas 1, 2\n  next: rerun `verify run --json PATH` with this version",
+            edited(schema=4),
+            "r.json has schema 4; this verify reads schemas 1, 2, 3\n" + RERUN,
         ),
         (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
         (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
@@ -310,18 +312,51 @@ def test_a_peer_is_never_judged_and_never_counts() -> None:
         assert run(kernel_run("wrong"), peer).verdict == "fail"
 
 
-def test_a_record_of_schema_1_is_migrated() -> None:
-    new = json.loads(encode(run(kernel_run())))
-    old = {**new, "schema": 1}
-    for name in ("stages", "selftest"):
-        del old[name]
-    for kernel in old["kernels"]:
-        del kernel["speed"]
-        for result in kernel["results"]:
-            for name in ("source", "properties", "curve", "hardest", "special"):
-                del result[name]
-            for regime in result["regimes"]:
-                del regime["operand"]
-    migrated = record.decode(json.dumps(old).encode())
-    assert migrated.schema == record.SCHEMA
-    assert migrated == run(kernel_run())
+def test_records_of_older_schemas_are_migrated() -> None:
+    """They wrote every row and every default out; the fields that came later are missing."""
+    new = run(kernel_run())
+    for schema in (1, 2):
+        old = json.loads(msgspec.json.encode(_written_out(new)))
+        old["schema"] = schema
+        assert old["kernels"][0]["results"][0]["regimes"][0]["figures"]["max_upper"] == "inf"
+        assert old["kernels"][0]["results"][0]["figures"]["undecided"] == 0
+        migrated = record.decode(json.dumps(old).encode())
+        assert migrated.schema == record.SCHEMA
+        assert migrated == new
+        assert decode(encode(migrated)) == new
+
+
+def _written_out(value: object) -> object:
+    """A record with every default in place, as schemas 1 and 2 wrote it; of the later fields none."""
+    later = {"stages", "selftest", "speed", "source", "properties", "curve", "hardest", "special", "operand", "bits"}
+    if isinstance(value, msgspec.Struct):
+        names = [name for name in value.__struct_fields__ if name not in later]
+        return {name: _written_out(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {name: _written_out(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_written_out(item) for item in value]
+    return value
+
+
+# -- lean ---------------------------------------------------------------------------------------
+
+
+def test_defaults_and_repetitions_are_not_written() -> None:
+    rows = [msgspec.structs.replace(result(), worst=[worst(), worst()], dtype=name) for name in ("float16", "float32")]
+    raw = encode(run(msgspec.structs.replace(kernel_run(), results=rows)))
+    assert raw.count(b"verify replay") == 1
+    for absent in (b"undecided", b"peer", b"special", b"selftest", b"hint"):
+        assert absent not in raw
+
+
+def test_a_record_of_many_rows_is_small() -> None:
+    regimes = [
+        RegimeFigures(f"regime {k}", float(k), float(k + 1), figures(n=k, max_ulp=1.0, max_upper=1.0), figures(n=k))
+        for k in range(200)
+    ]
+    raw = encode(
+        run(msgspec.structs.replace(kernel_run(), results=[msgspec.structs.replace(result(), regimes=regimes)]))
+    )
+    assert len(raw) < 15_000  # written out it would be about 90,000
+    assert decode(raw).kernels[0].results[0].regimes == regimes

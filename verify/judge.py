@@ -35,6 +35,7 @@ class Outcome:
     exact: dict[int, Judged]  # flat index -> exact verdict, for the worst elements and all escalated ones
     escalated: int
     certificate: str
+    errors: Errors  # of every element, with the exact figures where there are any
 
 
 def judge_result(
@@ -103,7 +104,7 @@ def judge_result(
     tallies = tally(found, segments=segments, n_segments=n_segments)
     for segment, part in enumerate(tallies):
         _settle_maxima(part, found, segments, segment, exact)
-    return Outcome(tallies=tallies, exact=exact, escalated=len(exact), certificate=truth.certificate)
+    return Outcome(tallies=tallies, exact=exact, escalated=len(exact), certificate=truth.certificate, errors=found)
 
 
 def _settle_maxima(part: Tally, found: Errors, segments: Tensor, segment: int, exact: dict[int, Judged]) -> None:

@@ -7,6 +7,7 @@ Row-wise ops and contractions run through every row regime, at widths on both si
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verify.cases import Case
@@ -24,13 +25,19 @@ class Group:
     """Cases whose figures are merged into one result per output.
 
     `label` is appended to gradient names ("dx" + label); `only_gradients` leaves the outputs out because
-    another group has them; `exhaustive` says that the cases are the whole input space.
+    another group has them; `exhaustive` says that the cases are the whole input space. `pinned` cases come from
+    the project's corpus: they are results of their own, whatever else is measured.
     """
 
     cases: tuple[Case, ...]
     exhaustive: bool = False
     label: str = ""
     only_gradients: bool = False
+    pinned: bool = False
+
+    def named(self, result: str) -> str:
+        """What a result of this group is called in the record."""
+        return result + (self.label if self.pinned or result.startswith("d") else "")
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,17 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
     if kernel.op.kind == "rowwise":
         return [_rowwise(kernel, dtype, effort, seed)]
     return [_contraction(kernel, dtype, effort, seed)]
+
+
+def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
+    """The corpus' cases of a kernel in a dtype as groups: with and without a gradient, as the cases ask."""
+    groups = []
+    for upstream in (False, True):
+        chosen = tuple(dict.fromkeys(case.to_json() for case in cases if bool(case.upstream) == upstream))
+        if chosen:
+            group = tuple(Case.from_json(text) for text in chosen)
+            groups.append(Group(group, label=" (pinned)", only_gradients=upstream, pinned=True))
+    return groups
 
 
 def _base(kernel: Kernel, dtype: str, seed: int) -> dict[str, object]:

@@ -3,6 +3,9 @@
 Strict on load (an unknown field, a wrong type or another schema version is an error that names the place),
 atomic on write, and without bare NaN: JSON has none, so numbers that may be infinite or NaN are written as
 the strings "inf", "-inf" and "nan" (type `Number`; `number()` makes one, `value_of()` reads one).
+
+A file leaves out fields that hold their default and keeps rows of figures as columns (`verify.packing`); the
+default of a field therefore never changes within a schema.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from verify import packing
 from verify.errors import UsageError
 
-SCHEMA = 2
-READS = (1, 2)  # older schemas that are migrated on load
+SCHEMA = 3
+READS = (1, 2, 3)  # older schemas are migrated on load
 
 Number = float | Literal["inf", "-inf", "nan"]
 
@@ -37,7 +41,7 @@ def value_of(value: Number) -> float:
     return float(value)
 
 
-class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a maximum rests on. It stands beside every maximum that is ever printed."""
 
     kind: Literal["exhaustive", "certified", "observed"]
@@ -51,7 +55,7 @@ class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.kind} over {self.n:,} cases{seed}"
 
 
-class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One bad element, judged exactly: what went in, what came out, what the real number is."""
 
     index: tuple[int, ...]
@@ -64,7 +68,7 @@ class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replay: str  # the whole command, which holds the case as JSON
 
 
-class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Signed error counts in ULP: `counts[i]` errors lie between edges[i] and edges[i + 1].
 
     An edge belongs to the bin further from zero, on both sides.
@@ -74,7 +78,7 @@ class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts: list[int]
 
 
-class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The error of one implementation over one set of elements.
 
     `max_ulp` is the exactly re-judged maximum; `max_upper` is what no element can exceed given the
@@ -86,16 +90,16 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_ulp: Number
     max_upper: Number
     p999: Number
-    mean: Number  # of errors capped at 65,536 ULP
+    mean: Number  # of errors capped at 65,536 ULP, to 7 digits
     misrounded: int
-    undecided: int
-    nonfinite: int  # NaN or infinity where the truth is finite, or the reverse
+    undecided: int = 0
+    nonfinite: int = 0  # NaN or infinity where the truth is finite, or the reverse
     scaled_max: Number | None = None
     scaled_upper: Number | None = None
     scaled_p999: Number | None = None
 
 
-class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Figures of one named region of the input space."""
 
     name: str
@@ -106,10 +110,12 @@ class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operand: str = ""  # whose values low and high bound
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Error against input: the maximum in each bin of an operand's values, bins equal in floating-point numbers.
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Error against input: the maximum in each bin of an operand's values.
 
-    `edges[i]` to `edges[i + 1]` is a bin; an empty bin has count 0, error 0 and no input.
+    `edges[i]` to `edges[i + 1]` is a bin, the upper end in the next one; the bins of one octave hold equally many
+    floating-point numbers, and neighbours that say the same are joined. An empty bin has count 0, error 0 and no
+    input. Maxima are rounded up to three digits.
     """
 
     operand: str
@@ -120,7 +126,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     baseline: list[Number] = []  # the baseline's maxima in the same bins
 
 
-class Hard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Hard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An input whose exact result lies close to where rounding changes: the table-maker's dilemma."""
 
     inputs: dict[str, str]  # operand -> "decimal (0xhex)"
@@ -128,26 +134,30 @@ class Hard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     distance: Number  # from the nearest midpoint of two neighbours, in ulp
 
 
-class SpecialValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SpecialValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What came out for one infinite, NaN, zero, subnormal or greatest input."""
 
     inputs: dict[str, str]
     got: str
     truth: str
-    status: Literal["ok", "wrong"]
+    status: Literal["ok", "wrong"] = "ok"
+    replay: str = ""  # of a wrong one
 
 
-class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Time of one pass, beside a copy of the same bytes measured in the same run."""
 
     dtype: str
     direction: Literal["forward", "backward"]
     shape: tuple[int, ...]
-    milliseconds: float
+    milliseconds: float  # median over interleaved rounds
     of_copy: float | None  # copy time / kernel time: 1 is memory speed
+    spread: float = 0.0  # milliseconds between the quartiles of the rounds
+    of_product: float | None = None  # time of the matrix products alone / kernel time
+    rounds: int = 0
 
 
-class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One output or gradient of one kernel in one dtype.
 
     `gate` says which figure is judged; `limit` is the kernel's own declaration; `status`: "ok" when the
@@ -175,9 +185,10 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     curve: Curve | None = None
     hardest: list[Hard] = []
     special: list[SpecialValue] = []
+    bits: str = ""  # digest of all result bits, see `verify.digest`: equal when no bit changed
 
 
-class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One law tried on one kernel in one dtype. A skipped law says why; a broken one shows its smallest case."""
 
     law: str
@@ -190,7 +201,7 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replay: str = ""
 
 
-class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything measured for one kernel. `status` other than "ok"/"wrong" has its reason in `message`.
 
     "skipped" means that the declaration itself rules this backend out; it is shown, and not held against it.
@@ -212,7 +223,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speed: list[Speed] = []
 
 
-class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One mutant of the self-test: which laws killed it, and whether comparing randn outputs would have."""
 
     mutant: str
@@ -223,7 +234,7 @@ class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loose: bool  # with the tolerances of the project that had the bug
 
 
-class SelfTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SelfTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The kill matrix: laws tried on kernels with one seeded bug each, and on their correct twins."""
 
     profile: str
@@ -233,7 +244,7 @@ class SelfTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alarms: list[str]  # what a law said against a correct one: must be empty
 
 
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One stage of a nightly run."""
 
     name: str
@@ -242,7 +253,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 0.0
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One run of `verify run`: the environment and what every kernel did in it."""
 
     schema: int
@@ -271,9 +282,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(run: Run) -> bytes:
-    """The record as canonical JSON: sorted keys, one-space indent, one trailing newline."""
-    raw = msgspec.json.encode(run, order="sorted")
-    return msgspec.json.format(raw, indent=1) + b"\n"
+    """The record as canonical JSON: sorted keys, a line per field, one trailing newline."""
+    return packing.dumps(packing.pack(msgspec.to_builtins(run)))
 
 
 def decode(data: bytes, *, source: str = "record") -> Run:
@@ -288,10 +298,10 @@ def decode(data: bytes, *, source: str = "record") -> Run:
             hint="rerun `verify run --json PATH` with this version",
         )
     try:
-        run = msgspec.json.decode(data, type=Run)
-        # schema 2 only added fields, each with a default: a schema 1 record is one that leaves them out
-        return msgspec.structs.replace(run, schema=SCHEMA)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # schemas 1 and 2 wrote every row out; 2 added fields to 1, each with a default
+        plain = msgspec.json.decode(data) if version < 3 else packing.unpack(msgspec.json.decode(data))
+        return msgspec.structs.replace(msgspec.convert(plain, Run), schema=SCHEMA)
+    except (msgspec.DecodeError, UnicodeDecodeError, packing.PackingError, RecursionError) as error:
         raise UsageError(f"{source} breaks the record schema: {error}") from error
 
 

@@ -21,14 +21,26 @@ def segments_of(
     if op.kind != "elementwise":
         return None, (Regime(case.regime or "all", -math.inf, math.inf),)
     regimes = op.regimes(problem.params) or (Regime("all", -math.inf, math.inf),)
-    values = op.regime_values(problem, result) if op.regime_values else problem.inputs[op.regime_of]
-    assert values is not None
-    numbers = widen(values.detach()).reshape(-1)
+    numbers = widen(deciding_values(op, problem, result).detach()).reshape(-1)
     segments = torch.full(numbers.shape, len(regimes), dtype=torch.int64, device=numbers.device)
     for place, regime in enumerate(regimes):
         segments[(numbers >= regime.low) & (numbers < regime.high)] = place
     segments[_nonfinite_inputs(problem, result, shape).reshape(-1)] = len(regimes)
     return segments, (*regimes, Regime(NONFINITE, math.nan, math.nan))
+
+
+def deciding_operand(op: Op) -> str:
+    """The operand whose value decides an element's regime: `x2` where it is the second half of a packed x."""
+    if op.kind != "elementwise":
+        return ""
+    return f"{op.regime_of}2" if op.regime_values else op.regime_of
+
+
+def deciding_values(op: Op, problem: Problem, result: str) -> Tensor:
+    """That operand's value for every element of a result."""
+    values = op.regime_values(problem, result) if op.regime_values else problem.inputs[op.regime_of]
+    assert values is not None
+    return values
 
 
 def _nonfinite_inputs(problem: Problem, result: str, shape: tuple[int, ...]) -> Tensor:

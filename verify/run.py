@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from verify import formats
+from verify import corpus, formats
 from verify.backends import Backend
 from verify.cases import Case, problem_of
+from verify.curve import Envelope, edges_for, envelope, recorded
 from verify.declaration import Kernel
+from verify.digest import Digest
 from verify.element import describe
 from verify.errors import KernelError
 from verify.fingerprint import fingerprint
@@ -21,7 +23,7 @@ from verify.formats import Format
 from verify.judge import SAMPLE, Outcome, judge_result
 from verify.measure import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem, Regime
-from verify.plan import Group, plan
+from verify.plan import Group, pinned, plan
 from verify.record import (
     Basis,
     Figures,
@@ -29,17 +31,19 @@ from verify.record import (
     LawRun,
     RegimeFigures,
     Result,
+    SpecialValue,
     Worst,
     value_of,
 )
-from verify.regimes import NONFINITE, segments_of
+from verify.regimes import NONFINITE, deciding_operand, deciding_values, segments_of
+from verify.special import special_values
 from verify.tally import KEEP, Tally, worst_of
 from verify.truth.fast import Truth, evaluate
 from verify.ulp import Policy
 
 Progress = Callable[[str], None]
 
-KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit
+KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's
 SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group of many
 
 KEEP_SPECIAL = 3  # of its worst elements
@@ -57,6 +61,11 @@ class _Collected:
     escalated: int = 0
     certificates: list[str] = field(default_factory=list)
     n: int = 0
+    envelope: Envelope | None = None
+    operand: Format | None = None  # of the operand that the envelope is about
+
+    def __post_init__(self) -> None:
+        self.digest = Digest(self.fmt)
 
     @property
     def total(self) -> Tally:
@@ -76,19 +85,23 @@ def measure_kernel(
     seed: int = 0,
     dtypes: tuple[str, ...] = (),
     laws: str = "",
+    accuracy: bool = True,
     progress: Progress = lambda text: None,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
-    `laws` names the profile with which the laws are tried; without one they are not.
+    `laws` names the profile with which the laws are tried; without one they are not. A seed other than 0 is theirs
+    too; without one each profile has its own. Without `accuracy` nothing else is done. Cases that the project's
+    corpus has for this kernel are measured after the others, as results of their own.
     """
     started = time.monotonic()
     notes: list[str] = []
     results: list[Result] = []
     status, message = "ok", ""
-    for dtype in dtypes or kernel.dtypes:
+    for dtype in (dtypes or kernel.dtypes) if accuracy else ():
         try:
-            for group in plan(kernel, dtype, backend.name, seed):
+            cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
+            for group in (*plan(kernel, dtype, backend.name, seed), *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
                 results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
         except KernelError as error:
@@ -97,11 +110,13 @@ def measure_kernel(
     tried: list[LawRun] = []
     if laws and status == "ok":
         from verify.laws import engine, registry  # Hypothesis loads with them: only for those who ask
+        from verify.shrink import shrink_law
 
+        profile = engine.profile_named(laws, seed or None)
         for law in registry.ALL:
             for dtype in dtypes or kernel.dtypes:
                 progress(f"{kernel.name} {dtype}: {law.name}")
-                tried.append(engine.run_law(law, kernel, dtype, backend, engine.PROFILES[laws], target))
+                tried.append(engine.run_law(law, kernel, dtype, backend, profile, target, shrink=shrink_law))
     if status == "ok" and (
         any(result.status == "wrong" for result in results) or any(law.status == "broken" for law in tried)
     ):
@@ -161,7 +176,23 @@ def _measure_group(
         if not kernel.peer:
             peer = run_baseline(kernel.op, case, backend.device, kernel.outputs)
             _collect(question, peer.results, theirs, keep=1, sample=0)
-    return [_result(kernel, name, dtype, item, theirs.get(name), group, seed) for name, item in ours.items()]
+    whole = not group.only_gradients and not group.pinned
+    special = _special(kernel, target, backend, dtype, notes) if whole else {}
+    return [
+        _result(kernel, name, dtype, item, theirs.get(name), group, seed, special.get(name, []))
+        for name, item in ours.items()
+    ]
+
+
+def _special(
+    kernel: Kernel, target: str, backend: Backend, dtype: str, notes: list[str]
+) -> dict[str, list[SpecialValue]]:
+    """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
+    try:
+        return special_values(kernel, target, backend, dtype)
+    except KernelError as error:
+        notes.append(f"{dtype}: special values were not tried one by one: {error}")
+        return {}
 
 
 def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, target: str, seed: int) -> _Question:
@@ -208,9 +239,27 @@ def _collect(
                 item.bounds[regime.name] = regime
         item.escalated += outcome.escalated
         item.n += got.numel()
+        item.digest.add(got)
+        if op.kind == "elementwise":
+            found = _envelope(question, name, outcome, segments, regimes)
+            item.operand = formats.of(deciding_values(op, problem, name).dtype)
+            item.envelope = found if item.envelope is None else item.envelope.merge(found)
         if outcome.certificate not in item.certificates:
             item.certificates.append(outcome.certificate)
         _keep_worst(question, name, got, outcome, regimes, item)
+
+
+def _envelope(
+    question: _Question, result: str, outcome: Outcome, segments: Tensor | None, regimes: tuple[Regime, ...]
+) -> Envelope:
+    """Error against the operand that decides, of all elements whose inputs are numbers."""
+    op, problem, errors = question.op, question.problem, outcome.errors
+    values = deciding_values(op, problem, result)
+    nonfinite = next(place for place, regime in enumerate(regimes) if regime.name == NONFINITE)
+    assert segments is not None
+    left_out = segments.reshape(-1) == nonfinite
+    edges = edges_for(op, problem.params, formats.of(values.dtype))
+    return envelope(values, errors.ulp, errors.nan, left_out, edges)
 
 
 def _keep_worst(
@@ -250,22 +299,27 @@ def _result(
     peer: _Collected | None,
     group: Group,
     seed: int,
+    special_values: list[SpecialValue],
 ) -> Result:
     total = item.total
     figures = total.figures()
     gate = kernel.op.gate
     limit = kernel.limit(dtype)
-    judged = _judged_upper(figures, gate)
+    judged = judged_upper(figures, gate)
     special = item.regimes.get(NONFINITE, Tally())
     worst = [entry for _, entry in [*item.worst, *item.special]]
     reason = ""
     # not (x <= limit): a NaN must fail
     if not judged <= limit:
-        reason = _over_the_limit(figures, judged, limit, gate)
+        reason = over_the_limit(figures, judged, limit, gate)
     elif special.nonfinite:
         reason = f"wrong at {special.nonfinite:,} infinite or NaN inputs, right at all others"
         worst = [entry for _, entry in [*item.special, *item.worst]]  # first what the reason speaks of
     exhaustive = group.exhaustive
+    operand = deciding_operand(kernel.op)
+    curve = None
+    if item.envelope is not None and item.operand is not None:
+        curve = recorded(operand, item.operand, item.envelope, None if peer is None else peer.envelope)
     regimes = [
         RegimeFigures(
             name=regime,
@@ -273,11 +327,12 @@ def _result(
             high=_finite(item.bounds[regime].high),
             figures=part.figures(),
             baseline=None if peer is None or regime not in peer.regimes else peer.regimes[regime].figures(),
+            operand=operand,
         )
         for regime, part in item.regimes.items()
     ]
     return Result(
-        output=name + (group.label if name.startswith("d") else ""),
+        output=group.named(name),
         dtype=dtype,
         basis=Basis(
             kind="exhaustive" if exhaustive else "observed",
@@ -291,17 +346,27 @@ def _result(
         figures=figures,
         regimes=regimes,
         histogram=total.histogram(),
-        worst=worst if reason else worst[:KEEP_RIGHT],
+        worst=worst if reason and not kernel.peer else worst[:KEEP_RIGHT],
         escalated=item.escalated,
         certificate="; ".join(item.certificates),
         baseline=None if peer is None else peer.total.figures(),
         baseline_name="" if peer is None else f"torch {torch.__version__}",
         baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
-        properties=fingerprint(kernel, name, dtype, group.cases),
+        properties=_properties(kernel, name, dtype, group),
+        curve=curve,
+        special=special_values,
+        bits=item.digest.text,
     )
 
 
-def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str) -> str:
+def _properties(kernel: Kernel, name: str, dtype: str, group: Group) -> str:
+    """The property hash. The corpus is one property, so that pinning a case does not make its bound incomparable."""
+    if group.pinned:
+        return fingerprint(kernel, group.named(name), dtype, space="pinned")
+    return fingerprint(kernel, name, dtype, group.cases)
+
+
+def over_the_limit(figures: Figures, judged: float, limit: float, gate: str) -> str:
     unit = "scaled ULP" if gate == "scaled" else "ULP"
     if math.isnan(judged):
         return f"NaN at {figures.nonfinite:,} of {figures.n:,} inputs whose exact answer is a number"
@@ -313,7 +378,7 @@ def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str) ->
     return f"{judged:.4g} {unit}, the limit is {limit:g}"
 
 
-def _judged_upper(figures: Figures, gate: str) -> float:
+def judged_upper(figures: Figures, gate: str) -> float:
     upper = figures.scaled_upper if gate == "scaled" else figures.max_upper
     return math.nan if upper is None else value_of(upper)
 

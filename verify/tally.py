@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verify import packing
+from verify.packing import FIRST
 from verify.record import Figures, Histogram, number
 from verify.ulp import Errors
 
@@ -72,7 +74,7 @@ class Tally:
             max_ulp="nan" if self.nan else number(self.maximum),
             max_upper="nan" if self.nan else number(self.upper),
             p999=number(min(quantile(self.counts.sum(axis=0), 0.999), self.upper)),
-            mean=self.capped_sum / (_UNIT * self.n) if self.n else 0.0,
+            mean=float(f"{self.capped_sum / (_UNIT * self.n):.7g}") if self.n else 0.0,
             misrounded=self.misrounded,
             undecided=self.undecided,
             nonfinite=self.nonfinite,
@@ -86,26 +88,20 @@ class Tally:
 
         Errors of magnitude below 2^-4 share the two bins around zero; empty outer bins are left out.
         """
-        first = -4
-        octaves = np.zeros((2, HIGHEST - first + 2), dtype=np.int64)
+        octaves = np.zeros((2, HIGHEST - FIRST + 2), dtype=np.int64)
         for sign in (0, 1):
             per = self.counts[sign]
-            inner = 1 + (first - LOWEST) * (1 << SUB_BITS)
+            inner = 1 + (FIRST - LOWEST) * (1 << SUB_BITS)
             octaves[sign, 0] = per[:inner].sum()
             body = per[inner:-1].reshape(-1, 1 << SUB_BITS).sum(axis=1)
             octaves[sign, 1:-1] = body
             octaves[sign, -1] = per[-1]
         used = np.flatnonzero(octaves.sum(axis=0))
         last = int(used[-1]) if used.size else 0
-        positive = [0.0] + [math.ldexp(1.0, first + k) for k in range(last)]
-        tops = [
-            *positive[1:],
-            math.ldexp(1.0, first + last) if last < octaves.shape[1] - 1 else math.inf,
-        ]
-        edges = [-edge for edge in reversed(tops)] + positive + [tops[-1]]
         negative_counts = [int(count) for count in reversed(octaves[1, : last + 1])]
         positive_counts = [int(count) for count in octaves[0, : last + 1]]
-        return Histogram(edges=[number(edge) for edge in edges], counts=negative_counts + positive_counts)
+        counts = negative_counts + positive_counts
+        return Histogram(edges=packing.octaves(len(counts)), counts=counts)
 
 
 def worst_of(candidates: Sequence[tuple[float, int]], keep: int = KEEP) -> list[tuple[float, int]]:

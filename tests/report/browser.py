@@ -161,7 +161,7 @@ class Page:
         return answer["result"].get("value")
 
     def key(self, key: str, text: str = "") -> None:
-        code = {"Enter": 13, "Tab": 9, " ": 32, "Escape": 27}[key]
+        code = {"Enter": 13, "Tab": 9, " ": 32, "Escape": 27, "End": 35, "ArrowLeft": 37, "ArrowRight": 39}[key]
         common = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
         self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
         self.send("Input.dispatchKeyEvent", type="keyUp", **common)

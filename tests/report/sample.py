@@ -19,13 +19,21 @@ import mpmath
 from verify.record import (
     SCHEMA,
     Basis,
+    Curve,
     Figures,
+    Hard,
     Histogram,
     KernelRun,
+    Kill,
+    LawRun,
     Number,
     RegimeFigures,
     Result,
     Run,
+    SelfTest,
+    SpecialValue,
+    Speed,
+    Stage,
     Worst,
 )
 
@@ -572,6 +580,124 @@ ENVIRONMENT = {
     "dirty": True,
     "property_hash": None,
 }
+
+
+def curve(tail: list[Number], *, bins: int = 96) -> Curve:
+    """Error against x from -16 to 16 in steps; the negative end has `tail`, PyTorch loses a little more of it."""
+    edges: list[Number] = [-16.0 + 32.0 * place / bins for place in range(bins + 1)]
+    maxima: list[Number] = [*tail, *([0.5] * (bins - len(tail)))]
+    theirs: list[Number] = [255.0 if place < bins // 3 else 0.51 for place in range(bins)]
+    inputs = [struct.unpack("<I", struct.pack("<f", float(edge)))[0] >> 16 for edge in edges[:-1]]
+    counts = [16] * bins
+    counts[-1] = 0
+    maxima[-1] = 0.0
+    worst_inputs = [f"0x{bits:04x}" for bits in inputs]
+    worst_inputs[-1] = ""
+    return Curve("x", edges, counts, maxima, worst_inputs, theirs)
+
+
+def special(wrong: bool) -> list[SpecialValue]:
+    return [
+        SpecialValue({"x": "0 (0x0000)"}, "0", "0.0"),
+        SpecialValue({"x": "inf (0x7f80)"}, "inf", "inf"),
+        SpecialValue(
+            {"x": "-inf (0xff80)"},
+            "nan" if wrong else "-0",
+            "0.0",
+            "wrong" if wrong else "ok",
+            "verify replay accuracy.py::eager '{}' --result y --index 9" if wrong else "",
+        ),
+    ]
+
+
+def laws() -> list[LawRun]:
+    return [
+        LawRun("determinism", "bfloat16", "ok", 40),
+        LawRun("determinism", "float64", "ok", 40),
+        LawRun("layout independence", "bfloat16", "ok", 100),
+        LawRun("monotonicity", "bfloat16", "skipped", 0, "the function is not monotone"),
+        LawRun("shift", "bfloat16", "skipped", 0, "the function is not monotone"),
+        LawRun("gradcheck", "bfloat16", "skipped", 0, "finite differences need float64; this law runs in that dtype"),
+        LawRun(
+            "gradcheck", "float64", "ok", 50, "", {"worst element": "dx[3]", "analytic": "0.5", "numeric": "0.50001"}
+        ),
+    ]
+
+
+def broken_law() -> LawRun:
+    return LawRun(
+        "batch invariance",
+        "bfloat16",
+        "broken",
+        7,
+        "a row changed with its neighbours </script><b>",
+        {"row": "3", "alone": "1.5 (0x3fc0)", "among others": "1.25 (0x3fa0)"},
+        "{}",
+        "verify replay accuracy.py::eager_gelu '{}' --law 'batch invariance'",
+    )
+
+
+def rich_kernels() -> list[KernelRun]:
+    """Everything that a result and a kernel can have."""
+    good, eager, peer = good_kernel(), eager_kernel(), peer_kernel()
+    hard = Hard({"x": "1.5 (0x3fc0)"}, "1.39978919860", 0.0001)
+    tail: list[Number] = ["nan", "inf", 255.0, 200.0, 12.0, 3.0]
+    timed = [
+        Speed("bfloat16", direction, (8192, 4096), milliseconds, copy)  # type: ignore[arg-type]
+        for direction, milliseconds, copy in (("forward", 0.0321, 0.99), ("backward", 0.071, 0.91))
+    ]
+    slow = [_replace(item, milliseconds=item.milliseconds * 1.7, of_copy=None) for item in timed]
+    return [
+        _replace(
+            good,
+            results=[
+                _replace(item, curve=curve([]), special=special(False), hardest=[hard], bits="0123456789abcdef")
+                for item in good.results
+            ],
+            laws=laws(),
+            speed=timed,
+        ),
+        _replace(
+            eager,
+            results=[_replace(item, curve=curve(tail), special=special(True)) for item in eager.results],
+            laws=[*laws(), broken_law()],
+            speed=slow,
+        ),
+        _replace(peer, results=[_replace(item, curve=curve(tail[2:])) for item in peer.results], speed=slow[:1]),
+        layer_norm_kernel(),
+    ]
+
+
+@functools.cache
+def rich() -> Run:
+    """A nightly run: laws, speed, self-test and stages."""
+    kills = [
+        Kill(f"mutant_{name}", family, killed, visible, seen, loose)
+        for name, family, killed, visible, seen, loose in (
+            ("tail", "gelu", ["accuracy", "special values"], True, False, False),
+            ("batch", "layer_norm", ["batch invariance"], True, True, False),
+            ("<script>alive", "linear", [], True, False, False),
+            ("race", "linear", [], False, False, False),
+        )
+    ]
+    tested = SelfTest("quick", ["accuracy", "batch invariance", "special values", "contract"], kills, 9, ["twin: <b>"])
+    stages = [
+        Stage("run", "wrong", "1 kernel is wrong", 61.0),
+        Stage("sweep", "ok", "", 12.5),
+        Stage("hunt", "incomplete", "the budget was spent <i>", 100.0),
+    ]
+    return make(rich_kernels(), selftest=tested, stages=stages)
+
+
+def rich_many(count: int) -> Run:
+    """A large run with everything: `count` kernels."""
+    templates = rich_kernels()[:2]
+    return make(
+        [
+            _replace(templates[k % 2], name=f"kernel_{k:03d}", target=f"accuracy.py::kernel_{k:03d}")
+            for k in range(count)
+        ]
+    )
 
 
 def make(kernels: list[KernelRun], **changes: object) -> Run:

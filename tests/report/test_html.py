@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import itertools
+import json
 import re
 from html.parser import HTMLParser
 
@@ -13,16 +15,19 @@ import pytest
 from tests.report.sample import (
     HOSTILE_MESSAGE,
     HOSTILE_NAME,
+    curve,
     empty,
     good_kernel,
     histogram,
     incomplete,
     many,
     passing,
+    rich,
+    rich_many,
     sample,
 )
 from verify import record
-from verify.report import html, plot
+from verify.report import curve_plot, html, plot
 
 VOID = {"meta", "input", "br", "link", "img", "hr", "base"}
 FETCHES = {"src", "srcset", "href", "action", "data", "poster", "formaction", "background", "ping"}
@@ -73,7 +78,7 @@ def reader(page: str) -> Reader:
 
 
 def test_the_page_is_well_formed_in_every_state() -> None:
-    for run in (sample(), passing(), incomplete(), empty()):
+    for run in (sample(), passing(), incomplete(), empty(), rich()):
         parsed = Reader(html.render(run))
         assert not parsed.stack
         anchors = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
@@ -92,6 +97,7 @@ def test_nothing_refers_to_anything_outside(reader: Reader) -> None:
         assert not [name for name in attrs if name.startswith("on")]
         assert "style" not in attrs  # the policy refuses style attributes
     style = "".join(text for attrs, text in reader.raw if "type" not in attrs)
+    assert len(style) > 10_000
     assert not re.search(r"https?:|//\w|url\(|@import", style)
 
 
@@ -104,20 +110,44 @@ def test_the_policy_names_exactly_our_style_and_script(reader: Reader) -> None:
     rules = dict(rule.strip().split(" ", 1) for rule in (policy or "").split(";"))
     assert rules["default-src"] == "'none'"
     assert "unsafe" not in (policy or "")
-    inline = [text for attrs, text in reader.raw if attrs.get("type") != "application/json"]
+    inline = [text for attrs, text in reader.raw if "type" not in attrs]
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in inline]
     assert [rules["style-src"], rules["script-src"]] == hashes
 
 
-def test_the_record_is_embedded_whole(reader: Reader) -> None:
-    found = [text for attrs, text in reader.raw if attrs.get("type") == "application/json"]
+def unpacked(page: str, name: str) -> bytes:
+    """What lies compressed in a page."""
+    found = re.findall(rf'<script type="application/gzip" id="{name}"[^>]*>([A-Za-z0-9+/=]*)</script>', page)
     assert len(found) == 1
-    assert record.decode(found[0].encode()) == sample()
-    assert not re.search("[<>&\u2028\u2029]", found[0])
+    return gzip.decompress(base64.b64decode(found[0]))
+
+
+def test_the_record_is_embedded_whole_and_byte_for_byte(page: str) -> None:
+    assert unpacked(page, "record") == record.encode(sample())
+    assert html.render(sample()) == page  # the same bytes every time: no date in the compressed parts
+
+
+def test_what_does_not_fit_is_compressed_whole() -> None:
+    run = many(20)
+    page = html.render(run)
+    sections = json.loads(unpacked(page, "packed"))
+    reader = Reader(page)
+    anchors = [attrs["id"] for tag, attrs in reader.elements if tag == "details" and "id" in attrs]
+    assert anchors == [f"kernel-{index}" for index in range(20)]
+    worst = next(attrs["id"] for tag, attrs in reader.elements if tag == "details" and "open" in attrs)
+    assert worst not in sections  # what opens with the page needs no script
+    assert 5 < len(sections) < 20
+    for anchor, text in sections.items():
+        kernel = run.kernels[int(anchor.removeprefix("kernel-"))]
+        inner = Reader(text)
+        assert not inner.stack
+        replays = [attrs["data-replay"] for _, attrs in inner.elements if "data-replay" in attrs]
+        assert replays == [worst.replay for result in kernel.results for worst in result.worst]
 
 
 def test_hostile_text_makes_no_element(page: str, reader: Reader) -> None:
-    assert [tag for tag, _ in reader.elements].count("script") == 2
+    scripts = [attrs.get("type") for tag, attrs in reader.elements if tag == "script"]
+    assert scripts == ["application/gzip", None]  # the record, which no reader takes for a script, and ours
     assert HOSTILE_NAME.split("[")[0] in reader.text  # shown as it is
     assert HOSTILE_MESSAGE.split("\n")[0] in reader.text
     assert "<script>alert" not in page
@@ -153,11 +183,9 @@ def test_rows_come_worst_first() -> None:
 
 
 def test_it_is_small() -> None:
-    run = many(20)
-    page = html.render(run)
-    # 40 results with up to ten worst inputs each: about 7 KB a result, and the record itself
-    assert len(page) - len(html.embedded(run)) < 300_000
-    assert len(page) < 500_000
+    assert len(html.render(many(20))) < 300_000
+    # two hundred results with everything that a result can have: the size of this repository's own run
+    assert len(html.render(rich_many(100))) < 1_500_000
 
 
 def test_the_strip_is_monotone_and_keeps_nan_apart() -> None:
@@ -172,7 +200,7 @@ def test_the_strip_is_monotone_and_keeps_nan_apart() -> None:
 
 def test_the_histogram_shows_every_bin_and_says_it_in_words() -> None:
     one = histogram(65_536, 3)
-    drawn = str(plot.histogram_svg(one, name="k", path="0.0"))
+    drawn = str(plot.histogram_svg(one, name="k", at="0.0"))
     bars = re.findall(r"M([\d.]+) 132v-(\d+)", drawn)
     filled = [count for count in one.counts if count]
     assert len(bars) == len(filled)
@@ -187,14 +215,14 @@ def test_the_histogram_shows_every_bin_and_says_it_in_words() -> None:
 
 def test_an_empty_histogram_says_so() -> None:
     blank = record.Histogram([-1.0, 0.0, 1.0], [0, 0])
-    assert "No errors were counted" in str(plot.histogram_svg(blank, name="k", path="0.0"))
+    assert "No errors were counted" in str(plot.histogram_svg(blank, name="k", at="0.0"))
     nothing = record.Histogram([], [])
-    assert "No errors were counted" in str(plot.histogram_svg(nothing, name="k", path="0.0"))
+    assert "No errors were counted" in str(plot.histogram_svg(nothing, name="k", at="0.0"))
 
 
 def test_axis_labels_do_not_collide() -> None:
     for octaves in (-1, 0, 2, 8, 24, 60):
-        drawn = str(plot.histogram_svg(histogram(1 << 20, octaves), name="k", path="0.0"))
+        drawn = str(plot.histogram_svg(histogram(1 << 20, octaves), name="k", at="0.0"))
         labels = re.findall(r'<text(?: class="(\w+)")? x="([\d.]+)" y="148">([^<]+)<', drawn)
         spans = []
         for place, x, text in labels:
@@ -210,3 +238,87 @@ def test_good_results_use_no_alarm_colour() -> None:
     run = passing()
     assert good_kernel().status == "ok"
     assert "is-wrong" not in html.render(run).split("<body>")[1].split("<script")[0]
+
+
+@pytest.fixture(scope="module")
+def everything() -> Reader:
+    return Reader(html.render(rich()))
+
+
+def words_of(reader: Reader) -> str:
+    return re.sub(r"\s+", " ", reader.text)
+
+
+def test_a_passing_run_says_what_comes_closest_to_its_limit() -> None:
+    text = words_of(Reader(html.render(passing())))
+    lead = text[text.index("The result closest to its limit") :]
+    assert lead.startswith("The result closest to its limit gelu_erf, y float32: 0.814 ULP, exhaustive,")
+    assert "Reproduce exactly this case: verify replay accuracy.py::gelu_erf" in lead[:600]
+
+
+def test_laws_stand_with_their_reasons_and_counterexamples(everything: Reader) -> None:
+    text = words_of(everything)
+    assert "Broken laws" in text
+    assert "a row changed with its neighbours </script><b>" in text
+    assert "among others 1.25 (0x3fa0)" in text
+    assert "--law 'batch invariance'" in text
+    # by reason, each once in the summary: laws of one reason share a line
+    assert "monotonicity, shift (bfloat16) the function is not monotone" in text
+    assert "gradcheck (bfloat16) finite differences need float64; this law runs in that dtype" in text
+    assert "worst element dx[3] analytic 0.5 numeric 0.50001" in text
+
+
+def test_special_values_hard_inputs_and_digest_are_shown(everything: Reader) -> None:
+    text = words_of(everything)
+    assert "Special values: all 3 right" in text
+    assert "Special values: 1 of 3 beyond the limit" in text
+    assert "Digest of the result bits: 0123456789abcdef." in text
+    assert "Inputs hardest to round" in text
+
+
+def test_speed_self_test_and_stages_are_shown_when_there_are_any(everything: Reader, reader: Reader) -> None:
+    text = words_of(everything)
+    assert "gelu(approximate=none) forward, bfloat16, 8192 x 4096" in text
+    assert "gelu_erf 0.0321 ms, 99% of the speed of a copy" in text
+    drawings = [attrs for tag, attrs in everything.elements if tag == "svg" and attrs.get("class") == "scatter"]
+    # a backward pass without a measured gradient has no error, so no place in the drawing
+    assert [attrs["aria-label"].count(" ms, ") for attrs in drawings] == [3, 1]
+    assert "2 of 3 mutants killed; comparing randn outputs with assert_close would have seen 1" in text
+    assert "False alarms on 9 correct twins: 1." in text
+    assert "mutant_<script>alive linear✗ alive" in text
+    assert "mutant_race linear○ not visible here" in text
+    assert "Laws that killed none: contract." in text
+    assert "hunt○ incomplete the budget was spent <i>1 min 40 s" in text.replace("hunt ○", "hunt○")
+    for title in ("Accuracy against speed", "Would the laws have noticed?", "Stages", "Broken laws"):
+        assert title in text
+        assert title not in words_of(reader)
+
+
+def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
+    found = curve([255.0, 200.0, 12.0, 3.0])
+    drawn = str(curve_plot.curve_svg(found, 4.0, "bfloat16", name="k y", at="0.0"))
+    ours = re.search(r'class="ours" d="([^"]*)"', drawn)
+    assert ours is not None
+    assert ours[1].count("H") == sum(bool(count) for count in found.counts)
+    over = re.search(r'class="bad" d="([^"]*)"', drawn)
+    assert over is not None
+    assert over[1].count("H") == 3  # the bins beyond the limit
+    label = re.search(r'aria-label="(.*?)"', drawn)
+    assert label is not None
+    assert label[1].endswith("Worst: x from -16 to -15.6667: 255 ULP at x = -16 (0xc180), PyTorch 255 ULP; 16 inputs")
+    assert 'class="cross"' not in drawn
+
+
+def test_the_curve_keeps_nan_in_a_lane_of_its_own() -> None:
+    drawn = str(curve_plot.curve_svg(curve(["nan", "inf", 3.0]), 4.0, "bfloat16", name="k", at="0.0"))
+    assert 'class="cross"' in drawn
+    assert "Worst: x from -16 to -15.6667: NaN ULP" in drawn
+    assert "nan" not in re.sub(r'aria-label=".*?"', "", drawn)
+
+
+def test_a_line_over_the_limit_lies_above_the_limit_in_sparklines() -> None:
+    drawn = str(curve_plot.spark([0.5, 8.0], 4.0, label="k"))
+    path = re.search(r'class="ours" d="M0 ([\d.]+)H48.0V([\d.]+)H96.0"', drawn)
+    limit = re.search(r'class="limit" d="M0 ([\d.]+)H96"', drawn)
+    assert path is not None and limit is not None
+    assert float(path[1]) > float(limit[1]) > float(path[2])  # the upper edge of a drawing is 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.report.sample import passing
+from tests.report.sample import passing, rich, sample
 from verify.record import LawRun, Run
 from verify.report import html, markdown, terminal, verdict
 
@@ -48,10 +48,40 @@ def test_a_peer_breaks_laws_without_being_judged(run: Run) -> None:
 
 def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
     page = html.render(run)
-    assert "needs a CUDA device" in page
+    assert "CUDA graph</dt><dd>needs a CUDA device" in page
     assert "&lt;b&gt;1.0&lt;/b&gt;" in page
-    assert "<b>1.0</b>" not in page.split('type="application/json"')[0]
+    assert "<b>1.0</b>" not in page.split('type="application/gzip"')[0]
     text = markdown.render(run)
     assert "law broken" in text
     assert "--law 'layout independence'" in text
     assert "<b>1.0</b>" not in text
+
+
+def test_laws_that_were_not_tried_are_listed_by_reason_not_only_counted() -> None:
+    text = terminal.render(rich(), width=80, color=False)
+    block = text[text.index("○ laws not applicable") :]
+    assert block.startswith(
+        "○ laws not applicable\n"
+        "    the function is not monotone\n"
+        "        monotonicity, shift: 2 kernels\n"
+        "    finite differences need float64; this law runs in that dtype\n"
+        "        gradcheck: 2 kernels\n"
+    )
+    assert max(map(len, block.splitlines()[:5])) <= 80
+    assert "laws not applicable" not in terminal.render(sample(), width=80, color=False)
+
+
+def test_many_reasons_stay_a_short_list(run: Run) -> None:
+    laws = [msgspec.structs.replace(SKIPPED, message=f"reason {k}") for k in range(40)]
+    kernels = [msgspec.structs.replace(run.kernels[0], laws=laws)]
+    text = terminal.render(msgspec.structs.replace(run, kernels=kernels), width=80, color=False)
+    assert text.count("CUDA graph: 1 kernel") == 16
+    assert "24 more reasons; the record has them" in text
+
+
+def test_a_law_skipped_in_some_dtypes_names_them() -> None:
+    both = [msgspec.structs.replace(SKIPPED, dtype=name) for name in ("bfloat16", "float32")]
+    assert verdict.skipped_laws(both) == [("needs a CUDA device", "CUDA graph")]
+    assert verdict.skipped_laws([*both, msgspec.structs.replace(KEPT, dtype="float64")]) == [
+        ("needs a CUDA device", "CUDA graph (bfloat16, float32)")
+    ]

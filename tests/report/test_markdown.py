@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, passing, sample
+from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, rich, sample
+from verify.record import LawRun
 from verify.report import markdown, verdict, words
 
 ALLOWED = {
@@ -100,7 +102,7 @@ def test_the_verdict_comes_first_and_the_command_last() -> None:
 
 def test_every_result_has_a_row_worst_first() -> None:
     run = sample()
-    rows = [row for row in Reader(markdown.render(run)).rows if len(row) == 8][1:]
+    rows = [row for row in Reader(markdown.render(run)).rows if len(row) == 8 and row[0] != "kernel"]
     results = sum(len(kernel.results) for kernel in run.kernels)
     bare = sum(not kernel.results for kernel in run.kernels)
     assert len(rows) == results + bare
@@ -130,11 +132,46 @@ def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
     assert not reader.stack  # cut between pieces, never inside one
     if limit < 900:
         return
-    rows = max(0, sum(len(row) == 8 for row in reader.rows) - 1)
-    left_out = re.search(r"([\d,]+) more rows left out", text)
-    missing = int(left_out[1].replace(",", "")) if left_out else 0
+    rows = sum(len(row) == 8 and row[0] != "kernel" for row in reader.rows)
+    missing = sum(int(count.replace(",", "")) for count in re.findall(r"([\d,]+) more rows left out", text))
     assert rows + missing == sum(len(kernel.results) for kernel in run.kernels)
-    details = text.count("<details>")
+    details = text.count("<details><summary>✗")
     left_out = re.search(r"([\d,]+) more wrong results left out", text)
     missing = int(left_out[1].replace(",", "")) if left_out else 0
     assert details + missing == len(verdict.wrong_results(run))
+
+
+def test_what_is_in_order_is_folded_away() -> None:
+    text = markdown.render(sample())
+    before, folded = text.split("rows in order, or of peers</summary>")
+    assert before.count("<details>") == before.count("</details>") + 1
+    assert "gelu&#95;erf" not in before.split("**Not measured**")[0]
+    assert "<code>gelu_erf</code>" in folded
+    assert "<code>eager_gelu</code> | <code>y</code> | <code>bfloat16</code>" in before
+
+
+def test_laws_that_were_not_tried_are_told_by_reason() -> None:
+    text = markdown.render(rich())
+    assert "- the function is not monotone (monotonicity, shift: 2 kernels)" in text.replace("&#58;", ":")
+    assert "laws not applicable, by reason" in text
+
+
+def test_a_hostile_and_huge_record_stays_below_the_cap_and_closed() -> None:
+    """Every text as long and as active as it gets."""
+    awful = "<details>`" * 4_000 + "@octocat #1 |\n" * 500
+    kernel = msgspec.structs.replace(
+        sample().kernels[1],
+        name=awful,
+        target=awful,
+        message=awful,
+        hint=awful,
+        status="error",
+        laws=[LawRun(awful, awful, "skipped", 0, awful), LawRun(awful, awful, "broken", 1, awful, {awful: awful})],
+    )
+    run = msgspec.structs.replace(make([kernel] * 40), command=awful, id=awful, profile=awful, incomplete=[awful] * 50)
+    text = markdown.render(run)
+    assert len(text) < 60_001
+    assert text.startswith("### ✗ verify: **fail:** ")
+    reader = Reader(text)
+    assert reader.tags <= ALLOWED
+    assert not reader.stack

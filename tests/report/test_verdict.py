@@ -100,6 +100,14 @@ def test_sentences() -> None:
     assert verdict.sentence(one) == ("fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP")
 
 
+def test_a_result_that_is_wrong_within_its_limit_says_why() -> None:
+    kernel = eager_kernel()
+    reason = "wrong at 2 infinite or NaN inputs, right at all others"
+    result = msgspec.structs.replace(kernel.results[0], limit=1000.0, reason=reason)
+    run = make([msgspec.structs.replace(kernel, results=[result])])
+    assert verdict.sentence(run) == f"fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: {reason}"
+
+
 def test_every_sentence_begins_with_the_verdict_of_the_record() -> None:
     for run in (sample(), passing(), incomplete(), empty()):
         assert verdict.sentence(run).split(":")[0] == run.verdict

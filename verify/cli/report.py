@@ -1,13 +1,23 @@
-"""`verify report`: render a saved run record again."""
+"""`verify report`: render a saved run record again, beside bounds, another run or history if asked."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen
+
+if TYPE_CHECKING:
+    from verify.compare import Comparison
+    from verify.gate import Verdict
+    from verify.record import Number, Run
+
+RECENT = 24  # earlier figures in a sparkline
+HALF = 30_000  # characters of a comment that the bounds may take, the run has the rest
 
 
 def add(commands: Any) -> None:
@@ -15,35 +25,132 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="render a saved run record",
-        description="Render a run record as a table, an HTML page or Markdown.",
+        description="Render a run record as a table, an HTML page or Markdown; beside bounds, an earlier run or the "
+        "history of a folder if asked. See docs/report.md for how to read it.",
     )
     parser.add_argument("record", metavar="RUN.json")
     parser.add_argument("--html", metavar="PATH", help="write one self-contained HTML page")
     parser.add_argument("--markdown", metavar="PATH", help="write Markdown; - for stdout")
+    parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")
+    parser.add_argument("--base", metavar="RUN.json", help="show what changed since this run")
+    parser.add_argument("--bounds", metavar="DIR", help="show the verdict of these committed bounds")
+    parser.add_argument("--runs", metavar="DIR", help="show the history in this folder of records (HTML)")
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Render."""
-    from verify.record import load, write_atomically
+    from verify.errors import UsageError
+    from verify.record import load
 
+    page = bool(options.html or options.open)
+    if options.runs and not page:
+        raise UsageError("--runs draws into the HTML page; it received no --html and no --open")
+    if options.base and options.markdown and not options.bounds:
+        raise UsageError("--base is part of a comment only beside --bounds", hint="verify compare BASE.json HEAD.json")
     run = load(options.record)
+    base, gate = _base(options.base, run), _gate(options.bounds, run)
     if options.markdown:
-        from verify.report import markdown
-
-        text = markdown.render(run, record=options.record)
-        if options.markdown == "-":
-            sys.stdout.write(text)
-        else:
-            write_atomically(options.markdown, text.encode())
-            print(f"report: {Path(options.markdown).resolve()}")
-    if options.html:
-        from verify.report import html
-
-        write_atomically(options.html, html.render(run).encode())
-        print(f"report: {Path(options.html).resolve()}")
-    if not options.markdown and not options.html:
-        from verify.report import terminal
-
-        sys.stdout.write(terminal.render(run, width=screen.width(), color=screen.colour(), record=options.record))
+        _markdown(options, run, base, gate)
+    if page:
+        _html(options, run, base, gate)
+    if not options.markdown and not page:
+        _terminal(options, run, base, gate)
     return 0
+
+
+def _base(path: str | None, run: Run) -> Comparison | None:
+    if path is None:
+        return None
+    from verify.compare import compare
+    from verify.record import load
+
+    return compare(load(path), run)
+
+
+def _gate(folder: str | None, run: Run) -> Verdict | None:
+    if folder is None:
+        return None
+    from verify import bounds, gate
+    from verify.cli.gate import bounds_folder
+
+    return gate.judge([run], bounds.load(bounds_folder(folder)))
+
+
+def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str], list[Number]]:
+    """Figures of earlier runs on the same architecture, by result."""
+    if folder is None:
+        return {}
+    from verify.errors import UsageError
+    from verify.history import History
+    from verify.readings import arch_of
+    from verify.record import number
+
+    if not Path(folder).is_dir():
+        raise UsageError(f"--runs names a folder of records; there is none at {folder}")
+    found: dict[tuple[str, str, str], list[Number]] = {}
+    progress = screen.Progress()
+    with History(folder) as history:
+        history.refresh(progress)
+        progress.clear()
+        for kernel in {item.name for item in run.kernels if not item.peer}:
+            for line in history.series(kernel, arch=arch_of(run)):
+                earlier = [
+                    number(point.value)
+                    for point in history.points(line)
+                    if point.record != run.id and point.created < run.created
+                ]
+                if line.source == "run" and earlier:
+                    found[kernel, line.output, line.dtype] = earlier[-RECENT:]
+    return found
+
+
+def _html(options: argparse.Namespace, run: Run, base: Comparison | None, gate: Verdict | None) -> None:
+    from verify.record import write_atomically
+    from verify.report import html
+
+    text = html.render(run, base=base, gate=gate, history=earlier(options.runs, run))
+    path = Path(options.html) if options.html else Path(tempfile.mkdtemp(prefix="verify-")) / "report.html"
+    write_atomically(path, text.encode())
+    print(f"report: {path.resolve()}")
+    if options.open:
+        import webbrowser
+
+        if not webbrowser.open(path.resolve().as_uri()):
+            print("verify: no browser could be started; open the file above", file=sys.stderr)
+
+
+def _markdown(options: argparse.Namespace, run: Run, base: Comparison | None, gate: Verdict | None) -> None:
+    from verify.record import write_atomically
+
+    text = comment(run, options.record, base, gate)
+    if options.markdown == "-":
+        sys.stdout.write(text)
+    else:
+        write_atomically(options.markdown, text.encode())
+        print(f"report: {Path(options.markdown).resolve()}")
+
+
+def comment(run: Run, record: str, base: Comparison | None, gate: Verdict | None) -> str:
+    """The Markdown of a run, below that of the gate where there is one; together short enough for a comment."""
+    from verify.report import gate_markdown, markdown
+
+    if gate is None:
+        return markdown.render(run, record=record)
+    above = gate_markdown.render(gate, base, limit=HALF)
+    return f"{above}\n{markdown.render(run, record=record, limit=60_000 - len(above) - 1)}"
+
+
+def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, gate: Verdict | None) -> None:
+    from verify.report import terminal
+
+    width, color = screen.width(), screen.colour()
+    sys.stdout.write(terminal.render(run, width=width, color=color, record=options.record))
+    if base is not None:
+        from verify.report import compare_text
+
+        sys.stdout.write("\n" + compare_text.render(base, width=width, color=color))
+    if gate is not None:
+        from verify.report import gate_text
+
+        sys.stdout.write("\n" + gate_text.render(gate, width=width, color=color, records=[options.record]))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from verify.cli import screen
+from verify.cli import screen, spread
 
 
 def add(commands: Any) -> None:
@@ -39,8 +39,12 @@ def add(commands: Any) -> None:
         "--jobs", type=int, default=0, metavar="N", help="kernels at a time (default: 1 on a GPU, else one per core)"
     )
     parser.add_argument(
-        "--laws", choices=("quick", "ci", "nightly"), default="", help="try the laws too, with this profile"
+        "--laws",
+        choices=("quick", "ci", "nightly", "exhaustive"),
+        default="",
+        help="try the laws too, with this profile",
     )
+    spread.add(parser)
     parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the table")
     parser.add_argument("--html", metavar="PATH", help="write the HTML report")
     parser.add_argument("--markdown", metavar="PATH", help="write the Markdown report")
@@ -76,7 +80,8 @@ def main(options: argparse.Namespace) -> int:
         dtypes=tuple(named(item).name for item in options.dtype),
         progress=progress,
     )
-    result = run(targets, session, command_line(_arguments(options)))
+    with spread.cluster(options, targets, options.backend) as session.cluster:
+        result = run(targets, session, command_line(_arguments(options)))
     progress.clear()
 
     if options.json and options.json != "-":

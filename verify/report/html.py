@@ -1,29 +1,32 @@
 """The report as one HTML file that needs nothing else: no server, no network, no other file.
 
-The page's policy forbids every request, and style and script run only because their hashes are in
-it. The record is embedded as JSON; the page reads replay commands from there: they are stored once.
+The page's policy forbids every request, and style and script run only because their hashes are in it. Sections
+beyond the first ones, and the record itself, lie in the page compressed; sections are unpacked when they are opened.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import math
-import re
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from verify.record import Figures, KernelRun, LawRun, Result, Run, Worst, value_of
-from verify.report import plot, verdict, words
+from verify.record import KernelRun, Number, Result, Run, encode, value_of
+from verify.report import against, curve_plot, plot, speed_plot, verdict, views, words
+from verify.report.against import Against, History
 from verify.report.signs import GLYPHS
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from verify.compare import Comparison
+    from verify.gate import Verdict
+
+INLINE = 160_000  # characters of kernel sections that are written out; the rest is compressed
 RANK = {"wrong": 6, "crashed": 5, "timeout": 4, "error": 3, "skipped": 2, "ok": 1, "peer": 0}
 COLUMNS = (  # key, heading, numeric
     ("kernel", "Kernel", False),
@@ -31,7 +34,6 @@ COLUMNS = (  # key, heading, numeric
     ("dtype", "Dtype", False),
     ("max", "Max ULP", True),
     ("basis", "Basis", True),
-    ("p999", "p99.9", True),
     ("misrounded", "Misrounded", True),
     ("baseline", "PyTorch max", True),
     ("verdict", "Verdict", True),
@@ -54,125 +56,39 @@ class Row:
     standing: str
     cells: dict[str, Cell]
     strip: Markup | None
+    spark: Markup | str
+    trend: Markup | str
     call: str
 
 
-@dataclass(frozen=True)
-class FiguresView:
-    """One implementation's figures over one region, as text."""
-
-    maximum: str
-    p999: str
-    misrounded: str
-    nonfinite: str
-
-
-@dataclass(frozen=True)
-class RegimeView:
-    """One region: ours beside PyTorch's."""
-
-    name: str
-    region: str
-    n: str
-    ours: FiguresView
-    theirs: FiguresView | None
-    strip: Markup
-    bad: bool
-
-
-@dataclass(frozen=True)
-class WorstView:
-    """One bad element. Its replay command stays in the embedded record, where the page finds it."""
-
-    index: str
-    inputs: str
-    got: str
-    got_hex: str
-    truth: str
-    error: str
-    replay: str
-
-
-@dataclass(frozen=True)
-class ResultView:
-    """One output or gradient in one dtype; `path` is where it stands in the embedded record."""
-
-    path: str
-    title: str
-    standing: str
-    label: str
-    maximum: str
-    basis: str
-    limit: str
-    p999: str
-    mean: str
-    misrounded: str
-    nonfinite: str
-    reason: str
-    truth: str
-    scaled: bool
-    baseline: str
-    baseline_name: str
-    baseline_worst: WorstView | None
-    regimes: list[RegimeView]
-    histogram: Markup
-    worst: list[WorstView]
-
-
-@dataclass(frozen=True)
-class LawView:
-    """One law in one dtype: kept, broken or not applicable, with what was found."""
-
-    law: str
-    dtype: str
-    standing: str
-    word: str
-    cases: str
-    message: str
-    facts: list[str]
-    replay: str
-
-
-@dataclass(frozen=True)
-class KernelView:
-    """One kernel: its section of the page."""
-
-    anchor: str
-    name: str
-    standing: str
-    word: str
-    call: str
-    target: str
-    promise: str
-    message: list[str]
-    hint: str
-    notes: list[str]
-    seconds: str
-    rerun: str
-    results: list[ResultView]
-    laws: list[LawView]
-    summary: str
-
-
-def render(run: Run) -> str:
-    """The whole page."""
-    from jinja2 import Environment, StrictUndefined
+def render(
+    run: Run, *, base: Comparison | None = None, gate: Verdict | None = None, history: History | None = None
+) -> str:
+    """The whole page; `base`, `gate` and `history` are shown beside the run where they are given."""
+    from jinja2 import DictLoader, Environment, StrictUndefined
     from markupsafe import Markup
 
     style, script = asset("report.css"), asset("report.js")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(asset("report.html.j2"))
-    worst = verdict.worst_result(run)
-    kernels = [_kernel(run, index) for index in range(len(run.kernels))]
-    return template.render(
+    pages = {name: asset(name) for name in ("report.html.j2", "kernel.html.j2", "parts.html.j2", "beside.html.j2")}
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=DictLoader(pages)
+    )
+    environment.globals.update(sign=GLYPHS, word=verdict.STATUS_WORD)
+    kernels = [views.kernel_view(run, index, history) for index in range(len(run.kernels))]
+    section = environment.get_template("kernel.html.j2")
+    headline = _headline(run)
+    first = "" if headline is None else headline["anchor"]
+    written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
+    lines = rows(run, history)
+    return environment.get_template("report.html.j2").render(
         policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
-        record=embedded(run),
+        record=compressed(encode(run)),
+        packed=compressed(json.dumps(packed).encode()) if packed else "",
+        written={anchor: Markup(text) for anchor, text in written.items()},
         run=run,
         state={"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict],
-        sign=GLYPHS,
-        word=verdict.STATUS_WORD,
         clauses=verdict.clauses(run),
         sentence=verdict.sentence(run),
         setting=verdict.setting(run),
@@ -180,15 +96,87 @@ def render(run: Run) -> str:
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
         identity=words.clean(run.id),
         counts=_counts(run),
-        worst=None if worst is None else _headline(run, worst),
+        worst=headline,
         failures=[_failure(kernel) for kernel in verdict.failures(run)],
         missing=verdict.not_measured(run),
+        skipped_laws=verdict.skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
+        laws_line=verdict.laws_line(run),
+        broken=[_broken(run, kernel.name, law) for kernel, law in verdict.broken_laws(run)],
+        beside=_beside(base, gate),
+        speeds=speed_plot.plots(run),
+        selftest=_selftest(run),
+        stages=run.stages,
         next_command=verdict.next_command(run),
         columns=COLUMNS,
-        rows=rows(run),
+        rows=lines,
+        trends=any(row.trend for row in lines),
         kernels=kernels,
+        opened=first,
         environment=words.flat(run.environment),
+        seconds=words.seconds,
+        clean=words.clean,
     )
+
+
+def _sections(sections: dict[str, str], first: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Which sections are written out, the one that opens with the page among them, and which are compressed."""
+    order = sorted(sections, key=lambda anchor: anchor != first)
+    written: dict[str, str] = {}
+    room = INLINE
+    for anchor in order:
+        room -= len(sections[anchor])
+        if written and room < 0:
+            break
+        written[anchor] = sections[anchor]
+    return written, {anchor: text for anchor, text in sections.items() if anchor not in written}
+
+
+def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:
+    found = [] if gate is None else [against.bounds(gate)]
+    return found if base is None else [*found, against.base(base)]
+
+
+def _broken(run: Run, kernel: str, law: Any) -> dict[str, str]:
+    index = next(place for place, item in enumerate(run.kernels) if item.name == kernel and law in item.laws)
+    return {
+        "anchor": f"kernel-{index}",
+        "kernel": words.clean(kernel),
+        "law": f"{words.clean(law.law)} {words.clean(law.dtype)}",
+        "message": words.clean(law.message),
+        "replay": words.clean(law.replay),
+    }
+
+
+def _selftest(run: Run) -> dict[str, Any] | None:
+    """The kill matrix: a row per mutant, a column per law that killed any."""
+    if run.selftest is None:
+        return None
+    kills = run.selftest.kills
+    visible = [kill for kill in kills if kill.visible]
+    killed = sum(bool(kill.killed_by) for kill in visible)
+    seen = [law for law in run.selftest.laws if any(law in kill.killed_by for kill in kills)]
+    return {
+        "sentence": f"{killed:,} of {words.plural(len(visible), 'mutant')} killed; comparing randn outputs with "
+        f"assert_close would have seen {sum(kill.assert_close for kill in visible):,}, with the tolerances of the "
+        f"project that had the bug {sum(kill.loose for kill in visible):,}",
+        "alarms": [words.clean(line) for line in run.selftest.alarms],
+        "twins": words.plural(run.selftest.twins, "correct twin"),
+        "profile": words.clean(run.selftest.profile),
+        "laws": [words.clean(law) for law in seen],
+        "idle": [words.clean(law) for law in run.selftest.laws if law not in seen],
+        "rows": [
+            {
+                "mutant": words.clean(kill.mutant),
+                "family": words.clean(kill.family),
+                "cells": [law in kill.killed_by for law in seen],
+                "standing": "skipped" if not kill.visible else "ok" if kill.killed_by else "wrong",
+                "word": "not visible here" if not kill.visible else "killed" if kill.killed_by else "alive",
+                "assert_close": kill.assert_close,
+                "loose": kill.loose,
+            }
+            for kill in kills
+        ],
+    }
 
 
 def asset(name: str) -> str:
@@ -210,20 +198,12 @@ def policy(style: str, script: str) -> str:
     )
 
 
-def embedded(run: Run) -> Markup:
-    """The record as JSON in ASCII that cannot end its script element: the same value."""
-    from markupsafe import Markup
-
-    text = msgspec.json.encode(run, order="sorted").decode()
-    # outside its strings JSON has none of these characters, so each may become an escape
-    return Markup(re.sub("[<>&]|[^\0-\x7f]", lambda match: _escape(match[0]), text))
+def compressed(data: bytes) -> str:
+    """Bytes as the page holds them: gzip in base64, the same text for the same bytes on every day."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def _escape(char: str) -> str:
-    return f"\\u{ord(char):04x}" if char in "<>&" else json.dumps(char)[1:-1]
-
-
-def rows(run: Run) -> list[Row]:
+def rows(run: Run, history: History | None = None) -> list[Row]:
     """All lines of the table, worst first: the order in which the page opens."""
     found: list[tuple[tuple[float, ...], Row]] = []
     for index, kernel in enumerate(run.kernels):
@@ -231,7 +211,7 @@ def rows(run: Run) -> list[Row]:
         for result in kernel.results:
             standing = verdict.standing(kernel, result)
             order = (-RANK[standing], *(-part for part in verdict.badness(result)))
-            found.append((order, _row(anchor, standing, kernel, result)))
+            found.append((order, _row(anchor, standing, kernel, result, history)))
         if not kernel.results or kernel.status not in ("ok", "wrong"):
             standing = verdict.standing(kernel)
             found.append(((-RANK[standing],), _bare_row(anchor, standing, kernel)))
@@ -239,7 +219,7 @@ def rows(run: Run) -> list[Row]:
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
-def _row(anchor: str, standing: str, kernel: KernelRun, result: Result) -> Row:
+def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history: History | None) -> Row:
     figures = verdict.judged(result.figures, result.gate)
     baseline = None if result.baseline is None else verdict.judged(result.baseline, result.gate)
     scaled = " scaled" if result.gate == "scaled" else ""
@@ -248,8 +228,7 @@ def _row(anchor: str, standing: str, kernel: KernelRun, result: Result) -> Row:
         "output": Cell(words.clean(result.output)),
         "dtype": Cell(words.clean(result.dtype)),
         "max": Cell(verdict.maximum(result.figures, result.gate) + scaled, sort_key(figures.upper)),
-        "basis": Cell(words.basis(result.basis), str(result.basis.n)),
-        "p999": Cell(words.ulp(figures.p999), sort_key(figures.p999)),
+        "basis": Cell(words.basis_short(result.basis), str(result.basis.n)),
         "misrounded": Cell(
             words.share(result.figures.misrounded, result.figures.n),
             f"{result.figures.misrounded / max(result.figures.n, 1):.9g}",
@@ -265,14 +244,28 @@ def _row(anchor: str, standing: str, kernel: KernelRun, result: Result) -> Row:
         result.limit,
         bad=standing == "wrong",
     )
-    return Row(anchor, standing, cells, strip, words.call(kernel.op, kernel.params))
+    title = verdict.title(kernel, result)
+    trend = against.trend(history, kernel, result)
+    spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {title} by input")
+    trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {title} over {len(trend)} runs")
+    return Row(anchor, standing, cells, strip, spark, trend_line, words.call(kernel.op, kernel.params))
+
+
+def _by_input(result: Result) -> tuple[list[Number], float]:
+    """The largest error in each bin of the input, or in each regime where a row decides."""
+    if result.curve is not None:
+        pairs = zip(result.curve.max_ulp, result.curve.counts, strict=True)
+        return [value for value, count in pairs if count], result.limit
+    if len(result.regimes) < 2:
+        return [], result.limit
+    return [verdict.judged(item.figures, result.gate).upper for item in result.regimes], result.limit
 
 
 def _bare_row(anchor: str, standing: str, kernel: KernelRun) -> Row:
     cells = {key: Cell("", "") for key, _, _ in COLUMNS}
     cells["kernel"] = Cell(verdict.name_of(kernel))
     cells["verdict"] = Cell(verdict.STATUS_WORD[kernel.status], str(RANK[standing]))
-    return Row(anchor, standing, cells, None, words.call(kernel.op, kernel.params))
+    return Row(anchor, standing, cells, None, "", "", words.call(kernel.op, kernel.params))
 
 
 def sort_key(value: Any) -> str:
@@ -298,18 +291,18 @@ def _counts(run: Run) -> list[tuple[str, str, str]]:
     return line
 
 
-def _headline(run: Run, found: verdict.Found) -> dict[str, Any]:
-    kernel_index = run.kernels.index(found.kernel)
-    result_index = found.kernel.results.index(found.result)
-    view = None
-    if found.worst is not None:
-        view = _worst(found.worst, found.result)
-    result = _result(run, kernel_index, result_index)
+def _headline(run: Run) -> dict[str, Any] | None:
+    """The worst wrong result, or of a run without one the result that comes closest to its limit."""
+    found = verdict.worst_result(run) or verdict.closest_result(run)
+    if found is None:
+        return None
+    index = next(place for place, kernel in enumerate(run.kernels) if kernel is found.kernel)
     return {
         "kernel": verdict.name_of(found.kernel),
-        "anchor": f"kernel-{kernel_index}",
-        "result": result,
-        "element": view,
+        "anchor": f"kernel-{index}",
+        "result": views.result_view(found.kernel, found.result),
+        "element": None if found.worst is None else views.worst_view(found.worst, found.result),
+        "wrong": found.result.status == "wrong",
     }
 
 
@@ -322,117 +315,3 @@ def _failure(kernel: KernelRun) -> dict[str, Any]:
         "hint": words.clean(kernel.hint),
         "rerun": verdict.rerun(kernel),
     }
-
-
-def _kernel(run: Run, index: int) -> KernelView:
-    kernel = run.kernels[index]
-    results = [_result(run, index, position) for position in range(len(kernel.results))]
-    standing = verdict.standing(kernel)
-    return KernelView(
-        anchor=f"kernel-{index}",
-        name=verdict.name_of(kernel),
-        standing=standing,
-        word=verdict.STATUS_WORD[kernel.status if not kernel.peer else "peer"],
-        call=words.call(kernel.op, kernel.params),
-        target=words.clean(kernel.target),
-        promise=words.clean(kernel.promise),
-        message=words.clean_lines(kernel.message) if kernel.message else [],
-        hint=words.clean(kernel.hint),
-        notes=[words.clean(note) for note in kernel.notes],
-        seconds=words.seconds(kernel.seconds),
-        rerun=verdict.rerun(kernel),
-        results=results,
-        laws=[_law(law) for law in kernel.laws],
-        summary=", ".join(f"{result.title}: {result.label}" for result in results),
-    )
-
-
-def _law(law: LawRun) -> LawView:
-    return LawView(
-        law=words.clean(law.law),
-        dtype=words.clean(law.dtype),
-        standing="wrong" if law.status == "broken" else law.status,
-        word=verdict.LAW_WORD[law.status],
-        cases=f"{law.cases:,}",
-        message=words.clean(law.message),
-        facts=[f"{words.clean(name)}: {words.clean(value)}" for name, value in law.facts.items()],
-        replay=words.clean(law.replay),
-    )
-
-
-def _result(run: Run, kernel_index: int, result_index: int) -> ResultView:
-    kernel = run.kernels[kernel_index]
-    result = kernel.results[result_index]
-    path = f"{kernel_index}.{result_index}"
-    scaled = result.gate == "scaled"
-    unit = " ULP scaled" if scaled else " ULP"
-    maximum = verdict.maximum(result.figures, result.gate)
-    title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
-    theirs = "" if result.baseline is None else verdict.maximum(result.baseline, result.gate)
-    n, missed = result.figures.n, result.figures.misrounded
-    return ResultView(
-        path=path,
-        title=title,
-        standing=verdict.standing(kernel, result),
-        label=verdict.label(kernel, result),
-        maximum=maximum if maximum == "NaN" else maximum + unit,
-        basis=words.basis(result.basis),
-        limit=f"{words.decimal(result.limit)}{unit}",
-        p999=words.ulp(verdict.judged(result.figures, result.gate).p999),
-        mean=words.ulp(result.figures.mean),
-        misrounded=f"{missed:,} of {n:,} ({words.share(missed, n)})",
-        nonfinite=f"{result.figures.nonfinite:,}" if result.figures.nonfinite else "",
-        reason=words.clean(result.reason),
-        truth=_truth(result),
-        scaled=scaled,
-        baseline=theirs if theirs in ("", "NaN") else theirs + unit,
-        baseline_name=words.clean(result.baseline_name) or "PyTorch",
-        baseline_worst=_worst(result.baseline_worst[0], result) if result.baseline_worst else None,
-        regimes=[_regime(result, index) for index in range(len(result.regimes))],
-        histogram=plot.histogram_svg(result.histogram, name=f"{words.clean(kernel.name)} {title}", path=path),
-        worst=[_worst(item, result) for item in result.worst],
-    )
-
-
-def _truth(result: Result) -> str:
-    if result.certificate == "exact":
-        return "Truth: exact arithmetic throughout."
-    settled = f"; {words.plural(result.escalated, 'element')} settled in exact arithmetic" if result.escalated else ""
-    return f"Truth: float64, certificate: {words.clean(result.certificate)}{settled}."
-
-
-def _regime(result: Result, index: int) -> RegimeView:
-    regime = result.regimes[index]
-    ours = verdict.judged(regime.figures, result.gate)
-    theirs = None if regime.baseline is None else verdict.judged(regime.baseline, result.gate)
-    bad = not (value_of(ours.upper) <= result.limit)
-    return RegimeView(
-        name=words.clean(regime.name),
-        region=words.region(regime),
-        n=f"{regime.figures.n:,}",
-        ours=_figures(regime.figures, result),
-        theirs=None if regime.baseline is None else _figures(regime.baseline, result),
-        strip=plot.strip(ours.upper, None if theirs is None else theirs.upper, result.limit, bad=bad),
-        bad=bad,
-    )
-
-
-def _figures(figures: Figures, result: Result) -> FiguresView:
-    return FiguresView(
-        maximum=verdict.maximum(figures, result.gate),
-        p999=words.ulp(verdict.judged(figures, result.gate).p999),
-        misrounded=words.share(figures.misrounded, figures.n),
-        nonfinite=f"{figures.nonfinite:,}" if figures.nonfinite else "",
-    )
-
-
-def _worst(item: Worst, result: Result) -> WorstView:
-    return WorstView(
-        index=verdict.index_text(item),
-        inputs=verdict.inputs_text(item),
-        got=words.clean(item.got),
-        got_hex=words.clean(item.got_hex),
-        truth=words.clean(item.truth),
-        error=verdict.error_text(item, result.gate),
-        replay=words.clean(item.replay),
-    )

@@ -41,11 +41,24 @@ def render(run: Run, *, limit: int = 60_000, record: str = "run.json") -> str:
     wrong = [_worst(found) for found in verdict.wrong_results(run)]
     wrong += [_law(kernel, law) for kernel, law in verdict.broken_laws(run)]
     failed = [_failure(kernel) for kernel in verdict.failures(run)]
-    # a long table of good rows must not crowd out the worst inputs
-    budget.fill(_rows(run), "rows", head=HEADER, foot=_notes(run), share=0.6 if wrong or failed else 1.0)
+    rows = _rows(run)
+    calm = [line for rank, line in rows if rank >= RANK["ok"]]
+    # a long table must not crowd out the worst inputs
+    share = 0.6 if wrong or failed else 1.0
+    budget.fill([line for rank, line in rows if rank < RANK["ok"]], "rows", head=HEADER, foot=_notes(run), share=share)
     budget.fill(wrong, "wrong results")
     budget.fill(failed, "failed kernels")
+    within = f"<details><summary>{words.plural(len(calm), 'row')} in order, or of peers</summary>\n\n{HEADER}"
+    budget.fill(calm, "rows", head=within, foot="\n</details>\n")
+    budget.fill(_untried(run), "reasons", head=_UNTRIED, foot="\n</details>\n")
     return budget.text()
+
+
+_UNTRIED = "<details><summary>○ laws not applicable, by reason</summary>\n"
+
+
+def _untried(run: Run) -> list[str]:
+    return [f"- {_text(reason)} ({_text(what)})" for reason, what in verdict.untried_laws(run)]
 
 
 class _Budget:
@@ -132,8 +145,8 @@ def _notes(run: Run) -> str:
     return f"\n<sub>{' '.join(notes)}</sub>\n" if notes else ""
 
 
-def _rows(run: Run) -> list[str]:
-    """Worst first, so that what is left out for length is what matters least."""
+def _rows(run: Run) -> list[tuple[int, str]]:
+    """(rank, row), worst first, so that what is left out for length is what matters least."""
     found: list[tuple[tuple[float, ...], str]] = []
     for kernel in run.kernels:
         for result in kernel.results:
@@ -145,7 +158,7 @@ def _rows(run: Run) -> list[str]:
             word = verdict.STATUS_WORD[kernel.status]
             cells = [_code(verdict.name_of(kernel)), *[""] * 6, f"{GLYPHS[standing]} {word}"]
             found.append(((RANK[standing],), _line(cells)))
-    return [line for _, line in sorted(found, key=lambda pair: pair[0])]
+    return [(int(order[0]), line) for order, line in sorted(found, key=lambda pair: pair[0])]
 
 
 def _row(kernel: KernelRun, result: Result, standing: str) -> str:
@@ -208,7 +221,7 @@ def _worst(found: Found) -> str:
         facts = [
             ("input", _code(verdict.inputs_text(worst)) + (f" at {_code(where)}" if where else "")),
             ("got", f"{_code(worst.got)} ({_code(worst.got_hex)})"),
-            ("truth", _code(worst.truth)),
+            ("truth", _code(words.truth(worst.truth))),
             ("error", _text(verdict.error_text(worst, result.gate))),
             *facts,
         ]

@@ -56,19 +56,17 @@ def strip(ours: Number, baseline: Number | None, limit: float | None, *, bad: bo
     return Markup(f'<svg class="strip" {box} aria-hidden="true">{"".join(marks)}</svg>')
 
 
-def bins(histogram: Histogram) -> Iterator[tuple[str, int]]:
-    """The bins that hold anything, as text and count: ("1/2 to 1", 312)."""
+def bins(histogram: Histogram) -> Iterator[tuple[Number, Number, int]]:
+    """The bins: lower edge, upper edge, count."""
     edges = histogram.edges
-    for low, high, count in zip(edges, edges[1:], histogram.counts, strict=False):
-        if count:
-            yield f"{power(low)} to {power(high)}", count
+    yield from zip(edges, edges[1:], histogram.counts, strict=False)
 
 
-def histogram_svg(histogram: Histogram, *, name: str, path: str) -> Markup:
+def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
     """Signed errors in octave bins, log counts; the band is where a result is correctly rounded.
 
-    `name` begins the text alternative, which lists every bin that holds something; `path` is where
-    the histogram stands in the embedded record, from which the page reads what it shows on hover.
+    `name` begins the text alternative, which lists every bin that holds something. `at` is where the result stands
+    in the embedded record, from which the page reads what a bin says when it is pointed at or reached by keyboard.
     """
     from markupsafe import Markup, escape
 
@@ -80,12 +78,12 @@ def histogram_svg(histogram: Histogram, *, name: str, path: str) -> Markup:
     unit = (BASELINE - TOP) / top
     parts = [*_band(edges, step), *_gridlines(top, unit), *_bars(histogram, step, unit)]
     parts += _axis(edges, step)
-    listing = "; ".join(f"{where}: {count:,}" for where, count in bins(histogram))
-    label = f"Signed errors of {name} in ULP, logarithmic counts. {listing}"
+    told = [f"{power(low)} to {power(high)}: {count:,}" for low, high, count in bins(histogram) if count]
+    label = f"Signed errors of {name} in ULP, logarithmic counts. {'; '.join(told)}"
     box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
-    data = f'data-path="{path}" data-from="{GUTTER:g}"'
+    data = f'data-at="{at}" data-from="{GUTTER:g}" data-worst="{len(counts) // 2}"'
     opening = f'<svg class="histogram" {box} role="img" {data} aria-label="{escape(label)}">'
-    return Markup(f"{opening}{''.join(parts)}</svg>")
+    return Markup(f'{opening}<path class="cursor"/>{"".join(parts)}</svg>')
 
 
 def _band(edges: list[Number], step: float) -> list[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MARGIN = 4  # of the details below a heading
 MOST_BLOCKS = 12  # wrong results told in full
+MOST_REASONS = 16  # why laws were not tried
 MOST_LINES = 12  # of a message, which may be a whole traceback; the record has the rest
 
 
@@ -64,6 +65,7 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
     for kernel in verdict.failures(run):
         _failure(console, kernel, signs)
     _not_measured(console, run, signs)
+    _untried_laws(console, run, signs)
     _closing(console, run, signs, record)
     stream = console.file
     assert isinstance(stream, io.StringIO)
@@ -84,7 +86,7 @@ def _wrong(console: Console, kernel: KernelRun, result: Result, signs: Signs) ->
         where = verdict.index_text(worst)
         _field(console, "input", verdict.inputs_text(worst) + (f" at {where}" if where else ""))
         _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
-        _field(console, "truth", words.clean(worst.truth))
+        _field(console, "truth", words.truth(worst.truth))
         _field(console, "error", verdict.error_text(worst, result.gate))
     _field(console, "limit", f"{words.decimal(result.limit)} ULP{scaled}")
     _field(console, "max", f"{maximum}{unit}, {words.basis(result.basis)}")
@@ -136,6 +138,20 @@ def _not_measured(console: Console, run: Run, signs: Signs) -> None:
             _field(console, "next", words.clean(kernel.hint))
 
 
+def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
+    """Laws that do not apply, by reason: a law that is not tried must not look like one that holds."""
+    untried = verdict.untried_laws(run)
+    if not untried:
+        return
+    _heading(console, "skipped", "laws not applicable", "", signs)
+    for reason, what in untried[:MOST_REASONS]:
+        _indented(console, reason)
+        _indented(console, what, margin=2 * MARGIN, style="dim")
+    if len(untried) > MOST_REASONS:
+        rest = words.plural(len(untried) - MOST_REASONS, "more reason")
+        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+
+
 def _closing(console: Console, run: Run, signs: Signs, record: str) -> None:
     from rich.text import Text
 
@@ -171,11 +187,11 @@ def _field(console: Console, name: str, value: str) -> None:
     console.print(Padding(row, (0, 0, 0, MARGIN)))
 
 
-def _indented(console: Console, text: str) -> None:
+def _indented(console: Console, text: str, *, margin: int = MARGIN, style: str = "") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, MARGIN)))
+    console.print(Padding(Text(text, overflow="fold", style=style), (0, 0, 0, margin)))
 
 
 def _command(console: Console, text: str) -> None:

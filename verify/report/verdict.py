@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,7 +105,13 @@ def error_text(worst: Worst, gate: Literal["plain", "scaled"]) -> str:
 
 def inputs_text(worst: Worst) -> str:
     """`x = -3.5 (0xc060), dy = 1 (0x3f80)`."""
-    return ", ".join(f"{clean(name)} = {clean(value)}" for name, value in worst.inputs.items())
+    return named_values(worst.inputs)
+
+
+def named_values(inputs: Mapping[str, str]) -> str:
+    """The same for any named inputs, the gradient that arrives last: a file keeps names in alphabetical order."""
+    ordered = sorted(inputs.items(), key=lambda item: item[0].startswith("d"))
+    return ", ".join(f"{clean(name)} = {clean(value)}" for name, value in ordered)
 
 
 def index_text(worst: Worst) -> str:
@@ -148,6 +155,44 @@ def laws_line(run: Run) -> str:
     return "laws: " + ", ".join(f"{found.count(k):,} {word}" for k, word in LAW_WORD.items() if k in found)
 
 
+def skipped_laws(laws: Iterable[LawRun]) -> list[tuple[str, str]]:
+    """(reason, what it kept from being tried) of every law that was not tried, by reason, in the order met.
+
+    `monotonicity, special values (bfloat16)`: the dtypes are left out where they are all that any law was asked for.
+    """
+    reasons: dict[str, dict[str, list[str]]] = {}
+    asked: dict[str, None] = {}
+    for law in laws:
+        asked[law.dtype] = None
+        if law.status == "skipped":
+            reason = clean(law.message) or "no reason was recorded"
+            reasons.setdefault(reason, {}).setdefault(clean(law.law), []).append(clean(law.dtype))
+    found = []
+    for reason, names in reasons.items():
+        grouped: dict[tuple[str, ...], list[str]] = {}
+        for name, dtypes in names.items():
+            grouped.setdefault(tuple(dict.fromkeys(dtypes)), []).append(name)
+        parts = [
+            ", ".join(found_names) + ("" if len(dtypes) == len(asked) else f" ({', '.join(dtypes)})")
+            for dtypes, found_names in grouped.items()
+        ]
+        found.append((reason, "; ".join(parts)))
+    return found
+
+
+def untried_laws(run: Run) -> list[tuple[str, str]]:
+    """(reason, `monotonicity, shift: 3 kernels`) of the laws that a whole run did not try, most kernels first."""
+    reasons: dict[str, tuple[dict[str, None], set[str]]] = {}
+    for kernel in run.kernels:
+        for law in kernel.laws:
+            if law.status == "skipped":
+                names, kernels = reasons.setdefault(clean(law.message) or "no reason was recorded", ({}, set()))
+                names[clean(law.law)] = None
+                kernels.add(kernel.target)
+    found = sorted(reasons.items(), key=lambda item: -len(item[1][1]))
+    return [(reason, f"{', '.join(names)}: {plural(len(kernels), 'kernel')}") for reason, (names, kernels) in found]
+
+
 def law_title(kernel: KernelRun, law: LawRun) -> str:
     """`my_gelu layout independence bfloat16`."""
     return f"{name_of(kernel)} {clean(law.law)} {clean(law.dtype)}"
@@ -161,6 +206,17 @@ def failures(run: Run) -> list[KernelRun]:
 def worst_result(run: Run) -> Found | None:
     """The worst of the wrong results: the one to look at first."""
     return max(wrong_results(run), key=lambda found: badness(found.result), default=None)
+
+
+def closest_result(run: Run) -> Found | None:
+    """Of the results within their limits the one that comes closest to its own."""
+    within = [
+        Found(kernel, result, result.worst[0] if result.worst else None)
+        for kernel in run.kernels
+        for result in kernel.results
+        if result.status == "ok" and not kernel.peer
+    ]
+    return max(within, key=lambda found: badness(found.result), default=None)
 
 
 def setting(run: Run) -> str:
@@ -188,6 +244,14 @@ def counts(run: Run) -> dict[str, int]:
     """How many kernels have each standing that occurs, in the order of `STATUS_WORD`."""
     found = [standing(kernel) for kernel in run.kernels]
     return {status: found.count(status) for status in STATUS_WORD if status in found}
+
+
+def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
+    """What is wrong with a result in a few words: its maximum, or the reason where the maximum is in order."""
+    if result.reason and value_of(judged(result.figures, result.gate).upper) <= result.limit:
+        return clean(result.reason)
+    figure = maximum(result.figures, result.gate, dash=dash)
+    return figure if figure == "NaN" else f"{figure} ULP"
 
 
 def sentence(run: Run, *, dash: str = "\N{EN DASH}") -> str:
@@ -219,9 +283,7 @@ def clauses(run: Run, *, dash: str = "\N{EN DASH}") -> list[str]:
         parts = [listed(_failed(found, total))]
         worst = worst_result(run)
         if worst is not None:
-            figure = maximum(worst.result.figures, worst.result.gate, dash=dash)
-            figure = figure if figure == "NaN" else f"{figure} ULP"
-            parts.append(f"the worst is {title(worst.kernel, worst.result)}: {figure}")
+            parts.append(f"the worst is {title(worst.kernel, worst.result)}: {trouble(worst.result, dash=dash)}")
         if broken := broken_laws(run):
             parts.append(f"{plural(len(broken), 'law')} broken, the first is {law_title(*broken[0])}")
     return parts + ([missing] if missing else [])

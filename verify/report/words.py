@@ -208,3 +208,20 @@ def _scientific(value: Decimal) -> str:
     if digits == 100:  # 9.99e6 rounds up into the next power of ten
         digits, exponent = 10, exponent + 1
     return f"{digits // 10}.{digits % 10}e{exponent:+03d}"
+
+
+def escaped(text: str) -> str:
+    """Clean text for the inside of a drawing."""
+    from markupsafe import escape
+
+    return str(escape(clean(text)))
+
+
+def truth(text: str) -> str:
+    """An exact value as the record has it; an exponent that no format holds is shortened: -2.77e-2.5e+76."""
+    mantissa, sign, exponent = clean(text).partition("e")
+    digits = exponent.lstrip("+-")
+    if not sign or len(digits) < 12 or not digits.isdigit():
+        return mantissa + sign + exponent
+    side = "-" if exponent.startswith("-") else "+"
+    return f"{mantissa[:6]}…e{side}{digits[0]}.{digits[1]}e{len(digits) - 1}"

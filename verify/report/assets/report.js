@@ -25,23 +25,26 @@
     store.set("verify-theme", theme);
   });
 
-  // The record: one copy of it, for the download and for the replay commands.
-  const source = find("#record").textContent;
-  let record = null;
-  const parsed = () => (record ??= JSON.parse(source));
+  // The record and the sections beyond the first lie in the page as gzip in base64.
+  const bytesOf = (id) => Uint8Array.from(atob(find(id).textContent), (char) => char.charCodeAt(0));
+  const inflate = (id) =>
+    new Response(new Blob([bytesOf(id)]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const able = typeof DecompressionStream === "function";
+  let record = null; // as in the file: see resultAt
+  let source = "";
   const download = find("#download");
   download.hidden = false;
   download.addEventListener("click", () => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([source + "\n"], { type: "application/json" }));
-    link.download = `verify-${parsed().id.replace(/[^\w-]/g, "")}.json`;
+    const parts = able ? [[source], "application/json", ".json"] : [[bytesOf("#record")], "application/gzip", ".json.gz"];
+    link.href = URL.createObjectURL(new Blob(parts[0], { type: parts[1] }));
+    link.download = `verify-${find("#record").dataset.id.replace(/[^\w-]/g, "")}${parts[2]}`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   });
-
-  const at = (path) => {
+  const resultAt = (path) => {
     const [kernel, result] = path.split(".");
-    return parsed().kernels[kernel].results[result];
+    return record.kernels[kernel].results[result];
   };
 
   // Copy: the buttons are made here, because without a script they would do nothing. The command is also
@@ -51,15 +54,20 @@
     button.setAttribute("aria-label", label);
     return button;
   };
-  for (const command of all(".command")) command.append(copier("copy", "copy this command"));
-  for (const elements of all(".elements")) {
-    elements.tHead.rows[0].append(document.createElement("td"));
-    for (const row of elements.tBodies[0].rows) {
-      const cell = row.insertCell();
-      cell.className = "act";
-      cell.append(copier("copy replay", `copy the replay command of worst input ${row.sectionRowIndex + 1}`));
+  const furnish = (root) => {
+    for (const command of all(".command", root)) command.append(copier("copy", "copy this command"));
+    for (const elements of all(".elements", root)) {
+      if (!find("tr[data-replay]", elements)) continue;
+      elements.tHead.rows[0].append(document.createElement("td"));
+      for (const row of elements.tBodies[0].rows) {
+        const cell = row.insertCell();
+        cell.className = "act";
+        if (!row.dataset.replay) continue;
+        cell.append(copier("copy replay", `copy the replay command of input ${row.sectionRowIndex + 1}`));
+      }
     }
-  }
+    for (const drawing of all("svg.curve, svg.histogram", root)) explore(drawing);
+  };
   const visible = (text) =>
     text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]/gu, (c) => `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`);
   const write = async (text) => {
@@ -81,13 +89,12 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button.copy");
     if (!button) return;
-    const elements = button.closest(".elements");
-    const row = button.closest("tr");
-    const text = visible(elements ? at(elements.dataset.path).worst[row.sectionRowIndex].replay : button.previousElementSibling.textContent);
+    const row = button.closest("tr[data-replay]");
+    const text = visible(row ? row.dataset.replay : button.previousElementSibling.textContent);
     const done = await write(text);
     button.focus();
-    if (elements) {
-      const line = find(".copied", button.closest(".result"));
+    if (row) {
+      const line = button.closest("table").nextElementSibling;
       line.replaceChildren(done ? "Copied: " : "Copy this: ", Object.assign(document.createElement("code"), { textContent: text }));
       line.hidden = false;
       line.setAttribute("role", "status");
@@ -151,32 +158,117 @@
     filter(); // browsers restore form fields when a page is reloaded
   }
 
-  // Histograms: what lies under the pointer, from the record.
+  // Drawings: what the bin under the pointer says, or the one that the arrow keys have reached.
+  const number = (value) => (typeof value === "string" ? { nan: "NaN" }[value] ?? value : String(Number(value.toPrecision(6))));
+  const size = (value) => (typeof value === "number" && value >= 1e4 ? value.toExponential(2) : number(value));
   const power = (edge) => {
-    const size = Math.abs(edge);
-    const text = size && size < 1 ? `1/${1 / size}` : size > 8192 && isFinite(size) ? `2^${Math.log2(size)}` : String(size);
-    return (edge < 0 ? "-" : "") + text;
+    const large = Math.abs(Number(edge === "inf" ? Infinity : edge === "-inf" ? -Infinity : edge));
+    const text = large && large < 1 ? `1/${1 / large}` : large > 8192 && isFinite(large) ? `2^${Math.log2(large)}` : isFinite(large) ? String(large) : "inf";
+    return (String(edge).startsWith("-") ? "-" : "") + text;
   };
-  for (const plot of all("svg.histogram")) {
-    const reading = find(".reading", plot.parentElement);
-    plot.addEventListener("pointermove", (event) => {
-      const { edges, counts } = at(plot.dataset.path).histogram;
-      const box = plot.getBoundingClientRect();
-      const width = plot.viewBox.baseVal.width;
-      const gutter = Number(plot.dataset.from);
+  const valueOf = (bits, dtype) => {
+    const raw = BigInt(`0x${bits}`);
+    const view = new DataView(new ArrayBuffer(8));
+    if (dtype === "float64") { view.setBigUint64(0, raw); return view.getFloat64(0); }
+    if (dtype === "float32" || dtype === "bfloat16") {
+      view.setUint32(0, Number(dtype === "float32" ? raw : raw << 16n));
+      return view.getFloat32(0);
+    }
+    const [sign, exponent, mantissa] = [raw >> 15n ? -1 : 1, Number((raw >> 10n) & 31n), Number(raw & 1023n)];
+    return sign * (exponent ? 2 ** (exponent - 15) * (1 + mantissa / 1024) : 2 ** -14 * (mantissa / 1024));
+  };
+  const DIGITS = { float64: 17, float32: 9, float16: 9, bfloat16: 9 };
+  const octaves = (bins) => {
+    const edges = [0, ...Array(bins / 2).keys()].map((k, at) => (at ? 2 ** (k - 4) : 0)).map((edge) => (edge > 2 ** 64 ? Infinity : edge));
+    return [...edges.slice(1).reverse().map((edge) => -edge), ...edges];
+  };
+  const sayings = {
+    curve: (drawing) => {
+      const { operand, edges, counts, max_ulp: most, worst, baseline } = resultAt(drawing.dataset.at).curve;
+      const bits = worst.split(" ");
+      const { dtype } = drawing.dataset;
+      return counts.map((count, at) => {
+        const where = `${operand} from ${number(edges[at])} to ${number(edges[at + 1])}`;
+        if (!count) return `${where}: no input`;
+        const decimal = DIGITS[dtype] ? `${Number(valueOf(bits[at], dtype).toPrecision(DIGITS[dtype]))} ` : "";
+        const theirs = baseline ? `, PyTorch ${size(baseline[at])} ULP` : "";
+        return `${where}: ${size(most[at])} ULP at ${operand} = ${decimal}(0x${bits[at]})${theirs}; ${count.toLocaleString("en")} input${count === 1 ? "" : "s"}`;
+      });
+    },
+    histogram: (drawing) => {
+      const packed = resultAt(drawing.dataset.at).histogram;
+      const { edges, counts } = Array.isArray(packed) ? { edges: octaves(packed.length), counts: packed } : packed;
+      return counts.map((count, at) => `${power(edges[at])} to ${power(edges[at + 1])} ULP: ${count.toLocaleString("en")}`);
+    },
+  };
+  const explore = (drawing) => {
+    const reading = find(".reading", drawing.parentElement);
+    const cursor = find(".cursor", drawing);
+    const { width, height } = drawing.viewBox.baseVal;
+    const gutter = Number(drawing.dataset.from);
+    const label = drawing.getAttribute("aria-label");
+    let told = null;
+    let at = Number(drawing.dataset.worst);
+    const say = (index) => {
+      if (!record) return;
+      told ??= sayings[drawing.getAttribute("class")](drawing);
+      at = Math.min(told.length - 1, Math.max(0, index));
+      const step = (width - gutter) / told.length;
+      cursor.setAttribute("d", `M${gutter + at * step} 8h${Math.max(step, 1.5)}v${height - 48}h${-Math.max(step, 1.5)}z`);
+      reading.textContent = told[at];
+      drawing.setAttribute("aria-valuenow", at + 1);
+      drawing.setAttribute("aria-valuetext", told[at]);
+      drawing.setAttribute("aria-valuemax", told.length);
+    };
+    const rest = () => {
+      if (document.activeElement === drawing) return;
+      cursor.removeAttribute("d");
+      reading.textContent = "";
+    };
+    // a slider: that is what moves along bins with the arrow keys, for those who do not see it too
+    drawing.setAttribute("role", "slider");
+    drawing.setAttribute("aria-label", label);
+    drawing.setAttribute("aria-valuemin", 1);
+    drawing.tabIndex = 0;
+    const point = (event) => {
+      const box = drawing.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width * width - gutter) / (width - gutter);
-      const index = Math.min(counts.length - 1, Math.max(0, Math.floor(x * counts.length)));
-      reading.textContent = `${power(edges[index])} to ${power(edges[index + 1])} ULP: ${counts[index].toLocaleString("en")}`;
+      told ??= record && sayings[drawing.getAttribute("class")](drawing);
+      if (told) say(Math.floor(x * told.length));
+    };
+    drawing.addEventListener("pointermove", point);
+    drawing.addEventListener("pointerdown", point);
+    drawing.addEventListener("pointerleave", rest);
+    drawing.addEventListener("focus", () => say(at));
+    drawing.addEventListener("blur", rest);
+    drawing.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 }[event.key];
+      const goal = event.key === "Home" ? 0 : event.key === "End" ? Infinity : step === undefined ? null : at + step;
+      if (goal === null) return;
+      event.preventDefault();
+      say(goal);
     });
-    plot.addEventListener("pointerleave", () => { reading.textContent = ""; });
-  }
+  };
 
-  // Sections: a link opens what it points to; everything is open on paper.
+  // Sections: a link opens what it points to; everything is open on paper; packed ones are filled when opened.
   const sections = all("details.kernel");
+  let texts = {};
+  const unpack = (section) => {
+    const box = find(".packed", section);
+    if (!box || !(section.id in texts)) return;
+    const holder = document.createElement("template");
+    holder.innerHTML = texts[section.id]; // our own markup: every text in it was escaped when it was written
+    box.replaceWith(holder.content);
+    furnish(section);
+  };
+  const open = (section) => {
+    unpack(section);
+    section.open = true;
+  };
   const reveal = () => {
     const target = location.hash.startsWith("#kernel-") && document.getElementById(location.hash.slice(1));
     if (!target) return;
-    target.open = true;
+    open(target);
     target.scrollIntoView();
     find("summary", target).focus({ preventScroll: true });
   };
@@ -189,24 +281,42 @@
   const expand = find("#expand");
   if (expand) {
     const label = () => {
-      const open = sections.every((section) => section.open);
-      expand.textContent = open ? "Close all" : "Open all";
-      expand.setAttribute("aria-expanded", open);
+      const whole = sections.every((section) => section.open);
+      expand.textContent = whole ? "Close all" : "Open all";
+      expand.setAttribute("aria-expanded", whole);
     };
     expand.hidden = false;
     expand.addEventListener("click", () => {
-      const open = !sections.every((section) => section.open);
-      for (const section of sections) section.open = open;
+      const whole = sections.every((section) => section.open);
+      for (const section of sections) {
+        if (whole) section.open = false;
+        else open(section);
+      }
     });
     for (const section of sections) section.addEventListener("toggle", label);
     label();
   }
+  for (const section of sections) section.addEventListener("toggle", () => { if (section.open) unpack(section); });
   let closed = [];
   addEventListener("beforeprint", () => {
+    for (const section of sections) unpack(section);
     closed = all("details:not([open])");
     for (const section of closed) section.open = true;
   });
   addEventListener("afterprint", () => {
     for (const section of closed) section.open = false;
   });
+
+  furnish(document);
+  const ready = async () => {
+    if (!able) return;
+    if (find("#packed")) texts = JSON.parse(await inflate("#packed"));
+    source = await inflate("#record");
+    record = JSON.parse(source);
+    for (const section of sections) if (section.open) unpack(section);
+    const focused = document.activeElement;
+    if (focused?.closest("svg.curve, svg.histogram")) focused.dispatchEvent(new FocusEvent("focus"));
+    document.documentElement.dataset.ready = "yes";
+  };
+  ready();
 })();

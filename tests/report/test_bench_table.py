@@ -1,0 +1,85 @@
+"""The table of `verify bench`."""
+
+from __future__ import annotations
+
+import math
+
+from verify.record import SCHEMA, Basis, Figures, Histogram, KernelRun, Result, Run, Speed, decode, encode
+from verify.report import bench_table
+
+
+def result(output: str, error: float, *, kind: str = "exhaustive", status: str = "ok") -> Result:
+    return Result(
+        output=output,
+        dtype="bfloat16",
+        basis=Basis(kind, 65536 if kind == "exhaustive" else 1000, None if kind == "exhaustive" else 0),  # type: ignore[arg-type]
+        gate="plain",
+        limit=4.0,
+        status=status,  # type: ignore[arg-type]
+        figures=Figures(1000, "nan" if math.isnan(error) else error, error if error == error else "nan", 0, 0, 0, 0, 0),
+        regimes=[],
+        histogram=Histogram([], []),
+        worst=[],
+        escalated=0,
+        certificate="exact",
+    )
+
+
+def implementation(name: str, results: list[Result], speed: list[Speed] | None = None, **options) -> KernelRun:  # type: ignore[no-untyped-def]
+    fields = {"status": "ok", "params": {}, "op": "gelu"} | options
+    return KernelRun(name=name, target=f"a.py::{name}", promise="", results=results, speed=speed or [], **fields)
+
+
+def a_run(kernels: list[KernelRun]) -> Run:
+    return Run(SCHEMA, "", "", "verify bench gelu", "cuda", 0, "bench", {}, kernels)
+
+
+def test_the_table() -> None:
+    speed = [
+        Speed("bfloat16", "forward", (64, 64), 0.1, 0.987, spread=0.004, rounds=15),
+        Speed("bfloat16", "backward", (64, 64), 0.2, 0.75, spread=0.0, rounds=15),
+    ]
+    text = bench_table.render(
+        a_run(
+            [
+                implementation("mine", [result("y", 0.5), result("dx", 0.7), result("dx (random dy)", 0.9)], speed),
+                implementation("mine@eager", [result("y", 255.0), result("dx", math.nan, kind="observed")], peer=True),
+                implementation("theirs", [], status="skipped", message="needs x, which is not installed"),
+                implementation("theirs too", [], status="skipped", message="needs x, which is not installed"),
+            ]
+        )
+    )
+    lines = text.splitlines()
+    assert lines[0] == "gelu"
+    assert [line.split() for line in lines[1:4]] == [
+        "implementation dtype output basis gradient basis forward ms backward ms verdict".split(),
+        "mine bfloat16 y 0.5 all 2^16 dx (random dy) 0.9 all 2^16 0.99 0.100 ±0.002 0.75 0.200 ±0.000 ✓ ok".split(),
+        "mine@eager (peer) bfloat16 y 255 all 2^16 dx NaN seen 1,000 - - · peer".split(),
+    ]
+    assert "time of a copy of the same bytes / time of the pass, at 64x64; ms: median of 15 interleaved rounds" in text
+    assert "skipped, needs x, which is not installed: theirs, theirs too" in text
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    text = bench_table.render(a_run([implementation("a\x1b[2Jb", [result("y", 1.0)], notes=["\x1b[1m"])]))
+    assert "\x1b" not in text
+
+
+def test_without_times_there_is_no_column_for_them() -> None:
+    text = bench_table.render(a_run([implementation("mine", [result("y", 1.0)])]))
+    assert "forward" not in text and " ms" not in text
+
+
+def test_speed_survives_the_file() -> None:
+    speed = [
+        Speed("bfloat16", "forward", (64, 64), 0.1, 0.987, spread=0.004, rounds=15),
+        Speed("bfloat16", "backward", (8, 4, 8), 0.2, None, spread=0.0, of_product=0.75, rounds=15),
+    ]
+    run = a_run([implementation("mine", [result("y", 0.5)], speed)])
+    assert decode(encode(run)).kernels[0].speed == speed
+
+
+def test_shapes_get_a_column_when_there_are_several() -> None:
+    speed = [Speed("bfloat16", "forward", shape, 0.1, 0.5, rounds=3) for shape in ((8, 4), (16, 4))]
+    lines = bench_table.render(a_run([implementation("mine", [result("y", 0.5)], speed)])).splitlines()
+    assert [line.split()[2] for line in lines[1:4]] == ["shape", "8x4", "16x4"]

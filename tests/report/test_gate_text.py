@@ -1,0 +1,193 @@
+"""The words of the gate: whole at any width, inert for any name, a comment that fits and is silent when it can be."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+
+from tests.gate_records import SEEN, book, bound, kernel, result, run
+from tests.report.sample import HOSTILE_MESSAGE, HOSTILE_NAME
+from verify import ratchet
+from verify.compare import compare
+from verify.gate import Verdict, judge
+from verify.record import Run
+from verify.report import bounds_text, compare_text, gate_markdown, gate_text
+
+nan = math.nan
+
+
+def everything() -> tuple[Run, Any]:
+    """A record and bounds that between them have every status."""
+    held = book(
+        *(bound(0.5, regime=name) for name in ("positive", "negative tail", "infinite or NaN input")),
+        bound(1.0, output="dx (random dy)", dtype="float32", basis=SEEN),
+        bound(1.0, dtype="float16"),
+        bound(1.0, kernel="fails"),
+        bound(1.0, kernel="moved", arch="sm_80"),
+    )
+    wrong = result(**{"positive": 0.91, "negative tail": 0.5, "infinite or NaN input": 0.2})
+    item = kernel(
+        wrong,
+        result(0.6, output="dx (random dy)", dtype="float32", basis=SEEN),
+        result(0.7, output="db"),
+        result(nan, output="dw"),
+    )
+    fails = kernel(name="fails", status="crashed", message="the process died of SIGSEGV")
+    moved = kernel(result(0.5), name="moved")
+    return run(item, fails, moved, incomplete=["broken.py fails on import"]), held
+
+
+def verdict() -> Verdict:
+    item, held = everything()
+    return judge([item], held)
+
+
+def test_every_status_is_told() -> None:
+    text = gate_text.render(verdict(), width=120, color=False, everything=True, records=["run.json"])
+    for status in ("ok", "improved", "breached", "new", "unused", "incomparable", "nonfinite", "crashed"):
+        assert f" {status}" in text
+    assert " ".join(text.split()).endswith(
+        "✗ fail: 1 kernel failed; 1 NaN or infinite result; 1 bound breached; 1 result cannot be compared; "
+        "1 bound not measured; 1 result without a bound; the worst is gelu dw bfloat16 all, NaN; "
+        "1 part of the runs did not happen; 1 could be tighter "
+        'next: verify replay accuracy.py::gelu \'{"dtype":"bfloat16"}\' --result y --index 7'
+    )
+
+
+def test_a_breach_says_everything_that_is_needed() -> None:
+    text = gate_text.render(verdict(), width=80, color=False, records=["my run.json"])
+    block = text[text.index("✗ breached  gelu") :].split("\n\n")[0].splitlines()
+    assert block == [
+        "✗ breached  gelu y bfloat16 positive",
+        "    error     0.91 ULP, exhaustive, 65,536 inputs",
+        "    bound     0.5 ULP: exhaustive, 65,536 inputs, 2026-10-01, commit",
+        "              bbbbbbbbbbbb",
+        "    input     x = -4.34 (0xc08b)",
+        "    got       -0 (0x8000)",
+        "    truth     -3.04e-5",
+        "    replay",
+        '    verify replay accuracy.py::gelu \'{"dtype":"bfloat16"}\' --result y --index 7',
+        "    or",
+        "    verify bounds accept gelu/y/bfloat16/positive 'my run.json' --reason '...'",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_no_line_is_wider_than_the_screen_except_commands(width: int) -> None:
+    item, held = everything()
+    texts = [
+        gate_text.render(judge([item], held), width=width, color=False, everything=True),
+        bounds_text.proposal(ratchet.propose([item], held), width=width, color=False, written=["a.toml"]),
+        bounds_text.review(ratchet.review(held, book()), "HEAD", width=width, color=False),
+        compare_text.render(compare(item, run(kernel(result(9.0)))), width=width, color=False),
+    ]
+    for line in "".join(texts).splitlines():
+        assert cell_len(line) <= width or re.match(r"(next: |    )verify ", line), line
+
+
+def test_at_80_columns_figures_stand_in_columns() -> None:
+    lines = gate_text.render(verdict(), width=80, color=False, everything=True).splitlines()
+    assert lines[1] == "    regime                 bound  measured  basis       status"
+    place = lines.index("  y  bfloat16")
+    assert lines[place + 1 : place + 3] == [
+        "    positive                 0.5      0.91  all 2^16    ✗ breached",
+        "    infinite or NaN input    0.5       0.2  all 2^16    ✓ ok",
+    ]
+
+
+def test_ascii_and_colour() -> None:
+    bare = gate_text.render(verdict(), width=80, color=False, glyphs=False, everything=True)
+    assert bare.isascii()
+    coloured = gate_text.render(verdict(), width=80, color=True)
+    for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", coloured):
+        assert re.match(r" *✗", red), red
+
+
+def hostile() -> tuple[Run, Any]:
+    name = HOSTILE_NAME
+    item = kernel(result(9.0, output=name, dtype=name, **{name: 9.0, "other": nan}), name=name, target=f"a.py::{name}")
+    fails = kernel(name="fails", status="crashed", message=HOSTILE_MESSAGE)
+    return run(item, fails), book(bound(1.0, kernel=name, output=name, dtype=name, regime=name))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_hostile_names_are_spelled_out(width: int) -> None:
+    item, held = hostile()
+    judged = judge([item], held)
+    texts = [
+        gate_text.render(judged, width=width, color=False, everything=True, records=[HOSTILE_NAME]),
+        bounds_text.proposal(ratchet.propose([item], held), width=width, color=False, written=[HOSTILE_NAME]),
+        bounds_text.review(ratchet.review(held, book()), HOSTILE_NAME, width=width, color=False),
+        compare_text.render(compare(item, item), width=width, color=False, everything=True),
+    ]
+    for text in texts:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+        assert "<script>" in text
+
+
+# -- the comment ------------------------------------------------------------------------------------------
+
+
+def test_a_comment_is_one_line_when_nothing_changed() -> None:
+    item = run(kernel(result(0.98, low=0.98, high=0.98)))
+    held = book(bound(1.0, regime="low"), bound(1.0, regime="high"))
+    assert gate_markdown.render(judge([item], held)) == "✓ verify: no changes: all 2 bounds hold.\n"
+    assert (
+        gate_markdown.render(judge([item], held), compare(item, item)) == "✓ verify: no changes: all 2 bounds hold.\n"
+    )
+
+
+def test_a_comment_has_the_verdict_first_and_only_changed_rows() -> None:
+    text = gate_markdown.render(verdict())
+    assert text.startswith("### ✗ verify gate: **fail:** 1 kernel failed; ")
+    assert "<code>positive</code>" in text
+    assert "<code>negative tail</code>" not in text  # within its bound
+    better = run(kernel(result(0.98, low=0.98, high=0.9)))
+    base = run(kernel(result(0.98, low=0.98, high=0.99)))
+    held = book(bound(1.0, regime="low"), bound(0.9, regime="high"))
+    text = gate_markdown.render(judge([better], held), compare(base, better))
+    assert text.startswith("### ✓ verify gate: **pass:** all 2 bounds hold")
+    assert "Against the base: better&#58; 1 of 2 figures shrank" in text
+    assert "| 0.99 | 0.9 |" in text
+    assert "<code>low</code>" not in text
+
+
+def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None:
+    many = [result(9.0, output=f"y{number}", **{f"r{part}": 9.0 for part in range(8)}) for number in range(120)]
+    item = run(*(kernel(*many, name=f"kernel_{number}", target=f"a.py::k{number}") for number in range(3)))
+    held = book(
+        *(
+            bound(1.0, kernel=f"kernel_{number}", output=f"y{place}", regime=f"r{part}")
+            for number in range(3)
+            for place in range(120)
+            for part in range(8)
+        )
+    )
+    base = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
+    text = gate_markdown.render(judge([item], held), compare(base, item))
+    assert 20_000 < len(text) < 60_000
+    assert text.startswith("### ✗ verify gate: **fail:** 2,880 bounds breached; ")
+    assert re.search(r"[\d,]+ more rows left out for length", text)
+    assert re.search(r"[\d,]+ more breaches left out for length", text)
+    assert re.search(r"[\d,]+ more changed figures left out for length", text)
+    for limit in (0, 10, 100, 1000, 5000):
+        assert len(gate_markdown.render(judge([item], held), limit=limit)) <= limit
+
+
+def test_hostile_names_mean_nothing_in_a_comment() -> None:
+    item, held = hostile()
+    text = gate_markdown.render(judge([item], held), compare(run(), item))
+    fences = re.sub(r"(?ms)^(`{3,})sh\n.*?\n\1$", "", text)  # a command in its fence is text already
+    assert "<script" not in fences
+    assert "<img" not in fences
+    assert "`" not in fences
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)
+    assert "@octocat" not in fences
+    for line in fences.splitlines():
+        if line.startswith("| <code>"):
+            assert line.count("|") in (9, 10)  # no cell was split

@@ -1,0 +1,233 @@
+"""The lean form in which a record lies on disk: tables by column, what repeats written once.
+
+A run holds thousands of rows of figures. As a list of objects each row would repeat every name, so lists of
+objects become objects of lists, columns that hold one value become that value, and a table says how many rows it
+has. Replay commands of a kernel differ only at their end: their beginnings stand once in the kernel's `commands`.
+Upper ends and quantiles are left out where they equal the maximum. A histogram between powers of two is its
+counts alone, the worst inputs of a curve are one string of hex digits.
+
+Nothing is lost: `unpack(pack(x)) == x` for what `record` writes, and what cannot be unpacked is refused with its path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+TABLES = ("regimes", "worst", "baseline_worst", "hardest", "special")
+_FIGURES = ("figures", "baseline")
+_NULL = ("low", "high", "scaled_ulp")  # fields that say null; elsewhere a null stands for a field left out
+_NONE = "-"  # a figure that there is not, although the one that it would equal is there
+FIRST, HIGHEST = -4, 2.0**64  # of a histogram: the smallest edge is 2^FIRST, nothing beyond HIGHEST but infinity
+_SPLIT = " --result "
+# left out where equal to the other, in the order in which they are put back
+_EQUAL = (
+    ("max_upper", "max_ulp"),
+    ("scaled_upper", "scaled_max"),
+    ("p999", "max_upper"),
+    ("scaled_p999", "scaled_upper"),
+)
+_COMMAND = re.compile(r"#(\d+)(.*)", re.DOTALL)
+MOST_ROWS = 100_000  # of a table: a few digits in a hostile file must not fill the memory
+DEPTH = 5  # nesting down to which every field has a line of its own
+
+
+class PackingError(ValueError):
+    """A packed record that cannot be unpacked; the message holds the path."""
+
+
+def pack(run: dict[str, Any]) -> dict[str, Any]:
+    """The lean form of a record (plain objects, defaults left out)."""
+    return {**run, "kernels": [_pack_kernel(kernel) for kernel in run["kernels"]]}
+
+
+def unpack(run: Any) -> Any:
+    """The plain form again. Whatever is not a packed table is left for the schema to judge."""
+    if not isinstance(run, dict) or not isinstance(run.get("kernels"), list):
+        return run
+    return {**run, "kernels": [_unpack_kernel(item, f"$.kernels[{at}]") for at, item in enumerate(run["kernels"])]}
+
+
+def dumps(packed: dict[str, Any]) -> bytes:
+    """Canonical text: sorted keys, a line per field, deeper values on one line."""
+    return (_text(packed, 0) + "\n").encode()
+
+
+def _text(value: Any, depth: int) -> str:
+    if depth >= DEPTH or not isinstance(value, dict | list) or not value:
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if isinstance(value, list) and not isinstance(value[0], dict):
+        return _text(value, DEPTH)
+    pad = " " * (depth + 1)
+    if isinstance(value, dict):
+        lines = [f"{pad}{json.dumps(key, ensure_ascii=False)}: {_text(value[key], depth + 1)}" for key in sorted(value)]
+        opening, closing = "{", "}"
+    else:
+        lines = [f"{pad}{_text(item, depth + 1)}" for item in value]
+        opening, closing = "[", "]"
+    return opening + "\n" + ",\n".join(lines) + "\n" + " " * depth + closing
+
+
+# -- kernels -------------------------------------------------------------------------------------------
+
+
+def _pack_kernel(kernel: dict[str, Any]) -> dict[str, Any]:
+    commands: dict[str, int] = {}
+
+    def shorten(command: str) -> str:
+        start, split, rest = command.partition(_SPLIT)
+        return f"#{commands.setdefault(start, len(commands))}{split}{rest}"
+
+    packed = {**kernel, "results": [_pack_result(result, shorten) for result in kernel["results"]]}
+    if laws := packed.get("laws"):
+        packed["laws"] = _columns(laws)
+    return packed | ({"commands": list(commands)} if commands else {})
+
+
+def _pack_result(result: dict[str, Any], shorten: Callable[[str], str]) -> dict[str, Any]:
+    packed = dict(result)
+    for name in ("figures", "baseline"):
+        if name in packed:
+            packed[name] = _lean(packed[name])
+    for name in TABLES:
+        if rows := packed.get(name):
+            packed[name] = _columns([_pack_row(row, shorten) for row in rows])
+    if (found := packed["histogram"])["edges"] == octaves(len(found["counts"])):
+        packed["histogram"] = found["counts"]
+    if "curve" in packed:
+        hexes = [text.removeprefix("0x") or "-" for text in packed["curve"]["worst"]]
+        packed["curve"] = packed["curve"] | {"worst": " ".join(hexes)}
+    return packed
+
+
+def _pack_row(row: dict[str, Any], shorten: Callable[[str], str]) -> dict[str, Any]:
+    packed: dict[str, Any] = {name: _lean(value) if name in _FIGURES else value for name, value in row.items()}
+    if command := packed.get("replay"):
+        packed["replay"] = shorten(command)
+    return packed
+
+
+def _unpack_kernel(kernel: Any, path: str) -> Any:
+    if not isinstance(kernel, dict) or not isinstance(kernel.get("results"), list):
+        return kernel
+    plain = dict(kernel)
+    commands = plain.pop("commands", [])
+    if not isinstance(commands, list) or not all(isinstance(item, str) for item in commands):
+        raise PackingError(f"Expected a list of commands - at `{path}.commands`")
+    if isinstance(laws := plain.get("laws"), dict):
+        plain["laws"] = _table(laws, f"{path}.laws")
+    plain["results"] = [
+        _unpack_result(result, commands, f"{path}.results[{at}]") for at, result in enumerate(kernel["results"])
+    ]
+    return plain
+
+
+def _unpack_result(result: Any, commands: list[str], path: str) -> Any:
+    if not isinstance(result, dict):
+        return result
+    plain = {name: _full(value) if name in _FIGURES else value for name, value in result.items()}
+    for name in TABLES:
+        table = plain.get(name)
+        if isinstance(table, dict):
+            rows = _table(table, f"{path}.{name}")
+            for row in rows:
+                for nested in _FIGURES:
+                    if nested in row:
+                        row[nested] = _full(row[nested])
+                if row.get("replay"):
+                    row["replay"] = _lengthened(row["replay"], commands, f"{path}.{name}")
+            plain[name] = rows
+    counts, curve = plain.get("histogram"), plain.get("curve")
+    if isinstance(counts, list):
+        plain["histogram"] = {"edges": octaves(len(counts)), "counts": counts}
+    if isinstance(curve, dict) and isinstance(curve.get("worst"), str):
+        plain["curve"] = curve | {"worst": ["" if text == "-" else f"0x{text}" for text in curve["worst"].split()]}
+    return plain
+
+
+def _lengthened(command: Any, commands: list[str], path: str) -> str:
+    found = _COMMAND.fullmatch(command) if isinstance(command, str) else None
+    if found is None or int(found[1]) >= len(commands):
+        raise PackingError(f"Expected a command of the kernel's list, got {command!r} - at `{path}.replay`")
+    return commands[int(found[1])] + found[2]
+
+
+def octaves(bins: int) -> list[Any]:
+    """The edges of a histogram of so many bins, half of them on each side of 0: 0, 2^-4, 2^-3, ..., at most inf."""
+    positive = [0.0, *(math.ldexp(1.0, FIRST + place) for place in range(bins // 2))]
+    outer: list[Any] = ["inf" if edge > HIGHEST else edge for edge in positive]
+    return [*("-inf" if edge == "inf" else -edge for edge in reversed(outer[1:])), *outer]
+
+
+# -- tables --------------------------------------------------------------------------------------------
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows as columns; null where a row has no such field."""
+    table: dict[str, Any] = {"rows": len(rows)}
+    for name in sorted({name for row in rows for name in row}):
+        column: list[Any] = [row.get(name) for row in rows]
+        if _nests(name, column):
+            nested = _columns(column)
+            if "rows" not in column[0]:  # an operand may be called so
+                del nested["rows"]
+            table[name] = nested
+        elif not isinstance(column[0], list | tuple | dict) and len({repr(item) for item in column}) == 1:
+            table[name] = column[0]
+        else:
+            table[name] = column
+    return table
+
+
+def _nests(name: str, column: list[Any]) -> bool:
+    """Whether a column is itself a table of the same rows: figures, and inputs where all rows name the same ones."""
+    if name in _FIGURES:
+        return None not in column
+    return name == "inputs" and all(item.keys() == column[0].keys() for item in column)
+
+
+def _table(table: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    count = table.get("rows")
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_ROWS:
+        raise PackingError(f"Expected the number of rows, got {count!r} - at `{path}.rows`")
+    return _rows({name: column for name, column in table.items() if name != "rows"}, count, path)
+
+
+def _rows(table: dict[str, Any], count: int, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, column in table.items():
+        if isinstance(column, dict):
+            column = _rows(column, count, f"{path}.{name}")
+        elif not isinstance(column, list):
+            column = [column] * count
+        if len(column) != count:
+            raise PackingError(f"Expected {count} entries, got {len(column)} - at `{path}.{name}`")
+        for row, item in zip(found, column, strict=True):
+            if item is not None or name in _NULL:
+                row[name] = item
+    return found
+
+
+def _lean(figures: dict[str, Any]) -> dict[str, Any]:
+    lean = dict(figures)
+    for equal, other in _EQUAL:
+        if other in figures and equal not in figures:
+            lean[equal] = _NONE
+        elif equal in figures and other in figures and repr(figures[equal]) == repr(figures[other]):
+            del lean[equal]
+    return lean
+
+
+def _full(figures: Any) -> Any:
+    if not isinstance(figures, dict):
+        return figures
+    plain = dict(figures)
+    for equal, other in _EQUAL:
+        if plain.get(equal) == _NONE:
+            del plain[equal]
+        elif equal not in plain and other in plain:
+            plain[equal] = plain[other]
+    return plain

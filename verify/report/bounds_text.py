@@ -1,0 +1,143 @@
+"""Changes of bounds in the terminal: old and new value, what they rest on, and the worst input behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verify.bounds import Bound
+from verify.ratchet import Change, Proposal, explained, needs_approval
+from verify.record import number
+from verify.report import gate_text, words
+from verify.report.page import Cell, Page
+from verify.report.signs import Signs
+
+MOST_ROWS = 60
+STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
+SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
+
+
+def changes(page: Page, found: Sequence[Change], signs: Signs) -> None:
+    """A table per kernel, then the reason for each loosening."""
+    told = found[:MOST_ROWS]
+    for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in told):
+        page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
+        page.results(
+            ("output", "dtype", "regime", "old", "new", "measured", "basis", "change"),
+            [_cells(change, signs) for change in told if (change.key.arch, change.key.kernel) == (arch, kernel)],
+            right=("old", "new", "measured"),
+        )
+    if len(found) > len(told):
+        page.line(f"{signs.ellipsis} {len(found) - len(told):,} more changes; --json has them all", indent=2)
+    for change in found:
+        if change.kind == "looser":
+            _loosened(page, change, signs)
+
+
+def proposal(
+    found: Proposal, *, width: int, color: bool, written: Sequence[str], dry: bool = False, glyphs: bool = True
+) -> str:
+    """What was proposed, what could not be, and the next command."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    changes(page, found.changes, signs)
+    for arch, kernel, reason, rows in gate_text.groups(found.left):
+        page.blank()
+        status = rows[0].status
+        wrong = status in ("breached", "nonfinite", "crashed")
+        sign = signs.status["wrong" if wrong else "skipped"]
+        what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
+        page.line(
+            Cell(f"{sign} left as it is  ", "bold red" if wrong else "yellow"),
+            Cell(kernel, "bold"),
+            f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
+        )
+        if status == "breached":
+            for row in rows[: gate_text.MOST_LINES]:
+                page.line(str(row.key), indent=4)
+    page.blank()
+    page.line(Cell(f"{signs.status['ok']} ", "green"), summary(found.changes, written, dry))
+    breached = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
+    page.command("next: verify gate RUN.json" if breached or not written else "next: verify bounds review")
+    return page.text()
+
+
+def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
+    """`12 new bounds, 3 tighter, in reports/bounds/sm_90/gelu.toml`."""
+    if not found:
+        return "nothing to propose: every bound that was measured is as tight as the measurement supports"
+    kinds = [change.kind for change in found]
+    parts = [f"{kinds.count(kind):,} {kind}" for kind in ("new", "tighter", "looser", "restated") if kind in kinds]
+    said = f"{words.plural(len(found), 'bound')}: {', '.join(parts)}"
+    if dry:
+        return f"{said}; nothing was written (--dry-run)"
+    where = ", ".join(written) if len(written) <= 3 else f"{len(written):,} files, the first {written[0]}"
+    return f"{said}; written to {where}"
+
+
+def accepted(change: Change, *, width: int, color: bool, written: Sequence[str], glyphs: bool = True) -> str:
+    """One loosening, told in full."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    _loosened(page, change, signs)
+    page.blank()
+    page.line(Cell(f"{signs.status['ok']} ", "green"), f"accepted; written to {', '.join(written)}")
+    page.command("next: verify bounds review")
+    return page.text()
+
+
+def review(found: Sequence[Change], base: str, *, width: int, color: bool, glyphs: bool = True) -> str:
+    """What changed since a commit, promises taken back first."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    changes(page, found, signs)
+    page.blank()
+    open_ = needs_approval(found)
+    sign, style = ("wrong", "bold red") if open_ else ("ok", "green")
+    page.line(Cell(f"{signs.status[sign]} ", style), review_sentence(found, base))
+    return page.text()
+
+
+def review_sentence(found: Sequence[Change], base: str) -> str:
+    """`3 bounds changed since HEAD: 1 looser with its reason, 2 tighter`."""
+    if not found:
+        return f"no bound changed since {words.clean(base)}"
+    parts = []
+    for kind in ("removed", "looser", "new", "tighter", "restated"):
+        members = [change for change in found if change.kind == kind]
+        if members:
+            bare = sum(not explained(change) for change in members) if kind == "looser" else 0
+            parts.append(f"{len(members):,} {kind}" + (f" ({bare:,} without a reason)" if bare else ""))
+    return f"{words.plural(len(found), 'bound')} changed since {words.clean(base)}: {', '.join(parts)}"
+
+
+def _cells(change: Change, signs: Signs) -> list[Cell]:
+    key, shown = change.key, change.new or change.old
+    assert shown is not None
+    return [
+        Cell(key.output),
+        Cell(key.dtype),
+        Cell(key.regime),
+        Cell(value(change.old)),
+        Cell(value(change.new)),
+        Cell(words.ulp(number(shown.evidence.measured))),
+        Cell(words.basis_short(shown.basis)),
+        Cell(f"{signs.status[SIGN[change.kind]]} {change.kind}", STYLE[change.kind]),
+    ]
+
+
+def value(bound: Bound | None) -> str:
+    """The value, marked where it is of the scaled error."""
+    return "-" if bound is None else words.decimal(bound.value) + (" s" if bound.gate == "scaled" else "")
+
+
+def _loosened(page: Page, change: Change, signs: Signs) -> None:
+    assert change.new is not None
+    key, bound = change.key, change.new
+    page.blank()
+    page.line(
+        Cell(f"{signs.status['wrong']} looser  ", STYLE["looser"]),
+        Cell(" ".join((key.kernel, key.output, key.dtype, key.regime)), "bold"),
+    )
+    page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")
+    page.field("reason", bound.reason if explained(change) else "none: the value was changed by hand")
+    page.field("measured", f"{words.ulp(number(bound.evidence.measured))} ULP, {words.basis(bound.basis)}")
+    if bound.evidence.worst:
+        page.field("input", bound.evidence.worst)
+    page.field("evidence", f"record {bound.evidence.record}, commit {bound.evidence.commit}, {bound.evidence.date}")

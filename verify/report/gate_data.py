@@ -1,0 +1,111 @@
+"""Verdicts, changes of bounds and comparisons as plain values for `--json`: the same facts, all of them, uncut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from verify.bounds import Bound
+from verify.compare import Comparison, Pair
+from verify.gate import SEVERITY, Row, Verdict
+from verify.ratchet import Change, explained
+from verify.readings import Key, Reading, inputs
+from verify.record import number
+
+VERSION = 1
+
+
+def of_verdict(verdict: Verdict) -> dict[str, Any]:
+    """The verdict of the gate."""
+    return {
+        "version": VERSION,
+        "verdict": verdict.word,
+        "exit_code": verdict.exit_code,
+        "records": list(verdict.records),
+        "counts": {status: verdict.count(status) for status in SEVERITY},
+        "rows": [_row(row) for row in verdict.rows],
+        "missing": list(verdict.missing),
+        "notes": list(verdict.notes),
+    }
+
+
+def of_changes(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Changes of bounds."""
+    return [
+        {
+            **_key(change.key),
+            "change": change.kind,
+            "explained": explained(change),
+            "old": None if change.old is None else _bound(change.old),
+            "new": None if change.new is None else _bound(change.new),
+        }
+        for change in changes
+    ]
+
+
+def of_comparison(found: Comparison) -> dict[str, Any]:
+    """Two records compared."""
+    return {
+        "version": VERSION,
+        "exit_code": found.exit_code,
+        "base": found.base.id,
+        "head": found.head.id,
+        "broke": [{"kernel": name, "message": message} for name, message in found.broke],
+        "mended": list(found.mended),
+        "pairs": [_pair(pair) for pair in found.pairs],
+    }
+
+
+def _key(key: Key) -> dict[str, Any]:
+    return {"key": str(key), **dataclasses.asdict(key)}
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        **_key(row.key),
+        "status": row.status,
+        "reason": row.reason,
+        "bound": None if row.bound is None else _bound(row.bound),
+        "readings": [_reading(reading) for reading in row.readings],
+    }
+
+
+def _bound(bound: Bound) -> dict[str, Any]:
+    return {
+        "value": bound.value,
+        "gate": bound.gate,
+        "basis": str(bound.basis),
+        "reason": bound.reason,
+        "evidence": dataclasses.asdict(bound.evidence),
+        "properties": dict(bound.properties),
+        "accepted": [dataclasses.asdict(entry) for entry in bound.accepted],
+    }
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    worst = reading.worst
+    return {
+        "ulp": number(reading.value),
+        "gate": reading.gate,
+        "basis": str(reading.basis),
+        "source": reading.source,
+        "properties": reading.properties,
+        "bits": reading.bits,
+        "record": reading.record,
+        "commit": reading.commit,
+        "input": inputs(worst),
+        "replay": "" if worst is None else worst.replay,
+    }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {
+        **_key(pair.key),
+        "source": pair.source,
+        "change": pair.change,
+        "bits": pair.bits,
+        "reason": pair.reason,
+        "base": None if pair.base is None else _reading(pair.base),
+        "head": None if pair.head is None else _reading(pair.head),
+    }

@@ -1,0 +1,188 @@
+"""A page of terminal text: headings, fields, tables and commands, as wide as the screen and never cut.
+
+What comes from a record is cleaned here, so that no caller can forget it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from verify.report import words
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+GAP = 2
+MARGIN = 4
+ROOMY = 100  # columns from which a result and its figures stand on one line
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text from anywhere, with a style."""
+
+    text: str
+    style: str = ""
+
+    @property
+    def clean(self) -> str:
+        """The text on one line, without control characters."""
+        return words.clean(self.text)
+
+
+class Page:
+    """Collects lines; `text()` is the page."""
+
+    def __init__(self, *, width: int, color: bool) -> None:
+        from rich.console import Console
+
+        self.width = width
+        self._console = Console(
+            file=io.StringIO(),
+            width=width,
+            force_terminal=color,
+            no_color=not color,
+            color_system="standard" if color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+            _environ={},  # the caller decides; COLUMNS and NO_COLOR must not be read a second time
+        )
+
+    def blank(self) -> None:
+        """An empty line, except at the top and after another."""
+        stream = self._stream().getvalue()
+        if stream and not stream.endswith("\n\n"):
+            self._console.print()
+
+    def line(self, *cells: Cell | str, indent: int = 0) -> None:
+        """Cells one after the other, folded at the edge of the screen, under their own beginning."""
+        from rich.padding import Padding
+
+        self._console.print(Padding(_joined(cells), (0, 0, 0, indent)))
+
+    def field(self, name: str, value: str, *, width: int = 8) -> None:
+        """`    name    value`, the value folded beside its name."""
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        row = Table.grid(padding=(0, GAP, 0, 0))
+        row.add_column(width=width)
+        row.add_column(overflow="fold")
+        row.add_row(Text(name, style="dim"), Text(words.clean(value)))
+        self._console.print(Padding(row, (0, 0, 0, MARGIN)))
+
+    def command(self, text: str, *, indent: int = 0) -> None:
+        """A command, whole on one line so that it can be copied."""
+        from rich.text import Text
+
+        self._console.print(Text(" " * indent + words.clean(text)), soft_wrap=True)
+
+    def table(
+        self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = (), indent: int = 0
+    ) -> None:
+        """Aligned columns; where they do not fit beside each other, two lines per row."""
+        if not rows:
+            return
+        widths = _widths(headers, rows)
+        if indent + sum(widths) + GAP * (len(widths) - 1) > self.width:
+            self._stacked(headers, rows, right, indent)
+            return
+        self._grid([[Cell(header, "dim") for header in headers], *rows], headers, widths, right, indent)
+
+    def results(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
+        """A table whose first columns are output and dtype; on a narrow screen each result is a heading instead."""
+        if self.width >= ROOMY or not rows:
+            self.table(headers, rows, right=right, indent=GAP)
+            return
+        rest, indent = headers[2:], 2 * GAP
+        widths = _widths(rest, [row[2:] for row in rows])
+        fits = indent + sum(widths) + GAP * (len(widths) - 1) <= self.width
+        if fits:
+            self._grid([[Cell(header, "dim") for header in rest]], rest, widths, right, indent)
+        for output, dtype in dict.fromkeys((row[0], row[1]) for row in rows):
+            self.line(output, "  ", dtype, indent=GAP)
+            members = [row[2:] for row in rows if (row[0], row[1]) == (output, dtype)]
+            if fits:
+                self._grid(members, rest, widths, right, indent)
+            else:
+                self._stacked(rest, members, right, indent)
+
+    def _grid(
+        self,
+        rows: Sequence[Sequence[Cell]],
+        headers: Sequence[str],
+        widths: Sequence[int],
+        right: Sequence[str],
+        indent: int,
+    ) -> None:
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        for header, width in zip(headers, widths, strict=True):
+            grid.add_column(width=width, justify="right" if header in right else "left")
+        for row in rows:
+            grid.add_row(*(Text(cell.clean, style=cell.style) for cell in row))
+        self._console.print(Padding(grid, (0, 0, 0, indent)))
+
+    def _stacked(
+        self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str], indent: int
+    ) -> None:
+        """What names a row on its first line, its numbers with their headers on the second."""
+        for row in rows:
+            named = [cell for header, cell in zip(headers, row, strict=True) if header not in right and cell.clean]
+            self.line(*_spaced(named), indent=indent)
+            numbers = [
+                piece
+                for header, cell in zip(headers, row, strict=True)
+                if header in right and cell.clean
+                for piece in (Cell(f"{header} ", "dim"), cell, Cell("  "))
+            ]
+            if numbers:
+                self.line(*numbers[:-1], indent=indent + MARGIN)
+
+    def text(self) -> str:
+        """The page, ending in a newline."""
+        # rich pads folded lines to the full width; trailing blanks are noise in a file or a diff
+        return "\n".join(line.rstrip() for line in self._stream().getvalue().splitlines()) + "\n"
+
+    def _stream(self) -> io.StringIO:
+        stream = self._console.file
+        assert isinstance(stream, io.StringIO)
+        return stream
+
+
+def _widths(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    """Terminal cells that each column needs so that nothing in it is cut."""
+    from rich.cells import cell_len
+
+    return [
+        max(cell_len(text) for text in (header, *(row[place].clean for row in rows)))
+        for place, header in enumerate(headers)
+    ]
+
+
+def _spaced(cells: Sequence[Cell]) -> list[Cell]:
+    spaced: list[Cell] = []
+    for cell in cells:
+        spaced += [Cell("  "), cell] if spaced else [cell]
+    return spaced
+
+
+def _joined(cells: Sequence[Cell | str]) -> Text:
+    from rich.text import Text
+
+    text = Text(overflow="fold")
+    for cell in cells:
+        if isinstance(cell, str):
+            text.append(words.clean(cell))
+        else:
+            text.append(cell.clean, style=cell.style or None)
+    return text
