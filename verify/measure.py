@@ -21,7 +21,6 @@ from verify.declaration import Kernel, expected_shape
 from verify.errors import KernelError
 from verify.formats import named, torch_dtype
 from verify.ops.op import Op
-from verify.ulp import bits_of
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -39,6 +38,17 @@ class Measured:
 def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
     """Run a declared kernel on contiguous copies of what the case's layouts hold."""
     return run_kernel(kernel, case, device, prepare=_contiguous_copy)
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    """The same values in memory of their own with the same layout, which `clone` would not keep."""
+    copied: Tensor = tensor.new_empty(0).set_(
+        tensor.untyped_storage().clone(),  # type: ignore[no-untyped-call]
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+    )
+    return copied
 
 
 def _contiguous_copy(tensor: Tensor) -> Tensor:
@@ -160,8 +170,7 @@ def _run(
     prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Measured:
     inputs = inputs_of(op, case, device)
-    # made once more rather than cloned, which would not keep the layout
-    given = {name: None if value is None else prepare(value) for name, value in inputs_of(op, case, device).items()}
+    given = {name: None if value is None else prepare(_twin(value)) for name, value in inputs.items()}
     leaves: dict[str, Tensor] = {}
     arguments: list[Tensor | None] = []
     for operand in op.operands:
@@ -246,7 +255,7 @@ def _gradients(
             )
         return {}, tuple("d" + name for name in leaves)
     # kept apart: a backward pass that overwrites dy would overwrite what the truth is computed from
-    arrived = {name: bits_of(upstream[name]).clone() for name in attached}
+    arrived = {name: _raw(upstream[name]).clone() for name in attached}
     try:
         found = torch.autograd.grad(
             list(attached.values()),
@@ -258,7 +267,7 @@ def _gradients(
     except Exception as error:
         raise KernelError(f"{label} raised in backward: {describe(error)}") from error
     for name, before in arrived.items():
-        if not torch.equal(before, bits_of(upstream[name])):
+        if not torch.equal(before, _raw(upstream[name])):
             raise KernelError(f"{label} must not change the gradient that arrives at {name}; it differs after backward")
     gradients: dict[str, Tensor] = {}
     missing: list[str] = []
@@ -282,8 +291,14 @@ def _check_untouched(inputs: dict[str, Tensor | None], given: dict[str, Tensor |
         after = given[name]
         if before is None or after is None:
             continue
-        if not torch.equal(bits_of(before), bits_of(after.detach())):
+        if not torch.equal(_raw(before), _raw(after)):
             raise KernelError(f"{label} must not change its inputs; {name} differs after the call")
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The values as integers of the same width: NaN equals itself, and nothing is widened."""
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().contiguous().view(width)
 
 
 def describe(error: BaseException) -> str:

@@ -119,6 +119,12 @@ def check_constants(k: types.ModuleType) -> None:
     assert got.view(torch.int16).tolist() == [0x3DCD] * 4 + [0] * 4  # 1e-7 is lost by the compiler's "%f"
 
 
+def check_float_argument(k: types.ModuleType) -> None:
+    s = 1 + 2.0**-13 + 2.0**-30  # in float32 the last term is lost, and one bit of the square
+    got = run(k.float_argument, torch.empty(4), s=s, N=4)
+    assert got.tolist() == [float(np.float32(s) * np.float32(s)) - 1] * 4
+
+
 CHECKS: dict[str, Callable[[types.ModuleType], None]] = {
     name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")
 }

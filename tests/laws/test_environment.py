@@ -95,6 +95,42 @@ def test_a_refused_call_that_leaves_a_mark_is_found() -> None:
     breaks("error contract", silu_kernel(marked, gradients=False), "a good call gives other bits after a refused one")
 
 
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A compiled Triton kernel that does nothing; without a GPU there is no other."""
+    from triton.runtime.jit import JITFunction
+
+    def nothing_kernel() -> None: ...
+
+    monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: None)
+    compiled = object.__new__(JITFunction)
+    compiled.fn = nothing_kernel
+    return lambda *args: JITFunction.run(compiled, *args)
+
+
+def test_a_kernel_is_not_launched_on_the_null_pointer_of_a_tensor_without_memory(launch: Callable[..., None]) -> None:
+    """A GPU would answer with an illegal access, after which no other test could use it."""
+
+    def trusting(x):
+        y = checked_silu(x)
+        launch(x, x.numel())
+        return y
+
+    found = breaks("error contract", silu_kernel(trusting), "a kernel is launched on a tensor without memory")
+    assert found.facts == {"launched": "Triton kernel nothing_kernel"}
+
+
+def test_nor_on_one_beside_operands_that_have_memory(launch: Callable[..., None]) -> None:
+    def trusting(x1, x2):
+        if x1.shape != x2.shape or not x1.is_floating_point():
+            raise ValueError("x1 and x2 have one shape")
+        launch(x1, x2)
+        return x1 * torch.nn.functional.silu(x2)
+
+    found = breaks("error contract", gated_kernel(trusting), "an operand that makes no sense is taken")
+    assert found.facts == {"operand": "x2 on another device", "launched": "Triton kernel nothing_kernel"}
+
+
 # -- composition ---------------------------------------------------------------------------------------
 
 

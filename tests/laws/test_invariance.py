@@ -80,12 +80,12 @@ def test_a_nan_that_reaches_its_neighbours_is_found() -> None:
         return silu(x) + 0.0 * x.sum()
 
     found = breaks("batch invariance", elementwise(leaking), "a row's result depends on the values of other rows")
-    assert found.facts["other rows NaN"] == "nan (0x7fc00000)"
+    assert found.facts["other rows NaN"].startswith("nan (0x7f")
 
 
 def test_a_matrix_product_whose_rows_mix_is_found() -> None:
     def scaled_by_all(x, weight):
-        top = x.abs().max() if x.numel() else torch.ones(())
+        top = x.abs().max() if x.numel() else torch.ones((), device=x.device)
         return linear(x / (3 * top), weight) * (3 * top)
 
     breaks("batch invariance", matrix(scaled_by_all), "a row's result depends on")
@@ -129,7 +129,10 @@ def test_kernels_for_any_shape_keep_the_law(kernel: Kernel) -> None:
 def test_a_third_dimension_that_is_forgotten_is_found() -> None:
     def two_dimensional(x, weight, bias, *, eps):
         y = layer_norm(x, weight, bias, eps=eps)
-        return torch.where(torch.arange(x.shape[0]).reshape(-1, *[1] * (x.ndim - 1)) < 1, y, 0.0) if x.ndim > 2 else y
+        if x.ndim < 3:
+            return y
+        first = torch.arange(x.shape[0], device=x.device).reshape(-1, *[1] * (x.ndim - 1)) < 1
+        return torch.where(first, y, 0.0)
 
     breaks("shapes", rowwise(two_dimensional), "results depend on how the values are arranged in dimensions")
 
@@ -177,7 +180,7 @@ def test_many_rows_are_tried_where_the_profile_has_them() -> None:
 
     def sixteen_bits(x):
         y = silu(x)
-        return torch.where((torch.arange(len(x)) < 65_536).reshape(-1, 1), y, 0.0)
+        return torch.where((torch.arange(len(x), device=x.device) < 65_536).reshape(-1, 1), y, 0.0)
 
     found = attempt("many rows", elementwise(sixteen_bits), profile=profile)
     assert found.status == "broken" and found.message == "many rows at once give other results than a few at a time"

@@ -136,6 +136,25 @@ def test_the_sign_of_zero_counts_where_the_policy_says_so() -> None:
     breaks("special values", strict, "a zero has the wrong sign")
 
 
+def test_numbers_beside_an_infinity_vanish_in_an_rms_norm() -> None:
+    """0 where x / infinity has that limit, NaN for the infinity itself: what every evaluation of the formula gives."""
+
+    def formula(x, weight, *, eps):
+        wide = x.double()
+        return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps) * weight.double()).to(x.dtype)
+
+    def declared(function: Callable[..., Any]) -> Kernel:
+        return verify.kernel(op="rms_norm", dtypes=["float32"], gradients=False)(function)
+
+    def without(x, weight, *, eps):
+        rows = torch.isfinite(x).all(-1, keepdim=True)
+        return torch.where(rows, formula(x, weight, eps=eps), torch.nan)
+
+    holds("special values", declared(formula))
+    found = breaks("special values", declared(without), "")
+    assert found.facts["got"].startswith("nan") and float(found.facts["truth"]) == 0.0
+
+
 # -- identities ----------------------------------------------------------------------------------------
 
 
@@ -172,6 +191,20 @@ def test_a_misplaced_eps_is_found() -> None:
 def test_a_gradient_that_is_clipped_is_found() -> None:
     clipped = silu_kernel(with_backward(lambda x, dy: (dy * slope(x)).clamp(max=0.9)), gradients=True)
     breaks("linear backward", clipped, "times the upstream gradient does not give")
+
+
+def test_a_gradient_that_underflows_may_come_back_when_it_is_doubled() -> None:
+    """Twice what was rounded to 0 is the smallest subnormal: no kernel can help that."""
+
+    def tiny(x, dy):
+        return (dy.double() * slope(x.double()) * 5e-46).to(dy.dtype)
+
+    def lost(x, dy):
+        return torch.where(dy.abs() < 1.0, 0.0, dy * slope(x))
+
+    holds("linear backward", silu_kernel(with_backward(tiny), gradients=True))
+    rule = "2 times the upstream gradient does not give 2 times it"
+    breaks("linear backward", silu_kernel(with_backward(lost), gradients=True), rule)
 
 
 def test_an_op_without_an_identity_says_so() -> None:

@@ -214,7 +214,13 @@ _add(
 _add("every row stored to row 0", "backward for the wrong shape", "backward", "the row index is lost in the store")
 _add("tail rows skipped backward", "backward for the wrong shape", "backward", "the last incomplete block of rows")
 _add("partial sums share a slot", "race on partial sums", "backward", "two programs, one slot, the last one wins")
-_add("partial sums not zeroed", "race on partial sums", "backward", "one slot more than programs: stale memory joins")
+_add(
+    "partial sums not zeroed",
+    "race on partial sums",
+    "backward",
+    "one slot more than programs: stale memory joins",
+    killed_by=("initialised memory",),
+)
 _add(
     "unlocked partial sums",
     "race on partial sums",

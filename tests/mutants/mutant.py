@@ -110,6 +110,8 @@ def declare(
                 raise TypeError(f"{name}: operands are tensors; received {type(operand).__name__}")
             if str(operand.dtype).removeprefix("torch.") not in dtypes:
                 raise TypeError(f"{name}: dtypes are {', '.join(dtypes)}; received {operand.dtype}")
+            if operand.is_meta:
+                raise ValueError(f"{name}: operands have memory; received one on the meta device")
             if operand.device != operands[0].device:
                 raise ValueError(f"{name}: all operands on one device; received {operands[0].device}, {operand.device}")
         _fit(op, name, operands)

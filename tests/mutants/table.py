@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.mutants.matrix import Row, Trial
 
-_SIGNS = {"survived": ".", "not applicable": "-", "crashed": "!", "harness error": "E"}
+_SIGNS = {"survived": ".", "not applicable": "-", "not tried": " ", "crashed": "!", "harness error": "E"}
 
 
 def render(rows: Sequence[Row], backend: str) -> str:

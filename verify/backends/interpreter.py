@@ -15,6 +15,7 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0):
 | NaN padding of bfloat16 blocks is 0; no atomic addition of bfloat16 | `operators` |
 | sum over bfloat16 adds patterns; other reductions take one Python call per element | `reduce` |
 | `for i in range(0, n)` with a run-time n fails with numpy 2.4 | `_index` |
+| a float argument stays a Python float: no `eps.to(tl.float32)`, and float64 arithmetic | `_argument` |
 | an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
 
@@ -88,6 +89,7 @@ def install() -> None:
         patches.set(shipped.GridExecutor, "__call__", _run(shipped.GridExecutor.__call__, runs))
         patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
         patches.set(shipped, "_patch_lang", _binding(shipped._patch_lang, patches, shipped, runs))
+        patches.set(shipped, "_implicit_cvt", _argument(shipped._implicit_cvt, shipped))
         patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
         _bind_libdevice(patches, shipped)
     except BaseException:
@@ -111,7 +113,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "triton.runtime.interpreter": (
         *("TensorHandle", "InterpreterBuilder.create_atomic_rmw", "GridExecutor.__call__", "ReduceOps.apply_impl"),
         *("ReduceOps.generic_reduce", "ScanOps.apply_impl", "ScanOps.generic_scan", "_patch_lang"),
-        *("_patch_lang_tensor", "_LangPatchScope", "_get_np_dtype", "interpreter_builder", "interpreter_semantic"),
+        *("_patch_lang_tensor", "_LangPatchScope", "_implicit_cvt", "_get_np_dtype"),
+        *("interpreter_builder", "interpreter_semantic"),
     ),
     "triton._C.libtriton": (
         *("ir.ROUNDING_MODE.RTZ", "ir.PADDING_OPTION.PAD_NAN", "ir.ATOMIC_OP.FADD"),
@@ -200,6 +203,20 @@ def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) 
         scope.set_attr(tensor, "__bool__", truth)
 
     return patch
+
+
+def _argument(original: Callable[..., Any], shipped: Any) -> Callable[..., Any]:
+    """A launch argument as the kernel sees it: a float is a float32 scalar, as in a compiled kernel."""
+
+    def convert(argument: Any) -> Any:
+        if isinstance(argument, float):
+            from triton.language import core
+
+            handle = shipped.TensorHandle(np.array([argument], dtype=np.float32), core.float32)
+            return core.tensor(handle, core.float32)
+        return original(argument)
+
+    return convert
 
 
 def _first_config(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:

@@ -25,8 +25,13 @@ def key_of(seed: int, stream: str) -> int:
 
 def words(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """`count` uniform 64-bit words as int64, for positions start, start + 1, ..."""
-    counter = torch.arange(start, start + count, dtype=torch.int64, device=device)
-    state = (counter + 1) * _signed(_GOLDEN) + _signed(key_of(seed, stream))
+    return _mixed(torch.tensor(_signed(key_of(seed, stream)), device=device), count, start)
+
+
+def _mixed(keys: Tensor, count: int, start: int) -> Tensor:
+    """The words of several streams at once: one row for each key."""
+    counter = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=keys.device)
+    state = counter * _signed(_GOLDEN) + keys
     state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
     state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
     return state ^ _shift(state, 31)
@@ -55,11 +60,11 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
 
     No logarithm or cosine, whose last bits differ between devices.
     """
-    total = torch.zeros(count, dtype=torch.float64, device=device)
-    for part in range(6):
-        word = words(seed, f"{stream}/{part}", count, start=start, device=device)
-        total += ((word & 0xFFFFFFFF) + _shift(word, 32)).double()
-    return total * 2.0**-32 - 6.0
+    keys = [_signed(key_of(seed, f"{stream}/{part}")) for part in range(6)]
+    word = _mixed(torch.tensor(keys, device=device)[:, None], count, start)
+    # at most 12 * 2^32: exact in int64 and in float64, in whatever order
+    total = ((word & 0xFFFFFFFF) + _shift(word, 32)).sum(0)
+    return total.double() * 2.0**-32 - 6.0
 
 
 def _shift(value: Tensor, places: int) -> Tensor:

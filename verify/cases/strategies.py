@@ -1,20 +1,23 @@
 """Hypothesis strategies for cases: they draw structure (shape, recipe, layout, parameters), never contents.
 
-`cases(kernel, dtype)` draws whole cases of one kernel. Simple comes first in every choice, because Hypothesis
-shrinks towards the first: small shapes, contiguous layouts, the plainest recipe.
+`space(kernel, dtype)` is what the cases of one kernel are made of; `.cases()` draws from it, `.each_choice()` lists a
+few that take every choice once. Simple comes first in every choice, because Hypothesis shrinks towards the first:
+small shapes, contiguous layouts, the plainest recipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from verify.cases.case import Case
 from verify.cases.layouts import LAYOUTS
-from verify.cases.values import ROW
+from verify.cases.values import ELEMENT, ROW
 from verify.declaration import Kernel
 from verify.errors import UsageError
 
@@ -22,17 +25,21 @@ ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
 ROW_RECIPES = tuple(name for name in ROW if not name.startswith("around"))
 MATRIX_RECIPES = ("randn", "mean 1e3", "outlier", "spread")
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
-LAYOUT_NAMES = tuple(LAYOUTS)
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the tensors of drawn cases may be. `many_rows` is a number of rows that outgrows a grid axis."""
+    """How large the tensors of drawn cases may be. `many_rows` is a number of rows that outgrows a grid axis.
+
+    `every_pattern`: an op of one 16-bit number is tried on all of them.
+    """
 
     elements: int = 1 << 12
     width: int = 1 << 11
     depth: int = 300
     many_rows: int = 0
+    every_pattern: bool = False
 
 
 def interesting_sizes(largest: int) -> list[int]:
@@ -71,9 +78,7 @@ def shapes(draw: st.DrawFn, kernel: Kernel, sizes: Sizes) -> tuple[int, ...]:
         dims = (draw(st.sampled_from(narrow)), draw(st.sampled_from(narrow)))
     else:
         dims = tuple(draw(st.sampled_from([1, 2, 3, 8, 0])) for _ in range(draw(st.integers(3, 4))))
-    if dims == () and kernel.op.shapes((), kernel.op.resolve(kernel.params)) != dict.fromkeys(kernel.operands, ()):
-        return (1,)  # packed halves need a dimension to be packed along
-    return dims
+    return dims if dims or _takes_scalars(kernel) else (1,)
 
 
 def recipes(kernel: Kernel) -> tuple[str, ...]:
@@ -82,24 +87,125 @@ def recipes(kernel: Kernel) -> tuple[str, ...]:
     return by_kind[kernel.op.kind]
 
 
-def free_parameters(kernel: Kernel) -> dict[str, st.SearchStrategy[Any]]:
-    """Strategies for the parameters that the kernel accepts and its declaration leaves open."""
-    found: dict[str, st.SearchStrategy[Any]] = {}
+def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
+    """The values of each parameter that the kernel accepts and its declaration leaves open; the plainest first."""
+    found: dict[str, tuple[Any, ...]] = {}
     for name, default in kernel.op.params.items():
         if name in kernel.params or name not in kernel.accepted:
             continue
         if name in kernel.op.choices:
-            found[name] = st.sampled_from(kernel.op.choices[name])
+            found[name] = tuple(kernel.op.choices[name])
         elif name == "eps":
-            found[name] = st.sampled_from(EPSILONS)
+            found[name] = EPSILONS
         else:
-            found[name] = st.just(default)
+            found[name] = (default,)
     return found
 
 
-@st.composite
-def cases(
-    draw: st.DrawFn,
+# A row count and a width that no block divides; then one element, none, several blocks, more dimensions, and more
+# elements than a 16-bit offset reaches. Products with a dimension of 1 have results that are sums of one term, where a
+# rounding on the way has nothing to hide behind.
+_FIXED_SHAPES: dict[str, tuple[Dims, ...]] = {
+    "elementwise": ((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33)),
+    "rowwise": ((5, 67), (2, 1), (3,), (0, 5), (33, 1031), (2, 1, 3, 5), (65, 8)),
+    "contraction": ((5, 67, 9), (1, 1, 1), (0, 3, 5), (3, 300, 2), (65, 33, 65), (33, 1, 33), (1, 33, 33), (33, 33, 1)),
+}
+
+
+def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
+    """The shapes that `each_choice` takes where a law asks for none in particular."""
+    base, *others = _FIXED_SHAPES[kernel.op.kind]
+    most = {"elementwise": sizes.elements, "rowwise": sizes.width, "contraction": sizes.depth}[kernel.op.kind]
+
+    def size(dims: Dims) -> int:
+        if kernel.op.kind == "elementwise":
+            return math.prod(dims)
+        return dims[-1] if kernel.op.kind == "rowwise" else dims[1]
+
+    scalar = kernel.op.kind == "elementwise" and _takes_scalars(kernel)
+    return (base, *(dims for dims in others if size(dims) <= most and (dims or scalar)))
+
+
+def _takes_scalars(kernel: Kernel) -> bool:
+    """Packed halves need a dimension to be packed along."""
+    return kernel.op.shapes((), kernel.op.resolve(kernel.params)) == dict.fromkeys(
+        (operand.name for operand in kernel.op.operands), ()
+    )
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices that cases are made of. `cases()` draws from them; `each_choice()` takes every one of them once.
+
+    Made by `space(...)`, which checks them.
+    """
+
+    kernel: Kernel
+    dtype: str
+    sizes: Sizes
+    fill: tuple[str, ...]
+    layouts: tuple[str, ...]
+    upstream_layouts: tuple[str, ...]
+    upstream: tuple[str, ...]
+    shapes: tuple[Dims, ...]  # empty: any shape within `sizes`
+
+    def cases(self) -> st.SearchStrategy[Case]:
+        """Cases with every factor drawn on its own."""
+        return _draw(self)
+
+    def each_choice(self, shapes: Sequence[Dims] | None = None) -> tuple[Case, ...]:
+        """One plain case, and one more for every other choice of every factor, the rest being plain.
+
+        Known in testing as base choice coverage. Whatever a search happens to draw, each recipe, each parameter, each
+        layout of each operand and each shape has been tried. `shapes` narrows down which.
+        """
+        kernel = self.kernel
+        forms = tuple(shapes) if shapes is not None else self.shapes or fixed_shapes(kernel, self.sizes)
+        open_params = {name: choices for name, choices in free_choices(kernel).items() if len(choices) > 1}
+        plain = self._case(forms[0], self.fill[0], dict(kernel.params), self.upstream[0], {})
+        found = [plain]
+
+        def vary(**changed: Any) -> None:
+            found.append(msgspec.structs.replace(plain, seed=len(found), **changed))
+
+        for recipe in self.fill[1:]:
+            vary(fill=recipe, regime=recipe if plain.regime else "")
+        for name, choices in open_params.items():
+            for choice in choices:
+                vary(params=plain.params | {name: choice})
+        for operand in kernel.operands:
+            for layout in self.layouts:
+                if layout != "contiguous":
+                    vary(layouts={operand: layout})
+        for dims in forms[1:]:
+            vary(dims=dims)
+        if plain.upstream:
+            for arriving in self.upstream[1:]:
+                vary(upstream=arriving)
+            for output in kernel.outputs:
+                for layout in self.upstream_layouts:
+                    if layout != "contiguous":
+                        vary(layouts={"d" + output: layout})
+        return tuple(found)
+
+    def _case(
+        self, dims: Dims, recipe: str, params: dict[str, Any], arriving: str, placed: dict[str, str], seed: int = 0
+    ) -> Case:
+        kernel = self.kernel
+        return Case(
+            dtype=self.dtype,
+            dims=dims,
+            fill=recipe,
+            seed=seed,
+            params=params,
+            upstream=arriving if kernel.differentiable else "",
+            absent=kernel.absent,
+            regime=recipe if kernel.op.kind != "elementwise" else "",
+            layouts={name: layout for name, layout in placed.items() if layout != "contiguous"},
+        )
+
+
+def space(
     kernel: Kernel,
     dtype: str,
     *,
@@ -108,31 +214,66 @@ def cases(
     layouts: Sequence[str] = ("contiguous",),
     upstream_layouts: Sequence[str] = ("contiguous",),
     upstream: Sequence[str] = ("normal",),
-    dims: tuple[int, ...] | None = None,
-) -> Case:
-    """Cases of one kernel in one dtype. `layouts` are drawn for each operand on its own."""
-    for name in (*layouts, *upstream_layouts):
-        if name not in LAYOUTS:
-            raise UsageError(f"unknown layout {name!r}; the layouts are: {', '.join(LAYOUTS)}")
-    sizes = sizes or Sizes()
-    chosen = dims if dims is not None else draw(shapes(kernel, sizes))
-    recipe = draw(st.sampled_from(tuple(fill) if fill is not None else recipes(kernel)))
-    params = dict(kernel.params) | {name: draw(values) for name, values in free_parameters(kernel).items()}
-    placed: dict[str, str] = {}
-    for operand in kernel.operands:
-        placed[operand] = draw(st.sampled_from(tuple(layouts)))
-    arriving = draw(st.sampled_from(tuple(upstream))) if kernel.differentiable else ""
+    shapes: Sequence[Dims] = (),
+) -> Space:
+    """The space of a kernel's cases in one dtype; what cannot be drawn is refused here, not at the first draw."""
+    if dtype not in kernel.dtypes:
+        raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; cases were asked for {dtype!r}")
+    chosen = Space(
+        kernel=kernel,
+        dtype=dtype,
+        sizes=sizes or Sizes(),
+        fill=tuple(fill) if fill is not None else recipes(kernel),
+        layouts=_some("layouts", layouts, LAYOUTS),
+        upstream_layouts=_some("upstream layouts", upstream_layouts, LAYOUTS),
+        upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW)),
+        shapes=tuple(tuple(dims) for dims in shapes),
+    )
+    _some("recipes", chosen.fill, (*ELEMENT, *ROW))
+    for recipe in chosen.fill:
+        if kernel.op.kind == "elementwise" and recipe in ROW and recipe not in ELEMENT:
+            raise UsageError(f"op {kernel.op.name!r} is elementwise; {recipe!r} is a recipe for rows")
+    for dims in chosen.shapes:
+        _fits(kernel, dims)
+    return chosen
+
+
+def cases(kernel: Kernel, dtype: str, **choices: Any) -> st.SearchStrategy[Case]:
+    """Cases of one kernel in one dtype; the choices are those of `space`. Layouts are drawn for each operand alone."""
+    return space(kernel, dtype, **choices).cases()
+
+
+def _some(what: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
+    """The names as a tuple: at least one, all of them known."""
+    if isinstance(names, str):
+        raise UsageError(f"{what} are a list of names; received {names!r}")
+    listed = list(known)
+    if not names:
+        raise UsageError(f"{what}: there must be at least one to draw from; received none")
+    for name in names:
+        if name not in listed:
+            raise UsageError(f"unknown {what.rstrip('s')} {name!r}; the {what} are: {', '.join(dict.fromkeys(listed))}")
+    return tuple(names)
+
+
+def _fits(kernel: Kernel, dims: Dims) -> None:
+    """Dims that the kernel's op can have."""
+    rule = {"elementwise": "any number of dims", "rowwise": "dims (..., N)", "contraction": "dims (M, K, N)"}
+    kind = kernel.op.kind
+    right = {"elementwise": True, "rowwise": len(dims) > 0, "contraction": len(dims) == 3}[kind]
+    if not right or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in dims):
+        raise UsageError(f"op {kernel.op.name!r} takes {rule[kind]}, none of them negative; received {tuple(dims)}")
+
+
+@st.composite
+def _draw(draw: st.DrawFn, chosen: Space) -> Case:
+    kernel = chosen.kernel
+    dims = draw(st.sampled_from(chosen.shapes)) if chosen.shapes else draw(shapes(kernel, chosen.sizes))
+    recipe = draw(st.sampled_from(chosen.fill))
+    params = dict(kernel.params) | {name: draw(st.sampled_from(some)) for name, some in free_choices(kernel).items()}
+    placed = {operand: draw(st.sampled_from(chosen.layouts)) for operand in kernel.operands}
+    arriving = draw(st.sampled_from(chosen.upstream)) if kernel.differentiable else ""
     if arriving:
         for output in kernel.outputs:
-            placed["d" + output] = draw(st.sampled_from(tuple(upstream_layouts)))
-    return Case(
-        dtype=dtype,
-        dims=chosen,
-        fill=recipe,
-        seed=draw(st.integers(0, 2**16)),
-        params=params,
-        upstream=arriving,
-        absent=kernel.absent,
-        regime=recipe if kernel.op.kind != "elementwise" else "",
-        layouts={name: layout for name, layout in placed.items() if layout != "contiguous"},
-    )
+            placed["d" + output] = draw(st.sampled_from(chosen.upstream_layouts))
+    return chosen._case(dims, recipe, params, arriving, placed, seed=draw(st.integers(0, 2**16)))

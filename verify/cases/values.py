@@ -21,6 +21,8 @@ from verify.ulp import from_bits
 
 Shape = tuple[int, ...]
 
+SMALL = 1 << 12  # elements up to which launching the operations takes a GPU longer than computing takes a CPU
+
 
 def fill(
     recipe: str,
@@ -32,8 +34,14 @@ def fill(
     landmarks: Sequence[float] = (),
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """A tensor of a format filled by a recipe. `landmarks` are the op's boundaries, for "near" and "mixed"."""
+    """A tensor of a format filled by a recipe. `landmarks` are the op's boundaries, for "near" and "mixed".
+
+    A small tensor is made on the CPU, to the same bits: there its many operations cost less than their launches.
+    """
     count = math.prod(shape)
+    if count <= SMALL and torch.device(device).type != "cpu":
+        made = fill(recipe, fmt, shape, seed=seed, stream=stream, landmarks=landmarks)
+        return made.to(device)
     if recipe in ELEMENT:
         flat = ELEMENT[recipe](fmt, count, seed, stream, landmarks, torch.device(device))
         return flat.reshape(shape)

@@ -1,28 +1,55 @@
 """Accuracy: every output and gradient is within the kernel's own limit of the exact answer.
 
-The search tries to make the error large (Hypothesis' `target`), over shapes, value recipes and parameters.
+* accuracy: the search tries to make the error large (Hypothesis' `target`), over shapes, value recipes and
+  parameters. Before it, every recipe, parameter and shape is tried once, and every operand with a stride of its own.
+  Where the profile says so, an op of one 16-bit number is tried on all 65,536 of them.
+* mixed dtypes: weights and biases in float32 beside data in 16 bits are refused with an error, or used as they are:
+  the truth is that of the given values, so a kernel that rounds them first is beyond its limit.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from hypothesis import strategies as st
+import msgspec
+import torch
 from torch import Tensor
 
 from verify import formats
 from verify.cases import Case, problem_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Sizes, Space, fixed_shapes, space
+from verify.cases.values import SMALL
+from verify.declaration import Kernel
 from verify.element import describe
+from verify.errors import KernelError
+from verify.formats import Format
 from verify.judge import judge_result
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure import run_kernel
 from verify.regimes import NONFINITE, segments_of
-from verify.truth.fast import evaluate
+from verify.truth.fast import Truth, evaluate
+from verify.ulp import errors
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes)
+def _space(subject: Subject) -> Space:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes)
+
+
+def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    layouts = ("contiguous", "stepped") if subject.kernel.layouts == "any" else ("contiguous",)
+    return (*dataclasses.replace(chosen, layouts=layouts).each_choice(), *_every_pattern(subject))
+
+
+def _every_pattern(subject: Subject) -> tuple[Case, ...]:
+    """All numbers of a 16-bit format, for an op of one number."""
+    kernel, fmt = subject.kernel, formats.named(subject.dtype)
+    unary = kernel.op.kind == "elementwise" and len(kernel.operands) == 1 and kernel.op.regime_values is None
+    if not subject.sizes.every_pattern or not unary or fmt.bits > 16:
+        return ()
+    upstream = "ones" if kernel.differentiable else ""
+    plain = plain_case(subject, (1 << fmt.bits,))
+    return (msgspec.structs.replace(plain, fill="patterns", upstream=upstream),)
 
 
 def _check(subject: Subject, case: Case) -> float:
@@ -37,16 +64,26 @@ def judge_results(
     upstream: dict[str, Tensor],
     results: dict[str, Tensor],
 ) -> float:
-    """The largest error of results of given inputs, in ULP; `Broken` if it is beyond the kernel's own limit."""
+    """The largest error of results of given inputs, in ULP; `Broken` if it is beyond the kernel's own limit.
+
+    Small tensors are judged on the CPU, where the truth's many operations cost less than their launches.
+    """
     kernel = subject.kernel
+    given = [*(value for value in inputs.values() if value is not None), *upstream.values(), *results.values()]
+    if max((value.numel() for value in given), default=0) <= SMALL:
+        inputs = {name: None if value is None else value.cpu() for name, value in inputs.items()}
+        upstream = {name: value.cpu() for name, value in upstream.items()}
+        results = {name: value.cpu() for name, value in results.items()}
     problem = problem_of(kernel.op, case, inputs, upstream, tuple(results))
     kinds = {name: formats.of(tensor.dtype) for name, tensor in results.items()}
     limit = kernel.limit(subject.dtype)
+    truths = {name: truth for name, truth in evaluate(kernel.op, problem, kinds).items() if results[name].numel()}
+    proven = _proven_within(kernel, results, truths, kinds, limit)
+    if proven is not None:
+        return proven
     largest = 0.0
-    for name, truth in evaluate(kernel.op, problem, kinds).items():
+    for name, truth in truths.items():
         got = results[name]
-        if got.numel() == 0:
-            continue
         segments, regimes = segments_of(kernel.op, case, problem, name, tuple(got.shape))
         outcome = judge_result(
             kernel.op,
@@ -89,11 +126,86 @@ def judge_results(
     return largest
 
 
+def _proven_within(
+    kernel: Kernel, results: dict[str, Tensor], truths: dict[str, Truth], kinds: dict[str, Format], limit: float
+) -> float | None:
+    """The largest error, if the intervals prove that every element is within the limit; else None.
+
+    An element whose interval reaches beyond the limit, or that is infinite or NaN where the truth is not, is left to
+    the exact judge, which also says which one is worst. Most cases need no exact value at all, and all results of one
+    format are looked at together: small tensors cost by the call.
+    """
+    largest = 0.0
+    for fmt in set(kinds.values()):
+        names = [name for name in truths if kinds[name] is fmt]
+        if not names:
+            continue
+        some = [truths[name] for name in names]
+        lows = [truth.low for truth in some]
+        scaled = kernel.op.gate == "scaled"
+        found = errors(
+            _joined([results[name] for name in names]),
+            _joined([truth.value for truth in some]),
+            fmt,
+            low=None if lows[0] is None else _joined([low for low in lows if low is not None]),
+            bound=_joined([truth.bound for truth in some]),
+            scale=_joined([truth.scale for truth in some]) if scaled else None,
+            policy=kernel.policy,
+        )
+        judged, width = (found.scaled, found.scaled_width) if scaled else (found.ulp, found.width)
+        assert judged is not None and width is not None
+        magnitude = judged.abs()
+        if not bool(((magnitude + width <= limit) & ~found.nonfinite).all()):
+            return None
+        largest = max(largest, float(magnitude.max()))
+    return largest
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements in one vector."""
+    return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+# -- mixed dtypes --------------------------------------------------------------------------------------
+
+
+def _has_weights(subject: Subject) -> str | None:
+    if not _weights(subject):
+        return f"op {subject.kernel.op.name} has no operand beside its data"
+    return None if formats.named(subject.dtype).bits <= 16 else "float32 weights are wider than 16-bit data only"
+
+
+def _weights(subject: Subject) -> tuple[str, ...]:
+    """The operands that are commonly kept in float32."""
+    kernel = subject.kernel
+    return tuple(o.name for o in kernel.op.operands if o.role in ("scale", "shift") and o.name in kernel.operands)
+
+
+def _check_mixed(subject: Subject, case: Case) -> float | None:
+    mixed = msgspec.structs.replace(case, dtypes=dict.fromkeys(_weights(subject), "float32"))
+    try:
+        return _check(subject, mixed)
+    except KernelError as error:
+        if error.__cause__ is None:  # it took them, and returned something that it must not
+            raise
+        return None
+
+
 LAWS: Sequence[Law] = (
     Law(
         name="accuracy",
         summary="every result is within the declared limit of the exact answer",
-        cases=_cases,
+        space=_space,
         check=_check,
+        examples=_examples,
+    ),
+    Law(
+        name="mixed dtypes",
+        summary="float32 weights beside 16-bit data are refused, or used as they are",
+        space=_space,
+        check=_check_mixed,
+        applies=_has_weights,
+        examples=lambda subject, chosen: chosen.each_choice(chosen.shapes or fixed_shapes(subject.kernel, Sizes())[:2]),
+        share=0.25,
     ),
 )

@@ -8,13 +8,13 @@ answers differently when this fails, and a NaN in one request reaches its neighb
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from verify.cases import Case, counter
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject
 from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
@@ -25,16 +25,20 @@ _WIDTHS = (3, 1, 8, 65, 257, 1000)
 _DEPTHS = (3, 16, 65, 300)
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
-
+def _space(subject: Subject) -> Space:
     widths = [width for width in _WIDTHS if width <= subject.sizes.width]
-    rows, columns = st.sampled_from(_ROWS), st.sampled_from(widths)
+    shapes: list[tuple[int, ...]] = list(product(_ROWS, widths))
     if subject.kernel.op.kind == "contraction":
         depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
-        return st.tuples(rows, st.sampled_from(depths), st.sampled_from(_ROWS)).flatmap(of)
-    return st.tuples(rows, columns).flatmap(of)
+        shapes = list(product(_ROWS, depths, _ROWS))
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
+
+
+def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    # each number of rows once, and each width (depth) once: the pairs are for the search
+    count = max(len(set(sizes)) for sizes in zip(*chosen.shapes, strict=True))
+    sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=True)]
+    return chosen.each_choice([tuple(side[at % len(side)] for side in sides) for at in range(count)])
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -92,8 +96,9 @@ LAWS: Sequence[Law] = (
     Law(
         name="batch invariance",
         summary="a row's result does not depend on other rows or on how many there are",
-        cases=_cases,
+        space=_space,
         check=_check,
+        examples=_examples,
         share=0.5,
     ),
 )

@@ -16,13 +16,12 @@ from typing import Any
 
 import msgspec
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.formats import named, torch_dtype
 from verify.laws.compare import demand_same
@@ -36,12 +35,18 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
-        fill = ("normal",) if subject.kernel.op.kind == "elementwise" else ("randn",)
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims, fill=fill)
+def _space(subject: Subject) -> Space:
+    kind = subject.kernel.op.kind
+    fill = ("normal",) if kind == "elementwise" else ("randn",)
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[kind], fill=fill)
 
-    return st.sampled_from(_DIMS[subject.kernel.op.kind]).flatmap(of)
+
+def _each_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
+
+
+def _one(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    return (plain_case(subject, chosen.shapes[0]),)  # seconds each
 
 
 # -- torch.compile -------------------------------------------------------------------------------------
@@ -170,24 +175,27 @@ LAWS: Sequence[Law] = (
     Law(
         name="compiled",
         summary="torch.compile gives the bits of the plain call",
-        cases=_cases,
+        space=_space,
         check=_check_compiled,
+        examples=_one,
         share=0.05,
     ),
     Law(
         name="custom operators",
         summary="torch.library.opcheck accepts every custom operator that the kernel calls",
-        cases=_cases,
+        space=_space,
         check=_check_operators,
         applies=_uses_operators,
+        examples=_one,
         share=0.05,
     ),
     Law(
         name="autocast",
         summary="autocast gives the plain result, or that of operands cast throughout",
-        cases=_cases,
+        space=_space,
         check=_check_autocast,
         applies=_no_float64,
+        examples=_each_shape,
         share=0.25,
     ),
 )

@@ -10,18 +10,19 @@ Operands lie between guard bands, so that a kernel which takes them after all re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.laws.locality import is_packed
 from verify.measure import call_tensors
 
@@ -33,12 +34,14 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 Inputs = dict[str, Tensor | None]
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
-        fill = ("normal",) if subject.kernel.op.kind == "elementwise" else ("randn",)
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims, fill=fill)
+def _space(subject: Subject) -> Space:
+    kind = subject.kernel.op.kind
+    fill = ("normal",) if kind == "elementwise" else ("randn",)
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[kind], fill=fill)
 
-    return st.sampled_from(_DIMS[subject.kernel.op.kind]).flatmap(of)
+
+def _each_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _integers(tensor: Tensor) -> Tensor:
@@ -91,6 +94,32 @@ def _values(subject: Subject, case: Case, inputs: Inputs) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in values.items()}
 
 
+class LaunchedOnNothing(RuntimeError):
+    """A compiled kernel was about to be launched on a tensor without memory. The message names the kernel."""
+
+
+@contextmanager
+def _no_launch_without_memory() -> Iterator[None]:
+    """Stop a compiled Triton kernel before it dereferences the null pointer of a tensor without memory.
+
+    That is an illegal access, after which the process can use its GPU no more: it would be the end of all other tests.
+    """
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Tensor) and value.is_meta for value in (*args, *kwargs.values())):
+            raise LaunchedOnNothing(f"Triton kernel {self.fn.__name__}")
+        return original(self, *args, **kwargs)
+
+    JITFunction.run = run
+    try:
+        yield
+    finally:
+        JITFunction.run = original
+
+
 def _refused(
     subject: Subject, case: Case, good: Inputs, name: str, change: Callable[[Tensor], Tensor], what: str
 ) -> None:
@@ -101,10 +130,13 @@ def _refused(
         inputs[operand] = None if given is None else guard.embed(given, f"operand {operand}")
     facts = {"operand": what}
     try:
-        with guard:
+        with guard, _no_launch_without_memory():
             returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
     except KernelError as error:
         cause = error.__cause__
+        if isinstance(cause, LaunchedOnNothing):
+            facts["launched"] = str(cause)
+            raise Broken("an operand that makes no sense is taken", case, facts) from None
         if cause is not None and not str(cause).strip():
             raise Broken(
                 "an operand is refused without a word", case, facts | {"raised": type(cause).__name__}
@@ -122,8 +154,12 @@ def _refused(
 def _shapes_only(subject: Subject, case: Case, good: Inputs) -> None:
     inputs = {name: None if value is None else value.to("meta") for name, value in good.items()}
     try:
-        returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
+        with _no_launch_without_memory():
+            returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
     except KernelError as error:
+        if isinstance(error.__cause__, LaunchedOnNothing):
+            facts = {"launched": str(error.__cause__)}
+            raise Broken("a kernel is launched on a tensor without memory", case, facts) from None
         if error.__cause__ is not None and str(error.__cause__).strip():
             return
         raise Broken("a tensor without memory is refused without a word", case, {}) from None
@@ -137,8 +173,9 @@ LAWS: Sequence[Law] = (
     Law(
         name="error contract",
         summary="operands that make no sense raise an error that says so, and nothing else happens",
-        cases=_cases,
+        space=_space,
         check=_check,
+        examples=_each_shape,
         share=0.25,
     ),
 )

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from hypothesis import strategies as st
 
 from verify.cases import Case, inputs_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.laws.autotuners import launched
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject
 from verify.measure import run_kernel, run_tensors
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes)
+def _space(subject: Subject) -> Space:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 
 def _other_shape(case: Case) -> tuple[int, ...]:
@@ -49,7 +48,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="determinism",
         summary="the same call gives the same bits every time",
-        cases=_cases,
+        space=_space,
         check=_check,
     ),
 )

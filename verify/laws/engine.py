@@ -1,59 +1,96 @@
-"""Runs laws over drawn cases: Hypothesis draws, shrinks and remembers; what comes out is a `LawRun`.
+"""Runs laws over cases; what comes out is a `LawRun`.
 
-A law's check may return a score (the error in ULP, say), which Hypothesis then tries to make large. A broken law
-comes back with the shrunk case, the facts that the law stated about it, and the command that replays it.
+Three kinds of cases are tried, in this order: those that broke the law before (pinned in a corpus, or remembered from
+an earlier run), the law's fixed ones (each choice once), and those that Hypothesis draws. A law's check may return a
+score (the error in ULP, say), which Hypothesis then tries to make large. A broken law comes back with the shrunk case,
+the facts that the law stated about it, and the command that replays it.
+
+What is drawn depends on the profile's seed, the law and the dtype, and on nothing else: not on the source text of
+this module (as Hypothesis' own derandomisation does), nor on which modules happen to be loaded.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings, target
-from hypothesis.errors import FlakyFailure, Unsatisfiable
+from hypothesis.errors import FlakyFailure
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.strategies import SearchStrategy
 
+from verify import corpus
 from verify.backends import Backend
+from verify.cases import Case
 from verify.cases.strategies import Sizes
 from verify.declaration import Kernel
-from verify.errors import KernelError
+from verify.errors import KernelError, UsageError
 from verify.laws.law import Broken, Law, Subject
+from verify.laws.remembered import Remembered, database_of
 from verify.plugin import EXAMPLES
 from verify.record import LawRun
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How hard to try. A seed of None lets Hypothesis derandomise: the same cases every time."""
+    """How hard to try: how many cases are drawn, how large, from which seed, and how many fixed ones at most."""
 
     name: str
     examples: int
     sizes: dict[str, Sizes]
-    seed: int | None = None
+    seed: int = 0
+    fixed: int | None = None
 
 
 _SMALL = Sizes(elements=1 << 8, width=1 << 8, depth=64)
 _CPU, _GPU = Sizes(), Sizes(elements=1 << 20, width=1 << 14, depth=2048, many_rows=70_000)
+_ALL_CPU = Sizes(elements=1 << 16, width=1 << 13, depth=1024, many_rows=70_000, every_pattern=True)
+_ALL_GPU = Sizes(elements=1 << 24, width=1 << 16, depth=8192, many_rows=200_000, every_pattern=True)
 PROFILES = {
-    "quick": Profile("quick", EXAMPLES["quick"], {"interpreter": _SMALL, "cuda": _CPU}),
+    # the first fixed cases only: in the edit loop an answer must come at once
+    "quick": Profile("quick", EXAMPLES["quick"], {"interpreter": _SMALL, "cuda": _CPU}, fixed=12),
     "ci": Profile("ci", EXAMPLES["ci"], {"interpreter": _CPU, "cuda": _CPU}),
     "nightly": Profile("nightly", EXAMPLES["nightly"], {"interpreter": _CPU, "cuda": _GPU}),
+    "exhaustive": Profile("exhaustive", EXAMPLES["exhaustive"], {"interpreter": _ALL_CPU, "cuda": _ALL_GPU}),
 }
+SEEDED_BY_DATE = ("nightly", "exhaustive")
+
+
+def profile_named(name: str, seed: int | None = None) -> Profile:
+    """A profile by name. nightly and exhaustive take the day (UTC) as seed, or VERIFY_SEED, unless one is given.
+
+    Two branches tried on one day see the same cases that way, and tomorrow other ones.
+    """
+    if name not in PROFILES:
+        raise UsageError(f"no profile is named {name!r}; the profiles are: {', '.join(PROFILES)}")
+    chosen = PROFILES[name]
+    if seed is not None:
+        return replace(chosen, seed=seed)
+    if name not in SEEDED_BY_DATE:
+        return chosen
+    text = os.environ.get("VERIFY_SEED") or datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"VERIFY_SEED is a whole number from 0; received {text!r}")
+    return replace(chosen, seed=int(text))
 
 
 def current_profile() -> Profile:
-    """The profile that Hypothesis has loaded (`--hypothesis-profile`), "ci" when it is none of ours.
+    """The profile that Hypothesis has loaded (`--hypothesis-profile`), "ci" when it is none of ours."""
+    name = settings.get_current_profile_name()
+    return profile_named(name if name in PROFILES else "ci")
 
-    nightly is seeded by the day (UTC), or by VERIFY_SEED, so that two branches see the same cases.
-    """
-    chosen = PROFILES.get(settings.get_current_profile_name(), PROFILES["ci"])
-    if chosen.name != "nightly":
-        return chosen
-    today = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
-    return replace(chosen, seed=int(os.environ.get("VERIFY_SEED", today)))
+
+def remembered(law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: Profile) -> Remembered:
+    """The cases that broke a law of a kernel in an earlier run, in the database of the profile of that name."""
+    key = "/".join(("verify", kernel.op.name, kernel.name, law.name, dtype, backend.name))
+    return Remembered(database_of(profile.name), key.encode())
 
 
 def message(kernel: str, found: LawRun) -> str:
@@ -65,79 +102,170 @@ def message(kernel: str, found: LawRun) -> str:
     return "\n".join(lines)
 
 
-def run_law(law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: Profile, target_name: str = "") -> LawRun:
-    """Try one law on one kernel in one dtype."""
+Shrink = Callable[[Law, Subject, Broken], Broken]
+
+
+def run_law(
+    law: Law,
+    kernel: Kernel,
+    dtype: str,
+    backend: Backend,
+    profile: Profile,
+    target_name: str = "",
+    *,
+    pinned: Sequence[Case] | None = None,
+    memory: Remembered | None = None,
+    shrink: Shrink | None = None,
+) -> LawRun:
+    """Try one law on one kernel in one dtype.
+
+    `pinned` cases are tried before all others; by default those that the project's corpus has for this law. Without a
+    `memory` nothing is read from or left for another run: the same call gives the same answer. `shrink` makes a broken
+    case smaller than Hypothesis can, which sees no elements.
+    """
     subject = Subject(kernel, dtype, backend, profile.sizes[backend.name], target_name)
     reason = law.applies(subject)
     if reason is not None:
         return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=reason)
-    tried = 0
+    if pinned is None:
+        pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
+    trial = _Trial(law, subject, profile)
+    broken = trial.known((*pinned, *(memory.cases() if memory else ())), memory)
+    if broken is None:
+        broken = trial.fixed()
+    if broken is None:
+        broken = trial.drawn()
+    if broken is None:
+        return LawRun(law=law.name, dtype=dtype, status="ok", cases=trial.cases)
+    if shrink is not None:
+        broken = shrink(law, subject, broken)
+    if memory is not None:
+        memory.keep(broken.case)
+    return _broken(law, dtype, trial.cases, broken, target_name)
 
-    def attempt(case: Any) -> None:
-        nonlocal tried
-        tried += 1
+
+@dataclass
+class _Trial:
+    """One law on one subject, case after case. `cases` counts those up to the first that breaks the law."""
+
+    law: Law
+    subject: Subject
+    profile: Profile
+    cases: int = 0
+
+    def known(self, cases: Sequence[Case], memory: Remembered | None) -> Broken | None:
+        """Cases that broke the law once; those that no longer do are forgotten."""
+        for case in cases:
+            broken = self._check(case)
+            if broken is not None:
+                return broken
+            if memory is not None:
+                memory.drop(case)
+        return None
+
+    def fixed(self) -> Broken | None:
+        """The law's own cases. What breaks among them is looked for by the search too, which makes it small."""
+        for case in self.law.fixed(self.subject)[: self.profile.fixed]:
+            broken = self._check(case)
+            if broken is not None:
+                counted = self.cases
+                smaller = self.drawn()
+                self.cases = counted
+                return smaller or broken
+        return None
+
+    def drawn(self) -> Broken | None:
+        """Cases that Hypothesis draws, and makes small if they break the law."""
+        if not self.profile.examples:
+            return None
+        label = f"{self.law.name} {self.subject.dtype}"
+        count = max(1, round(self.profile.examples * self.law.share))
+
+        def once(case: Case) -> None:
+            self.cases += 1
+            score = attempt(self.law, self.subject, case)
+            if score is not None and score == score and score < 1e300:
+                target(score, label=label)
+
         try:
-            score = law.check(subject, case)
-        except KernelError as error:
-            raise Broken(str(error), case, {}) from error
-        if score is not None and score == score and score < 1e300:
-            target(score, label=f"{law.name} {dtype}")
+            _search(once, self.law.cases(self.subject), count, seed_of(self.profile.seed, label))
+        except Broken as broken:
+            return broken
+        except FlakyFailure as flaky:  # a kernel that is not deterministic: one failure is enough
+            seen = [error for error in flaky.exceptions if isinstance(error, Broken)]
+            if not seen:
+                raise
+            seen[0].facts["repeats"] = "not every time"
+            return seen[0]
+        return None
 
-    try:
-        for case in law.examples(subject):
-            attempt_plain(law, subject, case)
-            tried += 1
-        _search(attempt, law.cases(subject), max(1, round(profile.examples * law.share)), profile.seed)
-    except Broken as broken:
-        return _broken(law, dtype, tried, broken, target_name)
-    except FlakyFailure as flaky:  # a kernel that is not deterministic: one failure is enough
-        seen = [error for error in flaky.exceptions if isinstance(error, Broken)]
-        if not seen:
-            raise
-        seen[0].facts["repeats"] = "not every time"
-        return _broken(law, dtype, tried, seen[0], target_name)
-    except Unsatisfiable:
-        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=tried, message="no case can be drawn")
-    return LawRun(law=law.name, dtype=dtype, status="ok", cases=tried)
+    def _check(self, case: Case) -> Broken | None:
+        self.cases += 1
+        try:
+            attempt(self.law, self.subject, case)
+        except Broken as broken:
+            return broken
+        return None
 
 
-def replay_law(law: Law, kernel: Kernel, case: Any, backend: Backend, target_name: str) -> LawRun:
+def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_name: str) -> LawRun:
     """Try one law on one given case."""
     subject = Subject(kernel, case.dtype, backend, _CPU, target_name)
     reason = law.applies(subject)
     if reason is not None:
         return LawRun(law=law.name, dtype=case.dtype, status="skipped", cases=0, message=reason)
     try:
-        attempt_plain(law, subject, case)
+        attempt(law, subject, case)
     except Broken as broken:
         return _broken(law, case.dtype, 1, broken, target_name)
     return LawRun(law=law.name, dtype=case.dtype, status="ok", cases=1)
 
 
-def attempt_plain(law: Law, subject: Subject, case: Any) -> None:
-    """One check outside of Hypothesis: examples and replays."""
+def attempt(law: Law, subject: Subject, case: Case) -> float | None:
+    """One check of one case. A kernel that fails breaks whatever law it is tried under."""
     try:
-        law.check(subject, case)
+        return law.check(subject, case)
     except KernelError as error:
         raise Broken(str(error), case, {}) from error
 
 
-def _search(attempt: Any, strategy: Any, examples: int, seed: int | None) -> None:
+def seed_of(seed: int, label: str) -> int:
+    """The seed of one search: another one for every law and dtype, the same for every kernel."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
+
+
+def _search(once: Callable[[Case], None], strategy: SearchStrategy[Case], examples: int, seed: int) -> None:
     configured = settings(
         max_examples=examples,
         deadline=None,  # a deadline turns a slow machine into a failure
-        derandomize=seed is None,
+        derandomize=False,  # it would hash the source of `once`: an edit there must not change what is drawn
         database=None,
         print_blob=False,
         report_multiple_bugs=False,
         phases=(Phase.generate, Phase.target, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    test: Any = configured(given(strategy)(attempt))  # type: ignore[no-untyped-call]
-    if seed is not None:
-        seeded: Any = hypothesis.seed(seed)
-        test = seeded(test)
-    test()
+    test: Any = hypothesis.seed(seed)(configured(given(strategy)(once)))  # type: ignore[no-untyped-call]
+    with _no_constants_from_source():
+        test()
+
+
+@contextmanager
+def _no_constants_from_source() -> Iterator[None]:
+    """Draw as if no user module were loaded.
+
+    Hypothesis mixes the literals of every loaded module of the project into what it draws. A case would depend on
+    what a process happened to import before, and change with any edit anywhere. No setting turns that off.
+    """
+    draw = getattr(HypothesisProvider, "_maybe_draw_constant", None)
+    if draw is None:
+        yield
+        return
+    HypothesisProvider._maybe_draw_constant = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        HypothesisProvider._maybe_draw_constant = draw  # type: ignore[method-assign]
 
 
 def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str) -> LawRun:

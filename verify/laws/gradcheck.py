@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure import call_tensors, describe
@@ -37,12 +36,9 @@ _SPREAD = 0.1
 _CORNER = 1e-3
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
-        fill = (_FILL[subject.kernel.op.kind],)
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims, fill=fill)
-
-    return st.sampled_from(_shapes(subject)).flatmap(of)
+def _space(subject: Subject) -> Space:
+    fill = (_FILL[subject.kernel.op.kind],)
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_shapes(subject), fill=fill)
 
 
 def _shapes(subject: Subject) -> list[tuple[int, ...]]:
@@ -166,7 +162,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="gradcheck",
         summary="gradients agree with finite differences in float64",
-        cases=_cases,
+        space=_space,
         check=lambda subject, case: _check(subject, case, twice=False),
         applies=_applies,
         share=0.5,
@@ -174,7 +170,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="gradgradcheck",
         summary="gradients of gradients agree with finite differences in float64",
-        cases=_cases,
+        space=_space,
         check=lambda subject, case: _check(subject, case, twice=True),
         applies=_applies_twice,
         share=0.25,

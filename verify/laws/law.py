@@ -7,13 +7,14 @@ wants, and how one case is checked. It knows nothing of Hypothesis' runner, of p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
 
 from verify.backends import Backend
 from verify.cases import Case
+from verify.cases.strategies import Space
 from verify.declaration import Kernel
 
 
@@ -64,14 +65,23 @@ def always(subject: Subject) -> str | None:
 class Law:
     """One law. `applies` returns None, or the reason why it does not apply.
 
-    `cases` gives the strategy of a subject's cases; `check` raises `Broken`. `examples` are cases that are
-    always tried first. `score`, if given, is what the search tries to make large (the error, say).
+    `space` is what a subject's cases are made of. `check` raises `Broken`; it may return a score (the error, say),
+    which the search tries to make large. `examples` are tried before anything is drawn, the same ones every time;
+    by default every choice of the space once.
     """
 
     name: str
     summary: str
-    cases: Callable[[Subject], st.SearchStrategy[Case]]
+    space: Callable[[Subject], Space]
     check: Callable[[Subject, Case], float | None]
     applies: Callable[[Subject], str | None] = always
-    examples: Callable[[Subject], tuple[Case, ...]] = field(default=lambda subject: ())
-    share: float = 1.0  # of a profile's examples: dear laws take fewer
+    examples: Callable[[Subject, Space], tuple[Case, ...]] = lambda subject, space: space.each_choice()
+    share: float = 1.0  # of a profile's drawn cases: dear laws take fewer
+
+    def cases(self, subject: Subject) -> st.SearchStrategy[Case]:
+        """The strategy of a subject's cases."""
+        return self.space(subject).cases()
+
+    def fixed(self, subject: Subject) -> tuple[Case, ...]:
+        """The cases that are tried first, whatever is drawn afterwards."""
+        return self.examples(subject, self.space(subject))

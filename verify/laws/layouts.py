@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import strategies as st
-
 from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject
@@ -28,8 +26,8 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
     demand_same(case, strided.results, plain.results, rule, labels=("got", "contiguous"), facts=facts)
 
 
-def _operands(subject: Subject) -> st.SearchStrategy[Case]:
-    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS))
+def _operands(subject: Subject) -> Space:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS))
 
 
 def _check_operands(subject: Subject, case: Case) -> None:
@@ -47,8 +45,8 @@ def _check_refusal(subject: Subject, case: Case) -> None:
         return
 
 
-def _upstream(subject: Subject) -> st.SearchStrategy[Case]:
-    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, upstream_layouts=tuple(LAYOUTS))
+def _upstream(subject: Subject) -> Space:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream_layouts=tuple(LAYOUTS))
 
 
 def _check_upstream(subject: Subject, case: Case) -> None:
@@ -64,13 +62,13 @@ LAWS: Sequence[Law] = (
     Law(
         name="layout independence",
         summary="strided operands give the bits of their contiguous copies",
-        cases=_operands,
+        space=_operands,
         check=_check_operands,
     ),
     Law(
         name="upstream layout independence",
         summary="strided and expanded upstream gradients give the bits of their contiguous copies",
-        cases=_upstream,
+        space=_upstream,
         check=_check_upstream,
         applies=_differentiable,
     ),

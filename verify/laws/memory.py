@@ -16,11 +16,10 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.laws.compare import demand_same
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
@@ -30,15 +29,15 @@ from verify.ulp import bits_of
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
+def _space(subject: Subject) -> Space:
     layouts = _LAYOUTS if subject.kernel.layouts == "any" else ("contiguous",)
-    return draw_cases(
+    return space(
         subject.kernel, subject.dtype, sizes=subject.sizes, layouts=layouts, upstream_layouts=("contiguous", *_LAYOUTS)
     )
 
 
-def _plain_cases(subject: Subject) -> st.SearchStrategy[Case]:
-    return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes)
+def _plain_space(subject: Subject) -> Space:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 
 def _guarded_run(subject: Subject, case: Case, fill: int) -> tuple[dict[str, Tensor], Guard]:
@@ -160,26 +159,26 @@ LAWS: Sequence[Law] = (
     Law(
         name="memory bounds",
         summary="nothing is written outside of the results, nor into operands",
-        cases=_cases,
+        space=_space,
         check=_check_bounds,
     ),
     Law(
         name="initialised memory",
         summary="results do not depend on what lay in memory before the call",
-        cases=_cases,
+        space=_space,
         check=_check_initialised,
     ),
     Law(
         name="nothing overwritten",
         summary="backward changes nothing and can run twice",
-        cases=_plain_cases,
+        space=_plain_space,
         check=_check_overwritten,
         applies=_differentiable,
     ),
     Law(
         name="no stale results",
         summary="new values in the same memory give new results",
-        cases=_plain_cases,
+        space=_plain_space,
         check=_check_stale,
     ),
 )

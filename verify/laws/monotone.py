@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from verify import formats
 from verify.cases import Case, inputs_of, problem_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
 from verify.measure import run_tensors
@@ -37,13 +36,15 @@ def _applies(subject: Subject) -> str | None:
     return None
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(count: int) -> st.SearchStrategy[Case]:
-        fill = ("near", "active", "bits", "normal")
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=(count,), fill=fill)
-
+def _space(subject: Subject) -> Space:
     most = max(1, subject.sizes.elements // _RUN)
-    return st.sampled_from([size for size in (4, 1, 16, 64, 256) if size <= most]).flatmap(of)
+    shapes = [(size,) for size in (4, 1, 16, 64, 256) if size <= most]
+    fill = ("near", "active", "bits", "normal")
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
+
+
+def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    return chosen.each_choice(chosen.shapes[-1:])  # the more neighbours, the likelier a seam among them
 
 
 def _runs(x: Tensor) -> Tensor:
@@ -101,8 +102,9 @@ LAWS: Sequence[Law] = (
     Law(
         name="monotone",
         summary="where the function rises, the results do not fall beyond the kernel's limit",
-        cases=_cases,
+        space=_space,
         check=_check,
         applies=_applies,
+        examples=_examples,
     ),
 )

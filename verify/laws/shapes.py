@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from hypothesis import strategies as st
 
 from verify.cases import Case
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import demand_same, show
 from verify.laws.law import Broken, Law, Subject, plain_case
@@ -52,16 +51,13 @@ def _dims(subject: Subject) -> list[Dims]:
     return [*chosen, (sizes.elements + 1,)]
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(dims: Dims) -> st.SearchStrategy[Case]:
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
-
-    return st.sampled_from(_dims(subject)).flatmap(of)
+def _space(subject: Subject) -> Space:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_dims(subject))
 
 
-def _every_shape(subject: Subject) -> tuple[Case, ...]:
+def _every_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
     # no search is needed where there are so few: each shape is tried every time, and drawn again with other values
-    return tuple(plain_case(subject, dims) for dims in _dims(subject))
+    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -118,13 +114,14 @@ def _has_many_rows(subject: Subject) -> str | None:
     return None
 
 
-def _many_rows(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(width: int) -> st.SearchStrategy[Case]:
-        rows = subject.sizes.many_rows
-        dims = (rows, width, 5) if subject.kernel.op.kind == "contraction" else (rows, width)
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims)
+def _many_rows(subject: Subject) -> Space:
+    rows, contraction = subject.sizes.many_rows, subject.kernel.op.kind == "contraction"
+    shapes = [(rows, width, 5) if contraction else (rows, width) for width in (1, 3, 32)]
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
-    return st.sampled_from([1, 3, 32]).flatmap(of)
+
+def _each_width(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _check_many_rows(subject: Subject, case: Case) -> None:
@@ -148,7 +145,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="shapes",
         summary="any rank and size gives the bits of the same values as a matrix, empty tensors included",
-        cases=_cases,
+        space=_space,
         check=_check,
         examples=_every_shape,
         share=0.5,
@@ -156,9 +153,10 @@ LAWS: Sequence[Law] = (
     Law(
         name="many rows",
         summary="more than 65,535 rows give the bits of the same rows a few at a time",
-        cases=_many_rows,
+        space=_many_rows,
         check=_check_many_rows,
         applies=_has_many_rows,
+        examples=_each_width,
         share=0.05,
     ),
 )

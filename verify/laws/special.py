@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from verify import formats
 from verify.cases import Case, counter, inputs_of, problem_of, upstream_of
-from verify.cases.strategies import cases as draw_cases
+from verify.cases.strategies import Space, space
 from verify.cases.values import special_patterns
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import place, show
@@ -37,19 +36,25 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 _FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
 
 
-def _cases(subject: Subject) -> st.SearchStrategy[Case]:
-    def of(dims: tuple[int, ...]) -> st.SearchStrategy[Case]:
-        fill = (_FILL[subject.kernel.op.kind],)
-        upstream = ("normal", "ones")
-        return draw_cases(subject.kernel, subject.dtype, sizes=subject.sizes, dims=dims, fill=fill, upstream=upstream)
+def _space(subject: Subject) -> Space:
+    kind = subject.kernel.op.kind
+    return space(
+        subject.kernel,
+        subject.dtype,
+        sizes=subject.sizes,
+        shapes=_DIMS[kind],
+        fill=(_FILL[kind],),
+        upstream=("normal", "ones"),
+    )
 
-    return st.sampled_from(_DIMS[subject.kernel.op.kind]).flatmap(of)
 
-
-def plant(tensor: Tensor, seed: int, lane: int, lanes: int, *, rows: bool, infinite: bool, largest: bool) -> None:
+def plant(
+    tensor: Tensor, seed: int, lane: int, lanes: int, *, rows: bool, infinite: bool, largest: bool, single: bool = False
+) -> None:
     """Put special values in place into every `lanes`-th element, or into one element of every `lanes`-th row.
 
-    `infinite` and `largest` say whether infinities and the largest finite numbers are among them.
+    `infinite` and `largest` say whether infinities and the largest finite numbers are among them; with `single` only
+    one place gets one.
     """
     fmt = formats.of(tensor.dtype)
     patterns = special_patterns(fmt)
@@ -62,6 +67,8 @@ def plant(tensor: Tensor, seed: int, lane: int, lanes: int, *, rows: bool, infin
     width = tensor.shape[-1] if rows else 1
     count = tensor.numel() // width
     chosen = torch.arange(lane, count, lanes, device=tensor.device)
+    if single:
+        chosen = chosen[:1]
     start = int(counter.below(seed, f"special/{lane}", 1, len(signed))[0])
     value = specials[(chosen // lanes + start) % len(signed)]
     column = counter.below(seed, f"special/{lane}/column", chosen.numel(), width, device=tensor.device)
@@ -81,8 +88,10 @@ def _check(subject: Subject, case: Case) -> None:
     lanes = len(tensors) + (len(kernel.outputs) if case.upstream else 0)
     # The product of several factors may overflow on the way to a number that fits, in whatever order it is taken.
     largest = rows or len(tensors) == 1
+    # The gradient of a weight sums over all rows: two large ones of opposite sign overflow on the way to their sum.
+    single = kernel.op.kind == "contraction"
     for lane, tensor in enumerate(tensors):
-        plant(tensor, case.seed, lane, lanes, rows=rows, infinite=True, largest=largest)
+        plant(tensor, case.seed, lane, lanes, rows=rows, infinite=True, largest=largest, single=single)
     graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
     upstream = upstream_of(kernel.op, case, graph.values)
     for lane, tensor in enumerate(upstream.values(), len(tensors)):
@@ -118,7 +127,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="special values",
         summary="NaN, infinities, zeros, subnormals and the largest numbers give what mathematics says",
-        cases=_cases,
+        space=_space,
         check=_check,
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from verify.declaration import Kernel
 from verify.laws import engine, registry
+from verify.shrink import shrink_law
 
 
 def laws_for(
@@ -17,7 +18,8 @@ def laws_for(
         test_my_gelu = verify.laws_for(my_gelu)
 
     `laws` and `dtypes` narrow it down. How many cases each law sees is Hypothesis' current profile:
-    `pytest --hypothesis-profile=quick`, `ci` or `nightly`.
+    `pytest --hypothesis-profile=quick`, `ci`, `nightly` or `exhaustive`. Cases that break a law are remembered in the
+    profile's example database and tried first the next time (ci has none).
     """
     import pytest
 
@@ -32,8 +34,14 @@ def laws_for(
         backend = backends.select()
         if backend.name not in kernel.backends:
             pytest.skip(f"declared for {', '.join(kernel.backends)}; this is {backend.name}")
+        if kernel.lacking:
+            pytest.skip(f"needs {', '.join(kernel.lacking)}, which is not installed")
         backends.activate(backend)
-        found = engine.run_law(law, kernel, dtype, backend, engine.current_profile(), target_of(kernel))
+        profile = engine.current_profile()
+        memory = engine.remembered(law, kernel, dtype, backend, profile)
+        found = engine.run_law(
+            law, kernel, dtype, backend, profile, target_of(kernel), memory=memory, shrink=shrink_law
+        )
         if found.status == "skipped":
             pytest.skip(found.message)
         if found.status == "broken":

@@ -331,6 +331,10 @@ def _fast(problem: Problem) -> dict[str, Fast]:
         else:
             slope = _slope(curve, pre, size)
             back, back_scale = dy * slope.value, dy.abs() * slope.scale
+    if curve is not IDENTITY:
+        # The gradient of the pre-activation is a number of the dtype; a subnormal one is held with an absolute error,
+        # which the sums below magnify (gradual underflow: Higham, section 2.2).
+        back_scale = back_scale.clamp_min(float(torch.finfo(problem.inputs["x"].dtype).tiny))  # type: ignore[union-attr]
     if "pre" in problem.upstream:
         direct = problem.upstream["pre"].to(torch.float64)
         back, back_scale = back + direct, back_scale + direct.abs()

@@ -9,6 +9,9 @@ when the op does not centre), c = s - m, var = mean(c^2), r = 1 / sqrt(var + eps
 
 and ds is the gradient of every summand (summed over rows for the broadcast bias). Truth: eps is the
 exact value of the Python float; s and y both belong to the exact, unrounded sum.
+
+A row with an infinity or a NaN has no xhat (NaN throughout), with one exception: where nothing is centred, a number
+beside an infinity has the limit 0. The infinity itself stands for infinity / infinity, which has no value.
 """
 
 from __future__ import annotations
@@ -70,7 +73,12 @@ class _Row:
         eps = float(problem.params["eps"]) * factor * factor
         rstd = 1.0 / torch.sqrt(_mean(centred * centred) + eps)
         lost = ~torch.isfinite(largest)
-        self.xhat = (centred * rstd).masked_fill(lost, torch.nan)
+        xhat = (centred * rstd).masked_fill(lost, torch.nan)
+        if not centre:
+            # beside an infinity every number is divided by one: 0, with its sign; the infinity itself by itself: NaN
+            beside = torch.isinf(largest) & torch.isfinite(self.sum)
+            xhat = torch.where(beside, torch.copysign(torch.zeros_like(xhat), self.sum), xhat)
+        self.xhat = xhat
         self.rstd = (rstd * factor).masked_fill(lost, torch.nan)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isinf, isnan
 from typing import Any, NamedTuple
 
 import flint
@@ -155,6 +155,18 @@ class Normalization:
         bracket: Bracket | None = self.rows.cached(("bracket", row), make)
         return bracket
 
+    def vanishes(self, row: int, column: int) -> bool:
+        """Whether xhat is 0 because the row has an infinity, no NaN, is not centred, and the element is finite."""
+        if self.centre:
+            return False
+
+        def make() -> bool:
+            values = [sum(column) for column in zip(*self.parts(row), strict=True)]
+            return any(map(isinf, values)) and not any(map(isnan, values))
+
+        infinite: bool = self.rows.cached(("infinite", row), make)
+        return infinite and all(map(isfinite, self.element_parts(row, column)))
+
     def centred(self, moments: Moments, row: int, column: int) -> int:
         """A = N X - S."""
         parts = self.element_parts(row, column)
@@ -165,7 +177,7 @@ class Normalization:
         """xhat at the working precision."""
         moments = self.moments(row)
         if moments is None:
-            return mp.nan
+            return mp.zero if self.vanishes(row, column) else mp.nan
         return mp.mpf(self.centred(moments, row, column)) / mp.sqrt(moments.spread.mpf())
 
     def gradient_mp(self, row: int, column: int) -> Any:
@@ -223,7 +235,7 @@ class Normalization:
 
     def xhat_arb(self, row: int, column: int) -> Any:
         if self.moments(row) is None:
-            return flint.arb.nan()
+            return flint.arb(0) if self.vanishes(row, column) else flint.arb.nan()
         mean, rstd = self.ball_moments(row)
         parts = self.element_parts(row, column)
         return (sum(map(to_arb, parts), flint.arb(0)) - mean) * rstd

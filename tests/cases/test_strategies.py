@@ -1,0 +1,118 @@
+"""Spaces of cases: every choice is taken once, what cannot be drawn is refused at once, with the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from verify.cases import inputs_of
+from verify.cases.layouts import LAYOUTS
+from verify.cases.strategies import (
+    ELEMENT_RECIPES,
+    EPSILONS,
+    ROW_RECIPES,
+    Sizes,
+    cases,
+    fixed_shapes,
+    interesting_sizes,
+    space,
+)
+from verify.cases.values import SMALL, fill
+from verify.errors import UsageError
+from verify.formats import named
+
+
+@verify.kernel(op="layer_norm", dtypes=["bfloat16", "float32"])
+def norm(x, weight, bias, *, eps):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+@verify.kernel(op="geglu", dtypes=["float32"], gradients=False)
+def packed(x):
+    first, second = x.chunk(2, -1)
+    return first * torch.nn.functional.gelu(second)
+
+
+@verify.kernel(op="silu", dtypes=["float32"])
+def silu(x):
+    return torch.nn.functional.silu(x)
+
+
+def test_each_choice_is_taken_once() -> None:
+    layouts = tuple(LAYOUTS)
+    found = space(norm, "float32", layouts=layouts, upstream_layouts=layouts, upstream=("normal", "ones")).each_choice()
+    assert {case.fill for case in found} == set(ROW_RECIPES)
+    assert {case.params["eps"] for case in found if "eps" in case.params} == set(EPSILONS)
+    assert {case.upstream for case in found} == {"normal", "ones"}
+    assert {case.dims for case in found} == set(fixed_shapes(norm, Sizes()))
+    placed = [(name, layout) for case in found for name, layout in case.layouts.items()]
+    strided = [layout for layout in layouts if layout != "contiguous"]
+    assert sorted(placed) == sorted((name, layout) for name in ("x", "weight", "bias", "dy") for layout in strided)
+    assert len({case.to_json() for case in found}) == len(found)
+
+
+def test_all_but_one_choice_stay_plain() -> None:
+    plain, *others = space(norm, "float32", layouts=("contiguous", "stepped")).each_choice()
+    assert (plain.seed, plain.layouts, plain.params) == (0, {}, {})
+    for case in others:
+        changed = [case.fill != plain.fill, case.dims != plain.dims, case.params != {}, case.layouts != {}]
+        assert sum(changed) == 1, case
+
+
+def test_fixed_shapes_respect_the_sizes_and_what_the_op_can_take() -> None:
+    assert () in fixed_shapes(silu, Sizes()) and () not in fixed_shapes(packed, Sizes())
+    assert (1031,) in fixed_shapes(silu, Sizes()) and (1031,) not in fixed_shapes(silu, Sizes(elements=100))
+    for kernel in (norm, packed, silu):
+        for case in space(kernel, "float32").each_choice():
+            assert all(value is not None for value in inputs_of(kernel.op, case, "cpu").values())
+
+
+def test_shapes_that_are_asked_for_are_the_only_ones() -> None:
+    chosen = space(silu, "float32", shapes=[(4,), (9,)], fill=("normal", "bits"))
+    assert {case.dims for case in chosen.each_choice()} == {(4,), (9,)}
+    assert {case.dims for case in chosen.each_choice([(2, 2)])} == {(2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"layouts": ["diagonal"]}, "unknown layout 'diagonal'; the layouts are: contiguous, "),
+        ({"layouts": []}, "layouts: there must be at least one to draw from; received none"),
+        ({"layouts": "stepped"}, "layouts are a list of names; received 'stepped'"),
+        ({"upstream_layouts": ["x"]}, "unknown upstream layout 'x'; the upstream layouts are: contiguous, "),
+        ({"upstream": ["loud"]}, "unknown upstream recipe 'loud'; the upstream recipes are: patterns, "),
+        ({"fill": ["loud"]}, "unknown recipe 'loud'; the recipes are: patterns, "),
+        ({"fill": ["outlier"]}, "op 'silu' is elementwise; 'outlier' is a recipe for rows"),
+        ({"shapes": [(2, -1)]}, r"op 'silu' takes any number of dims, none of them negative; received (2, -1)"),
+        ({"shapes": [(2, True)]}, "none of them negative; received (2, True)"),
+    ],
+)
+def test_an_impossible_choice_is_refused_before_anything_is_drawn(options: dict[str, Any], rule: str) -> None:
+    with pytest.raises(UsageError) as error:
+        cases(silu, "float32", **options)
+    assert rule in str(error.value)
+
+
+def test_a_space_knows_what_its_kernel_declares() -> None:
+    with pytest.raises(UsageError, match="kernel 'silu' declares float32; cases were asked for 'float16'"):
+        cases(silu, "float16")
+    with pytest.raises(UsageError, match=r"op 'layer_norm' takes dims \(..., N\), none of them neg.*; received \(\)"):
+        cases(norm, "float32", shapes=[()])
+
+
+def test_interesting_sizes_surround_the_powers_of_two() -> None:
+    sizes = interesting_sizes(64)
+    assert sizes[0] == 1 and 0 in sizes and {31, 32, 33, 63, 64} <= set(sizes) and max(sizes) == 64
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", [*ELEMENT_RECIPES, *ROW_RECIPES])
+def test_small_and_large_tensors_have_the_same_bits_on_every_device(recipe: str) -> None:
+    for rows in (3, SMALL):
+        options = {"seed": 7, "stream": "x", "landmarks": (0.5,)}
+        here = fill(recipe, named("float32"), (rows, 5), **options)
+        there = fill(recipe, named("float32"), (rows, 5), device="cuda", **options)
+        assert torch.equal(here.view(torch.int32), there.cpu().view(torch.int32))

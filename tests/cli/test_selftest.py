@@ -1,0 +1,38 @@
+"""`verify selftest` on the command line: the table, the JSON, the exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from verify.cli import main
+
+
+def test_the_table_says_what_was_killed_and_what_was_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    laws = ["--law", "special values", "--law", "CUDA graph"]
+    assert main(["selftest", "--backend", "interpreter", *laws]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["law", "seeded", "bug", "result", "assert_close"]
+    assert "special values  NaN swallowed                    killed, case 1          blind" in out
+    assert "needs a CUDA device" in out
+    assert "1 of 1 seeded bugs killed on the interpreter backend, 1 laws not tried, 0 false alarms on 1 correct" in out
+
+
+def test_json_holds_the_kill_matrix_and_nothing_tried_is_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--backend", "interpreter", "--law", "CUDA graph", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["backend"], found["passed"]) == ("interpreter", False)
+    assert found["selftest"]["kills"][0] == {
+        "assert_close": False,
+        "family": "CUDA graph",
+        "killed_by": [],
+        "loose": False,
+        "mutant": "asks the host",
+        "visible": False,
+    }
+
+
+def test_an_unknown_law_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--backend", "interpreter", "--law", "speed"]) == 2
+    assert "no law is named 'speed'" in capsys.readouterr().err

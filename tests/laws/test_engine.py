@@ -1,0 +1,264 @@
+"""The engine: what is tried in which order, from which seed, what is remembered, and that nothing else matters."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.database import InMemoryExampleDatabase
+
+import verify
+from verify import backends
+from verify.cases import Case
+from verify.cases.strategies import Sizes, space
+from verify.declaration import Kernel
+from verify.errors import UsageError
+from verify.laws import engine
+from verify.laws.engine import PROFILES, Profile, profile_named, run_law
+from verify.laws.law import Broken, Law, Subject
+from verify.laws.remembered import Remembered
+from verify.plugin import visible_devices
+
+ROOT = Path(__file__).parents[2]
+SIZES = Sizes(elements=300, width=300, depth=64)
+PROFILE = Profile("trial", 30, {"interpreter": SIZES, "cuda": SIZES}, fixed=0)
+
+
+@verify.kernel(op="silu", dtypes=["float32"])
+def silu(x):
+    return torch.nn.functional.silu(x)
+
+
+def law_of(check: Any, **options: Any) -> Law:
+    def of(subject: Subject) -> Any:
+        return space(subject.kernel, subject.dtype, sizes=subject.sizes)
+
+    return Law(name="trial", summary="for these tests", space=of, check=check, **options)
+
+
+def tried(profile: Profile, kernel: Kernel = silu, **options: Any) -> list[str]:
+    seen: list[str] = []
+    run_law(law_of(lambda subject, case: seen.append(case.to_json())), kernel, "float32", here(), profile, **options)
+    return seen
+
+
+def here() -> backends.Backend:
+    return backends.select()
+
+
+def test_the_same_seed_draws_the_same_cases_and_another_one_others() -> None:
+    assert tried(PROFILE) == tried(PROFILE)
+    assert tried(PROFILE) != tried(replace(PROFILE, seed=1))
+    assert len(tried(PROFILE)) == 30
+
+
+def test_cases_do_not_depend_on_the_text_of_the_check_or_on_loaded_modules() -> None:
+    before = tried(PROFILE)
+    seen: list[str] = []
+
+    def another_check(subject: Subject, case: Case) -> None:
+        unused = 1234567, "a literal that Hypothesis would collect"
+        assert unused
+        seen.append(case.to_json())
+
+    run_law(law_of(another_check), silu, "float32", here(), PROFILE)
+    assert seen == before
+
+
+def test_cases_are_the_same_in_another_process_that_has_loaded_other_modules() -> None:
+    code = (
+        "from verify import backends; backends.activate(backends.select())\n"
+        "import verify.report.html, verify.ops.gelu, hashlib\n"
+        "from tests.laws.test_engine import tried, PROFILE\n"
+        "print(hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.strip() == hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest()
+
+
+def test_fixed_cases_come_first_and_a_profile_may_limit_them() -> None:
+    fixed = [case.to_json() for case in space(silu, "float32", sizes=SIZES).each_choice()]
+    assert len(fixed) > 5
+    assert tried(replace(PROFILE, examples=0, fixed=None)) == fixed
+    assert tried(replace(PROFILE, examples=0, fixed=3)) == fixed[:3]
+    assert tried(replace(PROFILE, fixed=None))[: len(fixed)] == fixed
+
+
+def test_pinned_cases_come_before_all_others() -> None:
+    pinned = Case(dtype="float32", dims=(77,), fill="bits", seed=5)
+    assert tried(replace(PROFILE, fixed=None), pinned=[pinned])[0] == pinned.to_json()
+
+
+def test_what_the_corpus_pins_for_a_law_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify import corpus
+
+    (tmp_path / "pyproject.toml").write_text('[tool.verify]\ncorpus = "pinned"\n')
+    monkeypatch.chdir(tmp_path)
+    here_too = Case(dtype="float32", dims=(77,), fill="bits", seed=5)
+    elsewhere = Case(dtype="float32", dims=(78,), fill="bits", seed=5)
+    for case, law in ((here_too, "trial"), (elsewhere, "accuracy")):
+        corpus.add(corpus.entry("silu", "accuracy.py::silu", "silu", case, law=law))
+    first, second = tried(replace(PROFILE, fixed=None))[:2]
+    assert first == here_too.to_json()
+    assert second != elsewhere.to_json()
+
+
+def test_a_fixed_case_that_breaks_is_reported_in_its_smallest_form_and_counted_as_it_was_found() -> None:
+    def check(subject: Subject, case: Case) -> None:
+        if torch.Size(case.dims).numel() >= 4:
+            raise Broken("four elements or more", case, {})
+
+    found = run_law(law_of(check), silu, "float32", here(), replace(PROFILE, fixed=None))
+    assert (found.status, found.cases) == ("broken", 1)
+    small = Case.from_json(found.case)
+    assert torch.Size(small.dims).numel() < 8 and (small.fill, small.seed) == ("normal", 0)
+
+
+def test_a_hook_can_make_a_broken_case_smaller() -> None:
+    def check(subject: Subject, case: Case) -> None:
+        raise Broken("always", case, {"from": "check"})
+
+    smaller = Case(dtype="float32", dims=(1,), fill="ones")
+    options = {"shrink": lambda law, subject, broken: Broken(broken.rule, smaller, {"from": "hook"})}
+    found = run_law(law_of(check), silu, "float32", here(), PROFILE, **options)
+    assert (found.case, found.facts) == (smaller.to_json(), {"from": "hook"})
+
+
+# -- what is remembered --------------------------------------------------------------------------------
+
+
+def breaking_at(dims: tuple[int, ...]) -> Law:
+    def check(subject: Subject, case: Case) -> None:
+        if case.dims == dims:
+            raise Broken("those dims", case, {})
+
+    return law_of(check)
+
+
+def test_a_broken_case_is_remembered_tried_first_and_forgotten_when_it_is_mended() -> None:
+    memory = Remembered(InMemoryExampleDatabase(), b"key")
+    law = breaking_at((0,))
+    first = run_law(law, silu, "float32", here(), replace(PROFILE, examples=200), memory=memory)
+    assert first.status == "broken" and first.cases > 1
+    assert [case.to_json() for case in memory.cases()] == [first.case]
+    again = run_law(law, silu, "float32", here(), PROFILE, memory=memory)
+    assert (again.status, again.cases, again.case) == ("broken", 1, first.case)
+    mended = run_law(breaking_at((99, 99)), silu, "float32", here(), PROFILE, memory=memory)
+    assert mended.status == "ok" and memory.cases() == ()
+
+
+def test_what_cannot_be_read_any_more_is_dropped() -> None:
+    database = InMemoryExampleDatabase()
+    database.save(b"key", b'{"dtype":"float32","no":"case"}')
+    database.save(b"key", b"\xff")
+    assert Remembered(database, b"key").cases() == ()
+    assert list(database.fetch(b"key")) == []
+
+
+def test_ci_remembers_nothing_and_the_others_share_a_database() -> None:
+    law = breaking_at((0,))
+    places = {name: engine.remembered(law, silu, "float32", here(), PROFILES[name]) for name in PROFILES}
+    assert places["ci"].database is None
+    assert all(places[name].database is not None for name in ("quick", "nightly", "exhaustive"))
+    assert len({place.key for place in places.values()}) == 1
+    assert engine.remembered(law, silu, "bfloat16", here(), PROFILES["quick"]).key != places["quick"].key
+    assert engine.remembered(law, silu, "float32", here(), PROFILE).database is None  # no profile of that name
+
+
+# -- profiles ------------------------------------------------------------------------------------------
+
+
+def test_every_profile_is_known_to_hypothesis() -> None:
+    for name, profile in PROFILES.items():
+        registered = settings.get_profile(name)
+        assert registered.max_examples == profile.examples
+        assert registered.deadline is None
+        assert registered.derandomize is (name == "ci")
+
+
+def test_nightly_takes_the_day_or_the_environment_as_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERIFY_SEED", raising=False)
+    assert 20_240_101 <= profile_named("nightly").seed <= 99_991_231
+    assert profile_named("ci").seed == PROFILES["ci"].seed
+    monkeypatch.setenv("VERIFY_SEED", "7")
+    assert (profile_named("nightly").seed, profile_named("exhaustive").seed, profile_named("ci").seed) == (7, 7, 0)
+    assert profile_named("nightly", seed=3).seed == 3
+    monkeypatch.setenv("VERIFY_SEED", "tomorrow")
+    with pytest.raises(UsageError, match="VERIFY_SEED is a whole number from 0; received 'tomorrow'"):
+        profile_named("nightly")
+    with pytest.raises(UsageError, match="no profile is named 'weekly'; the profiles are: quick, ci, nightly, exhaust"):
+        profile_named("weekly")
+
+
+def test_exhaustive_tries_every_16_bit_number_of_an_op_of_one_number() -> None:
+    from verify.laws import registry
+
+    sizes = PROFILES["exhaustive"].sizes[here().name]
+    half = verify.kernel(op="silu", dtypes=["bfloat16", "float32"])(lambda x: x)
+    pair = verify.kernel(op="swiglu_split", dtypes=["bfloat16"])(lambda x1, x2: x1)
+
+    def enumerated(kernel: Kernel, dtype: str, sizes: Sizes = sizes) -> list[tuple[Any, str]]:
+        found = registry.get("accuracy").fixed(Subject(kernel, dtype, here(), sizes))
+        return [(case.dims, case.upstream) for case in found if case.fill == "patterns"]
+
+    assert enumerated(half, "bfloat16") == [((65_536,), "ones")]
+    assert enumerated(half, "float32") == enumerated(pair, "bfloat16") == enumerated(half, "bfloat16", SIZES) == []
+
+
+# -- one GPU for each worker -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("worker", "given", "installed", "expected"),
+    [
+        ("gw0", None, 4, "0,1,2,3"),
+        ("gw1", None, 4, "1,2,3,0"),
+        ("gw5", None, 4, "1,2,3,0"),
+        ("gw1", "4, 6", 8, "6,4"),
+        ("gw1", "GPU-aa,GPU-bb", 0, "GPU-bb,GPU-aa"),
+        ("gw1", "3", 8, None),  # one GPU for all: nothing to share out
+        ("gw1", "", 8, None),
+        ("gw1", "0,-1", 8, None),
+        ("gw1", None, 0, None),
+        ("gw1", None, 1, None),
+        ("", None, 4, None),  # not a worker of pytest-xdist
+        ("master", "0,1", 4, None),
+    ],
+)
+def test_each_worker_sees_its_own_gpu_first(worker: str, given: Any, installed: int, expected: Any) -> None:
+    assert visible_devices(worker, given, installed) == expected
+
+
+def test_workers_get_their_gpu_before_a_conftest_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib, time, pytest\n"
+        "from conftest import SEEN\n"
+        "@pytest.mark.parametrize('n', range(2))\n"
+        "def test_it(n):\n"
+        "    worker = os.environ['PYTEST_XDIST_WORKER']\n"
+        "    pathlib.Path(worker).write_text(SEEN + ' ' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment = {**outside, "CUDA_VISIBLE_DEVICES": "5,7", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "each", "-p", "no:cacheprovider"]
+    if not _installed_plugin():
+        command += ["-p", "verify.plugin"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "gw0").read_text() == "5,7 5,7"
+    assert (tmp_path / "gw1").read_text() == "7,5 7,5"
+
+
+def _installed_plugin() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(point.value == "verify.plugin" for point in entry_points(group="pytest11"))

@@ -1,0 +1,33 @@
+"""docs/laws.md says of every law what the law says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verify.laws import registry
+from verify.laws.engine import PROFILES
+from verify.laws.reference import BEGIN, END, updated
+
+PAGE = Path(__file__).parents[2] / "docs" / "laws.md"
+
+
+def test_the_page_is_what_the_registry_would_write() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert updated(text) == text, "run: python -m verify.laws.reference docs/laws.md"
+
+
+def test_every_law_has_its_line_and_every_profile_its_figures() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for law in registry.ALL:
+        assert f"| `{law.name}` | {law.summary} |" in text
+    for profile in PROFILES.values():
+        assert f"| `{profile.name}` | {profile.examples:,} |" in text
+
+
+def test_a_page_without_its_markers_is_refused() -> None:
+    renewed = updated(f"before {BEGIN}outdated{END} after")
+    assert renewed.startswith(f"before {BEGIN}") and renewed.endswith(f"{END} after") and "outdated" not in renewed
+    with pytest.raises(ValueError, match="the document holds no"):
+        updated(f"{BEGIN} never closed")

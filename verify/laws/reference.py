@@ -1,0 +1,47 @@
+"""docs/laws.md, the reference of the laws: its tables are written from the registry, and a test holds them to it.
+
+python -m verify.laws.reference docs/laws.md     # rewrite what lies between the markers
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+from verify.laws import registry
+from verify.laws.law import Law
+
+BEGIN, END = "<!-- laws: begin -->", "<!-- laws: end -->"
+
+
+def sections() -> str:
+    """One section per module of laws, in the order in which they are tried: its laws, then what its docstring says."""
+    modules: dict[str, list[Law]] = {}
+    for law in registry.ALL:
+        modules.setdefault(law.check.__module__, []).append(law)
+    return "\n".join(_section(name, laws) for name, laws in modules.items())
+
+
+def _section(name: str, laws: list[Law]) -> str:
+    module = importlib.import_module(name)
+    first, _, text = (inspect.getdoc(module) or "").partition("\n")
+    title, _, gist = first.partition(": ")
+    lines = [f"### {title.rstrip('.')}", "", gist[:1].upper() + gist[1:], ""]
+    lines += ["| law | what holds |", "|---|---|", *(f"| `{law.name}` | {law.summary} |" for law in laws)]
+    return "\n".join([*lines, "", text.strip(), ""]) if text.strip() else "\n".join([*lines, ""])
+
+
+def updated(document: str) -> str:
+    """A document with what lies between its markers written anew."""
+    before, found, rest = document.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        raise ValueError(f"the document holds no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n\n{sections()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")

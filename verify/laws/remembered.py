@@ -1,0 +1,57 @@
+"""Cases that broke a law before: kept in Hypothesis' example database, and tried again before anything is drawn.
+
+The database is that of the Hypothesis profile in use, a folder by default (`.hypothesis/examples`), so that the
+workers of one run share it, and so does the next run; `settings.register_profile("nightly", database=...)` puts
+another one in its place. What is stored are cases as JSON, not Hypothesis' own choice sequences, which mean another
+case as soon as a strategy changes. The ci profile has none: its verdict must not depend on what an earlier run left
+on the disk. What has to be tried for ever is pinned in a corpus instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis.database import ExampleDatabase
+from hypothesis.errors import InvalidArgument
+
+from verify.cases import Case
+from verify.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The cases that broke one law of one kernel in one dtype on one backend."""
+
+    database: ExampleDatabase | None
+    key: bytes
+
+    def cases(self) -> tuple[Case, ...]:
+        """What is stored, the smallest first; what can no longer be read is dropped."""
+        if self.database is None:
+            return ()
+        found = []
+        for stored in sorted(set(self.database.fetch(self.key)), key=lambda text: (len(text), text)):
+            try:
+                found.append(Case.from_json(stored.decode()))
+            except (UsageError, UnicodeDecodeError):
+                self.database.delete(self.key, stored)
+        return tuple(found)
+
+    def keep(self, case: Case) -> None:
+        """Store a case that breaks the law."""
+        if self.database is not None:
+            self.database.save(self.key, case.to_json().encode())
+
+    def drop(self, case: Case) -> None:
+        """Forget a case that breaks it no more."""
+        if self.database is not None:
+            self.database.delete(self.key, case.to_json().encode())
+
+
+def database_of(profile: str) -> ExampleDatabase | None:
+    """The example database of a registered Hypothesis profile; None for a profile that remembers nothing."""
+    try:
+        return settings.get_profile(profile).database
+    except InvalidArgument:
+        return None
