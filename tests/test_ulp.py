@@ -539,3 +539,16 @@ def test_an_unusable_scale_does_not_excuse_an_error() -> None:
     found = errors(got, truth, named("float32"), scale=scale)
     assert found.scaled is not None
     assert found.scaled.tolist() == [2.0**22, 2.0**22]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
+def test_a_truth_far_beyond_overflow_is_certain_however_loose_its_bound(name: str) -> None:
+    fmt = named(name)
+    value = torch.tensor([1e60, -1e60, 1e60, 1e60], dtype=torch.float64)
+    bound = torch.tensor([1e50, 1e50, 1e50, 1e60], dtype=torch.float64)
+    top = float(fmt.max_finite)
+    got = torch.tensor([torch.inf, -torch.inf, top, torch.inf], dtype=torch_dtype(fmt))
+    found = errors(got, value, fmt, bound=bound)
+    assert found.ulp.tolist()[:3] == [0.0, 0.0, -1.0]
+    assert found.width.tolist()[:3] == [0.0, 0.0, 0.0]
+    assert found.undecided.tolist() == [False, False, False, True], "the last truth may lie within the format"

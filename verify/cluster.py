@@ -29,6 +29,7 @@ from verify.errors import UsageError
 from verify.isolate import Worker, WorkerDied, WorkerTimeout
 
 START_SECONDS = 180.0
+CONNECT_SECONDS = 20.0
 ATTEMPTS = 10  # Dask workers that may be lost under one request before it is given up
 TOPIC = "verify-progress"
 
@@ -81,8 +82,8 @@ def identify(backend: str, sources: tuple[str, ...]) -> dict[str, str]:
     return about
 
 
-# The same GPU gives the same bits under another kernel of the operating system.
-_MAY_DIFFER = frozenset({"platform"})
+# The same GPU gives the same bits under another kernel of the operating system; sources are compared themselves.
+_MAY_DIFFER = frozenset({"platform", "commit", "dirty"})
 
 
 def digest(path: Path) -> str:
@@ -193,7 +194,7 @@ class Cluster:
         """An existing cluster, by the address of its scheduler (tcp://HOST:PORT)."""
         distributed = _distributed()
         try:
-            client = distributed.Client(address, set_as_default=False, timeout=20)
+            client = distributed.Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
         except (OSError, ValueError, TimeoutError) as error:
             raise UsageError(
                 f"no Dask scheduler answers at {address!r}: {error}",

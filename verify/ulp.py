@@ -163,6 +163,8 @@ def errors(
         residual = (whole - signed) - tail
     lower, upper = _magnitude_range(value, low, bound)
     width = _over_binades(signed, width, exponent, lower, upper, fmt)
+    # a truth that is beyond infinity's place for certain stands at that place, however uncertain it is itself
+    width = torch.where(beyond & (ldexp(lower, unit) >= top), torch.zeros_like(width), width)
 
     if policy.subnormals == "flush":
         smallest = float(fmt.min_normal)

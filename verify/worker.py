@@ -6,8 +6,12 @@ Start: python -m verify.worker FD [BACKEND]. One JSON request per line on stdin:
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +20,14 @@ import msgspec
 
 from verify.errors import KernelError, TruthError, UsageError
 
+WATCH_SECONDS = 0.5
+
 Emit = Callable[[dict[str, Any]], None]
 
 
 def main(arguments: list[str]) -> int:
     """Serve requests until stdin ends."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     pipe = os.fdopen(int(arguments[0]), "wb", buffering=0)
     requested = arguments[1] if len(arguments) > 1 else None
 
@@ -55,16 +62,26 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _environment(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _watch(parent: int) -> None:
+    """End with the parent: one that was killed cannot stop its worker, which would go on with a kernel for nobody."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os.killpg(0, signal.SIGKILL)  # the worker leads a group of its own, with everything that it started
+
+
+@functools.cache
+def _environment_of(device: str) -> dict[str, Any]:
+    """Probed once: nothing of it changes while the process lives, and probing takes a while."""
+    from verify import commit, config
     from verify.backends import probes
 
-    found = msgspec.to_builtins(probes.probe(backend.device))
+    found = msgspec.to_builtins(probes.probe(device))
     found.pop("fingerprint", None)  # it stands beside the probes
-    return {
-        "backend": backend.name,
-        "device": backend.device,
-        "environment": {**probes.fingerprint(), "probes": found},
-    }
+    return {**probes.fingerprint(), **commit.current(config.find().root), "probes": found}
+
+
+def _environment(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    return {"backend": backend.name, "device": backend.device, "environment": _environment_of(backend.device)}
 
 
 def _gpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
@@ -75,9 +92,11 @@ def _gpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
 
 def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     from verify.declaration import Target, load
+    from verify.sweep.serve import sources_of
 
     kernels = load(Target.parse(request["target"]))
     return {
+        "sources": sources_of(kernels[0]),
         "kernels": [
             {
                 "name": item.name,
@@ -91,7 +110,7 @@ def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
                 "lacking": list(item.lacking),
             }
             for item in kernels
-        ]
+        ],
     }
 
 
@@ -118,47 +137,139 @@ def _measure(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any
         seed=request["seed"],
         dtypes=tuple(request.get("dtypes", ())),
         laws=request.get("laws", ""),
+        accuracy=request.get("accuracy", True),
         progress=lambda text: emit({"progress": text}),
     )
     return {"run": msgspec.to_builtins(done)}
 
 
-def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    from verify.cases import Case
-    from verify.replay import replay
+def _contenders(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """The kernels of a target with what `verify bench` has to know before it measures them."""
+    from verify.declaration import Target, load
+    from verify.timing import comparable
 
-    found = replay(
-        _one(request),
-        request["target"],
-        backend,
-        Case.from_json(request["case"]),
-        result=request["result"],
-        index=request["index"],
+    source = request["target"].partition("::")[0]
+    return {
+        "contenders": [
+            {
+                "target": f"{source}::{item.name}",
+                "name": item.name,
+                "op": item.op.name,
+                "params": dict(item.params),
+                "promise": item.promise,
+                "group": repr(comparable(item)),
+                "dtypes": list(item.dtypes),
+                "backends": list(item.backends),
+                "lacking": list(item.lacking),
+                "peer": item.peer,
+            }
+            for item in load(Target.parse(request["target"]))
+        ]
+    }
+
+
+def _time(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    from verify import timing
+
+    if backend.name != "cuda":
+        raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
+    contenders = {target: _one({"target": target}) for target in request["targets"]}
+    found = timing.time_together(
+        contenders,
+        request["dtype"],
+        request["shape"],
+        request["directions"],
+        backend.device,
+        timing.CudaClock(backend.device),
+        rounds=request["rounds"],
+        seed=request["seed"],
+        progress=lambda text: emit({"progress": text}),
     )
-    return {"replay": msgspec.to_builtins(found)}
+    return {"timed": [msgspec.to_builtins(item) for item in found]}
+
+
+def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """One element again; made smaller, and as a script, where that is asked for."""
+    from verify.cases import Case
+    from verify.replay import replay, replay_smaller
+    from verify.snippet import snippet, too_long
+
+    kernel, case = _one(request), Case.from_json(request["case"])
+    place = {"result": request["result"], "index": request["index"]}
+    script, smaller = request.get("snippet", False), request.get("shrink", False)
+    found = (replay_smaller if smaller else replay)(kernel, request["target"], backend, case, **place)
+    if script and not smaller and not found.judged <= found.limit and too_long(kernel, case, backend):
+        found = replay_smaller(kernel, request["target"], backend, case, **place)
+    answer = {"replay": msgspec.to_builtins(found)}
+    if script:
+        answer["snippet"] = snippet(kernel, backend, found)
+    return answer
 
 
 def _law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """Try one law on one case again."""
     from verify.cases import Case
-    from verify.laws import engine, registry
+    from verify.laws import registry
+    from verify.replay import replay_law
 
     kernel = _one(request)
     case = Case.from_json(request["case"])
-    found = engine.replay_law(registry.get(request["law"]), kernel, case, backend, request["target"])
-    return {"law": msgspec.to_builtins(found), "kernel": kernel.name}
+    found, smaller = replay_law(
+        registry.get(request["law"]), kernel, case, backend, request["target"], shrink=request.get("shrink", False)
+    )
+    return {
+        "law": msgspec.to_builtins(found),
+        "kernel": kernel.name,
+        "smaller": None if smaller is None else msgspec.to_builtins(smaller),
+    }
+
+
+def _explain(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """Divide the error of one element among the steps that lead to it."""
+    from verify.cases import Case
+    from verify.explain import explain, worst_place
+    from verify.laws import registry
+    from verify.laws.law import Broken, Subject
+
+    kernel, case = _one(request), Case.from_json(request["case"])
+    result, index = request["result"], request["index"]
+    if request["law"]:
+        try:
+            registry.get(request["law"]).check(Subject(kernel, case.dtype, backend, None, request["target"]), case)
+        except Broken as broken:
+            result, index = result or broken.result, broken.index if index is None else index
+    result = result or "y"
+    if index is None:
+        index = worst_place(kernel, backend, case, result)
+    found = explain(kernel, request["target"], backend, case, result=result, index=index)
+    return {"explanation": msgspec.to_builtins(found)}
 
 
 def _certify(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    from verify.sweep.certify import certify_fused
     from verify.truth.certify import certify
 
-    entries = certify(
-        request["ops"],
-        device=backend.device,
-        seed=request["seed"],
-        progress=lambda text: emit({"progress": text}),
-    )
+    def say(text: str) -> None:
+        emit({"progress": text})
+
+    entries = certify(request["ops"], device=backend.device, seed=request["seed"], progress=say)
+    entries += certify_fused(request["ops"], device=backend.device, seed=request["seed"], progress=say)
     return {"entries": msgspec.to_builtins(entries)}
+
+
+def _selftest(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """Each law on its seeded bug and on the twin."""
+    from dataclasses import asdict
+
+    from verify import selftest
+
+    found = selftest.run(backend, request["laws"], progress=lambda text: emit({"progress": text}))
+    return {
+        "backend": backend.name,
+        "trials": [asdict(trial) for trial in found.trials],
+        "selftest": msgspec.to_builtins(found.record),
+        "passed": found.passed,
+    }
 
 
 def _ops(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
@@ -182,15 +293,61 @@ def _ops(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     }
 
 
+def _hunts(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """Which results of a kernel can be hunted."""
+    from verify.hunt.serve import allowed
+
+    return allowed(_one(request), request["dtypes"], request["results"])
+
+
+def _hunt(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """Search for the worst input of one result."""
+    from verify.hunt.serve import serve
+
+    return serve(_one(request), request, backend, emit)
+
+
+def _corpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """List or remove pinned cases."""
+    from verify.hunt.pinning import entries, unpin
+
+    return {"entries": unpin(request["ids"]) if request["action"] == "remove" else entries()}
+
+
+def _pin(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """Try a case and add it to the corpus."""
+    from verify.hunt.pinning import pin
+
+    return pin(_one(request), request, backend)
+
+
+def _sweep(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    from verify.sweep import serve
+
+    steps = {"sweep spaces": serve.spaces, "sweep chunks": serve.chunks, "sweep record": serve.record}
+    return steps[request["do"]](request, backend, emit)
+
+
 _HANDLERS: dict[str, Callable[[dict[str, Any], Any, Emit], dict[str, Any]]] = {
     "environment": _environment,
     "gpus": _gpus,
     "list": _list,
     "ops": _ops,
     "measure": _measure,
+    "contenders": _contenders,
+    "time": _time,
     "replay": _replay,
     "law": _law,
+    "explain": _explain,
     "certify": _certify,
+    "sweep spaces": _sweep,
+    "sweep chunks": _sweep,
+    "sweep record": _sweep,
+    "hunts": _hunts,
+    "hunt": _hunt,
+    "corpus": _corpus,
+    "pin": _pin,
+    "selftest": _selftest,
 }
 
 

@@ -1,0 +1,266 @@
+"""`verify hunt` and `verify corpus` end to end: exit codes, text, record, crash, Ctrl-C, pinning and replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verify import record
+
+KERNELS = (Path(__file__).parent.parent / "hunt" / "quarry.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "pyproject.toml").write_text('[tool.verify]\nkernels = ["k.py"]\ncorpus = "pinned"\n')
+    (folder / "k.py").write_text(KERNELS)
+    return folder
+
+
+def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "verify", *arguments]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+
+
+def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project: Path) -> None:
+    done = verify(project, "hunt", "k.py::one_exponent", "--evaluations", "40000", "--json", "run.json")
+    assert done.returncode == 1, done.stderr
+    assert "found in 40,000 evaluations, seed 0 (limit 4: wrong)" in done.stdout
+    assert "max" not in done.stdout and "exhaustive" not in done.stdout
+    run = record.load(project / "run.json")
+    (result,) = run.kernels[0].results
+    assert result.source == "hunt" and result.basis == record.Basis("observed", 40_000, 0) and len(result.properties)
+    assert run.profile == "hunt" and run.verdict == "fail"
+    replayed = subprocess.run(
+        [sys.executable, "-m", *result.worst[0].replay.split(" ", 1)[:1], "replay", "--json", *_words(result)],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert replayed.returncode == 1
+    assert json.loads(replayed.stdout)["worst"] == json.loads(json.dumps(_plain(result.worst[0])))
+
+
+def _words(result: record.Result) -> list[str]:
+    import shlex
+
+    return shlex.split(result.worst[0].replay)[2:]
+
+
+def _plain(worst: record.Worst) -> object:
+    import msgspec
+
+    return {"scaled_ulp": None, **msgspec.to_builtins(worst)}
+
+
+def test_one_bad_kernel_does_not_take_the_others_down(project: Path) -> None:
+    source = KERNELS[: KERNELS.index('@verify.kernel(op="silu", dtypes=["float32"], gradients=False)\ndef one_exp')]
+    (project / "few.py").write_text(source + _kernels("aborts", "refuses", "one_exponent", "sixteen_bits"))
+    done = verify(project, "hunt", "few.py", "--evaluations", "200000", "--json", "-")
+    assert done.returncode == 1
+    kernels = {kernel.name: kernel for kernel in record.decode(done.stdout.encode()).kernels}
+    assert kernels["aborts"].status == "crashed" and "SIGABRT" in kernels["aborts"].message
+    (note,) = kernels["aborts"].notes
+    assert re.search(r"before that \d+,\d+ evaluations had given 0\.5", note) and '"values":{"x":"' in note
+    assert kernels["refuses"].status == "error" and "no such unit" in kernels["refuses"].message
+    assert kernels["one_exponent"].status == "wrong"
+    assert kernels["sixteen_bits"].status == "skipped" and "can be tried" in kernels["sixteen_bits"].message
+    assert kernels["right"].status == "ok"
+
+
+def _kernels(*names: str) -> str:
+    parts = KERNELS.split("@verify.kernel(")[1:]
+    chosen = ["@verify.kernel(" + part for part in parts if any(f"\ndef {name}(" in part for name in names)]
+    return "".join(chosen) + "\naborts_calls: list[int] = []\n"
+
+
+def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
+    command = [sys.executable, "-m", "verify", "hunt", "k.py::one_exponent", "--budget", "1h", "--json", "cut.json"]
+    process = subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    marker = project / "cut.json"
+    assert not marker.exists()
+    _wait_for_worker(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    run = record.load(marker)
+    (result,) = run.kernels[0].results
+    assert result.status == "wrong" and result.basis.n > 0 and result.worst
+    assert any("interrupted" in note for note in run.kernels[0].notes)
+    assert run.incomplete and "Traceback" not in err and "Ctrl-C again abandons it" in err
+    assert f"{result.basis.n:,} evaluations" in out
+
+
+def _wait_for_worker(process: subprocess.Popen[str]) -> None:
+    """Until the worker has computed for a while: its own children list and processor time say so."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ticks = [_ticks(int(child)) for child in children]
+        if ticks and max(ticks) > 6 * os.sysconf("SC_CLK_TCK"):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the worker never started")
+
+
+def _ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+# -- the same commands with the worker's handlers in this process: importing torch once is enough -------
+
+
+class Local:
+    """Answers as `verify.worker` does, without a process."""
+
+    alive = True
+
+    def __init__(self, backend: str | None = None) -> None:
+        pass
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = lambda text: None) -> dict[str, Any]:
+        from verify import backends, worker
+        from verify.errors import KernelError, UsageError
+
+        request = json.loads(json.dumps(request))
+        try:
+            return worker._HANDLERS[request["do"]](
+                request, backends.select(), lambda event: progress(event["progress"])
+            )
+        except UsageError as error:
+            return {"usage": error.message, "hint": error.hint or ""}
+        except KernelError as error:
+            return {"failure": str(error)}
+
+
+@pytest.fixture
+def local(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+    from verify import cli, isolate
+    from verify.hunt import campaign
+
+    monkeypatch.setattr(isolate, "Worker", Local)
+    monkeypatch.setattr(campaign, "Worker", Local)
+    monkeypatch.chdir(project)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        for name in [name for name in sys.modules if name.startswith("verify_target_k_")]:
+            del sys.modules[name]  # a worker would be a new process
+        try:
+            code = cli.main(list(arguments))
+        except SystemExit as stopped:
+            code = int(str(stopped.code))
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return command
+
+
+def test_nothing_found_passes_and_does_not_say_that_nothing_is_there(local: Any) -> None:
+    code, out, _ = local("hunt", "k.py::right", "--evaluations", "5000")
+    assert code == 0
+    assert out.splitlines()[-1] == "nothing beyond a limit was found, which does not prove that nothing is"
+
+
+def test_a_peer_is_measured_and_not_judged(local: Any) -> None:
+    code, out, _ = local("hunt", "k.py::compared", "--evaluations", "2000")
+    assert code == 0 and "measured, not judged" in out
+
+
+def test_impossible_requests_say_the_rule(local: Any) -> None:
+    rules = [
+        (("k.py::sixteen_bits",), "every bfloat16 input of 'silu' can be tried"),
+        (("k.py::right", "--result", "dx"), "kernel 'right' has results y; received 'dx'"),
+        (("k.py::right", "--dtype", "float64"), "kernel 'right' declares float32; --dtype received 'float64'"),
+        (("k.py::right", "--evaluations", "0"), "--evaluations is at least 1; received 0"),
+        (("k.py::right", "--width", "70000"), "--width is 1 to 32,768"),
+        (("k.py::right", "--evaluations", "5", "--budget", "3s"), "not allowed with argument"),
+        (("k.py::right", "--budget", "soon"), "a time is a positive number such as 60, 60s, 5m or 1h; received 'soon'"),
+    ]
+    for arguments, rule in rules:
+        code, out, err = local("hunt", *arguments)
+        assert code == 2 and rule in err, (arguments, out, err)
+
+
+def test_what_a_target_of_many_kernels_leaves_out_is_listed(local: Any) -> None:
+    code, out, _ = local("hunt", "k.py::right", "--evaluations", "100", "--json", "-")
+    assert code == 0 and record.decode(out.encode()).kernels[0].status == "ok"
+    (kernel,) = [k for k in _load("k.py") if k.name == "sixteen_bits"]
+    from verify.hunt.serve import allowed
+
+    with pytest.raises(Exception, match="nothing to hunt: every bfloat16 input"):
+        allowed(kernel, [], [])
+
+
+def _load(path: str) -> list[Any]:
+    from verify.declaration import Target, load
+
+    return list(load(Target(path)))
+
+
+def test_pinned_finds_are_listed_replayed_and_removed(local: Any, project: Path) -> None:
+    pinned = project / "pinned"
+    _, first, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
+    _, again, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
+    (path,) = pinned.glob("one_exponent/*.json")
+    assert f"pinned    {path.stem}" in first and f"pinned before {path.stem}" in again
+    listed = json.loads(local("corpus", "list", "--json")[1])
+    assert [item["id"] for item in listed] == [path.stem]
+    assert listed[0]["result"] == "y" and listed[0]["index"] == 0 and "seed 0" in listed[0]["why"]
+
+    code, out, _ = local("corpus", "replay")
+    assert code == 1 and "1 tried, 1 still wrong" in out
+    mended = KERNELS.replace("1e-6 + 1e-4 * slope**8", "0.0 * slope")
+    assert mended != KERNELS
+    (project / "k.py").write_text(mended)
+    code, out, _ = local("corpus", "replay", "one_exponent", "--json")
+    (project / "k.py").write_text(KERNELS)
+    assert code == 0 and json.loads(out)[0]["now"] == "right"
+
+    case = json.dumps(listed[0]["case"])
+    code, out, err = local("corpus", "add", "k.py::right", case, "--why", "a twin")
+    assert code == 0 and "ULP on " in out, err
+    code, out, err = local("corpus", "add", "k.py::right", case, "--law", "accuracy", "--json")
+    assert code == 0 and json.loads(out)["law"] == "accuracy", err
+    assert len(json.loads(local("corpus", "list", "right", "--json")[1])) == 2
+    code, out, _ = local("corpus", "replay", "right")
+    assert code == 0 and "2 tried, 0 still wrong" in out
+
+    ids = [item["id"] for item in json.loads(local("corpus", "list", "--json")[1])]
+    code, _, err = local("corpus", "remove", ids[0], "0123456789ab")
+    assert code == 2 and "has no entry '0123456789ab'" in err
+    assert len(list(pinned.rglob("*.json"))) == 3, "all or nothing"
+    assert local("corpus", "remove", *ids)[0] == 0
+    assert "nothing is pinned" in local("corpus", "list")[1]
+    code, _, err = local("corpus", "replay", "nobody")
+    assert code == 2 and "no entry and no kernel 'nobody'" in err

@@ -1,0 +1,173 @@
+"""`verify sweep` from outside: verdicts, usage errors, Ctrl-C, and a process that is really killed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from verify.formats import named
+from verify.record import Run, load
+from verify.sweep.journal import checked
+from verify.sweep.space import CHUNK, bits_of_key
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBJECTS = "tests/sweep/subjects.py"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "verify", "sweep", "--backend", "interpreter", *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
+
+
+def swept(*arguments: str, folder: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300
+    )
+
+
+def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    done = swept(f"{SUBJECTS}::naive", "--dtype", "bfloat16", "--hardest", "2", "--json", str(record))
+    assert done.returncode == 1, done.stderr
+    assert "exhaustive, 65,536 inputs" in done.stdout and "255.2 ULP, the limit is 4" in done.stdout
+    run = load(record)
+    assert [(item.output, item.basis.kind, item.basis.n) for item in run.kernels[0].results] == [
+        ("y", "exhaustive", 65_536),
+        ("dx", "exhaustive", 65_536),
+    ]
+    result = run.kernels[0].results[0]
+    assert len(result.hardest) == 2 and result.curve is not None and result.source == "sweep"
+    replay = shlex.split(result.worst[0].replay)
+    again = subprocess.run(
+        [sys.executable, "-m", *replay, "--backend", "interpreter"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert again.returncode == 1 and "+255.195 ULP" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((f"{SUBJECTS}::geglu",), "it has two operands: --pairs sweeps all 2^32 pairs"),
+        ((f"{SUBJECTS}::softmax",), "a sweep enumerates the inputs of elementwise ops"),
+        ((f"{SUBJECTS}::good", "--range=2:1"), "--range is LO:HI with LO <= HI"),
+        ((f"{SUBJECTS}::good", "--regime", "nowhere"), "has regimes 'vanishing'"),
+        ((f"{SUBJECTS}::good", "--output", "dz"), "has results y, dx; received 'dz'"),
+        ((f"{SUBJECTS}::good", "--dtype", "float64"), "--dtype asks for others"),
+    ],
+)
+def test_what_cannot_be_swept_is_a_usage_error(arguments: tuple[str, ...], message: str) -> None:
+    done = swept(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert message in done.stderr
+
+
+# -- interruption: three chunks, of which the middle one waits for a file ---------------------------------------
+
+
+def three_chunks() -> str:
+    """A range with a thousand inputs before a whole chunk and a thousand after."""
+    fmt = named("float32")
+    border = (fmt.sign_bit + 0x40000000) // CHUNK * CHUNK
+    low, high = (fmt.to_float(bits_of_key(fmt, key)) for key in (border - 1000, border + CHUNK + 999))
+    return f"--range={low!r}:{high!r}"
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def begun(arguments: list[str], journal: Path, lines: int, folder: Path, gate: Path) -> subprocess.Popen[str]:
+    """A sweep whose journal holds so many lines and that waits in its middle chunk."""
+    process = subprocess.Popen(
+        command(*arguments),
+        cwd=folder,
+        env=environment(VERIFY_TEST_GATE=str(gate)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while lines_of(journal) < lines and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.poll() is None and lines_of(journal) >= lines, process.communicate()
+    return process
+
+
+def stripped(run: Run) -> object:
+    """A run without its times and its command."""
+    kernels = [msgspec.structs.replace(item, seconds=0.0) for item in run.kernels]
+    return msgspec.structs.replace(run, id="", created="", seconds=0.0, command="", kernels=kernels)
+
+
+def test_a_killed_sweep_resumes_to_the_same_record(tmp_path: Path) -> None:
+    journal, gate = tmp_path / "j", tmp_path / "gate"
+    target = f"{ROOT / SUBJECTS}::patient"
+    arguments = [target, three_chunks(), "--dtype", "float32", "--output", "y", "--jobs", "1"]
+    process = begun([*arguments, "--resume", str(journal)], journal, 2, tmp_path, gate)
+    os.kill(process.pid, signal.SIGKILL)
+    gate.touch()  # the worker that lost its parent ends once its kernel returns
+    process.communicate(timeout=60)
+    before = journal.read_bytes()
+    journal.write_bytes(before + b"0123456789abcdef {half a li")  # as if it had died writing
+    resumed = swept(
+        *arguments, "--resume", str(journal), "--json", "resumed.json", folder=tmp_path, VERIFY_TEST_GATE=str(gate)
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert journal.read_bytes().startswith(before), "nothing that was done is done again"
+    spans = [msgspec.json.decode(body) for line in journal.read_bytes().splitlines() if (body := checked(line))][1:]
+    covered = sorted(chunk for span in spans for low, high in span["chunks"] for chunk in range(low, high))
+    assert covered == [0, 1, 2]
+    fresh = swept(*arguments, "--json", "fresh.json", folder=tmp_path, VERIFY_TEST_GATE=str(gate))
+    assert fresh.returncode == 0, fresh.stderr
+    assert stripped(load(tmp_path / "resumed.json")) == stripped(load(tmp_path / "fresh.json"))
+    other = swept(*arguments, "--hardest", "1", "--resume", str(journal), folder=tmp_path)
+    assert other.returncode == 2 and "is the journal of another sweep" in other.stderr
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
+    gate, watched = tmp_path / "gate", tmp_path / "watched"
+    arguments = [f"{ROOT / SUBJECTS}::patient", three_chunks(), "--dtype", "float32", "--output", "y", "--jobs", "1"]
+    process = begun([*arguments, "--resume", str(watched)], watched, 2, tmp_path, gate)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    again = next(line.removeprefix("  next: ") for line in said.splitlines() if line.startswith("  next: "))
+    gate.touch()
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(again)],
+        cwd=tmp_path,
+        env=environment(VERIFY_TEST_GATE=str(gate)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert lines_of(watched) >= 3
+
+
+def test_a_changed_kernel_does_not_continue_the_old_sweep(tmp_path: Path) -> None:
+    file, journal = tmp_path / "mine.py", tmp_path / "j"
+    text = "import torch, verify\n@verify.kernel(op='silu', dtypes=['bfloat16'], gradients=False)\n"
+    text += "def mine(x):\n    return torch.nn.functional.silu(x)\n"
+    file.write_text(text)
+    assert swept(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path).returncode == 0
+    file.write_text(text + "# changed\n")
+    done = swept(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path)
+    assert done.returncode == 2 and "was begun elsewhere: its sources of" in done.stderr

@@ -1,0 +1,271 @@
+"""The searcher: finds what has a slope, claims nothing where there is none, repeats itself, says only exact figures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import mpmath
+import pytest
+import torch
+
+from verify.backends import Backend
+from verify.cases import Case, inputs_of
+from verify.declaration import Kernel, Target, load
+from verify.errors import KernelError, UsageError
+from verify.formats import named
+from verify.hunt.outcome import Hunted, hunt
+from verify.hunt.settings import Settings
+from verify.hunt.space import searchable, space_of
+from verify.record import value_of
+
+FILE = Path(__file__).parent / "quarry.py"
+KERNELS = {kernel.name: kernel for kernel in load(Target(str(FILE)))}
+
+
+def hunted(
+    backend: Backend, name: str, evaluations: int, *, dtype: str = "float32", result: str = "y", **rest: object
+) -> Hunted:
+    population = rest.pop("population", 1 << 12)
+    settings = Settings(evaluations=evaluations, **rest)  # type: ignore[arg-type]
+    return hunt(KERNELS[name], f"k.py::{name}", backend, dtype, result, settings, population=population)  # type: ignore[arg-type]
+
+
+def largest(found: Hunted) -> float:
+    figures = found.result.figures
+    return value_of(figures.max_ulp if figures.scaled_max is None else figures.scaled_max)
+
+
+# -- needles -------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_one_binade_is_climbed_to_its_peak(backend: Backend) -> None:
+    found = hunted(backend, "one_exponent", 1 << 17)
+    # every hundredth number of the binade, by plain float64: an error of 1e3 needs no more
+    x = torch.arange(0x3A800000, 0x3B000000, 100, dtype=torch.int32).view(torch.float32)
+    wide = x.double() / (1 + torch.exp(-x.double()))
+    unit = torch.exp2(torch.floor(torch.log2(wide)) - 23)
+    peak = float(((KERNELS["one_exponent"](x).double() - wide) / unit).abs().max())
+    assert peak > 1_000 and largest(found) >= 0.999 * peak
+    assert found.result.status == "wrong" and "the limit is 4" in found.result.reason
+    (text,) = found.result.worst[0].inputs.values()
+    assert 2.0**-10 <= float(text.split(" ")[0]) < 2.0**-9
+
+
+def test_an_error_of_one_pattern_pair_is_climbed_through_its_slope(backend: Backend) -> None:
+    found = hunted(backend, "one_pair", 1 << 17)
+    control = hunted(backend, "one_pair", 1 << 17, strategy="random")
+    # all 23 bits agree, and the product lies at the upper end of its binade
+    peak = 2.0**-22 * (2**11.5 - 1) * 2**24
+    assert largest(found) >= 0.8 * peak > 2 * largest(control)
+
+
+def test_a_needle_without_a_slope_is_not_claimed(backend: Backend) -> None:
+    found = hunted(backend, "one_pattern", 1 << 15)
+    assert found.result.status == "ok" and largest(found) <= 0.5 + 1e-6
+    assert found.result.basis.kind == "observed" and found.result.basis.n == 1 << 15
+    assert str(found.result.basis) == "observed over 32,768 cases, seed 0"
+    assert found.result.source == "hunt"
+    # the needle is there: the search is honest, not the kernel
+    assert float(KERNELS["one_pattern"](torch.tensor([1.2345678806304932]))) == 5.0
+
+
+def test_every_number_of_the_best_stretches_is_tried(backend: Backend) -> None:
+    """A needle beside the worst stretch is found by enumeration: no mutation need hit its bits."""
+    needle = 2.0**-9 - 2.0**-20 - 2.0**-32  # in the peak's niche, where the slope is
+
+    @verify_kernel("needle")
+    def needled(x: torch.Tensor) -> torch.Tensor:
+        y = KERNELS["one_exponent"](x)
+        return torch.where(x == needle, 2 * y, y)
+
+    settings = Settings(evaluations=1 << 21)
+    found = hunt(needled, "k.py::needle", backend, "float32", "y", settings, population=1 << 17)
+    assert largest(found) > 1e6
+
+
+def verify_kernel(name: str):  # type: ignore[no-untyped-def]
+    import verify
+
+    return verify.kernel(op="silu", dtypes=["float32"], gradients=False, name=name)
+
+
+# -- rows and dot products -----------------------------------------------------------------------------
+
+
+def test_rows_that_cancel_are_found(backend: Backend) -> None:
+    found = hunted(backend, "one_pass", 1 << 11, largest=100.0, population=64, width=32)
+    control = hunted(backend, "one_pass", 1 << 11, largest=100.0, population=64, width=32, strategy="random")
+    assert largest(found) > 10 * largest(control) > 0
+    assert found.finds[0].case.dims == (1, 32)
+
+
+def test_dot_products_are_crossed_and_found(backend: Backend) -> None:
+    found = hunted(backend, "naive_linear", 1 << 13, population=16, width=16, largest=1e4)
+    control = hunted(backend, "naive_linear", 1 << 13, population=16, width=16, largest=1e4, strategy="random")
+    assert found.state.evaluations == 1 << 13
+    assert largest(found) > 1.2 * largest(control) > 1
+
+
+def test_gradients_of_rows_have_an_upstream_of_their_own(backend: Backend) -> None:
+    found = hunted(backend, "eager_softmax", 256, result="dx", population=32, width=16)
+    assert set(found.finds[0].case.values) == {"x", "dy"}
+    assert largest(found) > 1
+
+
+def test_float64_is_searched_in_exact_arithmetic(backend: Backend) -> None:
+    found = hunted(backend, "one_pass", 256, dtype="float64", population=32, width=4, largest=1e6)
+    assert found.result.certificate == "exact" and largest(found) > 1e3
+
+
+# -- what is said is exact -----------------------------------------------------------------------------
+
+
+def test_the_reported_error_is_mpmath_s(backend: Backend) -> None:
+    """An independent route: the case's bits, the kernel called directly, 60 digits of mpmath."""
+    found = hunted(backend, "one_exponent", 1 << 14)
+    fmt = named("float32")
+    for find in found.finds:
+        pattern = int(find.case.values["x"][:8], 16)
+        x = torch.tensor([pattern], dtype=torch.int64).to(torch.int32).view(torch.float32).to(backend.device)
+        got = float(KERNELS["one_exponent"](x)[0])
+        with mpmath.workdps(60):
+            real = mpmath.mpf(float(x[0])) / (1 + mpmath.exp(-mpmath.mpf(float(x[0]))))
+            exponent = max(int(mpmath.floor(mpmath.log(abs(real), 2))), -126) - 23
+            error = float((mpmath.mpf(got) - real) / mpmath.mpf(2) ** exponent)
+        assert find.ulp == pytest.approx(error, rel=1e-12)
+        assert find.worst.got_hex == fmt.hex(fmt.from_float(got))
+
+
+def test_every_find_is_a_case_that_shows_it(backend: Backend) -> None:
+    found = hunted(backend, "eager_softmax", 512, result="y", population=64, width=16)
+    kernel = KERNELS["eager_softmax"]
+    for find in found.finds:
+        assert find.alone
+        case = Case.from_json(find.case.to_json())
+        x = inputs_of(kernel.op, case, backend.device)["x"]
+        assert x is not None
+        row = [mpmath.mpf(value) for value in x[0].tolist()]
+        with mpmath.workdps(80):
+            weights = [mpmath.exp(value - max(row)) for value in row]
+            real = weights[find.index] / mpmath.fsum(weights)
+            got = mpmath.mpf(float(kernel(x)[0, find.index]))
+            exponent = max(int(mpmath.floor(mpmath.log(real, 2))), -126) - 23
+            error = float((got - real) / mpmath.mpf(2) ** exponent)
+        assert find.ulp == pytest.approx(error, rel=1e-9)
+
+
+def test_a_nan_is_the_worst_there_is_and_ends_the_hunt(backend: Backend) -> None:
+    found = hunted(backend, "nan_somewhere", 1 << 20)
+    assert found.result.figures.max_ulp == "nan" and found.result.status == "wrong"
+    assert found.result.reason == "NaN where the exact answer is a number"
+    assert found.state.evaluations < 1 << 20
+    assert any("nothing is worse" in note for note in found.notes)
+    assert found.result.worst[0].got == "nan"
+    assert float(found.result.worst[0].inputs["x"].split(" ")[0]) > 2.0**100
+
+
+def test_an_error_that_needs_company_is_judged_and_said_to_be_so(backend: Backend) -> None:
+    found = hunted(backend, "neighbourly", 1 << 12)
+    assert not any(find.alone for find in found.finds[:1])
+    assert largest(found) == pytest.approx(1e-5 * 2**24, rel=0.01)
+    assert any("results depend on their neighbours" in note for note in found.notes)
+
+
+# -- determinism ---------------------------------------------------------------------------------------
+
+
+def test_a_seed_decides_everything(backend: Backend) -> None:
+    for name, rest in (("one_exponent", {}), ("one_pass", {"population": 32, "width": 8})):
+        first, second = (hunted(backend, name, 5_000, seed=7, **rest) for _ in range(2))
+        other = hunted(backend, name, 5_000, seed=8, **rest)
+        assert first.result == second.result and first.notes == second.notes
+        assert first.result.worst != other.result.worst
+        assert first.result.properties == other.result.properties
+
+
+def test_a_time_budget_only_stops_earlier(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify.hunt import search
+
+    ticks = iter(range(1_000))
+    monkeypatch.setattr(search.time, "monotonic", lambda: float(next(ticks)))
+    kernel = KERNELS["one_exponent"]
+    timed = hunt(kernel, "k.py::one_exponent", backend, "float32", "y", Settings(seconds=4.5), population=1 << 10)
+    monkeypatch.undo()
+    assert timed.state.generations == 5
+    counted = hunted(backend, "one_exponent", timed.state.evaluations, population=1 << 10)
+    assert counted.result == timed.result
+
+
+def test_an_odd_budget_is_spent_to_the_last_evaluation(backend: Backend) -> None:
+    for name, width in (("one_exponent", 0), ("one_pass", 8), ("naive_linear", 8)):
+        found = hunted(backend, name, 1_037, population=32, width=width, largest=1e4)
+        assert found.state.evaluations == found.result.basis.n == 1_037
+
+
+def test_an_interrupted_hunt_keeps_its_best(backend: Backend) -> None:
+    calls: list[float] = []
+
+    def stop() -> bool:
+        calls.append(1.0)
+        return len(calls) == 3
+
+    kernel = KERNELS["one_exponent"]
+    settings = Settings(evaluations=1 << 30)
+    found = hunt(kernel, "k.py::k", backend, "float32", "y", settings, population=1 << 12, stop=stop)
+    assert found.interrupted and found.state.generations == 3
+    assert found.result.basis.n == found.state.evaluations == 3 << 12
+    assert found.finds and any("interrupted" in note for note in found.notes)
+
+
+# -- rules ---------------------------------------------------------------------------------------------
+
+
+def test_impossible_budgets_say_the_rule() -> None:
+    rules = [
+        (Settings(), "one budget: --budget SECONDS or --evaluations N"),
+        (Settings(evaluations=3, seconds=1.0), "one budget"),
+        (Settings(evaluations=0), "at least 1; received 0"),
+        (Settings(seconds=math.inf), "a positive time; received inf"),
+        (Settings(seconds=-1.0), "a positive time; received -1"),
+        (Settings(evaluations=1, seed=-1), "a whole number from 0; received -1"),
+        (Settings(evaluations=1, width=1 << 20), "because a case spells out its rows; received 1,048,576"),
+        (Settings(evaluations=1, largest=0.0), "a positive number; received 0"),
+        (Settings(evaluations=1, largest=math.nan), "a positive number; received nan"),
+    ]
+    for settings, rule in rules:
+        with pytest.raises(UsageError, match=rule):
+            settings.check()
+
+
+def test_what_cannot_be_hunted_says_why(backend: Backend) -> None:
+    with pytest.raises(UsageError, match="every float16 input of 'silu' can be tried: a hunt would prove less"):
+        space_of(KERNELS["sixteen_bits"], "float16", "y", backend.device)
+    with pytest.raises(UsageError, match="kernel 'right' has results y; received 'dx'"):
+        space_of(KERNELS["right"], "float32", "dx", backend.device)
+    norm = KERNELS["one_pass"]
+    full = Kernel(**{**vars(norm), "operands": ("x", "weight", "bias"), "gradients": "auto"})
+    assert searchable(full, "float32", "dx") is None
+    assert searchable(full, "float32", "dweight") == (
+        "a hunt searches results of one row; dweight of 'layer_norm' sums over rows"
+    )
+    linear = Kernel(**{**vars(KERNELS["naive_linear"]), "gradients": "auto"})
+    assert "sums over many" in str(searchable(linear, "float32", "dx"))
+
+
+def test_a_kernel_that_raises_is_that_kernel_s_error(backend: Backend) -> None:
+    with pytest.raises(KernelError, match="refuses raised RuntimeError: no such unit"):
+        hunted(backend, "refuses", 10)
+
+
+def test_no_candidate_leaves_the_range_that_was_asked_for(backend: Backend) -> None:
+    seen: list[float] = []
+
+    @verify_kernel("watching")
+    def watching(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x.abs().max()))
+        return KERNELS["right"](x)
+
+    hunt(watching, "k.py::w", backend, "float32", "y", Settings(evaluations=1 << 14, largest=3.4), population=1 << 11)
+    within = named("float32").to_float(named("float32").from_float(3.4) - 1)  # 3.4 itself rounds up
+    assert max(seen[2:]) == within

@@ -1,0 +1,143 @@
+"""The parts of the search against plain references: ordinals, operators, niches, and the layout of a call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from verify.backends import Backend
+from verify.cases import Case, inputs_of
+from verify.declaration import Target, load
+from verify.formats import FORMATS, named
+from verify.hunt.archive import Archive
+from verify.hunt.draws import Draws
+from verify.hunt.mutate import NUMBERS, ROWS, Lines
+from verify.hunt.ordinals import of_float64, of_tensor, to_float64, to_tensor
+from verify.hunt.seeds import fresh
+from verify.hunt.space import one_of, space_of
+from verify.ulp import all_values, from_bits
+
+KERNELS = {kernel.name: kernel for kernel in load(Target(str(Path(__file__).parent / "quarry.py")))}
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"])
+def test_ordinals_are_positions_on_the_number_line(name: str) -> None:
+    fmt = named(name)
+    found = of_tensor(all_values(fmt), fmt).tolist()
+    for bits, ordinal in enumerate(found):
+        if fmt.is_finite(bits):
+            assert ordinal == fmt.ordinal(bits)
+        else:
+            assert abs(ordinal) == fmt.max_bits
+    line = torch.arange(-fmt.max_bits, fmt.max_bits + 1)
+    assert torch.equal(of_tensor(to_tensor(line, fmt), fmt), line)
+    values = to_float64(line, fmt)
+    assert bool((values[1:] > values[:-1]).all()), "consecutive ordinals are consecutive numbers"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_float64_values_are_rounded_into_a_format_and_stay_finite(name: str) -> None:
+    fmt = named(name)
+    wide = torch.tensor([0.0, 1.0, -2.5, 1e300, -1e300, torch.inf, -torch.inf, torch.nan], dtype=torch.float64)
+    expected = [0.0, 1.0, -2.5, 1e300, -1e300, 1e308 * 1.7976931348623157, -1e308 * 1.7976931348623157, 0.0]
+    found = to_float64(of_float64(wide, fmt), fmt).tolist()
+    for got, want in zip(found, expected, strict=True):
+        bound = float(fmt.max_finite)
+        assert got == min(max(want, -bound), bound)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("size", [1, 2, 5, 16])
+def test_operators_change_numbers_and_never_leave_the_format(name: str, size: int) -> None:
+    fmt = named(name)
+    draws = Draws(3, "test", "cpu")
+    count = 200
+    span = 2 * fmt.max_bits + 1
+    words = [draws.words(count * size).reshape(count, size) for _ in range(2)]
+    own, mate = ((item >> 1) % span - fmt.max_bits if fmt.bits < 64 else item >> 2 for item in words)
+    landmarks = torch.tensor([0, 1, fmt.max_bits, fmt.from_float(1.0)])
+    for operator in (*NUMBERS, *ROWS):
+        before = own.clone()
+        changed = operator(Lines(own, mate, fmt, fmt.max_bits, landmarks, draws))
+        assert changed.shape == own.shape and torch.equal(own, before), "operators leave their input alone"
+        inside = changed.clamp(-fmt.max_bits, fmt.max_bits)
+        assert bool(torch.isfinite(to_float64(inside, fmt)).all())
+        if size > 2:
+            # a third of the lines at least; a row of zeros and ones has little to change
+            assert int((inside != own).any(1).sum()) > count // 3, operator
+
+
+def test_draws_are_the_same_however_they_are_asked_for() -> None:
+    first, second = Draws(5, "a", "cpu"), Draws(5, "a", "cpu")
+    whole = first.words(300)
+    parts = torch.cat([second.words(size) for size in (1, 99, 200)])
+    assert torch.equal(whole, parts)
+    assert not torch.equal(whole, Draws(6, "a", "cpu").words(300))
+    assert not torch.equal(whole, Draws(5, "b", "cpu").words(300))
+    steps = Draws(5, "c", "cpu").step(100_000, 20)
+    assert int(steps.min()) == 1 and (1 << 19) < int(steps.max()) <= 1 << 20
+    # an octave is one of 21, and a step uniform below its end: 2/21 are 1, half of 1/21 beyond 2^19
+    assert 0.09 < float((steps == 1).double().mean()) < 0.10
+    assert 0.02 < float((steps > 1 << 19).double().mean()) < 0.03
+
+
+def test_the_archive_keeps_the_first_best_of_every_niche(backend: Backend) -> None:
+    space = space_of(KERNELS["one_pair"], "float32", "y", backend.device)
+    archive = Archive(space, "cpu")
+    best: dict[int, tuple[float, int, int]] = {}
+    for generation in range(4):
+        draws = Draws(1, f"{generation}", "cpu")
+        population, lineage = fresh(space, 500, draws)
+        fitness = draws.below(500, 7).double()  # many ties
+        facts = torch.stack([lineage, *(torch.full_like(lineage, generation),) * 3], dim=1)
+        archive.insert(population, lineage, fitness, facts)
+        for place, niche in enumerate(archive.niche(population, lineage).tolist()):
+            if niche not in best or float(fitness[place]) > best[niche][0]:
+                best[niche] = (float(fitness[place]), generation, int(population["x1"][place, 0]))
+    assert {int(cell) for cell in archive.ranked()} == set(best)
+    for niche, (fitness_there, generation, x1) in best.items():
+        assert float(archive.fitness[niche]) == fitness_there
+        assert archive.facts[niche].tolist()[1:] == [generation] * 3
+        assert int(archive.candidates["x1"][niche, 0]) == x1
+    order = archive.fitness[archive.ranked()].tolist()
+    assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("right", 0), ("one_pair", 0), ("one_pass", 6), ("naive_linear", 5), ("eager_softmax", 9)]
+)
+def test_a_candidate_alone_has_the_result_that_it_has_in_the_call(backend: Backend, name: str, width: int) -> None:
+    """The tensors of a call, the order of its results and the case of one candidate fit together."""
+    kernel = KERNELS[name]
+    space = space_of(kernel, "float32", "y", backend.device, width=width, largest=3.0)
+    draws = Draws(2, "layout", "cpu")
+    count = 24
+    population, _ = fresh(space, count, draws)
+    shared = {gene.name: fresh_vector(gene.size, draws) for gene in space.shared}
+    inputs, _ = space.tensors(population, shared)
+    whole = space.per_candidate(reference(name, inputs).reshape(-1), count)
+    for place in range(0, whole.shape[0], 7):
+        row, column = divmod(place, count) if space.kind == "contraction" else (place, place)
+        single = {
+            gene.name: one_of(population, row if gene.role == "data" else column)[gene.name] for gene in space.genes
+        }
+        case = space.case(single, shared, 1)
+        alone = inputs_of(kernel.op, Case.from_json(case.to_json()), "cpu")
+        assert torch.equal(reference(name, alone).reshape(-1), whole[place])
+
+
+def fresh_vector(size: int, draws: Draws) -> torch.Tensor:
+    fmt = named("float32")
+    return of_tensor(from_bits(draws.below(size, 1 << 23) + fmt.from_float(0.5), fmt), fmt)[None, :]
+
+
+def reference(name: str, inputs: dict[str, torch.Tensor | None]) -> torch.Tensor:
+    """Something that depends on every element of the right operands, computed so that a sum has one order."""
+    x = [value for value in inputs.values() if value is not None]
+    if name == "naive_linear":
+        return (x[0][:, None, :] * x[1][None, :, :]).double().cumsum(-1)[..., -1] + x[2][None, :].double()
+    if name == "one_pass":
+        return (x[0].double().cumsum(-1) + x[1].double()) * x[2].double()
+    return sum((value.double() * (place + 1) for place, value in enumerate(x)), torch.zeros(()))

@@ -1,0 +1,212 @@
+"""The fused route against the torch route and against exact values, in the interpreter; on a GPU all of it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from tests.sweep import subjects
+from verify import ops
+from verify.backends import Backend
+from verify.declaration import Kernel
+from verify.errors import KernelError, TruthError
+from verify.ops.op import Problem
+from verify.record import value_of
+from verify.sweep import Partial, Space, check, fused, space_of
+from verify.sweep.certify import certify_fused
+from verify.sweep.partial import Bucket, Part, dense
+from verify.sweep.reference import distances, reference_of
+from verify.sweep.space import key_of_value
+from verify.sweep.table import table_for
+from verify.truth import certificate
+from verify.ulp import Policy
+
+KIND = "cpu" if not torch.cuda.is_available() else certificate.device_kind("cuda")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HERE = Backend("cuda" if DEVICE == "cuda" else "interpreter", DEVICE, "", "")
+FUSED, TORCH = f"fused {KIND}", f"torch {KIND}"
+
+
+def both(kernel: Kernel, space: Space) -> tuple[Partial, Partial]:
+    chunks = (0, space.chunks)
+    return check(kernel, space, chunks, HERE, route=FUSED), check(kernel, space, chunks, HERE, route=TORCH)
+
+
+def around(value: float, dtype: str, before: int, after: int, **options: object) -> Space:
+    space = space_of(subjects.good, "k", dtype)
+    key = key_of_value(space.format, value)
+    return space_of(subjects.good, "k", dtype, bounds=(key - before, key + after), **options)  # type: ignore[arg-type]
+
+
+def same_counts(a: Bucket, b: Bucket) -> None:
+    """All counts, and the mean and the bins up to elements whose error the references see on both sides of an edge."""
+    assert (a.n, a.misrounded, a.undecided, a.nonfinite, a.nan) == (b.n, b.misrounded, b.undecided, b.nonfinite, b.nan)
+    assert abs(a.capped_sum - b.capped_sum) <= 1 + a.n // 1000
+    moved = abs(dense(a.counts) - dense(b.counts))
+    # errors below 2^-24 ulp: the torch route cannot tell their sign, so both halves of the first bin are one
+    moved[0, 0] = abs(dense(a.counts)[:, 0].sum() - dense(b.counts)[:, 0].sum())
+    moved[1, 0] = 0
+    assert moved.sum() <= 2 + a.n // 1000
+
+
+def same(a: Part, b: Part, *, leaders: bool = True) -> None:
+    assert a.regimes.keys() == b.regimes.keys()
+    for name, bucket in a.regimes.items():
+        same_counts(bucket, b.regimes[name])
+        if leaders:
+            assert [(i.place, i.bits) for i in bucket.leaders] == [(i.place, i.bits) for i in b.regimes[name].leaders]
+    assert [(item.bin, item.count) for item in a.curve] == [(item.bin, item.count) for item in b.curve]
+    for ours, theirs in zip(a.curve, b.curve, strict=True):
+        assert value_of(ours.ulp) == pytest.approx(value_of(theirs.ulp), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "value"),
+    [("good", -1.5), ("naive", -5.0), ("good", 0.125), ("naive", -14.0)],
+    ids=["negative", "tail that is wrong", "border of the table", "underflow"],
+)
+def test_float32_equals_the_torch_route(kernel: str, value: float) -> None:
+    fused_part, torch_part = both(getattr(subjects, kernel), around(value, "float32", 900, 1100))
+    for name in ("y", "dx"):
+        same(fused_part.parts[name], torch_part.parts[name])
+
+
+def test_infinite_and_nan_inputs_equal_the_torch_route() -> None:
+    for value in (-math.inf, math.inf):
+        fused_part, torch_part = both(subjects.good, around(value, "float32", 700, 700))
+        for name in ("y", "dx"):
+            same(fused_part.parts[name], torch_part.parts[name], leaders=False)
+
+
+def test_subnormal_ties_are_decided_without_exact_arithmetic() -> None:
+    """Half of an odd subnormal is a tie but for x^2: the torch route has to ask mpmath for each, the fused none."""
+    space = around(0.0, "float32", 200, 200, results=("y",))
+    fused_part, torch_part = both(subjects.good, space)
+    assert fused_part.parts["y"].escalated == 0 < torch_part.parts["y"].escalated
+    same_counts(fused_part.parts["y"].regimes["around zero"], torch_part.parts["y"].regimes["around zero"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "dtype", "value"), [("geglu", "bfloat16", 1.5), ("split", "float16", -5.0)])
+def test_pairs_equal_the_torch_route(kernel: str, dtype: str, value: float) -> None:
+    subject = getattr(subjects, kernel)
+    fused_part, torch_part = both(subject, space_of(subject, "k", dtype, bounds=(value, value)))
+    assert fused_part.parts.keys() == torch_part.parts.keys()
+    for name in fused_part.parts:
+        same(fused_part.parts[name], torch_part.parts[name])
+
+
+@pytest.mark.parametrize("value", [2.0**-60, -(2.0**-60), 50.0, -50.0])
+def test_units_that_are_passed_over_count_as_if_each_element_were_judged(value: float) -> None:
+    """Asking for hard inputs judges every element; without, whole tiles of known patterns are passed over."""
+    key = key_of_value(space_of(subjects.good, "k", "float32").format, value) // 4096 * 4096
+    every = space_of(subjects.naive, "k", "float32", bounds=(key, key + 4096), hardest=1)
+    some = space_of(subjects.naive, "k", "float32", bounds=(key, key + 4096))
+    with_all = check(subjects.naive, every, 0, HERE, route=FUSED)
+    without = check(subjects.naive, some, 0, HERE, route=FUSED)
+    for name, part in without.parts.items():
+        assert part.regimes == with_all.parts[name].regimes and part.curve == with_all.parts[name].curve
+
+
+def test_split_spans_give_the_same_bytes() -> None:
+    space = around(2.0, "float32", 1500, 1500)
+    assert space.chunks == 2
+    whole = check(subjects.good, space, (0, 2), HERE, route=FUSED)
+    first, second = (check(subjects.good, space, number, HERE, route=FUSED) for number in (0, 1))
+    assert second.merge(first).encode() == whole.encode()
+
+
+def test_a_changed_input_is_noticed() -> None:
+    space = around(1.0, "float32", 500, 500, results=("y",))
+    with pytest.raises(KernelError, match=r"in_place must not change its inputs; [\d,]+ elements differ"):
+        check(subjects.in_place, space, (0, space.chunks), HERE, route=FUSED)
+
+
+def test_who_is_judged_by_this_route() -> None:
+    import dataclasses
+
+    def supported(kernel: Kernel, dtype: str) -> bool:
+        return fused.supports(kernel, space_of(kernel, "k", dtype))
+
+    assert supported(subjects.good, "float32") and supported(subjects.silu, "float32")
+    assert supported(subjects.geglu, "bfloat16") and supported(subjects.split, "float16")
+    assert not supported(subjects.good, "bfloat16"), "65,536 inputs are not worth a kernel"
+    strict = dataclasses.replace(subjects.good, policy=Policy(overflow="strict"))
+    assert not supported(strict, "float32")
+    other = dataclasses.replace(subjects.good, op=dataclasses.replace(ops.get("gelu")))
+    assert not supported(other, "float32"), "an op of the same name need not be the same op"
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slope", [False, True])
+def test_the_reference_is_within_its_certificate(slope: bool) -> None:
+    """At inputs that the certificate has not seen."""
+    reference = reference_of("gelu", {"approximate": "tanh"}, slope, "float32", DEVICE)
+    assert "fused" in reference.sentence
+    fmt = space_of(subjects.good, "k", "float32").format
+    generator = torch.Generator().manual_seed(99)
+    keys = torch.randint(key_of_value(fmt, -20.0), key_of_value(fmt, 20.0), (150,), generator=generator)
+    assert max(distances(reference, keys)) <= float(reference.units) * 2.0**53 / 4
+
+
+def test_a_wrong_table_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_for("gelu", "none", False)
+    rows = table.rows.copy()
+    rows[1:-1, 3] *= 1 + 2.0**-40  # a relative error of 1e-12 in every cell
+    monkeypatch.setattr("verify.sweep.reference.table_for", lambda *_: type(table)(rows, table.first))
+    space = around(-2.0, "float32", 500, 500, results=("y",))
+    with pytest.raises(TruthError, match="the fused reference of gelu is .* units from the exact value, beyond"):
+        check(subjects.good, space, (0, space.chunks), HERE, route=FUSED)
+
+
+def test_the_table_ends_where_nothing_shows() -> None:
+    table = table_for("gelu", "none", False)
+    op = ops.get("gelu")
+    edge = float(table.rows[-2, 0])
+    point = op.points(Problem({"x": torch.tensor([-edge], dtype=torch.float64)}, op.resolve({})), "y", [0])[0]
+    assert abs(Fraction(float(point.mp(100)))) < Fraction(1, 1 << 330)
+    assert table.rows[-1, 3] == -(2.0**-345)
+
+
+def test_the_shipped_certificate_covers_every_curve() -> None:
+    known = {(e.op, str(e.params), e.result, e.device): e for e in certificate.load(certificate.shipped_path()).entries}
+    for device in ("fused cpu", "fused sm_90"):
+        for curve, forms in (("gelu", ("none", "tanh")), ("silu", ("",))):
+            for form in forms:
+                params = {"approximate": form} if form else {}
+                for result in ("y", "dx"):
+                    entry = known[(curve, str(params), result, device)]
+                    assert 0 < entry.units <= 8 and entry.n > 5000
+    same_bits = [known[(e[0], e[1], e[2], "fused cpu")].units for e in known if e[3] == "fused sm_90"]
+    assert same_bits == [entry.units for key, entry in known.items() if key[3] == "fused sm_90"]
+
+
+@pytest.mark.slow
+def test_certifying_again_gives_the_shipped_figures() -> None:
+    shipped = {
+        (e.op, str(e.params), e.result, e.device): e.units for e in certificate.load(certificate.shipped_path()).entries
+    }
+    for entry in certify_fused(["swiglu"], device=DEVICE):
+        assert entry.units == shipped[(entry.op, str(entry.params), entry.result, entry.device)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_on_a_gpu_whole_rows_of_pairs_equal_the_torch_route(dtype: str) -> None:
+    space = space_of(subjects.geglu, "k", dtype, bounds=(0.5, 0.75))
+    fused_part, torch_part = both(subjects.geglu, space)
+    for name in fused_part.parts:
+        same(fused_part.parts[name], torch_part.parts[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [-4.0, 0.5, 3.0])
+def test_on_a_gpu_float32_ranges_equal_the_torch_route(value: float) -> None:
+    fused_part, torch_part = both(subjects.good, around(value, "float32", 1 << 21, 1 << 21))
+    for name in ("y", "dx"):
+        same(fused_part.parts[name], torch_part.parts[name], leaders=False)

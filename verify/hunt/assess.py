@@ -1,0 +1,127 @@
+"""Thousands of candidates judged by one call: run the kernel, evaluate the fast truth, take each one's error.
+
+The figure of a candidate is the largest error of its elements, by the figure that the op gates. A NaN or an
+infinity where the answer is a number is an infinite error: nothing is worse. What every call showed is counted
+on the device; nothing travels to the host until the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.errors import KernelError
+from verify.hunt.space import Population, Space, size_of
+from verify.measure import run_tensors
+from verify.ops.op import Problem
+from verify.tally import BINS, CAP, Tally, bin_of
+from verify.truth.fast import evaluate
+from verify.ulp import Errors, bits_of, errors
+
+_UNIT = 65_536.0  # fixed point of the mean, as in verify.tally
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """Candidates with their figures. A contraction returns every row and every column with its best partner."""
+
+    population: Population
+    origin: Tensor  # line of the population that each candidate came from
+    fitness: Tensor
+    element: Tensor  # which element of the candidate had the error
+    got: Tensor  # its bits
+
+
+class Assessor:
+    """Judges populations of one space and counts what it saw."""
+
+    def __init__(self, space: Space, device: str) -> None:
+        self.space = space
+        self.params = space.kernel.op.resolve(space.kernel.params)
+        self._counts = torch.zeros(2 * BINS, dtype=torch.int64, device=device)
+        self._scaled = torch.zeros(BINS, dtype=torch.int64, device=device)
+        self._sums = torch.zeros(6, dtype=torch.int64, device=device)  # misrounded undecided nonfinite nan zero mean
+        self._seen = 0
+
+    def assess(self, population: Population, shared: Population) -> Assessed:
+        """Judge every candidate of one call."""
+        space, count = self.space, size_of(population)
+        inputs, upstream = space.tensors(population, shared)
+        problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))
+        found = run_tensors(space.kernel, inputs, space.kernel.params, upstream)
+        if space.result not in found:
+            raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
+        got = found[space.result]
+        truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
+        if got.shape != truth.value.shape:
+            raise KernelError(
+                f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
+                f"it returned {tuple(got.shape)}"
+            )
+        judged = errors(
+            got,
+            truth.value,
+            space.fmt,
+            low=truth.low,
+            bound=truth.bound,
+            scale=truth.scale if space.kernel.op.gate == "scaled" else None,
+            policy=space.kernel.policy,
+        )
+        self._count(judged)
+        figure = (judged.ulp if judged.scaled is None else judged.scaled).abs()
+        figure = torch.where(torch.isnan(figure), torch.inf, figure)
+        each = space.per_candidate(figure, count)
+        fitness, element = _first_max(each)
+        bits = space.per_candidate(bits_of(got.detach().reshape(-1)), count).gather(1, element[:, None])[:, 0]
+        if space.kind == "contraction":
+            return self._partners(population, count, fitness, element, bits)
+        return Assessed(population, torch.arange(count, device=fitness.device), fitness, element, bits)
+
+    def _partners(self, population: Population, count: int, fitness: Tensor, element: Tensor, bits: Tensor) -> Assessed:
+        """Every row with the column that it is worst with, and the reverse."""
+        table = fitness.reshape(count, count)
+        lines = torch.arange(count, device=fitness.device)
+        _, columns = _first_max(table)
+        _, rows = _first_max(table.T.contiguous())
+        row, column = torch.cat([lines, rows]), torch.cat([columns, lines])
+        sides = {gene.name: row if gene.role == "data" else column for gene in self.space.genes}
+        paired = {name: value[sides[name]] for name, value in population.items()}
+        pair = row * count + column
+        return Assessed(paired, row, fitness[pair], element[pair], bits[pair])
+
+    def _count(self, judged: Errors) -> None:
+        magnitude = judged.ulp.abs()
+        key = (judged.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude)
+        self._counts += torch.bincount(key, minlength=2 * BINS)
+        if judged.scaled is not None:
+            self._scaled += torch.bincount(bin_of(judged.scaled.abs()), minlength=BINS)
+        masks = (judged.misrounded, judged.undecided, judged.nonfinite, judged.nan, judged.zero_sign)
+        capped = (magnitude.clamp(max=CAP) * _UNIT).round().to(torch.int64).sum()
+        self._sums += torch.stack([*(mask.sum() for mask in masks), capped])
+        self._seen += int(judged.ulp.numel())
+
+    def tally(self) -> Tally:
+        """What was seen, without maxima: those are a matter of exact judgement."""
+        misrounded, undecided, nonfinite, nan, zero_sign, capped = self._sums.tolist()
+        return Tally(
+            n=self._seen,
+            misrounded=misrounded,
+            undecided=undecided,
+            nonfinite=nonfinite,
+            nan=nan,
+            zero_sign=zero_sign,
+            capped_sum=capped,
+            counts=self._counts.cpu().numpy().reshape(2, BINS),
+            scaled=self.space.kernel.op.gate == "scaled",
+            scaled_counts=self._scaled.cpu().numpy(),
+        )
+
+
+def _first_max(table: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of every line and its first place: the same on every device."""
+    best = table.amax(1)
+    width = table.shape[1]
+    place = torch.where(table == best[:, None], torch.arange(width, device=table.device)[None, :], width)
+    return best, place.amin(1)

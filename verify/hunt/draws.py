@@ -1,0 +1,53 @@
+"""The randomness of a hunt: one counter stream after the other, so that a seed decides everything.
+
+Words come in the order in which they are asked for, the same on every device. They are made in bulk: a small
+population asks thousands of times for a handful.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.cases import counter
+
+_BULK = 1 << 16
+
+
+class Draws:
+    """The draws of one generation."""
+
+    def __init__(self, seed: int, label: str, device: str) -> None:
+        self.seed, self.label, self.device = seed, label, device
+        self._streams = 0
+        self._stock = torch.empty(0, dtype=torch.int64, device=device)
+
+    def stream(self) -> str:
+        """The name of the next stream."""
+        self._streams += 1
+        return f"hunt/{self.label}/{self._streams}"
+
+    def words(self, count: int) -> Tensor:
+        """Uniform int64."""
+        if count > self._stock.shape[0]:
+            self._stock = counter.words(self.seed, self.stream(), max(count, _BULK), device=self.device)
+        taken, self._stock = self._stock[:count], self._stock[count:]
+        return taken
+
+    def below(self, count: int, limit: int) -> Tensor:
+        """Integers in [0, limit), limit <= 2^31."""
+        return ((self.words(count) >> 32) & 0xFFFFFFFF) % limit
+
+    def uniform(self, count: int) -> Tensor:
+        """float64 in [0, 1), multiples of 2^-53."""
+        return ((self.words(count) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+    def sign(self, count: int) -> Tensor:
+        """+1 or -1."""
+        return self.below(count, 2) * 2 - 1
+
+    def step(self, count: int, octaves: int) -> Tensor:
+        """Positive integers spread log-uniformly up to 2^octaves."""
+        octave = self.below(count, octaves + 1)
+        mask = (octave.new_ones(()) << octave) - 1
+        return 1 + (self.words(count) & mask)

@@ -1,0 +1,133 @@
+"""What a hunt may say: its worst candidates run again as cases of their own, and judged in exact arithmetic.
+
+The search trusts the float64 reference; nothing that it found is reported on that word. Every member of the
+elite becomes a case that spells out its bits, runs alone (and, if the error does not show, in the company of
+copies of itself), and is judged by both exact routes. An error that shows only beside other candidates is
+judged from the bits that the call returned, and said to be so: results then depend on their neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from verify.cases import Case, problem_of
+from verify.element import describe
+from verify.formats import torch_dtype
+from verify.hunt.search import Elite
+from verify.hunt.space import Space
+from verify.judge import judge_result
+from verify.measure import Measured, run_kernel
+from verify.ops.op import Problem
+from verify.record import Worst
+from verify.truth.exact import Judged, judge
+from verify.truth.fast import Truth, evaluate
+from verify.ulp import from_bits, ulp_exponent
+
+_SAME = 1.0 - 1e-6  # a repeated error may differ from the searched one by the width of the fast truth
+
+
+@dataclass(frozen=True)
+class Find:
+    """One candidate with its exact figure, as its case shows it; `error` is the figure that the op gates."""
+
+    error: float
+    ulp: float
+    scaled: float | None
+    judged: Judged
+    case: Case
+    index: int
+    worst: Worst
+    alone: bool  # the case reproduces it; False when it was seen beside other candidates only
+
+    @property
+    def nan(self) -> bool:
+        """NaN where the answer is a number."""
+        return self.worst.got == "nan" and self.judged.right_bits is not None and math.isinf(self.ulp)
+
+
+def confirm(space: Space, target: str, device: str, elite: list[Elite]) -> list[Find]:
+    """The elite, judged exactly, worst first and each case once."""
+    found: dict[str, Find] = {}
+    for member in elite:
+        find = _confirm(space, target, device, member)
+        found.setdefault(find.case.to_json(), find)
+    return sorted(found.values(), key=lambda find: (-find.error, find.case.to_json()))
+
+
+def _confirm(space: Space, target: str, device: str, member: Elite) -> Find:
+    best: Find | None = None
+    for copies in space.contexts():
+        case = space.case(member.candidate, member.shared, copies)
+        find = _alone(space, target, device, case)
+        if best is None or find.error > best.error:
+            best = find
+        if best.error >= member.fitness * _SAME:
+            return best
+    assert best is not None
+    case = space.case(member.candidate, member.shared, 1)
+    seen = _as_seen(space, target, device, case, member)
+    return seen if seen.error > best.error else best
+
+
+def _measured(space: Space, device: str, case: Case) -> tuple[Measured, Problem, Truth]:
+    measured = run_kernel(space.kernel, case, device)
+    problem = problem_of(space.kernel.op, case, measured.inputs, measured.upstream, (space.result,))
+    return measured, problem, evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
+
+
+def _alone(space: Space, target: str, device: str, case: Case) -> Find:
+    """The worst element of a case of copies."""
+    measured, problem, truth = _measured(space, device, case)
+    got = measured.results[space.result]
+    policy = space.kernel.policy
+    outcome = judge_result(space.kernel.op, problem, space.result, got, truth, space.fmt, policy=policy, keep=1)
+    _, index = outcome.tallies[0].worst[0]
+    return _find(space, target, case, problem, got, truth, index, outcome.exact[index], alone=True)
+
+
+def _as_seen(space: Space, target: str, device: str, case: Case, member: Elite) -> Find:
+    """The element with the bits that it had among other candidates."""
+    measured, problem, truth = _measured(space, device, case)
+    got = measured.results[space.result].clone().reshape(-1)
+    bits = torch.tensor([_signed(member.got, space.fmt.bits)], dtype=torch.int64)
+    got[member.element] = from_bits(bits, space.fmt).to(torch_dtype(space.fmt))[0]
+    got = got.reshape(measured.results[space.result].shape)
+    point = space.kernel.op.points(problem, space.result, [member.element])[0]
+    judged = judge(point, space.fmt, member.got, both=True, policy=space.kernel.policy)
+    return _find(space, target, case, problem, got, truth, member.element, judged, alone=False)
+
+
+def _signed(bits: int, width: int) -> int:
+    return bits - (1 << 64) if width == 64 and bits >> 63 else bits
+
+
+def _find(
+    space: Space,
+    target: str,
+    case: Case,
+    problem: Problem,
+    got: torch.Tensor,
+    truth: Truth,
+    index: int,
+    judged: Judged,
+    *,
+    alone: bool,
+) -> Find:
+    scaled = _scaled(truth, index, judged, space) if space.kernel.op.gate == "scaled" else None
+    worst = describe(space.kernel.op, case, problem, space.result, got, index, judged, target, scaled=scaled)
+    error = abs(judged.ulp if scaled is None else scaled)
+    return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)
+
+
+def _scaled(truth: Truth, index: int, judged: Judged, space: Space) -> float:
+    """The exact error in units of ulp(scale)."""
+    size, scale = truth.value.reshape(-1)[index].abs(), truth.scale.reshape(-1)[index]
+    scale = torch.maximum(scale, size) if bool(torch.isfinite(scale)) else size
+    exponent = int(ulp_exponent(scale.reshape(1), space.fmt)[0])
+    try:
+        return math.ldexp(judged.ulp, judged.exponent - exponent)
+    except OverflowError:
+        return math.copysign(math.inf, judged.ulp)

@@ -1,0 +1,128 @@
+"""One hunt from start to record: search, confirm, and say it as a `Result` with source "hunt"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verify.backends import Backend
+from verify.declaration import Kernel
+from verify.fingerprint import fingerprint
+from verify.hunt.finds import Find, confirm
+from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
+from verify.hunt.settings import Settings
+from verify.hunt.space import Space, space_of
+from verify.record import Basis, Result
+from verify.truth import certificate
+
+KEEP = 5  # finds that the record keeps
+
+
+@dataclass(frozen=True)
+class Hunted:
+    """A result for the record, and what does not fit into it."""
+
+    result: Result
+    finds: list[Find]
+    state: State
+    sentence: str
+    notes: list[str]
+    interrupted: bool
+
+
+def hunt(
+    kernel: Kernel,
+    target: str,
+    backend: Backend,
+    dtype: str,
+    result: str,
+    settings: Settings,
+    *,
+    population: int = 0,
+    watch: Callable[[Search, State], None] = lambda search, state: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Hunted:
+    """Search for the worst input of one result, and judge what was found exactly.
+
+    `population` is the number of lines of one call (0: what suits the backend).
+    """
+    settings.check()
+    space = space_of(kernel, dtype, result, backend.device, width=settings.width, largest=settings.largest)
+    found = search(
+        space,
+        settings,
+        device=backend.device,
+        population=population or population_of(space, backend.name),
+        watch=watch,
+        stop=stop,
+    )
+    finds = confirm(space, target, backend.device, found.elite)
+    notes = _notes(space, found, finds)
+    made = _result(space, settings, found, finds, backend)
+    return Hunted(made, finds, found.state, space.sentence, notes, found.stopped == INTERRUPTED)
+
+
+def _result(space: Space, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
+    kernel = space.kernel
+    gate, limit = kernel.op.gate, kernel.limit(space.dtype)
+    tally = found.tally
+    tally.nan = sum(find.nan for find in finds)
+    tally.maximum = tally.upper = max((abs(find.ulp) for find in finds), default=0.0)
+    tally.scaled_maximum = tally.scaled_upper = max((abs(find.scaled or 0.0) for find in finds), default=0.0)
+    worst = finds[0].error if finds else 0.0
+    # not (x <= limit): a NaN must fail
+    wrong = "" if worst <= limit else _reason(finds[0], limit, gate)
+    units = (
+        "exact"
+        if space.dtype == "float64"
+        else certificate.units_for(
+            kernel.op.name, kernel.op.resolve(kernel.params), space.result, certificate.device_kind(backend.device)
+        )[1]
+    )
+    return Result(
+        output=space.result,
+        dtype=space.dtype,
+        basis=Basis(kind="observed", n=found.state.evaluations, seed=settings.seed),
+        gate=gate,
+        limit=limit,
+        status="wrong" if wrong else "ok",
+        reason=wrong,
+        figures=tally.figures(),
+        regimes=[],
+        histogram=tally.histogram(),
+        worst=[find.worst for find in finds[:KEEP]],
+        escalated=len(finds),
+        certificate=units,
+        source="hunt",
+        properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence),
+    )
+
+
+def _reason(find: Find, limit: float, gate: str) -> str:
+    if find.nan:
+        return "NaN where the exact answer is a number"
+    if math.isinf(find.error):
+        return "an infinite or unbounded error"
+    return f"{find.error:.4g} {'scaled ULP' if gate == 'scaled' else 'ULP'}, the limit is {limit:g}"
+
+
+def _notes(space: Space, found: Searched, finds: list[Find]) -> list[str]:
+    about = f"{space.result} {space.dtype}"
+    notes = [f"{about}: the shares and quantiles of a hunt describe what it tried, which is biased towards the worst"]
+    if found.stopped:
+        notes.append(f"{about}: stopped after {found.state.evaluations:,} evaluations: {found.stopped}")
+    company = [find for find in finds if find.alone and len(find.worst.index) and _copies(space, find) > 1]
+    if company and finds and finds[0] is company[0]:
+        notes.append(f"{about}: the worst find shows among {_copies(space, finds[0])} copies of itself, not alone")
+    crowd = [find for find in finds if not find.alone]
+    if crowd:
+        notes.append(
+            f"{about}: {len(crowd)} of {len(finds)} finds (up to {max(find.error for find in crowd):.4g}) showed only "
+            "beside other inputs: results depend on their neighbours, or on the shape of the call"
+        )
+    return notes
+
+
+def _copies(space: Space, find: Find) -> int:
+    return find.case.dims[1] if space.kind == "elementwise" else find.case.dims[0]

@@ -1,0 +1,73 @@
+"""The worker's side of the corpus: entries as plain values, and a case tried once and pinned with what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from verify import commit, config, corpus
+from verify.backends import Backend
+from verify.cases import Case
+from verify.declaration import Kernel
+from verify.record import Number, Worst
+from verify.replay import replay
+
+
+def entries() -> list[dict[str, Any]]:
+    """Every entry of the project's corpus."""
+    return [plain(item) for item in corpus.load()]
+
+
+def unpin(identities: Sequence[str]) -> list[dict[str, Any]]:
+    """Remove entries; none when one of them is not there."""
+    known = {item.id for item in corpus.load()}
+    for identity in identities:
+        if identity not in known:
+            corpus.remove(identity)  # raises with the rule
+    return [plain(corpus.remove(identity)) for identity in dict.fromkeys(identities)]
+
+
+def plain(item: corpus.Entry) -> dict[str, Any]:
+    """An entry as JSON values, with its id."""
+    return {"id": item.id, **msgspec.to_builtins(item)}
+
+
+def pin(kernel: Kernel, request: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    """Try a case and pin it: an element with its error, or a law with what it says."""
+    case = Case.from_json(request["case"])
+    facts: dict[str, Any] = {"why": request["why"], "backend": backend.name, "commit": current_commit()}
+    if "law" in request:
+        from verify.laws import engine, registry
+
+        law = registry.get(request["law"])
+        found = engine.replay_law(law, kernel, case, backend, request["target"])
+        facts |= {"law": law.name, "showed": found.message or found.status}
+    else:
+        seen = replay(kernel, request["target"], backend, case, result=request["result"], index=request["index"])
+        facts |= {
+            "result": request["result"],
+            "index": request["index"],
+            "error": gated(seen.worst, seen.gate),
+            "gate": seen.gate,
+            "showed": shown(seen.worst),
+        }
+    item = corpus.entry(kernel.name, request["target"], kernel.op.name, case, **facts)
+    path, new = corpus.add(item)
+    return {"entry": plain(item), "path": str(path), "new": new}
+
+
+def gated(worst: Worst, gate: str) -> Number | None:
+    """The figure that is judged."""
+    return worst.scaled_ulp if gate == "scaled" else worst.ulp
+
+
+def shown(worst: Worst) -> str:
+    """What came out, beside what is right."""
+    return f"got {worst.got} ({worst.got_hex}), truth {worst.truth}"
+
+
+def current_commit() -> str:
+    """The project's commit, where it has one."""
+    return str(commit.current(config.find().root).get("commit", ""))

@@ -1,0 +1,43 @@
+"""How long a hunt searches, from which seed, and over which inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from verify.errors import UsageError
+
+SEEDS = 1 << 63  # seeds lie below
+WIDEST = 1 << 15  # a case spells out at most twice as many elements of one operand
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to search for how long. `strategy="random"` draws every candidate fresh: the control.
+
+    `width` is the length of searched rows and dot products (0: 128, 16 in float64), `largest` a magnitude that no
+    input exceeds.
+    """
+
+    seed: int = 0
+    evaluations: int | None = None
+    seconds: float | None = None
+    strategy: Literal["hunt", "random"] = "hunt"
+    width: int = 0
+    largest: float | None = None
+
+    def check(self) -> None:
+        """An impossible budget is an error with the rule."""
+        if (self.evaluations is None) == (self.seconds is None):
+            raise UsageError("a hunt has one budget: --budget SECONDS or --evaluations N")
+        if self.evaluations is not None and self.evaluations < 1:
+            raise UsageError(f"--evaluations is at least 1; received {self.evaluations}")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UsageError(f"--budget is a positive time; received {self.seconds:g} s")
+        if not 0 <= self.seed < SEEDS:
+            raise UsageError(f"--seed is a whole number from 0; received {self.seed}")
+        if not 0 <= self.width <= WIDEST:
+            raise UsageError(f"--width is 1 to {WIDEST:,}, because a case spells out its rows; received {self.width:,}")
+        if self.largest is not None and not 0 < self.largest < math.inf:
+            raise UsageError(f"--largest is a positive number; received {self.largest:g}")

@@ -1,0 +1,251 @@
+"""What a hunt searches: the candidates of one result of one kernel, and how many of them make one call.
+
+A candidate is the smallest thing that an output element depends on: one element of every operand, one row, or
+a row of x with a column of the weight. Its numbers are genes. Thousands of candidates fill the tensors of one
+call; one candidate alone, or a few copies of it, make a `Case` that anybody can replay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case
+from verify.cases.explicit import LIMIT, spell
+from verify.declaration import Kernel
+from verify.errors import UsageError
+from verify.formats import Format, named, of
+from verify.hunt.ordinals import to_tensor
+from verify.measure import run_kernel
+from verify.plan import is_unary
+
+Population = dict[str, Tensor]  # gene -> ordinals, one candidate per line
+
+WIDTH = 128  # of the rows and dot products that are searched
+WIDTH_FLOAT64 = 16  # judged element by element in exact arithmetic
+_LINE = 256  # an elementwise call is a matrix of this width: kernels have a fast path for neither extreme
+_COPIES = {"elementwise": (1, 32), "rowwise": (1, 8), "contraction": (1, 16)}
+
+
+@dataclass(frozen=True)
+class Gene:
+    """The numbers that one operand, or one arriving gradient ("d" + output), adds to a candidate."""
+
+    name: str
+    fmt: Format
+    size: int
+    role: str  # of the operand; "upstream" for an arriving gradient
+    limit: int  # the largest ordinal that is tried: the largest finite number, or what the user set
+    row: bool  # whether its numbers are summed over: a row, a column or a vector beside rows
+
+
+@dataclass(frozen=True)
+class Space:
+    """All candidates of one result. `shared` genes (weight and bias of a row-wise op) serve a whole call."""
+
+    kernel: Kernel
+    dtype: str
+    result: str
+    fmt: Format  # of the result
+    width: int
+    parts: int  # halves of the weight that an output is made of: 2 for gated contractions
+    genes: tuple[Gene, ...]
+    shared: tuple[Gene, ...]
+    largest: float | None = None  # magnitude that no input exceeds
+
+    @property
+    def kind(self) -> str:
+        return self.kernel.op.kind
+
+    @property
+    def gradient(self) -> bool:
+        return self.result not in self.kernel.op.all_outputs
+
+    @property
+    def sentence(self) -> str:
+        """What is searched, in one line; part of the property hash."""
+        what = {
+            "elementwise": "single elements",
+            "rowwise": f"rows of {self.width}",
+            "contraction": f"dot products of {self.width}",
+        }[self.kind]
+        given = ", ".join(gene.name for gene in (*self.genes, *self.shared))
+        range_ = "finite" if self.largest is None else f"at most {self.largest:g} in magnitude"
+        return f"hunt: {what}, {given} {range_}"
+
+    @property
+    def enumerable(self) -> bool:
+        """Whether candidates lie on one short line, stretches of which can be tried one by one."""
+        return [gene.size for gene in self.genes] == [1] and self.genes[0].fmt.bits <= 32
+
+    def evaluations(self, count: int) -> int:
+        """How many candidates a call on `count` lines judges: a contraction crosses all rows with all columns."""
+        return count * count if self.kind == "contraction" else count
+
+    def lines(self, evaluations: int) -> int:
+        """How many lines a call may have to judge at most so many candidates."""
+        return math.isqrt(evaluations) if self.kind == "contraction" else evaluations
+
+    def tensors(self, population: Population, shared: Population) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+        """Operands and arriving gradients of one call."""
+        inputs: dict[str, Tensor | None] = {operand.name: None for operand in self.kernel.op.operands}
+        upstream: dict[str, Tensor] = {}
+        for gene in (*self.genes, *self.shared):
+            ordinals = population[gene.name] if gene in self.genes else shared[gene.name][0]
+            tensor = self._laid(to_tensor(ordinals, gene.fmt), gene)
+            if gene.role == "upstream":
+                upstream[gene.name[1:]] = tensor
+            else:
+                inputs[gene.name] = tensor
+        return inputs, upstream
+
+    def _laid(self, tensor: Tensor, gene: Gene) -> Tensor:
+        if self.kind == "elementwise":
+            count, size = tensor.shape
+            line = math.gcd(count, _LINE)
+            return tensor.reshape(count // line, line, size).transpose(1, 2).reshape(count // line, size * line)
+        if self.kind == "contraction" and gene.role != "data":
+            count = tensor.shape[0]
+            halves = tensor.reshape(count, self.parts, -1).transpose(0, 1).reshape(self.parts * count, -1)
+            return halves.contiguous() if gene.role == "matrix" else halves.reshape(-1).contiguous()
+        return tensor.contiguous()
+
+    def per_candidate(self, flat: Tensor, count: int) -> Tensor:
+        """A flat tensor like the result as (candidates, elements of each)."""
+        if self.kind == "elementwise":
+            line = math.gcd(count, _LINE)
+            size = flat.numel() // count
+            return flat.reshape(count // line, size, line).transpose(1, 2).reshape(count, size)
+        if self.kind == "rowwise":
+            return flat.reshape(count, -1)
+        size = flat.numel() // (count * count)
+        return flat.reshape(count, size, count).transpose(1, 2).reshape(count * count, size)
+
+    def case(self, candidate: Population, shared: Population, copies: int) -> Case:
+        """One candidate, `copies` times, as a case that spells out its bits."""
+        repeated = {name: value.expand(copies, -1) for name, value in candidate.items()}
+        inputs, upstream = self.tensors(repeated, shared)
+        values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None}
+        values |= {"d" + name: spell(tensor) for name, tensor in upstream.items()}
+        dims = {
+            "elementwise": (1, copies),
+            "rowwise": (copies, self.width),
+            "contraction": (copies, self.width, copies),
+        }[self.kind]
+        return _case(self.kernel, self.dtype, dims, gradient=self.gradient, values=values)
+
+    def contexts(self) -> list[int]:
+        """Numbers of copies with which a candidate is tried again: alone, then filling a vector or a tile.
+
+        A library may take another path for one element than for many, so a find may need company to show.
+        """
+        largest = max(gene.size for gene in self.genes)
+        return [copies for copies in _COPIES[self.kind] if copies * largest <= LIMIT]
+
+
+def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, values: Mapping[str, str]) -> Case:
+    return Case(
+        dtype=dtype,
+        dims=dims,
+        fill="ones" if values else "normal",
+        params=dict(kernel.params),
+        upstream="ones" if gradient else "",
+        absent=kernel.absent,
+        values=dict(values),
+    )
+
+
+def results_of(kernel: Kernel, dtype: str, device: str, width: int) -> dict[str, Format]:
+    """What the kernel returns in a dtype and in which formats, by one plain call that checks its contract."""
+    dims = {"elementwise": (3, 16), "rowwise": (3, width), "contraction": (16, width, 16)}[kernel.op.kind]
+    case = _case(kernel, dtype, dims, gradient=bool(kernel.differentiable), values={})
+    measured = run_kernel(kernel, case, device)
+    return {name: of(tensor.dtype) for name, tensor in measured.results.items()}
+
+
+def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
+    """None when the result can be hunted, else the rule that forbids it."""
+    op = kernel.op
+    if named(dtype).bits <= 16 and is_unary(op):
+        return f"every {dtype} input of {op.name!r} can be tried: a hunt would prove less than `verify run` does"
+    known = [*kernel.outputs, *("d" + operand.name for operand in kernel.differentiable)]
+    if result not in known:
+        return f"kernel {kernel.name!r} has results {', '.join(known)}; received {result!r}"
+    if result in op.all_outputs or op.kind == "elementwise":
+        return None
+    if op.kind == "contraction":
+        return f"a hunt searches results of one row and one column; {result} of {op.name!r} sums over many"
+    data = ["d" + operand.name for operand in op.operands if operand.role == "data"]
+    return None if result in data else f"a hunt searches results of one row; {result} of {op.name!r} sums over rows"
+
+
+def space_of(
+    kernel: Kernel, dtype: str, result: str, device: str, *, width: int = 0, largest: float | None = None
+) -> Space:
+    """The space of one result; raises UsageError with the rule where there is none."""
+    reason = searchable(kernel, dtype, result)
+    if reason is not None:
+        raise UsageError(reason)
+    width = width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
+    found = results_of(kernel, dtype, device, width)
+    if result not in found:
+        raise UsageError(f"kernel {kernel.name!r} provides no {result}: autograd has no path to it")
+    genes, shared, parts = _genes(kernel, dtype, result, width, found, largest)
+    return Space(kernel, dtype, result, found[result], width, parts, genes, shared, largest)
+
+
+def _genes(
+    kernel: Kernel, dtype: str, result: str, width: int, found: Mapping[str, Format], largest: float | None
+) -> tuple[tuple[Gene, ...], tuple[Gene, ...], int]:
+    op, fmt = kernel.op, named(dtype)
+    params: dict[str, Any] = op.resolve(kernel.params)
+    dims = {"elementwise": (1, 1), "rowwise": (1, width), "contraction": (1, width, 1)}[op.kind]
+    shapes = op.shapes(dims, params)
+    genes, shared = [], []
+    for operand in op.operands:
+        if operand.name in kernel.absent:
+            continue
+        row = op.kind == "rowwise" or (op.kind == "contraction" and operand.role in ("data", "matrix"))
+        size = math.prod(shapes[operand.name])
+        gene = Gene(operand.name, fmt, size, operand.role, _limit(fmt, largest), row)
+        if op.kind == "rowwise" and operand.role != "data":
+            shared.append(gene)
+        else:
+            genes.append(gene)
+    parts = shapes["weight"][0] if op.kind == "contraction" else 1
+    if result not in op.all_outputs:
+        size = width if op.kind == "rowwise" else 1
+        genes += [
+            Gene("d" + output, found[output], size, "upstream", _limit(found[output], largest), op.kind == "rowwise")
+            for output in kernel.outputs
+        ]
+    return tuple(genes), tuple(shared), parts
+
+
+def _limit(fmt: Format, largest: float | None) -> int:
+    """The ordinal of the largest number to try: at most `largest`, at least the smallest positive."""
+    if largest is None or largest >= fmt.max_finite:
+        return fmt.max_bits
+    bits = fmt.round(Fraction(largest))
+    return max(1, bits - (fmt.value(bits) > Fraction(largest)))
+
+
+def one_of(population: Population, index: int) -> Population:
+    """A single candidate of a population."""
+    return {name: value[index : index + 1] for name, value in population.items()}
+
+
+def size_of(population: Population) -> int:
+    """How many candidates a population has."""
+    return int(next(iter(population.values())).shape[0])
+
+
+def joined(parts: list[Population]) -> Population:
+    """Several populations as one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

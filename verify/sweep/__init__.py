@@ -1,0 +1,38 @@
+"""Exhaustive sweeps: every input of a kernel, judged, so that its maximum error is proven and not hoped for.
+
+    space = space_of(kernel, "accuracy.py::my_gelu", "bfloat16")
+    partial = check(kernel, space, (0, space.chunks), backend)      # or chunk by chunk, anywhere, in any order
+    done = finish(kernel, space, partial)                           # a verify.record.KernelRun
+
+A `Space` is JSON and says what is enumerated; its chunks are numbered and do not depend on the machine or on how
+many work. A `Partial` is JSON and merges with others of the same space: associative, commutative, bit for bit the
+same however the chunks were shared out; covering a chunk twice is an error.
+
+Importing the package imports no torch: whoever only shares out chunks and merges partials needs none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "Partial": "partial",
+    "Space": "space",
+    "check": "checking",
+    "finish": "finishing",
+    "left_over": "space",
+    "route_of": "checking",
+    "shape_of": "scope",
+    "space_of": "scope",
+}
+
+__all__ = ["Partial", "Space", "check", "finish", "left_over", "route_of", "shape_of", "space_of"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,487 @@
+"""The fused route: inputs, reference, errors, histogram, worst units and curve of gate curves, on the device.
+
+One kernel makes the inputs of a slab, the subject runs on them as on any tensors, and one kernel judges what came
+out: it evaluates the table of `verify.sweep.table` in float64, and of every element the error interval, its bin, its
+share of the mean and whether it is rounded correctly. What float64 leaves open goes to a buffer and is judged
+exactly on the host. Of every *unit* of 4096 neighbouring inputs the largest error and the largest upper bound stay;
+the elements of the worst units are looked at again one by one, so that the list of worst elements is complete.
+
+A launch never crosses a regime or a bin of the error curve: both are plain numbers to the kernel. Everything it adds
+up is an integer, everything else a maximum, so that neither the order nor the split changes a bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from verify import ops
+from verify.backends import Backend
+from verify.declaration import Kernel
+from verify.errors import KernelError
+from verify.record import Number, number, value_of
+from verify.regimes import NONFINITE
+from verify.sweep.device import ROOM, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
+from verify.sweep.exactly import halves, judge_at
+from verify.sweep.layout import SIDE, UNIT, Piece, Plan
+from verify.sweep.partial import HARD_KEEP, Bin, Bucket, Leader, Part, sparse
+from verify.sweep.reference import FORMATS, Reference, check_reference, reference_for
+from verify.sweep.space import CHUNK, PAIR_BITS, Space
+from verify.sweep.subject import baseline_of, inputs_of_keys, raw, run
+from verify.sweep.table import CURVES
+from verify.sweep.worst import leaders_of, top_units
+from verify.tally import BINS, CAP, KEEP, bin_of, top
+from verify.truth.exact import Judged
+from verify.ulp import Policy, bits_of
+
+COPIES = 64  # of the histogram: neighbours have the same error, and would queue for one counter
+SAMPLE = 12  # random inputs per call and curve whose certificate is checked
+_BLOCK = 512
+_WARPS = 4
+
+
+def supports(kernel: Kernel, space: Space) -> bool:
+    """Whether this route can judge a kernel: a gate curve under the default policy, float32 or pairs of 16 bits."""
+    known = kernel.op.name in CURVES and ops.get(kernel.op.name) is kernel.op
+    wanted = {"unary": 32}.get(space.shape, PAIR_BITS)
+    return known and kernel.policy == Policy() and space.format.bits == wanted and space.dtype in FORMATS
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One column of a result: the curve or its slope, alone or times the other operand."""
+
+    slope: bool
+    times: bool
+    half: int = 0
+
+
+def _jobs(space: Space, kernel: Kernel, result: str) -> tuple[_Job, ...]:
+    if space.shape == "unary":
+        return (_Job(slope=result == "dx", times=False),)
+    alone, sloped = _Job(slope=False, times=False), _Job(slope=True, times=True, half=1)
+    if result == "y":
+        return (_Job(slope=False, times=True),)
+    if space.shape == "packed pairs":
+        return (alone, sloped)
+    return (_Job(slope=True, times=True),) if result == "d" + kernel.op.regime_of else (alone,)
+
+
+def check_chunks(
+    kernel: Kernel, space: Space, low: int, high: int, backend: Backend, progress: Callable[[int], None]
+) -> tuple[dict[str, Part], set[str]]:
+    """The chunks low..high by this route: parts by result, and notes."""
+    from verify.sweep.checking import BASELINE, check_chunk
+
+    prefixes = ["", BASELINE] if space.baseline else [""]
+    sweep = Sweep(kernel, space, low, high, backend, prefixes)
+    sweep.run(progress)
+    parts, crowded = sweep.parts()
+    if not crowded:
+        return parts, sweep.notes
+    # far more open elements than a sound reference leaves: the torch route has a limit for that
+    if high - low == 1:
+        return check_chunk(kernel, space, low, backend)
+    parts, notes = {}, set(sweep.notes)
+    for number_ in range(low, high):
+        found, said = check_chunks(kernel, space, number_, number_ + 1, backend, lambda done: None)
+        parts = {name: parts.get(name, Part()).merge(part) for name, part in found.items()}
+        notes |= said
+        progress(number_ + 1 - low)
+    return parts, notes
+
+
+@dataclass
+class _Column:
+    """The unit maxima of one job."""
+
+    job: _Job
+    reference: Reference
+    error: Tensor
+    upper: Tensor
+    place: Tensor
+    hard: Tensor
+    gates: tuple[Tensor, Tensor, Tensor] | None
+
+
+@dataclass
+class _Figures:
+    """What accumulates on the device for one result of one subject."""
+
+    result: str
+    histogram: Tensor
+    counters: Tensor
+    open_count: Tensor
+    open_place: Tensor
+    open_bits: Tensor
+    columns: list[_Column] = field(default_factory=list)
+
+
+class Sweep:
+    """One call: the subjects on every slab, their results judged into figures."""
+
+    def __init__(
+        self, kernel: Kernel, space: Space, low: int, high: int, backend: Backend, prefixes: list[str]
+    ) -> None:
+        self.kernel, self.space, self.low, self.high = kernel, space, low, high
+        self.device = torch.device(backend.device)
+        self.fmt = space.format
+        self.first, self.last = space.chunk(low)[0], space.chunk(high - 1)[1]
+        self.plan = Plan(kernel, space, self.first, self.last)
+        self.pieces = torch.tensor(self.plan.rows(), dtype=torch.int64, device=self.device)
+        self.subjects = {prefix: baseline_of(kernel) if prefix else kernel for prefix in prefixes}
+        self.figures: dict[str, _Figures] = {}
+        self.references: dict[bool, Reference] = {}
+        self.strange = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.notes: set[str] = set()
+        self.format_args = {
+            "SIGN": self.fmt.sign_bit,
+            "FORMAT": FORMATS[self.fmt.name],
+            "MANTISSA": self.fmt.mantissa_bits,
+            "EMIN": self.fmt.emin,
+            "EMAX": self.fmt.emax,
+        }
+
+    # -- inputs and subject ----------------------------------------------------------------------
+
+    def run(self, progress: Callable[[int], None], *, judge: bool = True) -> None:
+        """Every slab: make the inputs, run each subject, judge each result.
+
+        Without `judge` only the first two: what no sweep of this subject can be faster than.
+        """
+        number_ = 0
+        for first, last, pieces in self.plan.slabs:
+            for prefix, subject in self.subjects.items():
+                inputs = self._inputs(first, last)
+                results, missing = run(subject, self.space, inputs)
+                if not judge:
+                    continue
+                if not prefix:
+                    self.notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
+                self._walk_inputs(inputs, first, last, compare=True)
+                for name, got in results.items():
+                    self._judge(prefix + name, name, got, pieces, number_)
+            number_ += len(pieces)
+            progress(self.space.chunk_of(last - 1) + 1 - self.low)
+        if int(self.strange):
+            raise KernelError(
+                f"{self.kernel.name} must not change its inputs; {int(self.strange):,} elements differ after the call"
+            )
+
+    def _inputs(self, first: int, last: int) -> dict[str, Tensor | None]:
+        """Operands of a slab, made in one pass each."""
+        op, per = self.kernel.op, self.space.per_key
+        width = 2 * SIDE if self.space.shape == "packed pairs" else SIDE
+        shape = (last - first,) if per == 1 else ((last - first) // per, width)
+        dtype = getattr(torch, self.fmt.name)
+        inputs: dict[str, Tensor | None] = {
+            operand.name: torch.empty(shape, dtype=dtype, device=self.device) for operand in op.operands
+        }
+        self._walk_inputs(inputs, first, last, compare=False)
+        return inputs
+
+    def _walk_inputs(self, inputs: dict[str, Tensor | None], first: int, last: int, *, compare: bool) -> None:
+        """Write the patterns of a slab's operands, or count where they are no longer what was written."""
+        op, per = self.kernel.op, self.space.per_key
+        row, rows = first // per, (last - first) // per
+        for operand in op.operands:
+            tensor = inputs[operand.name]
+            assert tensor is not None
+            if self.space.shape == "unary":
+                parts = [(first, 1, rows, 0, False)]
+            elif self.space.shape == "packed pairs":
+                parts = [(0, rows, SIDE, 0, False), (row, rows, SIDE, SIDE, True)]
+            else:
+                gate = operand.name == op.regime_of
+                parts = [(row if gate else 0, rows, SIDE, 0, gate)]
+            for key, height, width, column, by_row in parts:
+                inputs_kernel[(-(-width // (8 * _BLOCK)), height)](
+                    raw(tensor), self.strange, key, tensor.shape[-1], column, width,
+                    SIGN=self.fmt.sign_bit, ROWS=by_row, COMPARE=compare, BLOCK=8 * _BLOCK, num_warps=_WARPS,
+                )  # fmt: skip
+
+    # -- judgement -------------------------------------------------------------------------------
+
+    def _figures_for(self, label: str, result: str) -> _Figures:
+        if label in self.figures:
+            return self.figures[label]
+        device, regimes, chunks = self.device, len(self.plan.names), self.high - self.low
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        found = _Figures(
+            result=result,
+            histogram=zeros(regimes, COPIES, 2 * BINS, dtype=torch.int32),
+            counters=zeros(regimes, 8, dtype=torch.int64),
+            open_count=zeros(chunks, dtype=torch.int32),
+            open_place=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
+            open_bits=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
+        )
+        slots = self.plan.count
+        for job in _jobs(self.space, self.kernel, result):
+            if job.slope not in self.references:
+                self.references[job.slope] = reference_for(self.kernel, self.fmt.name, job.slope, device)
+                self._sample(self.references[job.slope])
+            reference = self.references[job.slope]
+            gates = None
+            if self.space.shape != "unary":
+                keys = torch.arange(SIDE, dtype=torch.int64, device=device)
+                high, low, scale = reference.at(keys)
+                gates = (high, low, scale * reference.units)
+            hard = slots if self.space.hardest and label == result else 1
+            found.columns.append(
+                _Column(
+                    job=job,
+                    reference=reference,
+                    error=torch.empty(slots, dtype=torch.float64, device=device),
+                    upper=torch.empty(slots, dtype=torch.float64, device=device),
+                    place=torch.empty(slots, dtype=torch.int32, device=device),
+                    hard=torch.empty(hard, dtype=torch.float64, device=device),
+                    gates=gates,
+                )
+            )
+        self.figures[label] = found
+        return found
+
+    def _judge(self, label: str, result: str, got: Tensor, pieces: list[Piece], first_piece: int) -> None:
+        found = self._figures_for(label, result)
+        base = self.first // CHUNK
+        shared = (found.open_count, found.open_place, found.open_bits, base)
+        width = halves(self.space, result)
+        for column in found.columns:
+            got_bits = raw(got)
+            maxima = (found.histogram, found.counters, column.error, column.upper, column.place)
+            for offset, piece in enumerate(pieces):
+                row = self.pieces[first_piece + offset]
+                if column.gates is None:
+                    reference = column.reference
+                    unary_kernel[(piece.units,)](
+                        got_bits, row, reference.rows, reference.table.first, reference.table.last_row,
+                        reference.units, *maxima, column.hard, *shared, **self.format_args,
+                        SLOPE=reference.slope, HARD=column.hard.numel() > 1, SPREAD=COPIES, SIZE=UNIT,
+                        BLOCK=_BLOCK, num_warps=_WARPS,
+                    )  # fmt: skip
+                    continue
+                half = column.job.half * SIDE if width == 2 else 0
+                pairs_kernel[(piece.units,)](
+                    got_bits.reshape(-1)[half:], width * SIDE, row, half, width * SIDE, *column.gates, *maxima, *shared,
+                    **self.format_args, TIMES=column.job.times, SPREAD=COPIES, SIZE=UNIT, BLOCK=_BLOCK,
+                    num_warps=_WARPS,
+                )  # fmt: skip
+
+    def _sample(self, reference: Reference) -> None:
+        """Check the reference against exact values at random inputs of the range, and stop if its bound breaks."""
+        low, high = (point // self.space.per_key for point in (self.first, self.last - 1))
+        low, high = max(low, self.plan.finite[0]), min(high, self.plan.finite[1] - 1)
+        if low <= high:
+            check_reference(reference, self.space, low, high + 1, SAMPLE, self.low)
+
+    # -- figures ---------------------------------------------------------------------------------
+
+    def parts(self) -> tuple[dict[str, Part], bool]:
+        """The part of every result; and whether some chunk had more open elements than there is room for."""
+        if any(int(item.open_count.max()) > ROOM for item in self.figures.values()):
+            return {}, True
+        subjects = {label: prefix for prefix in self.subjects for label in self.figures if label.startswith(prefix)}
+        return {label: self._part(item, self.subjects[subjects[label]]) for label, item in self.figures.items()}, False
+
+    def _part(self, found: _Figures, subject: Kernel) -> Part:
+        part = Part(regimes=self._buckets(found), certificates=sorted({c.reference.sentence for c in found.columns}))
+        for column in found.columns:
+            leaders, hardest = self._worst(found.result, column, subject)
+            for regime, (first, rest) in leaders.items():
+                part = part.merge(Part(regimes={regime: _only_leaders(first, rest)}))
+            part = part.merge(Part(curve=self._curve(found.result, column), hardest=hardest))
+        return part.merge(self._settled(found))
+
+    def _buckets(self, found: _Figures) -> dict[str, Bucket]:
+        counts = found.histogram.sum(1, dtype=torch.int64).cpu().numpy()
+        counters = found.counters.cpu().tolist()
+        buckets = {}
+        for regime, name in enumerate(self.plan.names):
+            fixed, misrounded, nonfinite, nan, counted, below = counters[regime][:6]
+            if not counted:
+                continue
+            counts[regime][0] = counted - int(counts[regime].sum()) - below
+            counts[regime][BINS] = below
+            buckets[name] = Bucket(
+                n=counted,
+                misrounded=misrounded,
+                undecided=0,
+                nonfinite=nonfinite,
+                nan=nan,
+                capped_sum=fixed,
+                counts=sparse(counts[regime]),
+                leaders=[],
+                rest=-1.0,
+            )
+        return buckets
+
+    @cached_property
+    def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Of every unit: regime, bin, deciding key of its first element, other key, and where the other keys end."""
+        rows = self.pieces
+        flat = list(itertools.chain.from_iterable(pieces for _, _, pieces in self.plan.slabs))
+        sizes = torch.tensor([piece.units for piece in flat], dtype=torch.int64, device=self.device)
+        labels = torch.tensor([[piece.regime, piece.bin] for piece in flat], dtype=torch.int64, device=self.device)
+        piece = torch.repeat_interleave(torch.arange(len(flat), device=self.device), sizes, output_size=self.plan.count)
+        slot = torch.arange(self.plan.count, device=self.device)
+        if self.space.shape == "unary":
+            gate, other = (rows[piece, 2] + slot - rows[piece, 3]) * UNIT, torch.zeros_like(slot)
+        else:
+            within, per_row = slot - rows[piece, 5], rows[piece, 4]
+            gate, other = rows[piece, 0] + within // per_row, rows[piece, 2] + within % per_row * UNIT
+        return labels[piece, 0], labels[piece, 1], gate, other, rows[piece, 3]
+
+    def _places(self, result: str, half: int, gate: Tensor, other: Tensor) -> Tensor:
+        if self.space.shape == "unary":
+            return gate
+        width = halves(self.space, result)
+        return gate * (width * SIDE) + (half * SIDE if width == 2 else 0) + other
+
+    def _curve(self, result: str, column: _Column) -> list[Bin]:
+        _, bins, gate, other, _ = self._slots
+        size = len(self.plan.edges)
+        spare = torch.where(bins < 0, size, bins)
+        peak = torch.full((size + 1,), -1.0, dtype=torch.float64, device=self.device)
+        peak = peak.scatter_reduce(0, spare, column.error, "amax")
+        at = self._places(result, column.job.half, gate, other) + column.place
+        big = torch.iinfo(torch.int64).max
+        at = torch.where(column.error == peak[spare], at, big)
+        first = torch.full((size + 1,), big, dtype=torch.int64, device=self.device).scatter_reduce(0, spare, at, "amin")
+        counts: dict[int, int] = {}
+        for item in itertools.chain.from_iterable(pieces for _, _, pieces in self.plan.slabs):
+            if item.bin >= 0:
+                wide = 1 if self.space.shape == "unary" else item.columns[1] - item.columns[0]
+                counts[item.bin] = counts.get(item.bin, 0) + (item.stop - item.start) * wide
+        peaks, places = peak.tolist(), first.tolist()
+        return [Bin(bin_, counts[bin_], number(peaks[bin_]), places[bin_]) for bin_ in sorted(counts)]
+
+    def _worst(
+        self, result: str, column: _Column, subject: Kernel
+    ) -> tuple[dict[str, tuple[list[Leader], Number]], list[tuple[float, int]]]:
+        """The worst elements of every regime, and the hardest inputs, from the units that hold them."""
+        regimes, _, gate, other, ends = self._slots
+        base = self._places(result, column.job.half, gate, other)
+        ranked = torch.where(column.upper > 0, column.upper, -1.0)
+        chosen = [
+            top_units(torch.where(regimes == regime, ranked, -1.0), base, KEEP + 1)
+            for regime in range(len(self.plan.names))
+        ]
+        slots = torch.cat(chosen)
+        leaders: dict[str, tuple[list[Leader], Number]] = {}
+        if slots.numel():
+            places, bits, upper, _, inside = self._again(
+                result, column, subject, gate[slots], other[slots], ends[slots]
+            )
+            inside &= upper > 0
+            found = self._regime_of(places, result)
+            for regime, (name, mine) in enumerate(zip(self.plan.names, chosen, strict=True)):
+                if not mine.numel():
+                    continue
+                first, rest = leaders_of(torch.where(inside & (found == regime), upper, -1.0), places, bits)
+                recorded = float(column.upper[mine].max())
+                seen = max((value_of(item.upper) for item in first), default=-1.0)
+                if not seen >= recorded * (1 - 2.0**-40):
+                    self.notes.add(f"{subject.name} gave other bits of {result} when the same inputs came again")
+                    rest = number(max(recorded, value_of(rest)))
+                leaders[name] = (first, rest)
+        if column.hard.numel() == 1:
+            return leaders, []
+        slots = top_units(1.0 - column.hard, base, HARD_KEEP)
+        places, _, _, hard, inside = self._again(result, column, subject, gate[slots], other[slots], ends[slots])
+        nearest = top(torch.where(inside, 0.5 - hard, -1.0), HARD_KEEP)
+        return leaders, sorted((0.5 - near, int(places[index])) for near, index in nearest)
+
+    def _regime_of(self, places: Tensor, result: str) -> Tensor:
+        """Regime of each place."""
+        per = self.space.per_key * halves(self.space, result)
+        unary = self.space.shape == "unary"
+        cuts = torch.tensor(self.plan.cuts, device=places.device)
+        labels = torch.tensor([regime for regime, _ in self.plan.labels], device=places.device)
+        found = labels[torch.bucketize(places // per, cuts, right=True)]
+        if unary:
+            return found
+        other = places % SIDE
+        inside = (other >= self.plan.finite[0]) & (other < self.plan.finite[1])
+        return torch.where(inside, found, len(self.plan.names) - 1)
+
+    def _again(
+        self, result: str, column: _Column, subject: Kernel, gate: Tensor, other: Tensor, ends: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The elements of some units once more: places, bits, upper bounds, distances from midpoints, which count."""
+        offset = torch.arange(UNIT, dtype=torch.int64, device=self.device)
+        if self.space.shape == "unary":
+            # a unit that a bin of the curve cuts in two is there twice
+            gates = (torch.unique(gate)[:, None] + offset).reshape(-1)
+            inside = (gates >= self.first) & (gates < self.last)
+            gates = gates.clamp(self.first, self.last - 1)
+            others = torch.zeros_like(gates)
+            inputs = inputs_of_keys(self.space, self.kernel.op, gates, None)
+        else:
+            others = other[:, None] + offset
+            inside = (others < ends[:, None]).reshape(-1)
+            others = others.clamp(max=SIDE - 1)
+            gates = gate[:, None].expand_as(others)
+            inputs = inputs_of_keys(self.space, self.kernel.op, gates, others)
+        got = run(subject, self.space, inputs)[0][result]
+        if halves(self.space, result) == 2:
+            got = got.chunk(2, -1)[column.job.half]
+        bits = bits_of(got.contiguous().reshape(-1))
+        gates, others = gates.reshape(-1).contiguous(), others.reshape(-1).contiguous()
+        error, upper, hard = (torch.empty(bits.shape, dtype=torch.float64, device=self.device) for _ in range(3))
+        reference = column.reference
+        elements_kernel[(-(-bits.numel() // 1024),)](
+            bits, gates, others, error, upper, hard, bits.numel(), reference.rows, reference.table.first,
+            reference.table.last_row, reference.units, **self.format_args, SLOPE=reference.slope,
+            TIMES=column.job.times, BLOCK=1024, num_warps=8,
+        )  # fmt: skip
+        return self._places(result, column.job.half, gates, others), bits, upper, hard, inside
+
+    def _settled(self, found: _Figures) -> Part:
+        """The open elements, judged exactly."""
+        counts = found.open_count.cpu().tolist()
+        part = Part()
+        per = self.space.per_key * halves(self.space, found.result)
+        for chunk, count in enumerate(counts):
+            if not count:
+                continue
+            places = found.open_place[chunk, :count].tolist()
+            bits = found.open_bits[chunk, :count].tolist()
+            judged = judge_at(self.kernel, self.space, found.result, places, bits, both=False)
+            for place, pattern, verdict in zip(places, bits, judged, strict=True):
+                other = None if self.space.shape == "unary" else place % SIDE
+                regime = self.plan.regime_at(place // per, other)
+                bin_ = self.plan.label(place // per)[1] if self.plan.names[regime] != NONFINITE else -1
+                part = part.merge(_single(self.plan.names[regime], bin_, place, pattern, verdict))
+        return part
+
+
+def _only_leaders(leaders: list[Leader], rest: Number) -> Bucket:
+    return Bucket(0, 0, 0, 0, 0, 0, [], leaders, rest)
+
+
+def _single(regime: str, bin_: int, place: int, bits: int, judged: Judged) -> Part:
+    """The part that one exactly judged element makes."""
+    size = abs(judged.ulp)
+    index = int(bin_of(torch.tensor([size], dtype=torch.float64)))
+    bucket = Bucket(
+        n=1,
+        misrounded=int(judged.misrounded),
+        undecided=0,
+        nonfinite=0,
+        nan=0,
+        capped_sum=round(min(size, CAP) * 65536.0),
+        counts=[(index + (BINS if judged.ulp < 0 else 0), 1)],
+        leaders=[Leader(number(size), place, bits)] if size > 0 else [],
+        rest=-1.0,
+    )
+    # the launch that left it open has counted it in its bin of the curve
+    curve = [Bin(bin_, 0, number(size), place)] if bin_ >= 0 else []
+    return Part(regimes={regime: bucket}, curve=curve, escalated=1)

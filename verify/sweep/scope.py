@@ -1,0 +1,96 @@
+"""From a kernel and what the user asked for to the space of a sweep, or a message that says why there is none."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from verify.curve import edges_for
+from verify.declaration import Kernel
+from verify.errors import UsageError
+from verify.formats import Format, named
+from verify.ops.op import Op, Params
+from verify.sweep.space import PAIR_BITS, Space, finite_keys, key_of_bits, key_of_value
+
+
+def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
+    """How an op's inputs can be enumerated; None when they cannot."""
+    if op.kind != "elementwise" or op.gate != "plain":
+        return None
+    shapes = op.shapes((3,), op.resolve({}))
+    names = [operand.name for operand in op.operands]
+    if len(names) == 1:
+        shape = shapes[names[0]]
+        return "unary" if shape == (3,) else "packed pairs" if shape == (6,) else None
+    if len(names) == 2 and all(shapes[name] == (3,) for name in names):
+        return "pairs"
+    return None
+
+
+def space_of(
+    kernel: Kernel,
+    target: str,
+    dtype: str,
+    *,
+    results: tuple[str, ...] = (),
+    bounds: tuple[float, float] | tuple[int, int] | None = None,
+    regime: str = "",
+    baseline: bool = False,
+    hardest: int = 0,
+) -> Space:
+    """The space of one kernel in one dtype. `bounds` are values, both included, or keys (as ints, half-open)."""
+    shape, fmt = shape_of(kernel.op), named(dtype)
+    if shape is None:
+        raise UsageError(
+            f"a sweep enumerates the inputs of elementwise ops judged by the plain error; {kernel.op.name} is not one",
+            hint=f"verify run {target}",
+        )
+    if dtype not in kernel.dtypes:
+        raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; received {dtype}")
+    if fmt.bits > (32 if shape == "unary" else PAIR_BITS):
+        what = f"2^{fmt.bits}" if shape == "unary" else f"2^{2 * fmt.bits}"
+        raise UsageError(
+            f"{kernel.name} in {dtype} has {what} inputs, too many to enumerate", hint=f"verify run {target}"
+        )
+    known = tuple(name for name in kernel.outputs) + tuple("d" + operand.name for operand in kernel.differentiable)
+    for name in results:
+        if name not in known:
+            raise UsageError(f"kernel {kernel.name!r} has results {', '.join(known)}; received {name!r}")
+    if shape != "unary" and fmt.bits != PAIR_BITS:
+        raise UsageError(f"pairs are enumerated in 16-bit dtypes; received {dtype}")
+    if hardest and shape != "unary":
+        raise UsageError("the hardest inputs are listed for unary ops; a pair's product ties trivially")
+    start, stop = 0, 1 << fmt.bits
+    if regime:
+        start, stop = _regime_keys(kernel, fmt, regime)
+    elif bounds is not None and all(isinstance(bound, int) for bound in bounds):
+        start, stop = int(bounds[0]), int(bounds[1])
+    elif bounds is not None:
+        start, stop = key_of_value(fmt, bounds[0]), key_of_value(fmt, bounds[1], above=True)
+    if not 0 <= start < stop <= 1 << fmt.bits:
+        raise UsageError(f"{dtype} has no number in the range asked for")
+    return Space(
+        target=target,
+        dtype=fmt.name,
+        results=results or known,
+        shape=shape,
+        start=start,
+        stop=stop,
+        baseline=baseline and not kernel.peer,
+        hardest=hardest,
+        regime=regime,
+    )
+
+
+def _regime_keys(kernel: Kernel, fmt: Format, name: str) -> tuple[int, int]:
+    regimes = kernel.op.regimes(kernel.op.resolve(kernel.params))
+    for regime in regimes:
+        if regime.name == name:
+            return finite_keys(fmt, regime.low, regime.high)
+    known = ", ".join(repr(regime.name) for regime in regimes) or "none"
+    raise UsageError(f"op {kernel.op.name!r} has regimes {known}; received {name!r}")
+
+
+def curve_keys(op: Op, params: Params, fmt: Format) -> list[int]:
+    """The keys at which the bins of the error curve begin, and the key that ends the last one."""
+    edges = edges_for(op, params, fmt)
+    return [key_of_value(fmt, edge) for edge in edges[:-1]] + [key_of_bits(fmt, fmt.max_bits) + 1]

@@ -1,0 +1,170 @@
+"""What a sweep enumerates: every input of a kernel in one dtype, or a range of them, cut into numbered chunks.
+
+Inputs are numbered by *key*: the position of a pattern in the total order of its format, from the negative NaN
+over -0 and +0 to the positive NaN. Consecutive keys are consecutive numbers, so that a range of values, a regime
+and a bin of the error curve are each a range of keys. A *point* is one input: the key itself for a unary kernel,
+`gate key * 2^16 + other key` for the pairs of a gated one.
+
+The chunks are a property of the space alone (2^22 points each, aligned), never of the machine or of how many
+work on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+from verify.errors import UsageError
+from verify.formats import Format, named
+
+CHUNK = 1 << 22
+PAIR_BITS = 16  # of each operand: pairs of wider ones cannot be enumerated
+
+
+class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The inputs of one sweep of one kernel. JSON; everything that determines the figures but the kernel's code.
+
+    `start` and `stop` bound the keys of the operand that decides the regime (`x`, or the gate of a pair); of a
+    pair's other operand every pattern is taken.
+    """
+
+    target: str  # FILE::KERNEL or MODULE::KERNEL
+    dtype: str
+    results: tuple[str, ...]
+    shape: Literal["unary", "pairs", "packed pairs"]
+    start: int
+    stop: int
+    baseline: bool = False
+    hardest: int = 0  # how many of the hardest-to-round inputs to keep
+    regime: str = ""  # the name that chose start and stop, for the report
+
+    @property
+    def format(self) -> Format:
+        """The format of the operands."""
+        return named(self.dtype)
+
+    @property
+    def per_key(self) -> int:
+        """Points for each key of the deciding operand."""
+        return 1 if self.shape == "unary" else 1 << PAIR_BITS
+
+    @property
+    def first(self) -> int:
+        """The first point."""
+        return self.start * self.per_key
+
+    @property
+    def last(self) -> int:
+        """One past the last point."""
+        return self.stop * self.per_key
+
+    @property
+    def points(self) -> int:
+        """How many inputs there are."""
+        return self.last - self.first
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is every input of the dtype."""
+        return self.start == 0 and self.stop == 1 << self.format.bits
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are; they are numbered from 0."""
+        return -(-self.last // CHUNK) - self.first // CHUNK
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        """The points of a chunk, half-open."""
+        if not 0 <= number < self.chunks:
+            raise UsageError(f"the space has chunks 0 to {self.chunks - 1}; received {number}")
+        low = (self.first // CHUNK + number) * CHUNK
+        return max(low, self.first), min(low + CHUNK, self.last)
+
+    def chunk_of(self, point: int) -> int:
+        """The number of the chunk that holds a point."""
+        return point // CHUNK - self.first // CHUNK
+
+    def question(self) -> str:
+        """What was asked, for the property hash: the same inputs and results give the same text."""
+        return f"{self.shape} {self.dtype} keys {self.start}..{self.stop}"
+
+    def identity(self) -> str:
+        """12 hex digits of the whole space: partial results of different spaces never merge."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
+
+    def describe(self) -> str:
+        """`all 2^32 inputs`, `the regime slope root: 1,234 inputs`, `keys 3..9: 6 inputs`."""
+        if self.complete:
+            exponent = self.points.bit_length() - 1
+            return f"all 2^{exponent} " + ("inputs" if self.shape == "unary" else "pairs")
+        noun = "inputs" if self.shape == "unary" else "pairs"
+        fmt = self.format
+        low, high = (fmt.to_float(bits_of_key(fmt, key)) for key in (self.start, self.stop - 1))
+        place = f"the regime {self.regime}" if self.regime else f"[{low:g}, {high:g}]"
+        return f"{self.points:,} {noun} of {place}"
+
+
+def key_of_bits(fmt: Format, bits: int) -> int:
+    """Position of a pattern in the total order of a format."""
+    return (fmt.sign_bit - 1) - (bits ^ fmt.sign_bit) if bits & fmt.sign_bit else bits + fmt.sign_bit
+
+
+def bits_of_key(fmt: Format, key: int) -> int:
+    """The pattern at a position."""
+    return key - fmt.sign_bit if key >= fmt.sign_bit else (fmt.sign_bit - 1 - key) | fmt.sign_bit
+
+
+def key_of_value(fmt: Format, value: float, *, above: bool = False) -> int:
+    """The key of the smallest number of a format that is >= value (> value if `above`), -0 counting as 0."""
+    if math.isinf(value):
+        at = key_of_bits(fmt, fmt.inf_bits | (fmt.sign_bit if value < 0 else 0))
+        return at + 1 if above else at
+    if abs(value) > fmt.max_finite:
+        return key_of_value(fmt, math.copysign(math.inf, value), above=value < 0)
+    bits = fmt.round(Fraction(value))
+    got = fmt.value(bits) if fmt.is_finite(bits) else None
+    if got == 0 and value == 0:
+        return key_of_bits(fmt, 0) + 1 if above else key_of_bits(fmt, fmt.sign_bit)
+    if bits == fmt.sign_bit or bits == 0:  # a nonzero value that rounds to zero
+        return key_of_bits(fmt, 1) if value > 0 else key_of_bits(fmt, fmt.sign_bit)
+    key = key_of_bits(fmt, bits)
+    if got is None or got > value:  # the infinity of a value just below it, or rounded up
+        return key
+    return key + 1 if got < value or above else key
+
+
+def finite_keys(fmt: Format, low: float, high: float) -> tuple[int, int]:
+    """The keys of the finite numbers with low <= number < high."""
+    smallest, largest = key_of_bits(fmt, fmt.max_bits | fmt.sign_bit), key_of_bits(fmt, fmt.max_bits)
+    start = smallest if low == -math.inf else key_of_value(fmt, low)
+    stop = largest + 1 if high == math.inf else key_of_value(fmt, high)
+    return max(start, smallest), min(stop, largest + 1)
+
+
+def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted intervals with neighbours joined; UsageError where two overlap."""
+    result: list[tuple[int, int]] = []
+    for low, high in sorted(intervals):
+        if result and low < result[-1][1]:
+            raise UsageError(f"chunk {low} is counted twice: partial results overlap")
+        if result and low == result[-1][1]:
+            result[-1] = (result[-1][0], high)
+        else:
+            result.append((low, high))
+    return result
+
+
+def left_over(chunks: int, done: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The chunks that no interval covers."""
+    result, place = [], 0
+    for low, high in merged(done):
+        if place < low:
+            result.append((place, low))
+        place = high
+    if place < chunks:
+        result.append((place, chunks))
+    return result
