@@ -1,0 +1,186 @@
+"""A third-party project from nothing to a ratchet, and a change that the ratchet catches: every command for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gate_records import bound, kernel, result, run
+from verify import bounds, record
+
+LIBRARY = """
+import torch
+
+def fast_silu(x):
+    wide = x.double().clamp(min=-1000)
+    return (wide / (1 + torch.exp(-wide))).to(x.dtype)
+"""
+WORSE = LIBRARY.replace("x.double()", "x.float()").replace("wide / (1 +", "wide * 1.001 / (1 +")
+DECLARATION = """
+import verify
+from mylib import fast_silu
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=8)
+def my_silu(x):
+    return fast_silu(x)
+"""
+BACKEND = ("--backend", "interpreter")
+
+
+def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name != "CI"}
+    return subprocess.run(
+        arguments,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        # an editable install of the user's package puts its src folder on the path, as this does
+        env={**clean, "PYTHONPATH": str(cwd / "src"), **environment},
+    )
+
+
+def verify(*arguments: str, cwd: Path, code: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = command(sys.executable, "-m", "verify", *arguments, cwd=cwd, **environment)
+    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def git(*arguments: str, cwd: Path) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", *who, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a kernel in a library of its own, committed and measured once."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "src" / "mylib").mkdir(parents=True)
+    (folder / "src" / "mylib" / "__init__.py").write_text(LIBRARY)
+    (folder / "accuracy.py").write_text(DECLARATION)
+    (folder / "pyproject.toml").write_text('[tool.verify]\nkernels = ["accuracy.py"]\n')
+    git("init", "-q", cwd=folder)
+    git("add", "-A", cwd=folder)
+    git("commit", "-q", "-m", "start", cwd=folder)
+    verify("run", "--json", "run.json", *BACKEND, cwd=folder, code=0)
+    return folder
+
+
+def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> None:
+    # the gate has nothing to judge by, says so, and names the next command
+    done = verify("gate", "run.json", cwd=project, code=3)
+    assert "8 results without a bound" in done.stdout
+    assert done.stdout.endswith("next: verify bounds propose run.json\n")
+
+    # CI does not write, and a dry run writes nothing
+    done = verify("bounds", "propose", "run.json", cwd=project, code=2, CI="true")
+    assert "nothing is written on a CI machine" in done.stderr
+    verify("bounds", "propose", "run.json", "--dry-run", cwd=project, code=0, CI="true")
+    assert not (project / "reports").exists()
+
+    done = verify("bounds", "propose", "run.json", cwd=project, code=0)
+    assert "8 bounds: 8 new; written to reports/bounds/interpreter/my_silu.toml" in done.stdout
+    assert done.stdout.endswith("next: verify bounds review\n")
+    assert {item.value for item in bounds.load(project / "reports/bounds").bounds.values()} == {0.5, 0.5001}
+    done = verify("gate", "run.json", cwd=project, code=0)
+    assert done.stdout.startswith("✓ pass: all 8 bounds hold\n")
+    done = verify("bounds", "review", cwd=project, code=0)
+    assert "8 bounds changed since HEAD: 8 new" in done.stdout
+    git("add", "-A", cwd=project)
+    git("commit", "-q", "-m", "bounds", cwd=project)
+    assert "no bound changed since HEAD" in verify("bounds", "review", cwd=project, code=0).stdout
+
+    # a change for the worse, in the library only: base and head are measured, and they differ
+    (project / "src" / "mylib" / "__init__.py").write_text(WORSE)
+    options = ("--records", "both", "--json", "gate.json", "--markdown", "gate.md", *BACKEND)
+    done = verify("gate", "--base", "HEAD", *options, cwd=project, code=1)
+    assert "✗ worse: " in done.stdout
+    assert "✗ breached  my_silu y float16 positive" in done.stdout
+    base, head = (record.load(project / "both" / f"{name}.json") for name in ("base", "head"))
+    assert base.kernels[0].results == record.load(project / "run.json").kernels[0].results
+    assert head.kernels[0].results != base.kernels[0].results
+    told = json.loads((project / "gate.json").read_text())
+    assert (told["verdict"], told["comparison"]["exit_code"]) == ("fail", 1)
+    assert (project / "gate.md").read_text().startswith("### ✗ verify gate: **fail:** ")
+    assert git("worktree", "list", cwd=project).count("\n") == 1
+    assert verify("compare", "both/base.json", "both/head.json", cwd=project, code=1).stdout.count("✗ worse  ") >= 1
+
+    # one bound is accepted, with its reason; the others still stand
+    key = "my_silu/y/float16/positive"
+    done = verify("bounds", "accept", key, "both/head.json", "--reason", "a tenth of a percent", cwd=project, code=0)
+    assert "accepted; written to reports/bounds/interpreter/my_silu.toml" in done.stdout
+    [accepted] = [item for item in bounds.load(project / "reports/bounds").bounds.values() if item.accepted]
+    assert (str(accepted.key), accepted.accepted[0].reason) == (key, "a tenth of a percent")
+    judged = json.loads(verify("gate", "both/head.json", "--json", "-", cwd=project, code=1).stdout)
+    assert {row["key"]: row["status"] for row in judged["rows"]}[key] == "ok"
+    done = verify("bounds", "review", cwd=project, code=1)
+    assert "1 bound changed since HEAD: 1 looser\n" in done.stdout
+    assert "reason    a tenth of a percent" in done.stdout
+
+
+def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:
+    path = project / "leaky.py"
+    path.write_text(f"import sys\nsys.path.insert(0, {str(project / 'src')!r})\n{DECLARATION}")
+    git("add", "leaky.py", cwd=project)
+    git("commit", "-q", "-m", "leaky", cwd=project)
+    # without the path from outside, so that the file's own line decides
+    done = verify("gate", "--base", "HEAD", "leaky.py", *BACKEND, cwd=project, code=2, PYTHONPATH="")
+    assert "the base imports mylib from the working tree" in done.stderr
+    assert "so it would be compared with itself" in done.stderr
+    assert git("worktree", "list", cwd=project).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gate",), "no record to judge\n  next: verify run --json run.json, then verify gate run.json"),
+        (("gate", "nowhere.json"), "cannot read the record nowhere.json: No such file or directory"),
+        (("gate", "empty.json"), "empty.json is not a verify run record"),
+        (("gate", "run.json", "--bounds", "nowhere"), "--bounds names a folder; there is none at nowhere"),
+        (("gate", "run.json", "--kernel", "my_gelu"), "no record and no bound has a kernel 'my_gelu'"),
+        (("gate", "--base", "nowhere"), "git knows no commit 'nowhere'"),
+        (("gate", "--base", "--help"), "expected one argument"),
+        (("gate", "--base", "HEAD", "run.json"), "--base measures anew and takes targets"),
+        (("bounds", "review", "nowhere"), "git knows no commit 'nowhere'"),
+        (("bounds", "propose", "run.json", "--margin", "-1"), "a share is a number from 0 to 10"),
+        (("bounds", "accept", "my_silu/y", "run.json", "--reason", "x"), "the records measured no key 'my_silu/y'"),
+        (("compare", "run.json", "empty.json"), "empty.json is not a verify run record"),
+    ],
+)
+def test_bad_usage_is_exit_2_and_states_the_rule(project: Path, arguments: tuple[str, ...], message: str) -> None:
+    (project / "empty.json").write_text("")
+    assert message in verify(*arguments, cwd=project, code=2).stderr
+
+
+def test_outside_a_repository(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.py").write_text("")
+    done = verify("gate", "--base", "HEAD", "accuracy.py", cwd=tmp_path, code=2, GIT_CEILING_DIRECTORIES=str(tmp_path))
+    assert "git rev-parse failed in" in done.stderr
+
+
+def test_a_damaged_bound_stops_the_gate(tmp_path: Path) -> None:
+    record.save(run(kernel(result(0.9))), tmp_path / "run.json")
+    path = tmp_path / "reports" / "bounds" / "sm_90" / "gelu.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(bounds.render("sm_90", "gelu", [bound(1.0)]).replace("1.0", "nan", 1))
+    done = verify("gate", "run.json", cwd=tmp_path, code=2)
+    assert "bound y bfloat16 all: value is a finite number of at least 0.5; received nan" in done.stderr
+
+
+def test_a_review_shows_a_bound_that_was_removed(tmp_path: Path) -> None:
+    git("init", "-q", cwd=tmp_path)
+    folder = tmp_path / "reports" / "bounds"
+    bounds.save(bounds.Book(folder), [bound(1.0), bound(0.5, kernel="<script>", arch="interpreter")])
+    git("add", "-A", cwd=tmp_path)
+    git("commit", "-q", "-m", "bounds", cwd=tmp_path)
+    (folder / "sm_90" / "gelu.toml").unlink()
+    done = verify("bounds", "review", "--json", "review.json", cwd=tmp_path, code=1)
+    assert "✗ removed" in done.stdout
+    [change] = json.loads((tmp_path / "review.json").read_text())["changes"]
+    assert (change["key"], change["change"], change["new"]) == ("gelu/y/bfloat16/all", "removed", None)
