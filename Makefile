@@ -1,6 +1,7 @@
 # Everything here works as the only command on a fresh machine with Python >= 3.11.
 #   make verify   verify the shipped kernels, print the verdict, write one HTML report
 #   make test     lint, types, unit tests and property suites with the ci profile
+#   make help     all targets
 
 PYTHON ?= python3
 VENV   := .venv
@@ -9,7 +10,8 @@ STAMP  := $(VENV)/.installed
 OUT    := build/verify
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: verify test lint types unit certify clean
+.DEFAULT_GOAL := help
+.PHONY: help verify test lint types unit docs certify clean
 
 # Re-made when the pins change. The stamp is written last, so an interrupted install starts again.
 $(STAMP): pyproject.toml
@@ -18,6 +20,15 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+help:
+	@echo "make verify    measure the shipped kernels; verdict, record and HTML report in $(OUT)"
+	@echo "make test      lint, types, unit tests and property suites"
+	@echo "make lint | types | unit    one of the three"
+	@echo "make docs      write the generated pages and the sections of figures"
+	@echo "make certify   measure the fast references again, write the certificate"
+	@echo "make clean     remove what the targets left behind, except the environment"
+	@echo "With PYTHON=python3.12 another interpreter makes the environment in $(VENV)."
 
 # `verify run` exits 1 when a kernel is wrong, 3 when something could not be measured: both fail the target.
 verify: $(STAMP)
@@ -35,6 +46,12 @@ types: $(STAMP)
 # One thread per worker: the workers are the parallelism, and results must not depend on it.
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" --hypothesis-profile=ci
+
+# docs/findings.md and docs/speed.md are written from answers and records that a machine has to measure first.
+docs: $(STAMP)
+	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python -m verify.laws.reference docs/laws.md
+	$(BIN)/python docs/generate_figures.py
 
 # Measure the fast reference against the exact one and write its error bound into the package.
 certify: $(STAMP)

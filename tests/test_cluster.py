@@ -136,7 +136,8 @@ def test_what_must_be_equal_holds_the_files(cluster: Cluster, target: Path, tmp_
     assert digest(tmp_path / "nothing.py") == "missing"
 
 
-def test_nobody_at_the_address() -> None:
+def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify.cluster.CONNECT_SECONDS", 1.0)
     with pytest.raises(UsageError, match="no Dask scheduler answers at 'tcp://127.0.0.1:1'"):
         Cluster.connect("tcp://127.0.0.1:1", "interpreter")
 

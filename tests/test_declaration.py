@@ -308,3 +308,19 @@ def test_a_kernel_is_frozen() -> None:
     assert isinstance(item, Kernel)
     with pytest.raises(AttributeError):
         item.max_ulp = 9.0  # type: ignore[misc]
+
+
+# -- what has to be installed -------------------------------------------------------------------
+
+
+def test_a_kernel_knows_which_of_its_packages_are_missing() -> None:
+    assert kernel(op="gelu")(mine).lacking == ()
+    assert kernel(op="gelu", requires="torch")(mine).lacking == ()
+    both = kernel(op="gelu", requires=["torch", "nobody_installs_this"])(mine)
+    assert both.requires == ("torch", "nobody_installs_this")
+    assert both.lacking == ("nobody_installs_this",)
+
+
+def test_requires_takes_names_of_packages() -> None:
+    with pytest.raises(UsageError, match="requires names importable top-level packages; received 'liger-kernel'"):
+        kernel(op="gelu", requires="liger-kernel")(mine)

@@ -58,6 +58,7 @@ class Kernel:
     file: str
     summary: str = ""
     accepted: frozenset[str] = field(default_factory=frozenset)
+    requires: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -81,6 +82,11 @@ class Kernel:
     def limit(self, dtype: str) -> float:
         """The error beyond which a result in a dtype is wrong by this kernel's own word."""
         return self.max_ulp[dtype]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Modules that this kernel requires and that are not installed: it is skipped, and not imported."""
+        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
 
     @property
     def promise(self) -> str:
@@ -114,6 +120,7 @@ def kernel(
     peer: bool = False,
     policy: Policy | None = None,
     name: str | None = None,
+    requires: str | Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare the function below as a kernel.
 
@@ -128,6 +135,7 @@ def kernel(
     backends: where it can run; elsewhere it is skipped and the reason reported.
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
     policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
+    requires: packages that the function imports; where one is not installed the kernel is skipped and says so.
     """
 
     # the declaring module, not the function's: a library function may be declared as it is
@@ -163,6 +171,7 @@ def kernel(
             file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
+            requires=_requires(where, requires),
         )
 
     return declare
@@ -180,6 +189,16 @@ def _strings(where: str, what: str, value: Any) -> tuple[str, ...]:
     if len(set(items)) != len(items):
         raise UsageError(f"{where}: {what} must not repeat; received {', '.join(items)}")
     return items
+
+
+def _requires(where: str, requires: str | Iterable[str]) -> tuple[str, ...]:
+    if not requires:
+        return ()
+    names = _strings(where, "requires", requires)
+    for item in names:
+        if not item.isidentifier():
+            raise UsageError(f"{where}: requires names importable top-level packages; received {item!r}")
+    return names
 
 
 def _choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
@@ -294,7 +313,7 @@ class Target:
 
     @staticmethod
     def parse(text: str) -> Target:
-        """FILE, FILE::KERNEL, MODULE or MODULE::KERNEL."""
+        """FILE, FILE::KERNEL, MODULE or MODULE::KERNEL; KERNEL may end in @eager or @compile (`verify.standin`)."""
         source, separator, label = text.partition("::")
         if not source or (separator and not label):
             raise UsageError(f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}")
@@ -322,6 +341,11 @@ def load(target: Target) -> list[Kernel]:
     if target.kernel is None:
         return unique
     chosen = [item for item in unique if item.name == target.kernel]
+    label, separator, form = target.kernel.rpartition("@")
+    if separator and not chosen:
+        from verify.standin import stand_in  # it imports this module
+
+        chosen = [stand_in(item, form) for item in unique if item.name == label]
     if not chosen:
         raise UsageError(
             f"{target.source} has no kernel {target.kernel!r}; it declares: {', '.join(names)}",

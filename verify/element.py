@@ -37,7 +37,7 @@ def describe(
     return Worst(
         index=position,
         inputs=_neighbours(op, problem, result, position, tuple(got.shape)),
-        got=_decimal(fmt, pattern),
+        got=decimal(fmt, pattern),
         got_hex=fmt.hex(pattern),
         truth=digits(point),
         ulp=number(judged.ulp),
@@ -46,7 +46,8 @@ def describe(
     )
 
 
-def _decimal(fmt: Format, pattern: int) -> str:
+def decimal(fmt: Format, pattern: int) -> str:
+    """The shortest decimal that reads back as the same number of its format."""
     value = fmt.to_float(pattern)
     if fmt.name == "float64" or not math.isfinite(value):
         return repr(value)
@@ -67,7 +68,7 @@ def _neighbours(
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
         fmt = formats.of(tensor.dtype)
         pattern = pattern_at(tensor[where], 0)
-        found[label] = f"{_decimal(fmt, pattern)} ({fmt.hex(pattern)})"
+        found[label] = f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})"
 
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     if result.startswith("d"):

@@ -55,7 +55,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
 def _same_place(first: Run, other: Run) -> None:
     if first.backend != other.backend:
         raise UsageError(f"records of one backend merge; received {first.backend} and {other.backend}")
-    for name in sorted(set(first.environment) | set(other.environment)):
+    for name in sorted((set(first.environment) | set(other.environment)) - {"dirty"}):
         one, two = first.environment.get(name), other.environment.get(name)
         if one != two:
             raise UsageError(f"records of one environment merge; {name} is {one!r} and {two!r}")

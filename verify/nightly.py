@@ -11,26 +11,35 @@ did not reach is listed in the record and makes the run incomplete: less measure
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from verify.cluster import Cluster
 from verify.errors import UsageError
+from verify.isolate import Answers, Worker
 from verify.merge import merge
 from verify.record import KernelRun, Run, Stage, load, save, write_atomically
-from verify.session import OUT_OF_TIME, Session
+from verify.session import START_SECONDS, Session, answer, describe_target
 from verify.session import run as run_kernels
 
 Say = Callable[[str], None]
 
 SETTINGS = "night.json"
+HUNT_SECONDS = 20.0  # for one result, at most
+
+
+class NothingToDoError(Exception):
+    """A stage has nothing to do here, and that is no failure: the reason."""
 
 
 @dataclass
@@ -46,8 +55,7 @@ class Night:
     timeout: float = 1200.0
     jobs: int = 0
     backend: str | None = None
-    cluster: Any = None
-    stages: tuple[str, ...] = ()
+    cluster: Cluster | None = None
     say: Say = lambda text: None
     usage: list[str] = field(default_factory=list)
 
@@ -83,6 +91,9 @@ def run(night: Night, works: Sequence[Work], command: str) -> Run:
         night.say(work.name)
         try:
             record = work.do(night, until)
+        except NothingToDoError as nothing:
+            stages.append(Stage(name=work.name, status="skipped", message=str(nothing), seconds=_since(begun)))
+            continue
         except UsageError as error:
             stages.append(Stage(name=work.name, status="incomplete", message=error.message, seconds=_since(begun)))
             night.usage.append(f"{work.name}: {error.message}")
@@ -90,7 +101,8 @@ def run(night: Night, works: Sequence[Work], command: str) -> Run:
         records.append(record)
         stages.append(_stage(work.name, record, begun))
     if not records:
-        raise UsageError("no stage of the nightly run gave a record: " + "; ".join(night.usage))
+        reasons = [f"{stage.name}: {stage.message}" for stage in stages]
+        raise UsageError("no stage of the nightly run gave a record: " + "; ".join(reasons or ["none was chosen"]))
     merged = merge(records, command=command, profile=night.profile, stages=stages)
     lines = [f"{stage.name}: {stage.message}" for stage in stages if stage.status == "incomplete" and stage.message]
     return msgspec.structs.replace(merged, incomplete=list(dict.fromkeys([*merged.incomplete, *lines])))
@@ -100,7 +112,7 @@ def _stage(name: str, record: Run, begun: float) -> Stage:
     verdicts = {"pass": "ok", "fail": "wrong", "incomplete": "incomplete"}
     results = sum(len(kernel.results) for kernel in record.kernels)
     cases = sum(law.cases for kernel in record.kernels for law in kernel.laws)
-    said = [f"{len(record.kernels)} kernels"]
+    said = [f"{len(record.kernels):,} kernel{'s' * (len(record.kernels) != 1)}"]
     if results:
         said.append(f"{results:,} results")
     if cases:
@@ -129,8 +141,8 @@ def _claim(night: Night) -> None:
         "seed": night.seed,
         "profile": night.profile,
         "backend": night.backend or "",
-        "sources": {target.partition("::")[0]: _digest(target) for target in (*night.targets, *night.peers)},
-        "verify": _digest(str(Path(__file__).parent)),
+        "sources": _sources(night),
+        "verify": _digest(Path(__file__).parent),
     }
     path = night.folder / SETTINGS
     if not path.exists():
@@ -152,14 +164,22 @@ def _fresh(night: Night) -> str:
     return f"verify nightly --output {night.folder}.2  (or remove {night.folder})"
 
 
-def _digest(target: str) -> str:
-    """12 hex digits of a target's file, or of a folder's Python files; a module by name has none."""
-    path = Path(target.partition("::")[0])
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def _sources(night: Night) -> dict[str, str]:
+    """A digest for each target of every module of its project that it imports: a changed kernel is another kernel."""
+    found = {}
+    with _worker(night) as worker:
+        for target in (*night.targets, *night.peers):
+            reply = worker.ask({"do": "list", "target": target}, timeout=START_SECONDS)
+            # what cannot be imported is reported by the stages; that it could not is part of the settings
+            found[target] = str(reply.get("sources") or reply.get("usage") or reply)
+    return found
+
+
+def _digest(folder: Path) -> str:
+    """12 hex digits of the Python files below a folder."""
     total = hashlib.sha256()
-    for file in files:
-        if file.is_file():
-            total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    for file in sorted(folder.rglob("*.py")):
+        total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return total.hexdigest()[:12]
 
 
@@ -190,6 +210,104 @@ def accuracy(night: Night, until: float | None) -> Run:
 def laws(night: Night, until: float | None) -> Run:
     """Every law of every kernel with the night's profile and seed."""
     return _kernels(night, until, "laws", night.targets, laws=night.profile)
+
+
+def sweep(night: Night, until: float | None) -> Run:
+    """Every input of every kernel whose inputs can be enumerated, pairs too where there is a GPU."""
+    from verify.sweep import drive
+
+    spaces = _spaces(night)
+    if not spaces:
+        raise NothingToDoError("no kernel has few enough inputs to try all of them here")
+
+    def one(target: str, dtypes: tuple[str, ...]) -> Run:
+        settings = drive.Settings(
+            backend=night.backend,
+            dtypes=dtypes,
+            pairs=True,
+            baseline=True,
+            hardest=10,
+            timeout=night.timeout,
+            cluster=night.cluster,
+            journal=unit_path(night, "sweep", target).with_suffix(".journal"),
+            progress=lambda space, done, total: night.say(f"sweep {target} {space.dtype} {done / total:.0%}"),
+        )
+        return drive.sweep([target], settings, "verify nightly: sweep")
+
+    return _units(night, until, "sweep", {target: partial(one, target, dtypes) for target, dtypes in spaces.items()})
+
+
+def hunt(night: Night, until: float | None) -> Run:
+    """A search for the worst input of every result that is not swept."""
+    from verify.hunt.campaign import Campaign
+    from verify.hunt.campaign import run as run_hunts
+    from verify.hunt.settings import Settings
+
+    jobs = _hunts(night)
+    if not jobs:
+        raise NothingToDoError("every input of every kernel is swept")
+    count = sum(len(found) for found in jobs.values())
+    done = 0
+
+    def one(target: str, found: list[dict[str, str]]) -> Run:
+        nonlocal done
+        seconds = HUNT_SECONDS
+        if until is not None:
+            seconds = min(HUNT_SECONDS, max(1.0, (until - time.monotonic()) / (count - done)))
+        done += len(found)
+        records = []
+        for dtype in dict.fromkeys(job["dtype"] for job in found):
+            campaign = Campaign(
+                settings=Settings(seed=night.seed, seconds=round(seconds, 1)),
+                backend=night.backend,
+                dtypes=[dtype],
+                results=[job["result"] for job in found if job["dtype"] == dtype],
+                timeout=night.timeout,
+                cluster=night.cluster,
+                watch=lambda moment: night.say(f"hunt {moment.name} {moment.best:.3g}"),
+            )
+            records.append(run_hunts([target], campaign, "verify nightly: hunt"))
+        return merge(records, command="verify nightly: hunt", profile=night.profile)
+
+    return _units(night, until, "hunt", {target: partial(one, target, found) for target, found in jobs.items()})
+
+
+def bench(night: Night, until: float | None) -> Run:
+    """The speed of every kernel and peer beside PyTorch's, on a GPU; PyTorch's own accuracy with it."""
+    from verify.bench import Bench
+    from verify.bench import bench as time_them
+
+    if _about(night)["backend"] != "cuda":
+        raise NothingToDoError("speed is measured on a GPU only")
+
+    def make() -> Run:
+        say = partial(_said, night, "bench")
+        session = Session(backend=night.backend, seed=night.seed, timeout=night.timeout, progress=say)
+        timed = time_them(
+            Bench(wanted=(*night.targets, *night.peers), accuracy=False), session, "verify nightly: bench"
+        )
+        stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
+        again = Session(
+            backend=night.backend, seed=night.seed, timeout=night.timeout, jobs=night.jobs, deadline=until, progress=say
+        )
+        measured = run_kernels(stand_ins, again, "verify nightly: bench")
+        night.usage += [*session.usage, *again.usage]
+        return merge([timed, measured], command="verify nightly: bench", profile=night.profile)
+
+    return _as_peers(night, unit(night, "bench", "all", make))
+
+
+WORKS = (
+    Work("accuracy", 2.0, accuracy),
+    Work("sweep", 1.5, sweep),
+    Work("bench", 1.5, bench),
+    Work("hunt", 2.0, hunt),
+    Work("laws", 3.0, laws),
+)
+
+
+def _said(night: Night, stage: str, text: str) -> None:
+    night.say(f"{stage} {text}")
 
 
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], laws: str) -> Run:
@@ -223,13 +341,94 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         deadline=until,
         known=known,
         finished=finished,
-        progress=lambda text: night.say(f"{stage} {text}"),
+        progress=partial(_said, night, stage),
     )
     found = run_kernels(targets, session, f"verify nightly: {stage}")
     night.usage += session.usage
+    return _as_peers(night, found)
+
+
+def _units(night: Night, until: float | None, stage: str, makes: dict[str, Callable[[], Run]]) -> Run:
+    """Every unit that is finished or that the budget allows to begin; the others are named."""
+    records, late = [], []
+    for name, make in makes.items():
+        out_of_time = until is not None and time.monotonic() >= until
+        if out_of_time and not unit_path(night, stage, name).exists():
+            late.append(f"{stage} of {name}: not begun: the time budget was spent")
+            continue
+        records.append(unit(night, stage, name, make))
+    if not records:
+        raise UsageError(f"the time budget was spent before the first of {len(makes)}")
+    merged = merge(records, command=f"verify nightly: {stage}", profile=night.profile)
+    return msgspec.structs.replace(merged, incomplete=[*merged.incomplete, *late])
+
+
+def _as_peers(night: Night, record: Run) -> Run:
+    """What the peers' files declare is shown and never judged, however they declare it."""
+    files = {target.partition("::")[0] for target in night.peers}
+    kernels = [
+        msgspec.structs.replace(kernel, peer=True) if kernel.target.partition("::")[0] in files else kernel
+        for kernel in record.kernels
+    ]
+    return msgspec.structs.replace(record, kernels=kernels)
+
+
+# -- what there is to do --------------------------------------------------------------------------------
+
+
+def _about(night: Night) -> dict[str, Any]:
+    with _worker(night) as worker:
+        return answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
+
+
+@contextlib.contextmanager
+def _worker(night: Night) -> Iterator[Answers]:
+    worker = night.cluster.workers()[0] if night.cluster else Worker(night.backend)
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def _spaces(night: Night) -> dict[str, tuple[str, ...]]:
+    """The kernels that can be swept here, each with its dtypes."""
+    found: dict[str, tuple[str, ...]] = {}
+    with _worker(night) as worker:
+        about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
+        for target in _each(worker, night):
+            request: dict[str, Any] = {"do": "sweep spaces", "target": target, "dtypes": [], "results": []}
+            # 2^32 pairs through an interpreter would take a day
+            request |= {"pairs": about["backend"] == "cuda", "bounds": None, "regime": ""}
+            request |= {"baseline": False, "hardest": 0}
+            reply = worker.ask(request, timeout=START_SECONDS)
+            dtypes = tuple(space["dtype"] for space in reply.get("spaces", []))
+            if dtypes:
+                found[target] = dtypes
     return found
 
 
-def reached(record: Run) -> bool:
-    """Whether nothing in a record was cut off by the budget."""
-    return all(kernel.hint != OUT_OF_TIME for kernel in record.kernels)
+def _hunts(night: Night) -> dict[str, list[dict[str, str]]]:
+    """The hunts of every kernel, without the dtypes that are swept."""
+    swept = _spaces(night)
+    found: dict[str, list[dict[str, str]]] = {}
+    with _worker(night) as worker:
+        for target in _each(worker, night):
+            reply = worker.ask({"do": "hunts", "target": target, "dtypes": [], "results": []}, timeout=START_SECONDS)
+            jobs = [job for job in reply.get("jobs", []) if job["dtype"] not in swept.get(target, ())]
+            if jobs:
+                found[target] = jobs
+    return found
+
+
+def _each(worker: Answers, night: Night) -> list[str]:
+    """Every judged kernel of the targets that this backend can run."""
+    backend = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))["backend"]
+    kernels = []
+    for target in night.targets:
+        source = target.partition("::")[0]
+        kernels += [
+            f"{source}::{item['name']}"
+            for item in describe_target(worker, target)
+            if backend in item["backends"] and not item["lacking"] and not item["peer"]
+        ]
+    return kernels

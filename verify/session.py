@@ -7,7 +7,7 @@ line, and the rest goes on.
 from __future__ import annotations
 
 import datetime
-import hashlib
+import math
 import os
 import queue
 import time
@@ -20,9 +20,11 @@ import msgspec
 
 from verify.cluster import Cluster
 from verify.errors import TruthError, UsageError
+from verify.identity import identity
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
 from verify.record import SCHEMA, KernelRun, Run
 
+OUT_OF_TIME = "verify nightly --resume, or a larger --budget"
 START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
 
 
@@ -36,8 +38,12 @@ class Session:
     dtypes: tuple[str, ...] = ()
     profile: str = "default"
     laws: str = ""  # profile of the laws; none are tried without one
+    accuracy: bool = True  # whether to measure; without it only the laws are tried
     jobs: int = 0  # 0: one on a GPU, one per core on the interpreter
     cluster: Cluster | None = None  # a verify.cluster.Cluster whose workers do the work
+    deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
+    known: Callable[[str], KernelRun | None] = lambda target: None  # what an earlier, interrupted run has done
+    finished: Callable[[str, KernelRun], None] = lambda target, done: None
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
 
@@ -85,7 +91,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
             work += [(f"{source}::{item['name']}", item) for item in found]
         kernels = _measure_all(worker, work, about, session)
     for kernel in kernels:
-        if kernel.status in ("crashed", "timeout"):
+        if kernel.status in ("crashed", "timeout") or kernel.hint == OUT_OF_TIME:
             incomplete.append(f"{kernel.name}: {kernel.message}")
     bare = Run(
         schema=SCHEMA,
@@ -128,7 +134,13 @@ def _measure_all(
         nonlocal done
         worker = idle.get()
         try:
-            return _measure(worker, target, item, about, session, say)
+            before = session.known(target)
+            if before is not None:
+                return before
+            result = _measure(worker, target, item, about, session, say)
+            if result.hint != OUT_OF_TIME:
+                session.finished(target, result)
+            return result
         finally:
             done += 1
             idle.put(worker)
@@ -141,18 +153,6 @@ def _measure_all(
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
                 worker.stop()
-
-
-def identity(run: Run) -> str:
-    """12 hex digits of everything in a run but dates and timings."""
-    timeless = msgspec.structs.replace(
-        run,
-        id="",
-        created="",
-        seconds=0.0,
-        kernels=[msgspec.structs.replace(item, seconds=0.0, speed=[]) for item in run.kernels],
-    )
-    return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]
 
 
 def _measure(
@@ -187,14 +187,21 @@ def _measure(
     wanted = [name for name in session.dtypes if name in item["dtypes"]]
     if session.dtypes and not wanted:
         return failed("skipped", f"declares {', '.join(item['dtypes'])}; --dtype asks for others")
-    request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted, "laws": session.laws}
+    left = math.inf if session.deadline is None else session.deadline - time.monotonic()
+    if left <= 0:
+        return failed("skipped", "not begun: the time budget was spent", OUT_OF_TIME)
+    timeout = min(session.timeout, left)
+    request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted}
+    request |= {"laws": session.laws, "accuracy": session.accuracy}
     again = f"verify run {target}"
     if not worker.alive:
         # importing torch again after a crash is not the next kernel's time
         describe_target(worker, target)
     try:
-        reply = worker.ask(request, timeout=session.timeout, progress=progress)
+        reply = worker.ask(request, timeout=timeout, progress=progress)
     except WorkerTimeout:
+        if timeout < session.timeout:
+            return failed("skipped", "not finished: the time budget was spent", OUT_OF_TIME)
         return failed(
             "timeout",
             f"no result within {session.timeout:g} s; stopped",

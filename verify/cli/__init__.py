@@ -9,11 +9,49 @@ import argparse
 import os
 import sys
 
-from verify.cli import certify, doctor, list_, replay, report, run
+from verify.cli import (
+    bench,
+    bounds,
+    certify,
+    compare,
+    corpus,
+    doctor,
+    explain,
+    gate,
+    history,
+    hunt,
+    list_,
+    nightly,
+    replay,
+    report,
+    run,
+    sanitize,
+    selftest,
+    sweep,
+)
 from verify.errors import TruthError, UsageError
 
 # in workflow order
-COMMANDS = (doctor, list_, run, replay, report, certify)
+COMMANDS = (
+    doctor,
+    list_,
+    run,
+    sweep,
+    hunt,
+    bench,
+    replay,
+    corpus,
+    explain,
+    sanitize,
+    report,
+    gate,
+    bounds,
+    compare,
+    history,
+    nightly,
+    selftest,
+    certify,
+)
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INCOMPLETE = 0, 1, 2, 3
 

@@ -1,0 +1,433 @@
+"""Fills the marked sections of README.md and docs/*.md with tables from the record files.
+
+    python docs/generate_figures.py            write the sections
+    python docs/generate_figures.py --check    exit 1 if one of them differs
+
+A section stands between `<!-- figures: NAME -->` and `<!-- /figures -->`. Its figures come from the record of the
+nightly run under reports/published/sm_90/ and from the benchmarks under reports/benchmarks/sm_90/, those of
+the certificate from the package; where such a file
+does not exist, the section says that nothing is published. No figure is typed by hand in a section.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+from verify import record  # noqa: E402
+from verify.record import Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
+from verify.report import words  # noqa: E402
+from verify.truth import certificate  # noqa: E402
+
+RUN = ROOT / "reports" / "published" / "sm_90" / "run.json"
+BENCHMARKS = ROOT / "reports" / "benchmarks" / "sm_90"
+SECTION = re.compile(r"^(<!-- figures: ([\w ]+) -->\n)(.*?)^(<!-- /figures -->)$", re.DOTALL | re.MULTILINE)
+OPENING = re.compile(r"^<!-- figures:", re.MULTILINE)
+
+Table = tuple[Sequence[str], Iterable[Sequence[str]]]
+
+
+def pages() -> list[Path]:
+    """Every page that may hold a section."""
+    return [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
+
+
+def updated(text: str) -> str:
+    """The text with every section filled anew."""
+    found = SECTION.findall(text)
+    if len(found) != len(OPENING.findall(text)):
+        raise ValueError("a section `<!-- figures: NAME -->` has no `<!-- /figures -->`")
+    for _, name, _, _ in found:
+        if name not in SECTIONS:
+            raise ValueError(f"no figures are called {name!r}; there are: {', '.join(SECTIONS)}")
+    return SECTION.sub(lambda match: match[1] + SECTIONS[match[2]]() + match[4], text)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+# -- the published run ----------------------------------------------------------------------------------
+
+
+def _published() -> Run | None:
+    return record.load(RUN) if RUN.exists() else None
+
+
+def of_run(render: Callable[[Run], str]) -> Callable[[], str]:
+    """A section about the published run, which says so when there is none."""
+
+    def section() -> str:
+        run = _published()
+        if run is None:
+            return f"*No run is published yet: `{RUN.relative_to(ROOT)}` does not exist.*\n"
+        return render(run)
+
+    return section
+
+
+def _setting(run: Run) -> str:
+    about = {name: text for name, text in words.flat(run.environment) if text not in ("absent", "none")}
+    named = [f"{label} {about[name]}" for name, label in _ABOUT.items() if about.get(name)]
+    where = ", ".join([_device(about), *named])
+    return f"`{run.command}` on {where}, {run.created[:10]}, record {run.id} in `{_folder()}`."
+
+
+def _folder() -> str:
+    folder = RUN.parent
+    return str(folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder.name)
+
+
+_ABOUT = {"driver": "driver", "torch": "torch", "triton": "Triton"}
+
+
+def _device(about: dict[str, str]) -> str:
+    return about.get("gpu") or about.get("gpu name") or about.get("cpu") or "an unnamed device"
+
+
+def _judged(run: Run) -> list[KernelRun]:
+    return [kernel for kernel in run.kernels if not kernel.peer and kernel.results]
+
+
+def _maximum(result: Result, figures: Figures | None) -> float:
+    """The figure that the op gates: plain, or scaled."""
+    if figures is None:
+        return 0.0
+    value = figures.scaled_max if result.gate == "scaled" and figures.scaled_max is not None else figures.max_ulp
+    return value_of(value)
+
+
+def _order(value: float) -> float:
+    """For sorting: NaN is the worst there is."""
+    return float("inf") if value != value else value
+
+
+def kernels(run: Run) -> str:
+    """One line per judged kernel: its worst result in each dtype, and PyTorch's worst on the same inputs."""
+    dtypes = ("bfloat16", "float16", "float32")
+    head = ["kernel", *(f"{dtype}{extra}" for dtype in dtypes for extra in ("", ", PyTorch"))]
+    rows = []
+    for kernel in _judged(run):
+        cells = [f"`{kernel.name}`"]
+        for dtype in dtypes:
+            results = [result for result in kernel.results if result.dtype == dtype]
+            cells += [_worst(results), _baseline(results)]
+        rows.append(cells)
+    return _table(head, rows) + "\n" + _setting(run) + " " + _verdict(run) + "\n"
+
+
+def _worst(results: list[Result]) -> str:
+    if not results:
+        return ""
+    worst = max(results, key=lambda result: _order(_maximum(result, result.figures)))
+    unit = " s" if worst.gate == "scaled" else ""
+    return f"**{words.ulp(_maximum(worst, worst.figures))}**{unit} ({words.basis_short(worst.basis)})"
+
+
+def _baseline(results: list[Result]) -> str:
+    with_baseline = [result for result in results if result.baseline is not None]
+    if not with_baseline:
+        return ""
+    return words.ulp(max((_maximum(result, result.baseline) for result in with_baseline), key=_order))
+
+
+def _verdict(run: Run) -> str:
+    judged = [kernel for kernel in run.kernels if not kernel.peer]
+    broken = sum(law.status == "broken" for kernel in judged for law in kernel.laws)
+    cases = sum(law.cases for kernel in judged for law in kernel.laws)
+    wrong = sum(result.status == "wrong" for kernel in judged for result in kernel.results)
+    return (
+        f"Verdict: {run.verdict}; {words.plural(wrong, 'result')} beyond its own limit; "
+        f"{words.plural(cases, 'case')} of laws, {broken:,} broken."
+    )
+
+
+def accuracy(run: Run) -> str:
+    """Every result of every judged kernel: the largest error that any stage saw, with its basis."""
+    head = ["kernel", "result", "dtype", "max ULP", "basis", "misrounded", "limit", "PyTorch"]
+    rows = []
+    for kernel in _judged(run):
+        for result in _strongest(kernel.results):
+            unit = " s" if result.gate == "scaled" else ""
+            figures = result.figures
+            rows.append(
+                [
+                    f"`{kernel.name}`",
+                    result.output,
+                    result.dtype,
+                    _bold(words.ulp(_maximum(result, figures)), result.status != "ok") + unit,
+                    words.basis_short(result.basis),
+                    words.share(figures.misrounded, figures.n),
+                    words.decimal(result.limit),
+                    words.ulp(_maximum(result, result.baseline)) if result.baseline else "",
+                ]
+            )
+    return _table(head, rows) + "\n" + _setting(run) + "\n"
+
+
+def _strongest(results: list[Result]) -> list[Result]:
+    """One result per output and dtype: the largest error, or of equal ones the one that rests on most."""
+    chosen: dict[tuple[str, str], Result] = {}
+    for result in results:
+        key = (result.output, result.dtype)
+        if key not in chosen or _weight(result) > _weight(chosen[key]):
+            chosen[key] = result
+    return list(chosen.values())
+
+
+def _weight(result: Result) -> tuple[float, bool, int]:
+    basis: Basis = result.basis
+    return _order(_maximum(result, result.figures)), basis.kind == "exhaustive", basis.n
+
+
+def sweeps(run: Run) -> str:
+    """Every result that a sweep judged on all inputs."""
+    head = ["kernel", "result", "dtype", "max ULP", "basis", "misrounded", "PyTorch"]
+    rows = [
+        [
+            f"`{kernel.name}`",
+            result.output,
+            result.dtype,
+            words.ulp(_maximum(result, result.figures)),
+            words.basis_short(result.basis),
+            words.share(result.figures.misrounded, result.figures.n),
+            words.ulp(_maximum(result, result.baseline)) if result.baseline else "",
+        ]
+        for kernel in run.kernels
+        for result in kernel.results
+        if result.source == "sweep"
+    ]
+    if not rows:
+        return "*The published run holds no sweep.*\n"
+    return _table(head, rows) + "\n" + _setting(run) + "\n"
+
+
+def stages(run: Run) -> str:
+    """What each stage of the published night did, and how long it took."""
+    if not run.stages:
+        return "*The published run is not a nightly run.*\n"
+    rows = [[stage.name, stage.status, stage.message, words.seconds(stage.seconds)] for stage in run.stages]
+    total = words.seconds(sum(stage.seconds for stage in run.stages))
+    text = _table(["stage", "status", "what was done", "time"], rows)
+    return f"{text}\n{_setting(run)} {_verdict(run)} All stages together: {total}.\n"
+
+
+# -- benchmarks -----------------------------------------------------------------------------------------
+
+
+def of_benchmark(name: str, render: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+    """A section about one file of reports/benchmarks/sm_90/."""
+
+    def section() -> str:
+        path = BENCHMARKS / f"{name}.json"
+        if not path.exists():
+            return f"*Not measured yet: `{path.relative_to(ROOT)}` does not exist.*\n"
+        return render(json.loads(path.read_text(encoding="utf-8")))
+
+    return section
+
+
+def _bold(text: str, on: bool) -> str:
+    return f"**{text}**" if on else text
+
+
+def gelu_speed(data: dict[str, Any]) -> str:
+    """GELU and GEGLU: lowest and highest fraction of copy over the distributions of the data."""
+    target = {"float32": 0.95, "bfloat16": 0.95}
+    groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
+    for row in data["rows"]:
+        key = (row["function"], row["direction"], row["dtype"], row["form"])
+        groups.setdefault(key, []).append(row["of_copy"])
+    peers = ("eager", "torch.compile", "liger")
+    rows = []
+    for key in sorted(groups, key=lambda item: (item[0] != "gelu", item[1] != "forward", _DTYPES.index(item[2]))):
+        function, direction, dtype, form = key
+        shares = groups[key]
+        cells = [f"{function} {direction}", dtype, {"none": "erf"}.get(form, form)]
+        cells += [_range([share[name] for share in shares if name in share]) for name in (function, *peers)]
+        rows.append([*cells, _met(shares, function, peers, target.get(dtype))])
+    head = ["", "dtype", "form", "ours", "eager", "torch.compile", "liger", "target 0.95"]
+    note = f" {data['note']}." if data.get("note") else ""
+    return _table(head, rows) + f"\n{data['device']}.{note}\n"
+
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def _range(values: list[float]) -> str:
+    if not values:
+        return ""
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _met(shares: list[dict[str, float]], own: str, peers: Sequence[str], target: float | None) -> str:
+    """Whether the lowest figure meets the target, and by how much the fastest peer is ahead, if it is."""
+    ahead, name = max((share[peer] / share[own] - 1, peer) for share in shares for peer in peers if peer in share)
+    behind = f"up to {100 * ahead:.0f}% behind {name}" if ahead >= 0.01 else ""
+    if target is None:
+        return behind
+    lowest = min(share[own] for share in shares)
+    word = "yes" if lowest >= target else f"**no**, {lowest:.2f}"
+    return f"{word}; {behind}" if behind else word
+
+
+def layer_norm_speed(data: dict[str, Any]) -> str:
+    """Layer norm: fractions of copy by dtype, size and width."""
+    targets = {"forward": 0.95, "backward": 0.85}
+    rows = []
+    for row in sorted(data["rows"], key=lambda item: (item["direction"] != "forward", item["elements"])):
+        share, target = row["ratio"], targets[row["direction"]]
+        size = f"2^{row['elements'].bit_length() - 1}"
+        ours = _bold(f"{share['ours']:.3f}", not share["ours"] >= target)
+        peers = [f"{share[name]:.3f}" if name in share else "" for name in ("eager", "compile", "liger")]
+        rows.append([row["direction"], row["dtype"], size, f"{row['columns']:,}", ours, *peers, f"{target:g}"])
+    head = ["", "dtype", "elements", "N", "ours", "eager", "torch.compile", "liger", "target"]
+    return _table(head, rows) + f"\nBold: below the target. {data['device']}.\n"
+
+
+def linear_speed(data: dict[str, Any]) -> str:
+    """Fused linear layers: milliseconds, and the time of the forward pass over cuBLAS's bare product."""
+    rows = []
+    for row in data["rows"]:
+        times = row["ms"]
+        shown = [f"{times[name]:.3f}" if name in times else "" for name in ("ours", "eager", "compile", "cublas")]
+        over = f"{times['ours'] / times['cublas']:.3f}" if "cublas" in times else ""
+        shape = ", ".join(f"{size:,}" for size in row["m_k_n"])
+        rows.append([row["name"], shape, *shown, over, f"{times['ours'] / times['compile']:.3f}"])
+    head = ["", "M, K, N", "ours, ms", "eager", "torch.compile", "cuBLAS product", "ours / product", "ours / compile"]
+    return _table(head, rows) + f"\n{data['device']}.\n"
+
+
+def sweep_times(data: dict[str, Any]) -> str:
+    """Sweeps of 2^32 inputs: the whole, and the floor of making inputs and running the subject."""
+    rows = [
+        [
+            f"`{case['target'].rpartition('::')[2]}`",
+            case["dtype"],
+            ", ".join(case["results"]),
+            f"{case['inputs']:,}",
+            f"{case['total_s']:.3f} s",
+            f"{case['floor_s']:.3f} s",
+        ]
+        for case in data["cases"]
+    ]
+    about = data["environment"]
+    setting = f"{about['gpu']}, torch {about['torch']}, Triton {about['triton']}; medians of {data['repeats']}"
+    return _table(["kernel", "dtype", "result", "inputs", "time", "floor"], rows) + f"\n{setting}.\n"
+
+
+def hunts(data: dict[str, Any]) -> str:
+    """Hunts beside random sampling with as many evaluations and with as much time: medians over the seeds."""
+    rows = []
+    for row in sorted(data["comparisons"], key=lambda item: item["kernel"].removeprefix("torch_")):
+        unit = "scaled ULP" if row["gate"] == "scaled" else "ULP"
+        largest = row["largest_input"]
+        subject = f"`{row['kernel']}`" + (f", inputs up to {largest:,g}" if largest else "")
+        found = [_digits(row[name]) for name in ("median_hunt", "median_random", "median_random_same_time")]
+        ahead = f"{row['hunt_above_random_same_time']} of {row['seeds']}"
+        rows.append([subject, f"2^{row['evaluations'].bit_length() - 1}", f"{found[0]} {unit}", *found[1:], ahead])
+    about = data["environment"]
+    text = _table(["subject", "evaluations", "hunt", "random, as many", "random, as long", "hunt ahead"], rows)
+    share = statistics.median(row["median_evaluations_to_match"] / row["evaluations"] for row in data["comparisons"])
+    return (
+        f"{text}\n{about['gpu']}, torch {about['torch']}; float32, medians. The hunts had passed what random sampling "
+        f"found with all of its evaluations after {100 * share:.0f}% of their own (median).\n"
+    )
+
+
+def _digits(value: float) -> str:
+    """Errors as the table of hunts shows them."""
+    if value >= 1e6:
+        return f"{value:.2g}"
+    # ten digits where the figure touches a half: 0.5 and just above are two verdicts
+    return f"{value:.10g}" if abs(value - 0.5) < 1e-6 else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+# -- the certificate ------------------------------------------------------------------------------------
+
+_CERTIFIED = (
+    ("gelu", {"approximate": "none"}, "GELU, erf form", ("y", "dx")),
+    ("gelu", {"approximate": "tanh"}, "GELU, tanh form", ("y", "dx")),
+    ("silu", {}, "SiLU", ("y", "dx")),
+    ("layer_norm", {}, "layer norm", ("y", "dx", "dweight")),
+    ("linear", {"activation": "gelu"}, "linear + GELU", ("y", "dx")),
+)
+
+
+def certified() -> str:
+    """What `verify certify` measured for the shipped references, in units of 2^-53 of the scale."""
+    rows = []
+    for op, params, name, results in _CERTIFIED:
+        cells = [f"{name}: {', '.join(results)}"]
+        for device in ("cpu", "sm_90"):
+            cells.append(", ".join(_up(_units(op, params, result, device)) for result in results))
+        bounds = [f"{certificate.units_for(op, params, result, 'cpu')[0]:.0f}" for result in results]
+        cells.append(", ".join(dict.fromkeys(bounds)) + (" + terms" if op == "linear" else ""))
+        rows.append(cells)
+    return _table(["op", "measured, CPU", "measured, sm_90", "bound in use (CPU)"], rows)
+
+
+def _units(op: str, params: dict[str, str], result: str, device: str) -> float:
+    wanted = certificate.key(op, params, result, device)
+    entries = certificate.load(certificate.shipped_path()).entries
+    [units] = [e.units for e in entries if certificate.key(e.op, e.params, e.result, e.device) == wanted]
+    return units
+
+
+def speed_page() -> str:
+    """The line of the index about docs/speed.md, which exists once a record of `verify bench` is published."""
+    if not (HERE / "speed.md").exists():
+        return ""
+    return "- [speed.md](speed.md): what `verify bench` measured (generated)\n"
+
+
+def _up(value: float) -> str:
+    return f"{math.ceil(10 * value) / 10:.1f}"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "kernels": of_run(kernels),
+    "accuracy": of_run(accuracy),
+    "sweeps": of_run(sweeps),
+    "stages": of_run(stages),
+    "gelu speed": of_benchmark("gelu", gelu_speed),
+    "layer norm speed": of_benchmark("layer_norm", layer_norm_speed),
+    "linear speed": of_benchmark("linear", linear_speed),
+    "sweep times": of_benchmark("sweep", sweep_times),
+    "hunts": of_benchmark("hunt", hunts),
+    "certificate": certified,
+    "speed page": speed_page,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Fill the sections, or say whether they are current."""
+    stale = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        filled = updated(text)
+        if filled == text:
+            continue
+        stale.append(page.relative_to(ROOT))
+        if arguments != ["--check"]:
+            page.write_text(filled, encoding="utf-8")
+    if arguments == ["--check"] and stale:
+        print(f"not current: {', '.join(map(str, stale))}; run: python docs/generate_figures.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,283 @@
+"""Writes docs/findings.md from docs/findings.toml (what is asked and said) and docs/findings.json (what came out).
+
+    python docs/generate_findings.py                       write docs/findings.md
+    python docs/generate_findings.py --check               exit 1 if it differs
+    python docs/generate_findings.py --measure PATH        ask every kernel on this machine, write the answers
+    python docs/generate_findings.py --merge PATH          take such answers into findings.json, and write the page
+
+Answers of a GPU and of the interpreter stand side by side; a kernel whose package is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+TEXT, ANSWERS, PAGE = HERE / "findings.toml", HERE / "findings.json", HERE / "findings.md"
+HEAD = """# Findings
+
+What `verify` says about kernels that nobody here wrote. Written by `python docs/generate_findings.py`: every figure
+comes from `docs/findings.json`, which that script measures, and every command can be run.
+
+How to read it. An error is in ULP of the output format at the exact value; 255 in bfloat16, or 1.7e+07 in float32,
+means that no digit is right. "s" marks an error in ULP of the magnitude of the summed terms, where an op cancels by
+nature. "interpreter" is a CPU: PyTorch's own CPU kernels, and Triton kernels through the faithful interpreter. Most
+of these inputs are rare, and some do not occur in a healthy network: each entry says so, and what is by design. That
+a kernel is listed says that it was looked at closely, not that it is worse than another: on nearly all ordinary
+inputs PyTorch's and liger-kernel's kernels are right to within a few roundings.
+"""
+
+
+def findings() -> list[dict[str, Any]]:
+    """The questions and the words."""
+    return tomllib.loads(TEXT.read_text(encoding="utf-8"))["finding"]
+
+
+# -- measuring ------------------------------------------------------------------------------------------
+
+
+def measure(backend: Any) -> dict[str, Any]:
+    """Every question put to its kernel, on this backend."""
+    answers = {}
+    for finding in findings():
+        answer = ask(finding, backend)
+        if answer is not None:
+            answers[finding["id"]] = answer
+    return {"environment": environment(backend), "answers": answers}
+
+
+def environment(backend: Any) -> dict[str, str]:
+    """What the answers depend on."""
+    import torch
+
+    where = (
+        torch.cuda.get_device_name() if backend.name == "cuda" else f"CPU, {torch.backends.cpu.get_cpu_capability()}"
+    )
+    versions = {name: _version(name) for name in ("triton", "liger-kernel")}
+    return {
+        "backend": backend.name,
+        "where": where,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: version for name, version in versions.items() if version},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def ask(finding: dict[str, Any], backend: Any) -> dict[str, Any] | None:
+    """The answer to one question; None where the kernel's package is not installed."""
+    from verify.cases import Case
+    from verify.declaration import Target, load
+    from verify.errors import KernelError
+    from verify.laws import engine, registry
+    from verify.measure import run_kernel
+
+    kernel = load(Target.parse(finding["target"]))[0]
+    if kernel.lacking:
+        return None
+    case = Case.from_json(json.dumps(finding["case"]))
+    if finding.get("contract"):
+        try:
+            run_kernel(kernel, case, backend.device)
+        except KernelError as error:
+            return {"broken": True, "message": str(error)}
+        return {"broken": False, "message": ""}
+    if "law" in finding:
+        found = engine.replay_law(registry.get(finding["law"]), kernel, case, backend, finding["target"])
+        return {"broken": found.status == "broken", "message": found.message, "facts": found.facts}
+    return _judged(kernel, case, finding, backend)
+
+
+def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> dict[str, Any]:
+    """The worst element of one result of one case. `special`: among infinite and NaN inputs, else among all others."""
+    import msgspec
+
+    from verify import formats
+    from verify.cases import problem_of
+    from verify.element import describe
+    from verify.judge import judge_result
+    from verify.measure import run_kernel
+    from verify.regimes import NONFINITE, segments_of
+    from verify.tally import Tally, worst_of
+    from verify.truth.fast import evaluate
+
+    result, op = finding["result"], kernel.op
+    measured = run_kernel(kernel, case, backend.device)
+    got = measured.results[result]
+    fmt = formats.of(got.dtype)
+    problem = problem_of(op, case, measured.inputs, measured.upstream, (result,))
+    truth = evaluate(op, problem, {result: fmt})[result]
+    segments, regimes = segments_of(op, case, problem, result, tuple(got.shape))
+    outcome = judge_result(
+        op, problem, result, got, truth, fmt, policy=kernel.policy, segments=segments, n_segments=len(regimes)
+    )
+    wanted = [
+        part
+        for regime, part in zip(regimes, outcome.tallies, strict=True)
+        if (regime.name == NONFINITE) == finding.get("special", False)
+    ]
+    total = Tally()
+    for part in wanted:
+        total = total.merge(part)
+    error, index = worst_of([entry for part in wanted for entry in part.worst], 1)[0]
+    scaled = error if op.gate == "scaled" else None
+    worst = describe(op, case, problem, result, got, index, outcome.exact[index], finding["target"], scaled=scaled)
+    return {
+        "gate": op.gate,
+        "figures": msgspec.structs.asdict(total.figures()),
+        "worst": msgspec.structs.asdict(worst),
+        "index": index,
+    }
+
+
+def holds(finding: dict[str, Any], answer: dict[str, Any]) -> bool:
+    """Whether an answer still shows what the finding says: a broken law or contract, or more than one ULP."""
+    if "figures" not in answer:
+        return bool(answer["broken"])
+    name = "scaled_max" if answer["gate"] == "scaled" else "max_ulp"
+    # not (x <= bound): a NaN is a finding
+    return not float(answer["figures"][name]) <= 1.0
+
+
+# -- the page -------------------------------------------------------------------------------------------
+
+
+def page() -> str:
+    """The whole document."""
+    places = json.loads(ANSWERS.read_text(encoding="utf-8"))
+    parts = [HEAD, "| answers from | versions |", "|---|---|"]
+    parts += [_place_row(place["environment"]) for _, place in sorted(places.items())]
+    about = ""
+    for finding in findings():
+        if finding["about"] != about:
+            about = finding["about"]
+            parts += ["", f"## {about}"]
+        parts += _section(finding, places)
+    return "\n".join(parts) + "\n"
+
+
+def _place_row(environment: dict[str, str]) -> str:
+    versions = ", ".join(
+        f"{name} {environment[name]}" for name in ("torch", "triton", "liger-kernel") if name in environment
+    )
+    return f"| {environment['backend']}: {environment['where']} | {versions} |"
+
+
+def _section(finding: dict[str, Any], places: dict[str, Any]) -> list[str]:
+    answers = {name: place["answers"].get(finding["id"]) for name, place in sorted(places.items())}
+    lines = ["", f"### {finding['title']}", "", f"`{finding['target']}`, {_subject(finding)}. {finding['what']}", ""]
+    if "result" in finding:
+        lines += [
+            "| on | largest error | NaN, ∞ | misrounded | worst input | got | exact |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [_judged_row(name, answer) for name, answer in answers.items() if answer]
+    else:
+        lines += ["| on | |", "|---|---|"]
+        lines += [f"| {name} | {_said(answer)} |" for name, answer in answers.items() if answer]
+    lines += ["", "```sh", command(finding, answers), "```", "", f"**Cause.** {finding['cause']}", ""]
+    lines.append(f"**By design?** {finding['design']}")
+    if finding["threads"]:
+        lines += ["", "Threads: " + ", ".join(f"[{_short(url)}]({url})" for url in finding["threads"])]
+    return lines
+
+
+def _subject(finding: dict[str, Any]) -> str:
+    dtype = finding["case"]["dtype"]
+    if "law" in finding:
+        return f"law of {finding['law']}, {dtype}"
+    return f"{finding['result']} in {dtype}" if "result" in finding else dtype
+
+
+def _judged_row(name: str, answer: dict[str, Any]) -> str:
+    from verify.report import words
+
+    figures, worst = answer["figures"], answer["worst"]
+    scaled = answer["gate"] == "scaled"
+    error = words.ulp(figures["scaled_max" if scaled else "max_ulp"]) + (" s" if scaled else "")
+    inputs = ", ".join(f"{key} = {value}" for key, value in worst["inputs"].items())
+    cells = [
+        name,
+        f"{error} of {figures['n']:,}",
+        f"{figures['nonfinite']:,}",
+        words.share(figures["misrounded"], figures["n"]),
+        inputs,
+        f"{worst['got']} ({worst['got_hex']})",
+        _exact(worst["truth"]),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _exact(truth: str) -> str:
+    """The exact value, unless its exponent is longer than a table cell."""
+    exponent = truth.partition("e")[2]
+    if len(exponent) <= 6:
+        return truth
+    return "0, below every format" if exponent.startswith("-") else "beyond every format"
+
+
+def _said(answer: dict[str, Any]) -> str:
+    if not answer["broken"]:
+        return "does not happen here"
+    facts = "; ".join(f"{key}: {value}" for key, value in answer.get("facts", {}).items())
+    return answer["message"] + (f" ({facts})" if facts else "")
+
+
+def command(finding: dict[str, Any], answers: dict[str, Any]) -> str:
+    """The command that shows it again."""
+    if finding.get("contract"):
+        return f"verify run {finding['target']}"
+    if "law" in finding:
+        case = json.dumps(finding["case"], separators=(",", ":"))
+        return f"verify replay {finding['target']} {shlex.quote(case)} --law {shlex.quote(finding['law'])}"
+    chosen = answers.get("interpreter") or next(answer for answer in answers.values() if answer)
+    return str(chosen["worst"]["replay"])
+
+
+def _short(url: str) -> str:
+    owner, name, _, number = url.removeprefix("https://github.com/").split("/")
+    return f"{name} #{number}" if owner != name else f"{owner} #{number}"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="docs/findings.md: measure, merge, write, check.")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--measure", metavar="PATH")
+    parser.add_argument("--merge", metavar="PATH")
+    parser.add_argument("--backend", choices=("cuda", "interpreter"))
+    options = parser.parse_args(arguments)
+    if options.measure:
+        from verify import backends
+
+        backend = backends.select(options.backend)
+        backends.activate(backend)
+        Path(options.measure).write_text(json.dumps(measure(backend), indent=1) + "\n", encoding="utf-8")
+        return 0
+    if options.merge:
+        places = json.loads(ANSWERS.read_text(encoding="utf-8")) if ANSWERS.exists() else {}
+        new = json.loads(Path(options.merge).read_text(encoding="utf-8"))
+        places[new["environment"]["backend"]] = new
+        ANSWERS.write_text(json.dumps(places, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    if options.check:
+        return 0 if PAGE.read_text(encoding="utf-8") == page() else 1
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""Commands in the process of the tests: what they print and return, without the start of a worker for each."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verify import worker
+
+
+@dataclass
+class Said:
+    """What a command gave."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Here:
+    """A worker in this process: the same requests and answers, without the start of a process for each."""
+
+    def __init__(self, backend: str | None = None) -> None:
+        pass
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        with tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
+            line = json.dumps(request).encode() + b"\n"
+            patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
+            worker.main([str(os.dup(answers.fileno()))])
+            answers.seek(0)
+            return json.loads(answers.read())

@@ -1,0 +1,149 @@
+"""`verify bench` end to end on the CPU: what is compared, what is said instead of a time, exit codes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verify import record
+from verify.identity import identity
+
+KERNELS = """
+import torch, verify
+
+F = torch.nn.functional
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def right(x):
+    wide = x.double().clamp(min=-1000)
+    return (wide / (1 + torch.exp(-wide))).half()
+
+@verify.kernel(op="gelu", dtypes=["bfloat16"], gradients=False, peer=True)
+def other_op(x):
+    return F.gelu(x)
+"""
+PEERS = """
+import torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False, peer=True)
+def formula(x):
+    return x / (1 + torch.exp(-x))
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False, requires="nobody_installs_this", peer=True)
+def absent(x):
+    import nobody_installs_this
+    return nobody_installs_this.silu(x)
+"""
+WRONG = """
+import torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def wrong(x):
+    return x / (1 + torch.exp(-x))
+"""
+CONFIG = '[tool.verify]\nkernels = ["kernels.py"]\npeers = ["peers.py"]\n'
+
+
+def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "verify", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "peers.py").write_text(PEERS)
+    (folder / "pyproject.toml").write_text(CONFIG)
+    (folder / "inner").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(project: Path) -> tuple[subprocess.CompletedProcess[str], record.Run]:
+    arguments = ("bench", "silu", "--backend", "interpreter", "--jobs", "1", "--json", "b.json", "--html", "b.html")
+    done = verify(*arguments, cwd=project)
+    return done, record.load(project / "b.json")
+
+
+def test_an_op_means_everything_declared_that_computes_it(ran, project: Path) -> None:  # type: ignore[no-untyped-def]
+    done, run = ran
+    assert [(kernel.name, kernel.status) for kernel in run.kernels] == [
+        ("right", "ok"),
+        ("formula", "wrong"),
+        ("absent", "skipped"),
+        ("right@eager", "wrong"),
+        ("right@compile", "skipped"),
+    ]
+    assert "skipped, needs nobody_installs_this, which is not installed: absent (peer)" in done.stdout
+    assert run.command == "verify bench silu --backend interpreter"
+    assert "<html" in (project / "b.html").read_text()
+
+
+def test_the_interpreter_is_never_a_clock(ran) -> None:  # type: ignore[no-untyped-def]
+    done, run = ran
+    assert not any(kernel.speed for kernel in run.kernels)
+    assert run.incomplete == ["speed: not timed, this is the interpreter; speed is measured on a GPU"]
+    assert done.returncode == 3
+    assert "forward" not in done.stdout
+    assert run.id == identity(run)
+
+
+def test_accuracy_can_be_left_out(project: Path) -> None:
+    done = verify("bench", "silu", "--no-accuracy", "--backend", "interpreter", "--json", "-", cwd=project)
+    run = record.decode(done.stdout.encode())
+    assert {kernel.message for kernel in run.kernels} == {
+        "accuracy was not asked for",
+        "needs nobody_installs_this, which is not installed",
+    }
+    assert not any(kernel.results or kernel.speed for kernel in run.kernels)
+    assert run.command == "verify bench silu --no-accuracy --backend interpreter"
+
+
+def test_the_stand_ins_figures_can_be_replayed(ran, project: Path) -> None:  # type: ignore[no-untyped-def]
+    _, run = ran
+    eager = next(kernel for kernel in run.kernels if kernel.name == "right@eager")
+    baseline = next(kernel for kernel in run.kernels if kernel.name == "right").results[0].baseline
+    assert baseline is not None and eager.results[0].figures.max_ulp == baseline.max_ulp
+    replay = eager.results[0].worst[0].replay
+    assert replay.startswith("verify replay kernels.py::right@eager ")
+    done = verify(*shlex.split(replay)[1:], "--backend", "interpreter", cwd=project)
+    assert f"got       {eager.results[0].worst[0].got} " in done.stdout
+
+
+def test_a_wrong_kernel_fails_the_comparison_and_configured_paths_work_from_below(project: Path) -> None:
+    (project / "wrong.py").write_text(WRONG)
+    done = verify("bench", "../wrong.py", "--backend", "interpreter", "--jobs", "1", cwd=project / "inner")
+    assert done.returncode == 1
+    assert "fail: 1 of 1 kernel is wrong" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("relu",), "'relu' is neither an op nor a target FILE|MODULE[::KERNEL]; the ops are: geglu, "),
+        (("softmax",), "nothing declared computes softmax"),
+        (("silu", "--shape", "0,4"), "a shape is positive sizes such as 8192,4096; received '0,4'"),
+        (("silu", "--rounds", "0"), "rounds are a number from 1 to 10000; received '0'"),
+        (("nothing.py",), "no such file: nothing.py"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(arguments: tuple[str, ...], message: str, project: Path) -> None:
+    done = verify("bench", *arguments, cwd=project)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_every_command_of_the_page_is_one_that_verify_takes() -> None:
+    from verify.cli import parser
+
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    commands = [line for line in page.splitlines() if line.startswith("verify bench")]
+    assert len(commands) == 3
+    for command in commands:
+        options = parser().parse_args(shlex.split(command, comments=True)[1:])
+        assert options.wanted

@@ -1,0 +1,44 @@
+"""docs/failures.md and docs/explain.md show what their commands print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.here import Here
+from verify import isolate
+from verify.cli import main
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+BLOCKS = [
+    (name, block)
+    for name in ("failures.md", "explain.md")
+    for block in re.findall(r"```console\n\$ (.*?)```", (DOCS / name).read_text(), flags=re.DOTALL)
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show the CPU's figures")
+@pytest.mark.parametrize(("name", "block"), BLOCKS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(BLOCKS)])
+def test_a_command_prints_what_the_page_shows(
+    name: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), flags=re.DOTALL)
+    (tmp_path / "accuracy.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(isolate, "Worker", Here)
+    command, _, shown = block.partition("\n")
+    main(shlex.split(command)[1:])
+    printed = capsys.readouterr().out
+    if "one_pass" in command or "other_form" in command:  # sums of many elements depend on the CPU's vectors
+        printed, shown = words(printed), words(shown)
+    assert printed == shown
+
+
+def words(text: str) -> list[list[str]]:
+    """A text without its numbers, and without the other formulas, whose order depends on them."""
+    shown = re.sub(r" \(as \d+ more\)", "", text.partition("other formulas here")[0])
+    return [re.sub(r"0x[0-9a-f]+|[+-]?\d[\d.,]*(e[+-]?\d+)?", "#", line).split() for line in shown.splitlines()]

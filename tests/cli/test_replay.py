@@ -1,0 +1,159 @@
+"""`verify replay` and `verify explain` end to end: an element of a record, made smaller, as a script, explained."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.here import Here, Said
+from verify import backends, isolate, record
+from verify.cli import main
+
+BACKEND = backends.select().name
+
+CASE = '{"dtype":"bfloat16","dims":[65536],"fill":"patterns","upstream":"ones"}'
+KERNELS = """
+import torch, verify
+
+@verify.kernel(op="gelu", dtypes=["bfloat16"])
+def textbook(x):
+    return x * 0.5 * (1.0 + torch.erf(x * 0.7071067811865476))
+
+@verify.kernel(op="silu", dtypes=["float32"], gradients=False)
+def ignores_strides(x):
+    flat = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset())
+    return torch.nn.functional.silu(flat.reshape(x.shape))
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "accuracy.py").write_text(KERNELS)
+    command = [sys.executable, "-m", "verify", "run", "accuracy.py::textbook", "--json", "run.json"]
+    subprocess.run([*command, "--backend", BACKEND], cwd=folder, capture_output=True, timeout=300)
+    return folder
+
+
+@pytest.fixture
+def verify(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(isolate, "Worker", Here)
+
+    def call(*arguments: str) -> Said:
+        code = main(list(arguments))
+        return Said(code, *capsys.readouterr())
+
+    return call
+
+
+def test_the_message_holds_everything(verify: Callable[..., Said], project: Path) -> None:
+    case = '{"dtype":"bfloat16","dims":[2],"fill":"normal","values":{"x":"3f80c08b"}}'
+    done = verify("replay", "accuracy.py::textbook", case, "--index", "1")
+    assert done.returncode == 1, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[0] == f"textbook (gelu) y bfloat16 on {BACKEND}"
+    shown = dict(line.split(maxsplit=1) for line in lines[1:])
+    assert shown["at"] == "[1]" and shown["x"] == "-4.34 (0xc08b)"
+    assert shown["got"] == "-0 (0x8000)" and shown["truth"].startswith("-3.0421650658398137")
+    assert shown["error"] == "+255.195 ULP" and shown["limit"] == "4 ULP (plain)"
+    assert shown["case"] == case
+    again = shlex.split(shown["replay"])
+    assert again[:4] == ["verify", "replay", "accuracy.py::textbook", case]
+    assert lines[-1] == "wrong: beyond its limit"
+
+
+def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[..., Said], project: Path) -> None:
+    worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    done = verify("replay", "--run", "run.json", "--json")
+    found = json.loads(done.stdout)
+    assert found["recorded"] == {"got_hex": found["worst"]["got_hex"], "backend": BACKEND}
+    shown = verify("replay", *shlex.split(worst.replay)[2:], "--run", "run.json").stdout
+    assert f"recorded  {worst.got_hex} on {BACKEND}: the same bits" in shown
+
+
+def test_other_bits_than_recorded_are_called_so(verify: Callable[..., Said], project: Path) -> None:
+    text = (project / "run.json").read_text()
+    changed = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    (project / "edited.json").write_text(text.replace(f'"{changed.got_hex}"', '"0x1234"'))
+    shown = verify("replay", *shlex.split(changed.replay)[2:], "--run", "edited.json").stdout
+    assert f"recorded  0x1234 on {BACKEND}: OTHER bits now" in shown
+
+
+def test_a_smaller_case_and_its_script(verify: Callable[..., Said], project: Path) -> None:
+    words = ("replay", "accuracy.py::textbook", CASE, "--index", "49291")
+    done = verify(*words, "--shrink", "--snippet", "script.py")
+    assert done.returncode == 1, done.stderr
+    assert '"values":{"x":"c080"}' in done.stdout and "+132.839 ULP" in done.stdout
+    assert f"original  verify replay accuracy.py::textbook '{CASE}' --result y --index 49291" in done.stdout
+    script = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=project)
+    assert "error     +132.839 ULP" in script.stdout and "the same bits" in script.stdout
+    alone = verify(*words, "--snippet")  # too long to spell out as it is: made smaller by itself
+    assert alone.stdout == (project / "script.py").read_text()
+
+
+def test_a_law_is_made_smaller(verify: Callable[..., Said], project: Path) -> None:
+    case = '{"dtype":"float32","dims":[9,21],"fill":"active","layouts":{"x":"transposed"}}'
+    words = ("replay", "accuracy.py::ignores_strides", case, "--law", "layout independence")
+    plain, small = verify(*words), verify(*words, "--shrink")
+    assert plain.returncode == small.returncode == 1
+    assert "case         " + case in plain.stdout and "replay       verify replay" in plain.stdout
+    assert '"dims":[2,2]' in small.stdout and "original     verify replay" in small.stdout
+
+
+def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: Path) -> None:
+    worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    words = shlex.split(worst.replay)[2:]
+    done = verify("explain", *words)
+    assert done.returncode == 0, done.stderr
+    assert "same bits in all 65,536 elements compared: ½ x (1 + erf(x/√2)), every step in bfloat16" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("1 + erf(x/√2) cancels every bit")
+    recorded = verify("explain", "accuracy.py::textbook", "--run", "run.json", "--result", "y", "--json")
+    assert json.loads(recorded.stdout)["replay"]["worst"]["got_hex"] == worst.got_hex
+    law = verify("explain", words[0], words[1], "--law", "accuracy")
+    assert "cause: " in law.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("replay",), "an element is named by TARGET and CASE, or by the record of a run"),
+        (("replay", "accuracy.py::textbook"), "an element is named by TARGET and CASE"),
+        (("replay", "--run", "run.json", "--index", "3"), "--index belongs to a case"),
+        (("replay", "nobody", "--run", "run.json"), "has no element of nobody with an error"),
+        (
+            ("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--run", "run.json"),
+            "run.json does not show this element; it shows the worst of each result",
+        ),
+        (
+            ("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--shrink"),
+            "only a result beyond its limit can be made smaller",
+        ),
+        (
+            ("replay", "accuracy.py::textbook", "{}", "--law", "batch invariance", "--snippet"),
+            "a script shows one element and its exact value; the law of batch invariance is not about one",
+        ),
+        (("replay", "--law", "accuracy"), "--law tries a law on a case: give TARGET and CASE"),
+        (
+            ("explain", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--result", "dz"),
+            "kernel 'textbook' has no result 'dz' here; it has: y",
+        ),
+    ],
+)
+def test_bad_usage_states_the_rule(verify: Callable[..., Said], arguments: tuple[str, ...], message: str) -> None:
+    done = verify(*arguments)
+    assert done.returncode == 2, done.stdout
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_process_of_its_own_gives_the_same_answer(verify: Callable[..., Said], project: Path) -> None:
+    words = ("replay", "accuracy.py::textbook", CASE, "--index", "49291", "--shrink", "--backend", BACKEND)
+    command = [sys.executable, "-m", "verify", *words]
+    apart = subprocess.run(command, capture_output=True, text=True, cwd=project, timeout=300)
+    assert (apart.returncode, apart.stdout) == (1, verify(*words).stdout)

@@ -1,0 +1,152 @@
+"""`verify report`: a saved record as a page, as a comment and as a table, alone and beside other things."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.report.sample import HOSTILE_NAME, passing, sample
+from verify.cli import main
+from verify.record import Result, Run, save
+
+
+def changed(run: Run, maximum: float, **more: object) -> Run:
+    """The same run with another maximum of its first result, in every part of it."""
+    kernel, *others = run.kernels
+
+    def with_maximum(result: Result) -> Result:
+        regimes = [
+            msgspec.structs.replace(
+                part, figures=msgspec.structs.replace(part.figures, max_ulp=maximum, max_upper=maximum)
+            )
+            for part in result.regimes
+        ]
+        whole = msgspec.structs.replace(result.figures, max_ulp=maximum, max_upper=maximum)
+        return msgspec.structs.replace(result, figures=whole, regimes=regimes)
+
+    results = [with_maximum(kernel.results[0]), *kernel.results[1:]]
+    results = [msgspec.structs.replace(result, properties="0123456789ab") for result in results]
+    return msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, results=results), *others], **more)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An earlier and a later run in a folder, and a project without bounds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save(changed(passing(), 0.5, id="aaaaaaaaaaaa", created="2026-07-01T00:00:00+00:00"), tmp_path / "runs" / "a.json")
+    save(changed(passing(), 0.75, id="bbbbbbbbbbbb", created="2026-07-02T00:00:00+00:00"), tmp_path / "runs" / "b.json")
+    return tmp_path
+
+
+def verify(capsys: pytest.CaptureFixture[str], *arguments: Sequence[str] | str | Path) -> tuple[int, str, str]:
+    code = main(["report", *map(str, arguments)])
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def test_a_table_without_options(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = verify(capsys, saved / "runs" / "a.json")
+    assert code == 0
+    assert "✓ pass: 1 kernel is within the declared limits" in out
+
+
+def test_a_page_and_a_comment_in_one_go(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = verify(capsys, "runs/a.json", "--html", "out/r.html", "--markdown", "out/r.md")
+    assert code == 0
+    assert out.splitlines() == [f"report: {saved / 'out' / 'r.md'}", f"report: {saved / 'out' / 'r.html'}"]
+    assert (saved / "out" / "r.html").read_text().startswith("<!doctype html>")
+    assert (saved / "out" / "r.md").read_text().startswith("### ✓ verify: **pass:**")
+
+
+def test_the_base_shows_what_got_worse(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = verify(capsys, "runs/b.json", "--base", "runs/a.json")
+    assert code == 0
+    assert "worse" in out
+    verify(capsys, "runs/b.json", "--base", "runs/a.json", "--html", "r.html")
+    page = (saved / "r.html").read_text()
+    section = page[page.index("Against run aaaaaaaaaaaa") :]
+    assert "worse" in section
+    assert '<td class="n">0.5</td><td class="n is-wrong">0.75</td>' in section
+    verify(capsys, "runs/b.json", "--html", "plain.html")
+    assert "Against run" not in (saved / "plain.html").read_text()
+
+
+def test_missing_bounds_are_told_on_the_page_and_in_the_comment(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (saved / "bounds").mkdir()
+    verify(capsys, "runs/b.json", "--bounds", "bounds", "--html", "r.html", "--markdown", "r.md")
+    page = (saved / "r.html").read_text()
+    section = page[page.index("Against the committed bounds") :]
+    assert "no bound yet" in section or "incomparable" in section
+    comment = (saved / "r.md").read_text()
+    assert comment.index("verify gate") < comment.index("### ✓ verify: **pass:**")
+    assert len(comment) < 60_000
+    verify(capsys, "runs/b.json", "--bounds", "bounds", "--base", "runs/a.json", "--markdown", "-")
+
+
+def test_history_draws_earlier_runs_of_the_same_machine_only(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = changed(passing(), 9.0, id="cccccccccccc", created="2026-06-01T00:00:00+00:00", backend="interpreter")
+    late = changed(passing(), 8.0, id="dddddddddddd", created="2026-08-01T00:00:00+00:00")
+    for name, run in (("c", msgspec.structs.replace(other, environment={})), ("d", late)):
+        save(run, saved / "runs" / f"{name}.json")
+    environment = {"arch": "sm_90"}
+    for name, maximum in (("a", 0.5), ("b", 0.75)):
+        run = changed(passing(), maximum, id=name * 12, created=f"2026-07-0{1 + (name == 'b')}T00:00:00+00:00")
+        save(msgspec.structs.replace(run, environment=environment), saved / "runs" / f"{name}.json")
+    verify(capsys, "runs/b.json", "--runs", "runs", "--html", "r.html")
+    page = (saved / "r.html").read_text()
+    assert "Maximum of gelu_erf y bfloat16 over 2 runs" in page
+    assert "Maximum of y bfloat16 over 2 runs: 0.5, 0.75" in page
+    verify(capsys, "runs/a.json", "--runs", "runs", "--html", "first.html")
+    assert "runs: " not in (saved / "first.html").read_text()  # nothing came before
+
+
+def test_open_starts_the_browser_and_says_when_it_cannot(
+    saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) or True)
+    code, out, err = verify(capsys, "runs/a.json", "--open")
+    path = Path(out.removeprefix("report: ").strip())
+    assert (code, opened, err) == (0, [path.as_uri()], "")
+    assert path.read_text().startswith("<!doctype html>")
+    monkeypatch.setattr(webbrowser, "open", lambda uri: False)
+    _, _, err = verify(capsys, "runs/a.json", "--open", "--html", "here.html")
+    assert err == "verify: no browser could be started; open the file above\n"
+    assert (saved / "here.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.json"], "cannot read the record none.json"),
+        (["runs/a.json", "--base", "none.json"], "cannot read the record none.json"),
+        (["runs/a.json", "--bounds", "none"], "--bounds names a folder; there is none at none"),
+        (["runs/a.json", "--html", "r.html", "--runs", "none"], "--runs names a folder of records; there is none"),
+        (["runs/a.json", "--runs", "runs"], "--runs draws into the HTML page; it received no --html and no --open"),
+        (["runs/a.json", "--markdown", "-", "--base", "runs/b.json"], "--base is part of a comment only beside"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    saved: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = verify(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert not (saved / "r.html").exists()
+
+
+def test_a_hostile_record_beside_itself(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(sample(), saved / "hostile.json")
+    code, _, _ = verify(capsys, "hostile.json", "--base", "hostile.json", "--html", "r.html")
+    assert code == 0
+    page = (saved / "r.html").read_text()
+    assert HOSTILE_NAME not in page
+    assert "<script>alert" not in page

@@ -1,0 +1,121 @@
+"""`verify explain`: which step of a kernel's computation makes how much of the error of one element."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+from verify.cli import replay, screen
+
+_KINDS = {
+    "cast": "rounding of the inputs",
+    "arithmetic": "arithmetic",
+    "intrinsic": "intrinsic functions",
+    "accumulation": "accumulation",
+    "output": "rounding of the output",
+}
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "explain",
+        help="divide the error of one element among the steps of its computation",
+        description="Find the way in which a kernel computes, among those that are common for its op, by comparing "
+        "bits; then divide the error of one element among its steps. Takes the arguments of a replay command as they "
+        "are. Without --index: the worst element of the result; without a case: the worst of the record in --run.",
+    )
+    replay.add_place(parser)
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Explain; a report, not a verdict: exit 0 whatever the error is."""
+    replay.place(options)
+    request = {
+        "do": "explain",
+        "target": options.target,
+        "case": options.case,
+        "result": options.result,
+        "index": options.index,
+        "law": options.law or "",
+    }
+    found = replay.ask(options, request)["explanation"]
+    if options.json:
+        screen.print_json(found)
+    else:
+        print("\n".join(screen.plain(line) for line in lines_of(found)))
+    return 0
+
+
+def lines_of(found: dict[str, Any]) -> list[str]:
+    """An explanation as a person reads it."""
+    element, unit = found["replay"], "ULP of scale" if found["replay"]["gate"] == "scaled" else "ULP"
+    worst = element["worst"]
+    judged = worst["scaled_ulp"] if element["gate"] == "scaled" else worst["ulp"]
+    lines = [
+        f"{element['kernel']} ({element['op']}) {element['result']} {element['dtype']} on {element['backend']}",
+        f"  at        [{', '.join(str(i) for i in worst['index'])}]",
+        *(f"  {name:<9} {text}" for name, text in worst["inputs"].items()),
+        f"  got       {worst['got']} ({worst['got_hex']})",
+        f"  truth     {worst['truth']}",
+        f"  error     {_figure(judged)} {unit}, the limit is {element['limit']:g}",
+        f"  at best   {_figure(found['least'])} {unit}: the exact value rounded once",
+    ]
+    if found["sensitivity"] is not None:
+        lines.append(f"  input     half an ulp of x moves the exact result by {_plain(found['sensitivity'])} ULP")
+    lines += ["", *_model(found)]
+    if found["baseline_same"] == found["compared"]:
+        lines.append(f"same bits as PyTorch's own kernel in all {found['compared']:,}")
+    elif found["baseline_same"] is not None:
+        lines.append(f"same bits as PyTorch's own kernel in {found['baseline_same']:,} of {found['compared']:,}")
+    if found["stages"]:
+        lines += ["", *_stages(found, unit)]
+    if found["others"]:
+        lines += ["", "other formulas here"]
+        lines += [f"  {_figure(other['error']):>12} {unit}  {other['name']}" for other in found["others"]]
+    lines += ["", f"cause: {found['cause']}"]
+    return lines
+
+
+def _model(found: dict[str, Any]) -> list[str]:
+    if found["status"] == "unknown":
+        return ["no way to compute this is known here; what is above holds for any kernel"]
+    share = f"{found['same']:,} of {found['compared']:,} elements"
+    if found["status"] == "matches":
+        alike = f" (as {found['alike']} more)" if found["alike"] else ""
+        return [f"same bits in all {found['compared']:,} elements compared: {found['model']}{alike}"]
+    if found["status"] == "nearest":
+        return [f"no known way gives the same bits everywhere; same bits here and in {share}: {found['model']}"]
+    return [f"no known way gives these bits, here and in nearly all others; the nearest, in {share}: {found['model']}"]
+
+
+def _stages(found: dict[str, Any], unit: str) -> list[str]:
+    stages = found["stages"]
+    width = max(len(stage["text"]) for stage in stages)
+    room = max(len(stage["value"]) for stage in stages)
+    lines = [f"  {'step':<{width}}  {'value':>{room}}  {'off by, ulp':>11}  {'effect, ' + unit:>20}"]
+    for stage in stages:
+        lost = "" if stage["lost_bits"] is None or not float(stage["lost_bits"]) >= 1 else _lost(stage["lost_bits"])
+        off = "" if stage["off"] is None else f"{float(stage['off']):+.3g}"
+        effect = "" if math.isnan(float(stage["effect"])) else _figure(stage["effect"])
+        lines.append(f"  {stage['text']:<{width}}  {stage['value']:>{room}}  {off:>11}  {effect:>20}{lost}".rstrip())
+    if found["formula"] is not None:
+        lines.append("")
+        lines += [f"  {_KINDS[kind]:<24} {_figure(value):>14} {unit}" for kind, value in found["kinds"].items()]
+        lines.append(f"  {'the formula itself':<24} {_figure(found['formula']):>14} {unit}")
+    return lines
+
+
+def _lost(bits: Any) -> str:
+    value = float(bits)
+    return "  cancels every bit" if math.isinf(value) else f"  cancels {value:.0f} bit{'s' if value >= 1.5 else ''}"
+
+
+def _figure(value: Any) -> str:
+    return f"{float(value):+.4g}"
+
+
+def _plain(value: Any) -> str:
+    return f"{float(value):.4g}"
