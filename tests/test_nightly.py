@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.report.sample import passing
 from verify import nightly
 from verify.errors import UsageError
 from verify.nightly import Night, Work
@@ -124,6 +126,18 @@ def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
         nightly.run(night(tmp_path, budget=400.0), works, "verify nightly")
     # each stage took no time, so the next ones share what all have left: a quarter, a third, all
     assert [round(share / 400.0, 1) for share in shares] == [0.2, 0.3, 1.0]
+
+
+def test_a_unit_that_the_budget_cut_short_is_made_again(tmp_path: Path) -> None:
+    mine, made = night(tmp_path), []
+
+    def make(line: str) -> Run:
+        made.append(line)
+        return msgspec.structs.replace(passing(), incomplete=[line])
+
+    for line in (f"gelu bfloat16: not timed: {nightly.SPENT}", "gelu: crashed", "never"):
+        nightly.unit(mine, "bench", "all", lambda line=line: make(line))  # type: ignore[misc]
+    assert len(made) == 2, "the second was whole, whatever it found, and is kept"
 
 
 def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:

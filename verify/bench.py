@@ -9,6 +9,7 @@ takes the worker down is named and left out, and the rest are timed again withou
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,7 @@ class _Timings:
 
     speeds: dict[str, list[Speed]] = field(default_factory=dict)
     reasons: dict[str, list[str]] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)  # what the deadline did not allow
 
     def add(self, target: str, speed: Speed | None, reason: str) -> None:
         if speed is not None:
@@ -89,7 +91,7 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
         result,
         profile="bench",
         kernels=[_with_speed(item, timings) for item in result.kernels],
-        incomplete=[*result.incomplete, *([] if on_gpu else [NOT_TIMED])],
+        incomplete=[*result.incomplete, *timings.late, *([] if on_gpu else [NOT_TIMED])],
     )
     return msgspec.structs.replace(whole, id=identity(whole))
 
@@ -188,6 +190,9 @@ def time_all(entries: list[Entry], settings: Bench, session: Session) -> _Timing
             for dtype in session.dtypes:
                 able = [entry.target for entry in group if dtype in entry.dtypes]
                 for shape in (settings.shapes or ((),)) if able else ():
+                    if session.deadline is not None and time.monotonic() >= session.deadline:
+                        timings.late += [f"{target} {dtype}: not timed: the time budget was spent" for target in able]
+                        continue
                     _time(worker, able, dtype, shape, settings, session, timings)
     return timings
 

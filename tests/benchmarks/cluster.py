@@ -1,9 +1,8 @@
 """How a sweep scales over the GPUs of one machine: python tests/benchmarks/cluster.py [OUTPUT.json]
 
-The sweep is every pair of GEGLU in both 16-bit formats, both forms, both layouts, forward and gradients, with PyTorch's own
-beside each. Each number
-of GPUs gets a cluster of its own and one sweep that compiles and makes the tables; then REPEATS are timed, command
-startup aside. The records must be equal to the bit, whoever did the work.
+The sweep is every pair of GEGLU in both 16-bit formats, both forms, both layouts, forward and gradients, with
+PyTorch's own beside each. Each number of GPUs gets a cluster of its own and one sweep that compiles and makes the
+tables; then REPEATS are timed, command startup aside. The records must be equal to the bit, whoever did the work.
 """
 
 from __future__ import annotations
