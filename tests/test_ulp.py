@@ -548,7 +548,9 @@ def test_a_truth_far_beyond_overflow_is_certain_however_loose_its_bound(name: st
     bound = torch.tensor([1e50, 1e50, 1e50, 1e60], dtype=torch.float64)
     top = float(fmt.max_finite)
     got = torch.tensor([torch.inf, -torch.inf, top, torch.inf], dtype=torch_dtype(fmt))
-    found = errors(got, value, fmt, bound=bound)
+    found = errors(got, value, fmt, bound=bound, scale=value.abs())
+    assert found.scaled_width is not None
+    assert found.scaled_width.tolist()[:3] == [0.0, 0.0, 0.0]
     assert found.ulp.tolist()[:3] == [0.0, 0.0, -1.0]
     assert found.width.tolist()[:3] == [0.0, 0.0, 0.0]
     assert found.undecided.tolist() == [False, False, False, True], "the last truth may lie within the format"

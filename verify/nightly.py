@@ -210,8 +210,12 @@ def accuracy(night: Night, until: float | None) -> Run:
 
 
 def laws(night: Night, until: float | None) -> Run:
-    """Every law of every kernel with the night's profile and seed."""
-    return _kernels(night, until, "laws", night.targets, laws=night.profile)
+    """Every law of every judged kernel with the night's profile and seed."""
+    with _worker(night) as worker:
+        judged = _each(worker, night)
+    if not judged:
+        raise NothingToDoError("no kernel is judged here")
+    return _kernels(night, until, "laws", judged, laws=night.profile)
 
 
 def sweep(night: Night, until: float | None) -> Run:
@@ -222,13 +226,13 @@ def sweep(night: Night, until: float | None) -> Run:
     if not spaces:
         raise NothingToDoError("no kernel has few enough inputs to try all of them here")
 
-    def one(target: str, dtypes: tuple[str, ...]) -> Run:
+    def one(target: str, dtypes: tuple[str, ...], shape: str) -> Run:
         settings = drive.Settings(
             backend=night.backend,
             dtypes=dtypes,
             pairs=True,
             baseline=True,
-            hardest=10,
+            hardest=10 if shape == "unary" else 0,  # a product ties trivially
             timeout=night.timeout,
             cluster=night.cluster,
             journal=unit_path(night, "sweep", target).with_suffix(".journal"),
@@ -236,7 +240,7 @@ def sweep(night: Night, until: float | None) -> Run:
         )
         return drive.sweep([target], settings, "verify nightly: sweep")
 
-    return _units(night, until, "sweep", {target: partial(one, target, dtypes) for target, dtypes in spaces.items()})
+    return _units(night, until, "sweep", {target: partial(one, target, *found) for target, found in spaces.items()})
 
 
 def hunt(night: Night, until: float | None) -> Run:
@@ -403,9 +407,9 @@ def _worker(night: Night) -> Iterator[Answers]:
         worker.stop()
 
 
-def _spaces(night: Night) -> dict[str, tuple[str, ...]]:
-    """The kernels that can be swept here, each with its dtypes."""
-    found: dict[str, tuple[str, ...]] = {}
+def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
+    """The kernels that can be swept here, each with its dtypes and the shape of its inputs."""
+    found: dict[str, tuple[tuple[str, ...], str]] = {}
     with _worker(night) as worker:
         about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
         for target in _each(worker, night):
@@ -414,9 +418,8 @@ def _spaces(night: Night) -> dict[str, tuple[str, ...]]:
             request |= {"pairs": about["backend"] == "cuda", "bounds": None, "regime": ""}
             request |= {"baseline": False, "hardest": 0}
             reply = worker.ask(request, timeout=START_SECONDS)
-            dtypes = tuple(space["dtype"] for space in reply.get("spaces", []))
-            if dtypes:
-                found[target] = dtypes
+            if spaces := reply.get("spaces", []):
+                found[target] = tuple(space["dtype"] for space in spaces), spaces[0]["shape"]
     return found
 
 
@@ -427,7 +430,7 @@ def _hunts(night: Night) -> dict[str, list[dict[str, str]]]:
     with _worker(night) as worker:
         for target in _each(worker, night):
             reply = worker.ask({"do": "hunts", "target": target, "dtypes": [], "results": []}, timeout=START_SECONDS)
-            jobs = [job for job in reply.get("jobs", []) if job["dtype"] not in swept.get(target, ())]
+            jobs = [job for job in reply.get("jobs", []) if job["dtype"] not in swept.get(target, ((), ""))[0]]
             if jobs:
                 found[target] = jobs
     return found

@@ -164,7 +164,8 @@ def errors(
     lower, upper = _magnitude_range(value, low, bound)
     width = _over_binades(signed, width, exponent, lower, upper, fmt)
     # a truth that is beyond infinity's place for certain stands at that place, however uncertain it is itself
-    width = torch.where(beyond & (ldexp(lower, unit) >= top), torch.zeros_like(width), width)
+    certain = beyond & (ldexp(lower, unit) >= top)
+    width = torch.where(certain, torch.zeros_like(width), width)
 
     if policy.subnormals == "flush":
         smallest = float(fmt.min_normal)
@@ -221,7 +222,7 @@ def errors(
         scale_exponent = ulp_exponent(scale, fmt)
         relative = ldexp(signed, exponent - scale_exponent)
         relative_width = ldexp(bound, -scale_exponent)
-        relative_width = torch.where(torch.isinf(signed) | settled, zero, relative_width)
+        relative_width = torch.where(torch.isinf(signed) | settled | certain, zero, relative_width)
     return Errors(
         ulp=signed,
         width=width,

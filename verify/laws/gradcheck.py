@@ -158,6 +158,11 @@ def _applies_twice(subject: Subject) -> str | None:
     return None if any(each is not None for each in second) else "the backward pass is not differentiable"
 
 
+def _examples(subject: Subject, space: Space) -> tuple[Case, ...]:
+    """Every choice once but the layouts: those have laws of their own, and a difference takes many calls."""
+    return tuple(case for case in space.each_choice() if not case.layouts)
+
+
 LAWS: Sequence[Law] = (
     Law(
         name="gradcheck",
@@ -165,6 +170,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=lambda subject, case: _check(subject, case, twice=False),
         applies=_applies,
+        examples=_examples,
         share=0.5,
     ),
     Law(
@@ -173,6 +179,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=lambda subject, case: _check(subject, case, twice=True),
         applies=_applies_twice,
+        examples=_examples,
         share=0.25,
     ),
 )
