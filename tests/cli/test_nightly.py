@@ -1,0 +1,103 @@
+"""`verify nightly` from the command line: one folder with record, page and comment, and an exit code for schedulers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verify.cli.nightly import _exit, _stages, duration
+from verify.gate import Row, Verdict
+from verify.readings import Key
+from verify.record import load
+
+KERNELS = """
+import torch
+import verify
+
+@verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)
+def right(x):
+    return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text('[tool.verify]\nkernels = ["accuracy.py"]\n')
+    (tmp_path / "accuracy.py").write_text(KERNELS)
+    return tmp_path
+
+
+def nightly(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "verify", "nightly", "--backend", "interpreter", *arguments]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> None:
+    stages = ("--stages", "accuracy,sweep,bench", "--seed", "7", "--output", "night")
+    first = nightly(project, *stages, "--keep")
+    assert first.returncode == 0, first.stdout + first.stderr
+    run = load(project / "night" / "run.json")
+    assert [(stage.name, stage.status) for stage in run.stages] == [
+        ("accuracy", "ok"),
+        ("sweep", "ok"),
+        ("bench", "skipped"),
+    ]
+    assert {result.source for result in run.kernels[0].results} == {"run", "sweep"}
+    assert (project / "night" / "report.html").read_text().startswith("<!doctype html>")
+    assert "right" in (project / "night" / "report.md").read_text()
+    assert load(next((project / "reports" / "runs").glob("*.json"))).id == run.id
+    propose = [sys.executable, "-m", "verify", "bounds", "propose", "night/run.json", "--on-ci"]
+    subprocess.run(propose, cwd=project, check=True, capture_output=True, timeout=120)
+    again = nightly(project, *stages)
+    assert again.returncode == 0, again.stdout + again.stderr
+    bounds = project / "reports" / "bounds" / "interpreter" / "right.toml"
+    bounds.write_text(bounds.read_text() + '\n[[bound]]\noutput = "y"\n')
+    broken = nightly(project, *stages)
+    assert broken.returncode == 2
+    assert "bound" in broken.stderr
+
+
+def test_nothing_to_measure_is_a_usage_error(tmp_path: Path) -> None:
+    done = nightly(tmp_path)
+    assert done.returncode == 2
+    assert "no target given" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("20m", 1200), ("1h30m", 5400), ("2h", 7200), ("0.5s", 0.5)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "0", "-5m", "20 minutes", "1d", "nan"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="received"):
+        duration(text)
+
+
+def test_stages_keep_their_order_and_unknown_ones_are_refused() -> None:
+    assert _stages("laws, accuracy") == ("accuracy", "laws")
+    with pytest.raises(argparse.ArgumentTypeError, match="the stages are .*received 'sweeps'"):
+        _stages("accuracy,sweeps")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "code"),
+    [("pass", "ok", 0), ("pass", "breached", 1), ("pass", "new", 3), ("fail", "new", 1), ("incomplete", "ok", 3)],
+)
+def test_the_worst_of_run_and_gate_is_the_exit_code(verdict: str, status: str, code: int) -> None:
+    class Fake:
+        pass
+
+    record = Fake()
+    record.verdict = verdict  # type: ignore[attr-defined]
+    row = Row(Key("interpreter", "k", "y", "float32", "all"), status, "")  # type: ignore[arg-type]
+    assert _exit(record, Verdict((row,))) == code  # type: ignore[arg-type]
