@@ -1,7 +1,8 @@
-"""The identity of a record: a hash of everything in it but dates and timings."""
+"""The identity of a record, a hash of everything in it but dates and timings, and the seal that puts it there."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 
 import msgspec
@@ -20,3 +21,13 @@ def identity(run: Run) -> str:
         stages=[msgspec.structs.replace(item, seconds=0.0) for item in run.stages],
     )
     return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]
+
+
+def sealed(run: Run, seconds: float) -> Run:
+    """A finished run with its identity, the moment and how long it took."""
+    return msgspec.structs.replace(
+        run,
+        id=identity(run),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seconds=round(seconds, 3),
+    )

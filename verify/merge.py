@@ -5,14 +5,13 @@ Nothing is averaged or chosen: results stand side by side, each with its basis, 
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from verify.errors import UsageError
-from verify.identity import identity
+from verify.identity import sealed
 from verify.record import SCHEMA, KernelRun, Run, Stage
 
 _ORDER = ("skipped", "ok", "wrong", "timeout", "crashed", "error")  # the later one counts
@@ -44,12 +43,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
         stages=list(stages),
         selftest=next((run.selftest for run in runs if run.selftest is not None), None),
     )
-    return msgspec.structs.replace(
-        bare,
-        id=identity(bare),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        seconds=round(sum(run.seconds for run in runs), 3),
-    )
+    return sealed(bare, sum(run.seconds for run in runs))
 
 
 def _same_place(first: Run, other: Run) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from verify.cluster import Cluster
+from verify.cluster import Cluster, digest
 from verify.errors import UsageError
 from verify.isolate import Answers, Worker
 from verify.merge import merge
@@ -143,7 +143,7 @@ def _claim(night: Night) -> None:
         "profile": night.profile,
         "backend": night.backend or "",
         "sources": _sources(night),
-        "verify": _digest(Path(__file__).parent),
+        "verify": digest(Path(__file__).parent),
     }
     path = night.folder / SETTINGS
     if not path.exists():
@@ -174,14 +174,6 @@ def _sources(night: Night) -> dict[str, str]:
             # what cannot be imported is reported by the stages; that it could not is part of the settings
             found[target] = str(reply.get("sources") or reply.get("usage") or reply)
     return found
-
-
-def _digest(folder: Path) -> str:
-    """12 hex digits of the Python files below a folder."""
-    total = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return total.hexdigest()[:12]
 
 
 def unit_path(night: Night, stage: str, name: str) -> Path:

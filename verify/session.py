@@ -6,7 +6,6 @@ line, and the rest goes on.
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
 import queue
@@ -20,7 +19,7 @@ import msgspec
 
 from verify.cluster import Cluster
 from verify.errors import TruthError, UsageError
-from verify.identity import identity
+from verify.identity import sealed
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
 from verify.record import SCHEMA, KernelRun, Run
 
@@ -105,12 +104,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
         kernels=kernels,
         incomplete=incomplete,
     )
-    return msgspec.structs.replace(
-        bare,
-        id=identity(bare),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - started, 3),
-    )
+    return sealed(bare, time.monotonic() - started)
 
 
 def _measure_all(

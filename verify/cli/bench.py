@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--rounds", type=_rounds, default=15, metavar="N", help="timed rounds (default 15)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the observed cases (default 0)")
     parser.add_argument(
-        "--timeout", type=_seconds, default=600.0, metavar="SECONDS", help="time for one kernel (default 600)"
+        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="time for one kernel (default 600)"
     )
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument(
@@ -146,13 +146,3 @@ def _rounds(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"rounds are a number from 1 to 10000; received {text!r}")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"seconds are a positive number; received {text!r}")
-    return value

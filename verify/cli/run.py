@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the observed cases (default 0)")
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=screen.seconds,
         default=600.0,
         metavar="SECONDS",
         help="time for one kernel (default 600)",
@@ -135,13 +135,3 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     if options.backend:
         arguments += ["--backend", options.backend]
     return arguments
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"seconds are a positive number; received {text!r}")
-    return value

@@ -1,7 +1,8 @@
-"""What every command shares about the terminal: width, colour, progress on stderr, JSON on stdout."""
+"""What every command shares: width and colour of the terminal, progress on stderr, JSON on stdout, times as given."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -46,3 +47,14 @@ def plain(text: str) -> str:
 def print_json(value: Any) -> None:
     """JSON for `--json -` and the like."""
     print(json.dumps(value, indent=1, sort_keys=True))
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"seconds are a positive number; received {text!r}")
+    return value

@@ -6,7 +6,6 @@ others go on. Ctrl-C asks the running hunts to stop and to hand over what they h
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import queue
@@ -23,7 +22,7 @@ import msgspec
 from verify.cluster import Cluster
 from verify.errors import UsageError
 from verify.hunt.settings import Settings
-from verify.identity import identity
+from verify.identity import sealed
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
 from verify.record import SCHEMA, KernelRun, Result, Run, value_of
 from verify.session import START_SECONDS, answer, describe_target
@@ -114,12 +113,7 @@ def run(targets: Sequence[str], campaign: Campaign, command: str) -> Run:
         kernels=kernels,
         incomplete=incomplete,
     )
-    return msgspec.structs.replace(
-        bare,
-        id=identity(bare),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - started, 3),
-    )
+    return sealed(bare, time.monotonic() - started)
 
 
 def _quarries(worker: Answers, target: str, backend: str, campaign: Campaign) -> list[_Quarry]:

@@ -7,7 +7,6 @@ chunks at a time, an interpreted kernel one.
 
 from __future__ import annotations
 
-import datetime
 import os
 import threading
 import time
@@ -21,7 +20,7 @@ import msgspec
 
 from verify.cluster import Cluster
 from verify.errors import UsageError
-from verify.identity import identity
+from verify.identity import sealed
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
 from verify.record import SCHEMA, KernelRun, Run
 from verify.session import START_SECONDS, answer, describe_target
@@ -121,12 +120,7 @@ def sweep(targets: Sequence[str], settings: Settings, command: str) -> Run:
         kernels=[_named(item, described) for item in kernels],
         incomplete=incomplete,
     )
-    return msgspec.structs.replace(
-        bare,
-        id=identity(bare),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - started, 3),
-    )
+    return sealed(bare, time.monotonic() - started)
 
 
 def _spaces(
