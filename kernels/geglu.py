@@ -12,12 +12,11 @@ tensor: no concatenation, every input read once. Rows of the input may be any di
 
 Guaranteed against the real-valued function: float16 and bfloat16 at most 0.51 ULP for all 2^32
 pairs (gelu(x2) is never rounded to 16 bits, only the product is); float32 at most 0.82 ULP seen, forward
-and both gradients; float64 at most 2.6 ULP while gelu(x2) is itself a normal number.
+and both gradients; float64 at most 2.6 ULP seen.
 gelu(x2) reaches far below the smallest float32 where a large x1 still lifts the product into range:
-float32 results are computed in float64, bfloat16 ones in factors of which none underflows first.
-A block of the float32 erf forward that holds x2 < -14.375 runs a second formula for it, at two thirds of
-the speed; no data of standard deviation 3 or less does.
-dx2 in float64 needs dy x1 to be finite.
+float32 results and dx2 in bfloat16 are computed in float64, the other bfloat16 ones in factors of which none
+underflows first. No formula depends on the data.
+In float64 the power of two comes last where gelu(x2) or dy x1 alone is beyond the format.
 
 GELU itself, its two forms and how each dtype computes them, is explained in gelu.py. The text between
 the `shared` markers is the same in both files: each stands alone.
@@ -185,6 +184,19 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2_HI: tl.constexpr = tl.constexpr(0.6931471805592082)
 LN2_LO: tl.constexpr = tl.constexpr(7.371002565167799e-13)
 INV_SQRT_2PI: tl.constexpr = tl.constexpr(0.3989422804014327)
+INV_SQRT_2PI_LO: tl.constexpr = tl.constexpr(-2.49232720227773e-17)
+MILLS_SERIES: tl.constexpr = tl.constexpr(
+    (
+        1.0,
+        -1.0,
+        3.0,
+        -15.0,
+        105.0,
+        -945.0,
+        10395.0,
+        -135135.0,
+    )
+)
 ERF_ZERO: tl.constexpr = tl.constexpr(0.7517915246935645)
 ERF_ZERO_LO: tl.constexpr = tl.constexpr(-1.4956759177009883e-17)
 TANH_ZERO: tl.constexpr = tl.constexpr(0.7524614220710163)
@@ -407,6 +419,7 @@ BF_MILLS_SLOPE_NUM: tl.constexpr = tl.constexpr(
 # >>> shared functions: the same text in gelu.py and geglu.py
 MAGIC: tl.constexpr = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer
 NUDGE: tl.constexpr = tl.constexpr(2.0**-47)
+NORMAL64: tl.constexpr = tl.constexpr(2.0**-1022)
 MAGIC32: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23
 
 
@@ -852,6 +865,64 @@ def _tanh_slope64(x):
     return tl.where(x < 0, (p * a) * b, t), tl.where(x < 0, (q * a) * b, rest)
 
 
+@triton.jit
+def _scaled(v, n):
+    """v 2^n in three steps of one sign: only the last can round, unless all is lost."""
+    third = n // 3
+    step = ((third + 1023) << 52).to(tl.float64, bitcast=True)
+    last = ((n - 2 * third + 1023) << 52).to(tl.float64, bitcast=True)
+    return ((v * step) * step) * last
+
+
+@triton.jit
+def _lifted64(m, e, x, TANH: tl.constexpr, SLOPE: tl.constexpr):
+    """m 2^e gelu(x), or m 2^e gelu'(x), for an x so deep that float64 cannot hold the function, and |m| >= 1.
+
+    The power of two comes last. At 55 (erf form) and 28 (tanh form) nothing is left for any two factors m 2^e.
+    Phi(-u) is its asymptotic series, which is good to 2^-60 from u = 37 on; 1 + E is 1.
+    """
+    m = tl.where(x == float("-inf"), m * 0.0, m)
+    if TANH:
+        u = _at_most(tl.abs(x), 28.0)
+        h, low = _tanh_argument64(u, _const(u, TANH_A), _const(u, TANH_A_LO), _const(u, TANH_B), _const(u, TANH_B_LO))
+    else:
+        u = _at_most(tl.abs(x), 55.0)
+        h, low = _mul_pair(u, 0.0 * u, -0.5 * u, 0.0 * u)
+    p, q, shifted = _exp_pair(h, low)
+    if TANH:
+        if SLOPE:
+            vh, low = _tanh_argument64(
+                u, _const(u, TANH_A), _const(u, TANH_A_LO), _const(u, TANH_3B), _const(u, TANH_3B_LO)
+            )
+            vh, vl = _two_sum(_const(u, 1.0), vh)
+            vl = vl + low
+        else:
+            vh, vl = _neg(u), 0.0 * u
+    else:
+        p, q = _mul_pair(p, q, _const(u, -INV_SQRT_2PI), _const(u, -INV_SQRT_2PI_LO))
+        s = 1.0 / (u * u)
+        if SLOPE:
+            vh, vl = _fast_two_sum(u, _horner(s, MILLS_SERIES, 7) * (-1.0 / u))
+        else:
+            vh, vl = _fast_two_sum(_const(u, 1.0), _horner(s, MILLS_SERIES, 7) - 1.0)
+    p, q = _mul_pair(p, q, vh * 2.0**-64, vl * 2.0**-64)
+    n = (shifted.to(tl.int64, bitcast=True) << 32) >> 32
+    return _scaled(_times_pair(m, p, q), n + e + 64)
+
+
+@triton.jit
+def _slope_times64(m, e, x, TANH: tl.constexpr):
+    """m 2^e gelu'(x); e is 0, or 1024 for an m from 1 on."""
+    if TANH:
+        h, low = _tanh_slope64(x)
+    else:
+        h, low = _erf_slope64(x)
+    d = _times_pair(m, h, low)
+    d = tl.where(e == 0, d, (d * 2.0**512) * 2.0**512)
+    deep = (x < 0) & (tl.abs(h) < NORMAL64) & ((tl.abs(m) > 1) | (e != 0))
+    return tl.where(deep, _lifted64(m, e, x, TANH, True), d)
+
+
 # --- by dtype ---
 
 
@@ -859,11 +930,7 @@ def _tanh_slope64(x):
 def _slope_times(m, x, TANH: tl.constexpr):
     """m gelu'(x) before its one rounding to x's dtype; m may be wider than x (float32 for 16-bit x)."""
     if x.dtype == tl.float64:
-        if TANH:
-            h, low = _tanh_slope64(x)
-        else:
-            h, low = _erf_slope64(x)
-        d = _times_pair(m, h, low)
+        d = _slope_times64(m, tl.zeros_like(x).to(tl.int64), x, TANH)
     elif x.dtype == tl.float32:
         if TANH:
             d = m.to(tl.float64) * _closed(x, _tanh_slope32(x))
@@ -913,25 +980,21 @@ def _curvature(x, TANH: tl.constexpr):
 # <<< shared functions
 
 
-INFINITY: tl.constexpr = tl.constexpr(0x7F800000)  # the bits of float32's infinity
-MINUS_ROOT_LIMIT: tl.constexpr = tl.constexpr(0xC1660000)  # the bits of -ROOT_LIMIT in float32
+TINY: tl.constexpr = tl.constexpr(2.0**-136)
 
 
 @triton.jit
-def _erf32_far(x):
-    """x < -14.375, where gelu(x) itself underflows float32 and a large factor brings it back."""
-    u = _at_most(tl.abs(x), 24.0).to(tl.float64)
-    tail = (_horner(u, MILLS_NUM, 4) * _gauss(u)) * _reciprocal(_horner(u, MILLS_DEN, 5))
-    return _closed(x, _neg(u) * tail)
+def _opened(m, x):
+    """m, and m 0 at x = -inf, where the gate is 0: see _closed. For formulas that give a finite tail there."""
+    return tl.where(x == float("-inf"), m * 0.0, m)
 
 
 @triton.jit
 def _erf32_any(x):
-    y = _erf32(x)
-    # One integer maximum finds such an x: as unsigned bits those exceed all others (and negative NaN).
-    if tl.max(tl.max(x.to(tl.uint32, bitcast=True), 1), 0) > MINUS_ROOT_LIMIT:
-        y = tl.where(x < -ROOT_LIMIT, _erf32_far(x), y)
-    return y
+    """gelu(x) for x down to -24: it underflows float32 long before, and a large factor brings it back."""
+    u = _at_most(tl.abs(x), 24.0).to(tl.float64)
+    tail = (_horner(u, MILLS_NUM, 4) * _gauss(u)) * _reciprocal(_horner(u, MILLS_DEN, 5))
+    return tl.fma(_neg(u), tail, _base(x).to(tl.float64))
 
 
 @triton.jit
@@ -965,14 +1028,16 @@ def _value_times(m, x, TANH: tl.constexpr):
     """m gelu(x) before its one rounding to x's dtype."""
     if x.dtype == tl.float64:
         if TANH:
-            y = m * _tanh64(x)
+            y = _tanh64(x)
         else:
-            y = m * _erf64(x)
+            y = _erf64(x)
+        deep = (x < 0) & (tl.abs(y) < NORMAL64) & (tl.abs(m) > 1)
+        y = tl.where(deep, _lifted64(m, tl.zeros_like(x).to(tl.int64), x, TANH, False), m * y)
     elif x.dtype == tl.float32:
         if TANH:
             y = m.to(tl.float64) * _closed(x, _tanh32(x))
         else:
-            y = m.to(tl.float64) * _erf32_any(x)
+            y = _opened(m, x).to(tl.float64) * _erf32_any(x)
     elif x.dtype == tl.float16:
         if TANH:
             y = m.to(tl.float32) * _closed(x, _tanh_half(x.to(tl.float32)))
@@ -994,17 +1059,15 @@ def _gradients32(dy, x1, x2, TANH: tl.constexpr):
         d = _tanh_slope32(x2)
     else:
         y, d = _erf32_both(x2)
-    m = tl.where(x2 == float("-inf"), dy * 0.0, dy).to(tl.float64)  # _closed, once for both
+    m = _opened(dy, x2).to(tl.float64)
     return m * y, (m * x1.to(tl.float64)) * d
 
 
 @triton.jit
 def _gradients_bf(dy, x1, x, TANH: tl.constexpr):
-    """dy gelu(x) and dy x1 gelu'(x) in float32, where dy x1 may leave its range and the result may not.
+    """dy gelu(x) in float32; dy x1 gelu'(x) in float64, because dy x1 may leave float32's range and the result not.
 
-    exp(-u^2/2) is taken as q^4, so that no factor underflows before dy x1 = 2^256 cannot save the product. In the
-    second result q q meets the larger of dy and x1, q (q w) the smaller one, and 2^64 is moved to a smaller one
-    below 1: no partial product overflows, or loses a bit that its result would show.
+    exp(-u^2/2) is taken as q^4: q is a normal float32 as far down as dy x1 = 2^256 can save the product.
     """
     if TANH:
         u = _at_most(tl.abs(x), 15.375)
@@ -1020,37 +1083,41 @@ def _gradients_bf(dy, x1, x, TANH: tl.constexpr):
         q = _exp2_approx(u * u * (HALF_LOG2E / 4))
         h = q * q
         r = _reciprocal_approx(_horner(u, BF_MILLS_DEN, 4))
-        w = ((ERF_ZERO32 - u) + ERF_ZERO32_LO) * (_horner(u, BF_MILLS_SLOPE_NUM, 4) * r)
+        # no bfloat16 is so close to the zero that the low part of it shows
+        w = (ERF_ZERO32 - u) * (_horner(u, BF_MILLS_SLOPE_NUM, 4) * r)
         v = u * (_horner(u, BF_MILLS_NUM, 3) * r)
-    swap = tl.abs(dy) < tl.abs(x1)
-    large = tl.where(swap, x1, dy)
-    small = tl.where(swap, dy, x1)
-    tiny = tl.abs(small) < 1.0
-    large *= tl.where(tiny, 2.0**-64, 1.0)  # exact, or the result vanishes
-    small *= tl.where(tiny, 2.0**64, 1.0)  # exact
-    outer = tl.where(x < 0, q, 1.0)
-    rest = tl.where(x < 0, q * w, tl.fma(_neg(h), h * w, _const(u, 1.0)))
-    y = _combine_bf(dy, x, h, v, x, -1.0)
-    d = ((large * outer) * outer) * ((small * rest) * outer)
-    # An infinite factor leaves of the others their signs, zeros and NaN, which the factors above may have lost.
-    # Looked for once per block: one maximum per element. A NaN may hide behind, so it counts as well.
-    if tl.max(tl.max(tl.abs(large).to(tl.int32, bitcast=True), 1), 0) >= INFINITY:
-        y = tl.where(tl.abs(dy) == float("inf"), dy * _closed(x, x), y)
-        d = tl.where(tl.abs(large) == float("inf"), (dy * x1) * _closed(x, x + ERF_ZERO32), d)
-    return y, d
+    dy = _opened(dy, x)
+    # Where h would underflow, finite dy leave nothing: an infinite one has to meet a tail that is not 0.
+    y = _combine_bf(dy, x, tl.maximum(h, _const(h, TINY)), v, x, -1.0)
+    h = q.to(tl.float64)
+    h = h * h
+    t = (h * h) * w.to(tl.float64)
+    d = (dy.to(tl.float64) * x1.to(tl.float64)) * tl.where(x < 0, t, 1.0 - t)
+    return y, d.to(tl.float32)
+
+
+@triton.jit
+def _product64(a, b):
+    """a b = m 2^e, e = 1024 where the product of two finite factors is beyond float64."""
+    m = a * b
+    beyond = (tl.abs(m) == float("inf")) & (tl.abs(a) < float("inf")) & (tl.abs(b) < float("inf"))
+    small = (a * 2.0**-512) * (b * 2.0**-512)
+    return tl.where(beyond, small, m), tl.where(beyond, 1024, 0).to(tl.int64)
 
 
 @triton.jit
 def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row numbers, first column, column offsets and mask of this program's tile; 64-bit where it counts."""
-    across = tl.cdiv(columns, COLUMNS)
-    program = tl.program_id(0).to(tl.int64)
-    down = program // across
-    first = (program - down * across) * COLUMNS
-    row = down * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    left = tl.minimum(columns - first, COLUMNS).to(tl.int32)
-    return row[:, None], first, column[None, :], (row < rows)[:, None] & (column < left)[None, :]
+    """Row and column numbers of this program's tile and its mask; rows are 64-bit, a scalar where there is one."""
+    across = tl.program_id(0)
+    down = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+    column = across.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    if ROWS == 1:
+        row = down.to(tl.int64)
+        mask = column < tl.where(row < rows, columns, 0)
+    else:
+        row = down.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & (column < columns)
+    return row, column, mask
 
 
 @triton.jit
@@ -1067,11 +1134,11 @@ def _forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row, first, column, mask = _tile(rows, columns, ROWS, COLUMNS)
-    x1 = tl.load(x1_ptr + (row * x1_stride + first) + column, mask=mask, other=0.0)
-    x2 = tl.load(x2_ptr + (row * x2_stride + first) + column, mask=mask, other=0.0)
+    row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
+    x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
+    x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)
     y = _value_times(x1, x2, TANH).to(x2.dtype)  # the one rounding
-    tl.store(y_ptr + (row * y_stride + first) + column, y, mask=mask)
+    tl.store(y_ptr + row * y_stride + column, y, mask=mask)
 
 
 @triton.jit
@@ -1093,13 +1160,13 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row, first, column, mask = _tile(rows, columns, ROWS, COLUMNS)
-    x1 = tl.load(x1_ptr + (row * x1_stride + first) + column, mask=mask, other=0.0)
-    x2 = tl.load(x2_ptr + (row * x2_stride + first) + column, mask=mask, other=0.0)
+    row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
+    x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
+    x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)
     if DY_SCALAR:
         dy = tl.load(dy_ptr) + tl.zeros_like(x1)
     else:
-        dy = tl.load(dy_ptr + (row * dy_stride + first) + column, mask=mask, other=0.0)
+        dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0)
     # dy x1 is exact in the next wider format; bfloat16 has the range of float32 and keeps the factors apart
     if x2.dtype == tl.bfloat16:
         v, d = _gradients_bf(dy.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), TANH)
@@ -1107,13 +1174,14 @@ def _backward_kernel(
         v, d = _gradients32(dy, x1, x2, TANH)
     elif x2.dtype == tl.float64:
         v = _value_times(dy, x2, TANH)
-        d = _slope_times(dy * x1, x2, TANH)
+        m, e = _product64(dy, x1)
+        d = _slope_times64(m, e, x2, TANH)
     else:
         v = _value_times(dy, x2, TANH)
         d = _slope_times(dy.to(tl.float32) * x1.to(tl.float32), x2, TANH)
     # the one rounding of each
-    tl.store(dx1_ptr + (row * dx1_stride + first) + column, v.to(x2.dtype), mask=mask)
-    tl.store(dx2_ptr + (row * dx2_stride + first) + column, d.to(x2.dtype), mask=mask)
+    tl.store(dx1_ptr + row * dx1_stride + column, v.to(x2.dtype), mask=mask)
+    tl.store(dx2_ptr + row * dx2_stride + column, d.to(x2.dtype), mask=mask)
 
 
 @triton.jit
@@ -1138,12 +1206,12 @@ def _second_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row, first, column, mask = _tile(rows, columns, ROWS, COLUMNS)
-    g1 = tl.load(g1_ptr + (row * g_stride + first) + column, mask=mask, other=0.0).to(tl.float64)
-    g2 = tl.load(g2_ptr + (row * g_stride + first) + column, mask=mask, other=0.0).to(tl.float64)
-    dy = tl.load(dy_ptr + (row * dy_stride + first) + column, mask=mask, other=0.0)
-    x1 = tl.load(x1_ptr + (row * x1_stride + first) + column, mask=mask, other=0.0)
-    x2 = tl.load(x2_ptr + (row * x2_stride + first) + column, mask=mask, other=0.0)
+    row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
+    g1 = tl.load(g1_ptr + row * g_stride + column, mask=mask, other=0.0).to(tl.float64)
+    g2 = tl.load(g2_ptr + row * g_stride + column, mask=mask, other=0.0).to(tl.float64)
+    dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0)
+    x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
+    x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)
     # everything in float64, from the float32 or the float64 formulas
     if x2.dtype == tl.float64:
         wide = x2
@@ -1156,13 +1224,13 @@ def _second_kernel(
     v = dy.to(tl.float64)
     m = x1.to(tl.float64)
     tl.store(
-        ddy_ptr + (row * ddy_stride + first) + column,
+        ddy_ptr + row * ddy_stride + column,
         (g1 * value + (g2 * m) * slope).to(x2.dtype),
         mask=mask,
     )
-    tl.store(ddx1_ptr + (row * ddx_stride + first) + column, ((g2 * v) * slope).to(x2.dtype), mask=mask)
+    tl.store(ddx1_ptr + row * ddx_stride + column, ((g2 * v) * slope).to(x2.dtype), mask=mask)
     tl.store(
-        ddx2_ptr + (row * ddx_stride + first) + column,
+        ddx2_ptr + row * ddx_stride + column,
         ((g1 * v) * slope + (g2 * v) * (m * bend)).to(x2.dtype),
         mask=mask,
     )
@@ -1173,9 +1241,9 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Elements and warps of a program, the fastest of fourteen on an H200: erf form (forward, backward), tanh form.
 _CONFIG = {
     torch.float64: (((512, 4), (512, 4)), ((512, 4), (512, 4))),
-    torch.float32: (((256, 1), (128, 1)), ((256, 1), (256, 2))),
-    torch.float16: (((512, 1), (512, 1)), ((1024, 1), (1024, 2))),
-    torch.bfloat16: (((1024, 1), (512, 1)), ((512, 2), (2048, 4))),
+    torch.float32: (((256, 1), (256, 2)), ((256, 1), (256, 2))),
+    torch.float16: (((1024, 1), (512, 1)), ((1024, 1), (512, 1))),
+    torch.bfloat16: (((1024, 1), (256, 1)), ((512, 2), (256, 1))),
 }
 _INTERPRETER_BLOCK = 1 << 16  # at most: it runs programs one by one, and every lane of each
 
@@ -1215,7 +1283,10 @@ def _launch(kernel, tensors, strides, rows: int, columns: int, backward: bool, *
         block = min(_INTERPRETER_BLOCK, triton.next_power_of_2(rows) * triton.next_power_of_2(columns))
     across = min(block, triton.next_power_of_2(columns))
     down = block // across
-    grid = (triton.cdiv(rows, down) * triton.cdiv(columns, across),)
+    # rows on two dimensions, of 65,535 programs each: a division in the kernel costs as much as a polynomial
+    tiles = triton.cdiv(rows, down)
+    deep = triton.cdiv(tiles, 65535)
+    grid = (triton.cdiv(columns, across), triton.cdiv(tiles, deep), deep)
     # The tensor's device, not the current one. enable_fp_fusion=False: only the fused
     # multiply-adds written in the source are fused, so that the interpreter gives the same bits.
     with torch.cuda.device_of(tensors[-1]):

@@ -34,6 +34,8 @@ __device__ constexpr double LOG2E = 1.4426950408889634;
 __device__ constexpr double LN2_HI = 0.6931471805592082;
 __device__ constexpr double LN2_LO = 7.371002565167799e-13;
 __device__ constexpr double INV_SQRT_2PI = 0.3989422804014327;
+__device__ constexpr double INV_SQRT_2PI_LO = -2.49232720227773e-17;
+__device__ constexpr double MILLS_SERIES[8] = {1.0, -1.0, 3.0, -15.0, 105.0, -945.0, 10395.0, -135135.0};
 __device__ constexpr double ERF_ZERO = 0.7517915246935645;
 __device__ constexpr double ERF_ZERO_LO = -1.4956759177009883e-17;
 __device__ constexpr double TANH_ZERO = 0.7524614220710163;
@@ -294,14 +296,26 @@ struct Scaled {  // (m.h + m.l) a b, with a b a power of two in two factors
   }
 };
 
-__device__ Scaled exp_pair(double h, double low) {
+struct Exponential {  // (m.h + m.l) 2^n
+  Pair m;
+  int64_t n;
+};
+
+__device__ Exponential exp_unscaled(double h, double low) {
   const double shifted = __fma_rn(h, LOG2E, MAGIC), n = shifted - MAGIC;
   const Pair r = fast_two_sum(__fma_rn(n, -LN2_HI, h), __fma_rn(n, -LN2_LO, low));
   const double q = __fma_rn(r.h * r.h, horner(r.h, EXP_TAIL64), r.l);
   const double one_r = 1.0 + r.h;
   const Pair m = fast_two_sum(one_r, (r.h - (one_r - 1.0)) + q);
-  const int64_t k = static_cast<int64_t>(n), half = k >> 1;
-  return {m, __longlong_as_double((half + 1023) << 52), __longlong_as_double((k - half + 1023) << 52)};
+  return {m, static_cast<int64_t>(n)};
+}
+
+__device__ double pow2(int64_t n) { return __longlong_as_double((n + 1023) << 52); }
+
+__device__ Scaled exp_pair(double h, double low) {
+  const Exponential e = exp_unscaled(h, low);
+  const int64_t half = e.n >> 1;
+  return {e.m, pow2(half), pow2(e.n - half)};
 }
 
 __device__ Pair reciprocal_pair(double d, double low) {  // 1/(d + low)
@@ -366,6 +380,32 @@ __device__ double times_pair(double m, Pair v) {
   return p == 0.0 || fabs(p) == INFINITY ? p : __fma_rn(m, v.h, m * v.l);
 }
 
+// v 2^n in three steps of one sign: only the last can round, unless all is lost
+__device__ double scaled(double v, int64_t n) {
+  const int64_t third = n / 3;
+  return ((v * pow2(third)) * pow2(third)) * pow2(n - 2 * third);
+}
+
+// m gelu'(x) for an x so deep that double cannot hold gelu', and |m| > 1: the power of two comes last
+template <bool TANH>
+__device__ double lifted64(double m, double x) {
+  m = x == -INFINITY ? m * 0.0 : m;
+  const double u = at_most(fabs(x), TANH ? 28.0 : 55.0);
+  const Pair h = TANH ? cubic(u, {TANH_A, TANH_A_LO}, {TANH_B, TANH_B_LO}) : mul({u, 0.0}, {-0.5 * u, 0.0});
+  const Exponential e = exp_unscaled(h.h, h.l);
+  Pair p = e.m, v;
+  if (TANH) {
+    const Pair g = cubic(u, {TANH_A, TANH_A_LO}, {TANH_3B, TANH_3B_LO});
+    v = two_sum(1.0, g.h);
+    v.l += g.l;
+  } else {
+    p = mul(p, {-INV_SQRT_2PI, -INV_SQRT_2PI_LO});
+    v = fast_two_sum(u, horner(1.0 / (u * u), MILLS_SERIES) * (-1.0 / u));
+  }
+  p = mul(p, {v.h * 0x1p-64, v.l * 0x1p-64});
+  return scaled(times_pair(m, p), e.n + 64);
+}
+
 template <bool TANH>
 __device__ double slope_times64(double m, double x) {
   const double u = at_most(fabs(x), TANH ? 22.0 : 39.5);
@@ -394,6 +434,7 @@ __device__ double slope_times64(double m, double x) {
   }
   const Pair positive = d.one_minus(), sum = two_sum(d.m.h, d.m.l);  // next to the zero all of it is in d.m.l
   const Pair negative = {(sum.h * d.a) * d.b, (sum.l * d.a) * d.b};
+  if (x < 0.0 && fabs(negative.h) < 0x1p-1022 && fabs(m) > 1.0) return lifted64<TANH>(m, x);
   return times_pair(m, x < 0.0 ? negative : positive);
 }
 

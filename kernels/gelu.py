@@ -203,6 +203,19 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2_HI: tl.constexpr = tl.constexpr(0.6931471805592082)
 LN2_LO: tl.constexpr = tl.constexpr(7.371002565167799e-13)
 INV_SQRT_2PI: tl.constexpr = tl.constexpr(0.3989422804014327)
+INV_SQRT_2PI_LO: tl.constexpr = tl.constexpr(-2.49232720227773e-17)
+MILLS_SERIES: tl.constexpr = tl.constexpr(
+    (
+        1.0,
+        -1.0,
+        3.0,
+        -15.0,
+        105.0,
+        -945.0,
+        10395.0,
+        -135135.0,
+    )
+)
 ERF_ZERO: tl.constexpr = tl.constexpr(0.7517915246935645)
 ERF_ZERO_LO: tl.constexpr = tl.constexpr(-1.4956759177009883e-17)
 TANH_ZERO: tl.constexpr = tl.constexpr(0.7524614220710163)
@@ -385,6 +398,7 @@ ROOT_HIGH: tl.constexpr = tl.constexpr(
 # >>> shared functions: the same text in gelu.py and geglu.py
 MAGIC: tl.constexpr = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer
 NUDGE: tl.constexpr = tl.constexpr(2.0**-47)
+NORMAL64: tl.constexpr = tl.constexpr(2.0**-1022)
 MAGIC32: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23
 
 
@@ -830,6 +844,64 @@ def _tanh_slope64(x):
     return tl.where(x < 0, (p * a) * b, t), tl.where(x < 0, (q * a) * b, rest)
 
 
+@triton.jit
+def _scaled(v, n):
+    """v 2^n in three steps of one sign: only the last can round, unless all is lost."""
+    third = n // 3
+    step = ((third + 1023) << 52).to(tl.float64, bitcast=True)
+    last = ((n - 2 * third + 1023) << 52).to(tl.float64, bitcast=True)
+    return ((v * step) * step) * last
+
+
+@triton.jit
+def _lifted64(m, e, x, TANH: tl.constexpr, SLOPE: tl.constexpr):
+    """m 2^e gelu(x), or m 2^e gelu'(x), for an x so deep that float64 cannot hold the function, and |m| >= 1.
+
+    The power of two comes last. At 55 (erf form) and 28 (tanh form) nothing is left for any two factors m 2^e.
+    Phi(-u) is its asymptotic series, which is good to 2^-60 from u = 37 on; 1 + E is 1.
+    """
+    m = tl.where(x == float("-inf"), m * 0.0, m)
+    if TANH:
+        u = _at_most(tl.abs(x), 28.0)
+        h, low = _tanh_argument64(u, _const(u, TANH_A), _const(u, TANH_A_LO), _const(u, TANH_B), _const(u, TANH_B_LO))
+    else:
+        u = _at_most(tl.abs(x), 55.0)
+        h, low = _mul_pair(u, 0.0 * u, -0.5 * u, 0.0 * u)
+    p, q, shifted = _exp_pair(h, low)
+    if TANH:
+        if SLOPE:
+            vh, low = _tanh_argument64(
+                u, _const(u, TANH_A), _const(u, TANH_A_LO), _const(u, TANH_3B), _const(u, TANH_3B_LO)
+            )
+            vh, vl = _two_sum(_const(u, 1.0), vh)
+            vl = vl + low
+        else:
+            vh, vl = _neg(u), 0.0 * u
+    else:
+        p, q = _mul_pair(p, q, _const(u, -INV_SQRT_2PI), _const(u, -INV_SQRT_2PI_LO))
+        s = 1.0 / (u * u)
+        if SLOPE:
+            vh, vl = _fast_two_sum(u, _horner(s, MILLS_SERIES, 7) * (-1.0 / u))
+        else:
+            vh, vl = _fast_two_sum(_const(u, 1.0), _horner(s, MILLS_SERIES, 7) - 1.0)
+    p, q = _mul_pair(p, q, vh * 2.0**-64, vl * 2.0**-64)
+    n = (shifted.to(tl.int64, bitcast=True) << 32) >> 32
+    return _scaled(_times_pair(m, p, q), n + e + 64)
+
+
+@triton.jit
+def _slope_times64(m, e, x, TANH: tl.constexpr):
+    """m 2^e gelu'(x); e is 0, or 1024 for an m from 1 on."""
+    if TANH:
+        h, low = _tanh_slope64(x)
+    else:
+        h, low = _erf_slope64(x)
+    d = _times_pair(m, h, low)
+    d = tl.where(e == 0, d, (d * 2.0**512) * 2.0**512)
+    deep = (x < 0) & (tl.abs(h) < NORMAL64) & ((tl.abs(m) > 1) | (e != 0))
+    return tl.where(deep, _lifted64(m, e, x, TANH, True), d)
+
+
 # --- by dtype ---
 
 
@@ -837,11 +909,7 @@ def _tanh_slope64(x):
 def _slope_times(m, x, TANH: tl.constexpr):
     """m gelu'(x) before its one rounding to x's dtype; m may be wider than x (float32 for 16-bit x)."""
     if x.dtype == tl.float64:
-        if TANH:
-            h, low = _tanh_slope64(x)
-        else:
-            h, low = _erf_slope64(x)
-        d = _times_pair(m, h, low)
+        d = _slope_times64(m, tl.zeros_like(x).to(tl.int64), x, TANH)
     elif x.dtype == tl.float32:
         if TANH:
             d = m.to(tl.float64) * _closed(x, _tanh_slope32(x))

@@ -111,12 +111,15 @@ def test_pytorch_stands_in_once_per_group_for_its_first_judged_kernel() -> None:
     ]
     found = bench._stand_ins(Declares(), entries)  # type: ignore[arg-type]
     assert [item.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile", "a.py::other@compile"]
+    found = bench._stand_ins(Declares(), entries, beside_peers=False)  # type: ignore[arg-type]
+    assert [item.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile"]
 
 
 def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     fake = FakeWorker(set())
     monkeypatch.setattr(bench, "Worker", lambda backend: _Opened(fake))
     entries = [
+        entry("theirs", "i", peer=True),
         entry("a", "g"),
         entry("b", "g", dtypes=("float16", "float32")),
         entry("c", "h", dtypes=("float16",)),
@@ -125,7 +128,7 @@ def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type:
     ]
     shapes = ((4, 4), (8, 8))
     bench.time_all(entries, bench.Bench(wanted=(), shapes=shapes), Session(dtypes=("float32", "float16")))
-    assert fake.asked == [["a", "b"], ["a", "b"], ["b"], ["b"], ["c"], ["c"]]
+    assert fake.asked == [["a", "b"], ["a", "b"], ["b"], ["b"], ["c"], ["c"], ["theirs"], ["theirs"]]
 
 
 class _Opened:

@@ -14,6 +14,7 @@ from tests.gate_records import ALL, PROVEN, SEEN, book, bound, kernel, result, r
 from verify import bounds
 from verify.bounds import Acceptance, Bound, file_name
 from verify.errors import UsageError
+from verify.figure import rounded_up
 from verify.readings import Key, readings
 from verify.record import Basis
 
@@ -204,7 +205,7 @@ def test_saving_over_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 @given(st.floats(1e-6, 1e300))
 def test_rounding_a_bound_never_undercuts_the_measurement(value: float) -> None:
-    rounded = bounds.rounded_up(value)
+    rounded = rounded_up(value)
     assert value <= rounded <= value * 1.0011
     short = float(f"{rounded:.4g}")
     assert rounded in (short, value)

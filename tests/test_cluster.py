@@ -13,8 +13,14 @@ import pytest
 
 from verify.cluster import Cluster, digest, gpus
 from verify.errors import UsageError
+from verify.formats import named
 from verify.isolate import Worker, WorkerDied, WorkerTimeout
+from verify.record import Run
 from verify.session import Session, run
+from verify.sweep.drive import Settings, sweep
+from verify.sweep.space import CHUNK, bits_of_key
+
+FLOAT32 = named("float32")
 
 KERNELS = """
 import os, time
@@ -37,6 +43,14 @@ def hangs(x):
 @verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)
 def waits(x):
     here = Path(__file__).parent
+    (here / f"seen.{os.getppid()}").touch()
+    while not (here / "go").exists():
+        time.sleep(0.05)
+    return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
+
+@verify.kernel(op="silu", dtypes=["float32"], gradients=False)
+def swept(x):
+    here = Path(__file__).parent / "swept"
     (here / f"seen.{os.getppid()}").touch()
     while not (here / "go").exists():
         time.sleep(0.05)
@@ -110,6 +124,29 @@ def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target:
     assert answers and answers[0]["run"]["status"] == "ok"
 
 
+def test_a_sweep_that_loses_a_worker_is_the_sweep_of_one(cluster: Cluster, target: Path) -> None:
+    """Two chunks, of a thousand inputs each; the worker that is killed has one of them."""
+    folder = target.parent / "swept"
+    folder.mkdir()
+    border = (0x80000000 + 0x3F800000) // CHUNK * CHUNK
+    low, high = (FLOAT32.to_float(bits_of_key(FLOAT32, key)) for key in (border - 1000, border + 999))
+    runs: dict[str, Run] = {}
+
+    def swept(name: str, cluster: Cluster | None) -> None:
+        settings = Settings(backend="interpreter", dtypes=("float32",), bounds=(low, high), cluster=cluster, jobs=1)
+        runs[name] = sweep([f"{target}::swept"], settings, "verify sweep")
+
+    there = threading.Thread(target=swept, args=("there", cluster))
+    there.start()
+    os.kill(int(_seen(folder, 1)[0]), signal.SIGKILL)
+    (folder / "go").touch()
+    there.join(120)
+    swept("here", None)
+    assert runs["there"].id == runs["here"].id
+    (result,) = runs["there"].kernels[0].results
+    assert (result.basis.kind, result.basis.n) == ("exhaustive", 2000)
+
+
 def _seen(folder: Path, count: int) -> list[str]:
     """The Dask workers under which the kernel has started, once there are so many."""
     for _ in range(1200):
@@ -118,6 +155,15 @@ def _seen(folder: Path, count: int) -> list[str]:
             return found
         time.sleep(0.05)
     raise AssertionError(f"the kernel started under {len(found)} workers, not {count}")
+
+
+def test_a_flag_is_raised_where_the_workers_are_and_gone_afterwards(cluster: Cluster, tmp_path: Path) -> None:
+    flag = tmp_path / "a folder of one machine" / "stop"
+    with cluster.flag(flag) as raise_it:
+        assert not flag.exists()
+        raise_it()
+        assert flag.exists()
+    assert not flag.parent.exists()
 
 
 def test_a_worker_that_differs_is_refused_by_name(cluster: Cluster) -> None:

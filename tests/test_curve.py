@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from verify import formats, ops
-from verify.curve import Envelope, edges_for, envelope, recorded, rounded_up, worse
+from verify.curve import DIGITS, Envelope, edges_for, envelope, recorded, worse
+from verify.figure import rounded_up
 from verify.formats import Format
 from verify.record import value_of
 from verify.ulp import all_values, from_bits
@@ -127,11 +128,32 @@ def test_neighbours_that_say_the_same_are_joined_and_nothing_gets_smaller() -> N
 
 
 @pytest.mark.parametrize(
+    ("errors", "bins"),
+    [
+        ((0.6, 0.62, 0.629), 1),  # within 5% of each other
+        ((0.6, 0.62, 0.64), 2),  # each of its neighbour, but not all of them
+        ((0.499, 0.501, 0.502), 2),  # correctly rounded or not
+        ((0.99, 1.0, 1.01), 2),  # faithful or not
+        ((30.0, 31.0, 0.0), 2),
+        ((math.nan, math.nan, math.inf), 2),
+        ((0.0, 0.0, 1e-9), 2),
+    ],
+)
+def test_only_what_a_plot_shows_alike_is_joined(errors: tuple[float, ...], bins: int) -> None:
+    edges = (1.0, 2.0, 4.0, 8.0)
+    found = recorded("x", formats.named("float32"), Envelope(edges, (1, 2, 3), errors, (7, 8, 9)), None)
+    assert (len(found.counts), sum(found.counts)) == (bins, 6)
+    tops = [value_of(value) for value in found.max_ulp]
+    wanted = max(rounded_up(error, DIGITS) for error in errors if not math.isnan(error))
+    assert max(top for top in tops if not math.isnan(top)) == wanted  # a maximum is never lost
+
+
+@pytest.mark.parametrize(
     ("value", "shown"),
     [(0.0, 0.0), (0.5, 0.5), (0.50001, 0.501), (254.933, 255.0), (999.5, 1000.0), (1.2345e-300, 1.24e-300)],
 )
 def test_maxima_are_rounded_up_to_three_digits(value: float, shown: float) -> None:
-    assert rounded_up(value) == shown
+    assert rounded_up(value, DIGITS) == shown
     assert math.isnan(rounded_up(math.nan))
     assert rounded_up(math.inf) == math.inf
 
@@ -151,9 +173,11 @@ def test_the_curve_of_a_run_has_the_maximum_of_the_run() -> None:
     assert result.curve.operand == "x"
     assert sum(result.curve.counts) == result.figures.n
     tops = [value_of(value) for value in result.curve.max_ulp]
-    assert max(tops) == rounded_up(value_of(result.figures.max_ulp))
+    assert max(tops) == rounded_up(value_of(result.figures.max_ulp), DIGITS)
     assert result.baseline is not None
-    assert max(value_of(value) for value in result.curve.baseline) == rounded_up(value_of(result.baseline.max_ulp))
+    assert max(value_of(value) for value in result.curve.baseline) == rounded_up(
+        value_of(result.baseline.max_ulp), DIGITS
+    )
     # the worst input of the highest bin is the worst input of the result
     place = tops.index(max(tops))
     assert result.curve.worst[place] in result.worst[0].inputs["x"]

@@ -217,9 +217,8 @@ def test_what_escalation_does_not_reach_is_counted(monkeypatch: pytest.MonkeyPat
     whole = gelu(spread(count))
     truth = evaluate(GELU, whole, {"y": fmt})["y"]
     blind = replace(truth, bound=truth.value.abs() + 1.0)
-    monkeypatch.setattr(judging, "ESCALATION_LIMIT", 20)
     monkeypatch.setattr(judging, "CONTENDER_ROUNDS", 0)
-    outcome = judge_result(GELU, whole, "y", truth.value.float(), blind, fmt, policy=Policy())
+    outcome = judge_result(GELU, whole, "y", truth.value.float(), blind, fmt, policy=Policy(), room=20)
     figures = outcome.tallies[0].figures()
     assert figures.undecided >= count - 20 - judging.KEEP
     assert figures.max_upper == "inf" or float(figures.max_upper) > 1e6

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.report.sample import passing
-from verify import nightly
+from verify import nightly, session
 from verify.errors import UsageError
 from verify.nightly import Night, Work
 from verify.record import Run
@@ -138,6 +138,12 @@ def test_a_unit_that_the_budget_cut_short_is_made_again(tmp_path: Path) -> None:
     for line in (f"gelu bfloat16: not timed: {nightly.SPENT}", "gelu: crashed", "never"):
         nightly.unit(mine, "bench", "all", lambda line=line: make(line))  # type: ignore[misc]
     assert len(made) == 2, "the second was whole, whatever it found, and is kept"
+
+
+def test_the_judged_come_first_and_of_them_the_longest() -> None:
+    kinds = [("a", True, "contraction"), ("b", False, "elementwise"), ("c", False, "rowwise"), ("d", False, "rowwise")]
+    work = [(name, {"peer": peer, "kind": kind}) for name, peer, kind in kinds]
+    assert [name for name, _ in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
 
 
 def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.report.sample import hostile_kernel, make, many, rich, sample
 from verify import packing
 from verify.errors import UsageError
 from verify.record import (
+    SCHEMA,
     Basis,
     Curve,
     Figures,
@@ -51,7 +52,7 @@ figures = st.builds(
     scaled_upper=st.none() | numbers,
     scaled_p999=st.none() | numbers,
 )
-inputs = st.dictionaries(st.sampled_from(["x", "rows", "low", "dy"]), texts, max_size=3)
+inputs = st.dictionaries(st.sampled_from(["x", "rows", "low", "dy", "@"]), texts, max_size=3)
 worst = st.builds(
     Worst,
     index=st.lists(st.integers(0, 99), max_size=3).map(tuple),
@@ -117,7 +118,7 @@ laws = st.builds(
 
 def of(rows: list[Result], tried: list[LawRun]) -> Run:
     kernel = KernelRun("k", "a.py::k", "gelu", {}, "float32", "ok", rows, laws=tried)
-    return Run(3, "0123456789ab", "", "verify run", "cuda", 0, "default", {}, [kernel])
+    return Run(SCHEMA, "0123456789ab", "", "verify run", "cuda", 0, "default", {}, [kernel])
 
 
 def same(first: Run, second: Run) -> bool:
@@ -147,8 +148,14 @@ def test_octaves_are_what_a_histogram_has() -> None:
     assert most[-2] == math.ldexp(1.0, 64)
 
 
+def alone() -> Run:
+    """One result, so that nothing of it is shared."""
+    kernel = rich().kernels[0]
+    return make([msgspec.structs.replace(kernel, results=kernel.results[:1], laws=[])])
+
+
 def broken(edit: Any) -> bytes:
-    document = json.loads(encode(rich()))
+    document = json.loads(encode(alone()))
     edit(document["kernels"][0]["results"][0])
     return json.dumps(document).encode()
 
@@ -193,10 +200,72 @@ def test_commands_are_a_list_of_texts(commands: Any) -> None:
 
 
 def test_a_file_can_be_read_by_other_tools() -> None:
-    document = json.loads(encode(rich()))
+    document = json.loads(encode(alone()))
+    assert "shared" not in document
     first = document["kernels"][0]["results"][0]
     assert first["figures"]["max_ulp"] == number(0.49987)
     assert first["regimes"]["name"][1] == "negative tail"
     assert first["regimes"]["figures"]["max_ulp"][1] == 0.49987
     place = first["worst"]["replay"].partition(" ")[0].removeprefix("#")
     assert document["kernels"][0]["commands"][int(place)].startswith("verify replay accuracy.py::gelu_erf '{")
+
+
+# -- what occurs twice ------------------------------------------------------------------------------------
+
+
+def twice() -> Run:
+    """Two kernels of one op: PyTorch's figures, regions and special values are those of both."""
+    kernel = alone().kernels[0]
+    return make([kernel, msgspec.structs.replace(kernel, name="other", target="a.py::other")])
+
+
+def test_what_occurs_twice_stands_once() -> None:
+    once, both = encode(alone()), encode(twice())
+    assert len(both) < 1.4 * len(once)
+    document = json.loads(both)
+    [first, second] = [kernel["results"][0] for kernel in document["kernels"]]
+    assert first["regimes"] == second["regimes"]
+    [place] = first["regimes"].values()
+    assert document["shared"][place] == json.loads(once)["kernels"][0]["results"][0]["regimes"]
+    assert first["figures"] == second["figures"]  # short, and what other tools ask for first: never shared
+    assert "@" not in first["figures"]
+
+
+@pytest.mark.parametrize("place", [-1, 99, True, None, 1.5])
+def test_a_reference_to_nothing_is_refused(place: Any) -> None:
+    document = json.loads(encode(twice()))
+    document["kernels"][1]["results"][0]["regimes"] = {"@": place}
+    with pytest.raises(UsageError) as caught:
+        decode(json.dumps(document).encode(), source="r")
+    wanted = f"Expected the place of a shared entry, got {place!r} - at `$.kernels[1].results[0].regimes`"
+    assert str(caught.value).startswith(f"{AT}{wanted}")
+
+
+def test_an_operand_may_be_called_like_a_reference() -> None:
+    kernel = alone().kernels[0]
+    element = kernel.results[0].worst[0]
+    many = [msgspec.structs.replace(element, inputs={"@": f"{k}.5 (0x3f8{k})"}) for k in range(9)]
+    rows = [msgspec.structs.replace(kernel.results[0], worst=many, output=name) for name in ("y", "dy")]
+    rows.append(msgspec.structs.replace(rows[0], worst=many[:1]))
+    run = make([msgspec.structs.replace(kernel, results=rows)])
+    assert same(decode(encode(run)), run)
+
+
+def test_a_shared_entry_refers_to_nothing() -> None:
+    document = json.loads(encode(twice()))
+    document["shared"] = [{"@": 0} for _ in document["shared"]]
+    with pytest.raises(UsageError, match="breaks the record schema"):
+        decode(json.dumps(document).encode())
+
+
+def test_what_is_shared_is_a_list() -> None:
+    document = json.loads(encode(twice()))
+    document["shared"] = {"0": []}
+    with pytest.raises(UsageError, match=r"Expected a list - at `\$\.shared`"):
+        decode(json.dumps(document).encode())
+
+
+def test_records_of_schema_3_share_nothing_and_are_read() -> None:
+    document = json.loads(encode(alone()))
+    document["schema"] = 3
+    assert decode(json.dumps(document).encode()) == alone()

@@ -181,8 +181,8 @@ BREAKS = "r.json breaks the record schema: "
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
         (
-            edited(schema=4),
-            "r.json has schema 4; this verify reads schemas 1, 2, 3\n" + RERUN,
+            edited(schema=5),
+            "r.json has schema 5; this verify reads schemas 1, 2, 3, 4\n" + RERUN,
         ),
         (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
         (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 import verify
+from verify import run as running
 from verify.backends import Backend
+from verify.plan import EFFORTS, plan
 from verify.record import KernelRun, Result, value_of
 from verify.regimes import NONFINITE
 from verify.run import measure_kernel
@@ -157,3 +162,28 @@ def test_a_peer_has_no_baseline_of_its_own() -> None:
     run = measured(kernel)
     assert run.peer
     assert only(run).baseline is None
+
+
+def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], elements=1 << 12))
+    monkeypatch.setattr(running, "ROOM_PEER", 0)
+    judged, peer = (
+        only(measured(verify.kernel(op="silu", dtypes=["float32"], gradients=False, peer=peer)(silu))).figures
+        for peer in (False, True)
+    )
+    assert judged.undecided == 0 < peer.undecided
+    assert judged.misrounded <= peer.misrounded + peer.undecided
+    assert peer.max_ulp == judged.max_ulp, "maxima are settled in any case"
+
+
+@pytest.mark.parametrize("backend", EFFORTS)
+@pytest.mark.parametrize("op", ["layer_norm", "linear"])
+def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
+    kernel = verify.kernel(op=op, operands=["x", "weight"])(lambda x, weight, **_: x)
+    effort = EFFORTS[backend]
+    [group] = plan(kernel, "bfloat16", backend, 0)
+    sizes = {case.dims if op == "linear" else case.dims[-1] for case in group.cases}
+    matrices, widths = {*effort.matrices, *effort.large}, {*effort.narrow, effort.middle, *effort.wide, effort.longest}
+    assert sizes == (matrices if op == "linear" else widths - {0})
+    regimes = [case.regime for case in group.cases]
+    assert min(map(regimes.count, regimes)) >= 2

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verify.formats import FORMATS, Format, named, power_of_two, torch_dtype
-from verify.ulp import Policy, all_values, bits_of, errors, from_bits, ldexp, ulp_exponent, widen
+from verify.ulp import Policy, all_values, bits_of, errors, from_bits, ldexp, same_bits, ulp_exponent, widen
 
 ALL = list(FORMATS.values())
 NARROW = [fmt for fmt in ALL if fmt.name != "float64"]
@@ -554,3 +554,36 @@ def test_a_truth_far_beyond_overflow_is_certain_however_loose_its_bound(name: st
     assert found.ulp.tolist()[:3] == [0.0, 0.0, -1.0]
     assert found.width.tolist()[:3] == [0.0, 0.0, 0.0]
     assert found.undecided.tolist() == [False, False, False, True], "the last truth may lie within the format"
+
+
+def test_the_same_bits_are_the_same_bits(backend) -> None:  # type: ignore[no-untyped-def]
+    values = torch.tensor([0.0, torch.nan, torch.inf, 1.5], device=backend.device)
+    half, empty, scalar = values.to(torch.bfloat16), values[:0], values[3]
+    assert same_bits([values, half, empty, scalar], [values.clone(), half.clone(), empty.clone(), scalar.clone()])
+    assert same_bits([values[::2]], [values[::2].contiguous()])
+    assert same_bits([], [])
+    for place in range(4):
+        other = values.clone()
+        other[place] = torch.tensor(-0.0 if place == 0 else 2.0)
+        assert not same_bits([half, values], [half, other])
+    assert not same_bits([values, half], [values, half.half()])
+    assert not same_bits([values], [values[None]])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "float64"])
+def test_one_product_scales_as_three_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exponents of formats up to float32 are small enough: no figure changes."""
+    from verify import ulp
+
+    fmt = named(name)
+    numbers = from_bits(
+        torch.randint(0, 1 << min(fmt.bits, 31), (4000,), generator=torch.Generator().manual_seed(3)), fmt
+    )
+    wide = widen(numbers)
+    near = torch.where(torch.arange(4000) % 2 == 0, wide * (1 + 2.0**-9), wide.roll(1))
+    bound = torch.nan_to_num(near.abs() * 2.0**-40, posinf=0.0) + 2.0**-200
+    once = errors(numbers, near, fmt, bound=bound, scale=near.abs() * 3)
+    monkeypatch.setattr(ulp, "_ldexp_once", ldexp)
+    thrice = errors(numbers, near, fmt, bound=bound, scale=near.abs() * 3)
+    for key, value in vars(once).items():
+        assert torch.equal(value.nan_to_num(7.25), vars(thrice)[key].nan_to_num(7.25)), key

@@ -36,6 +36,7 @@ class Bench:
     directions: tuple[str, ...] = ("forward", "backward")
     rounds: int = 15
     accuracy: bool = True
+    beside_peers: bool = True  # PyTorch's own also where no kernel of a group is judged
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def entries_of(worker: Worker, settings: Bench, session: Session) -> list[Entry]
             f"nothing declared computes {', '.join(ops)}",
             hint="verify bench FILE.py, or list files under [tool.verify] kernels or peers in pyproject.toml",
         )
-    return [*found.values(), *_stand_ins(worker, list(found.values()))]
+    entries = list(found.values())
+    return [*entries, *_stand_ins(worker, entries, beside_peers=settings.beside_peers)]
 
 
 def _looks_like_target(text: str) -> bool:
@@ -160,11 +162,11 @@ def _declared(worker: Worker, target: str) -> list[Entry]:
     return [msgspec.convert(item, Entry) for item in reply["contenders"]]
 
 
-def _stand_ins(worker: Worker, entries: list[Entry]) -> list[Entry]:
+def _stand_ins(worker: Worker, entries: list[Entry], *, beside_peers: bool = True) -> list[Entry]:
     """PyTorch for every group, in the place of its first judged kernel: that one names the dtypes and the promise."""
     chosen: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda item: item.peer):
-        if not entry.stands_in:
+        if not entry.stands_in and (beside_peers or not entry.peer):
             chosen.setdefault(entry.group, entry)
     return [
         found
@@ -179,14 +181,14 @@ def _stand_ins(worker: Worker, entries: list[Entry]) -> list[Entry]:
 
 
 def time_all(entries: list[Entry], settings: Bench, session: Session) -> _Timings:
-    """Time every group of comparable implementations, in each dtype and shape."""
+    """Time every group of comparable implementations, in each dtype and shape; first those with a judged kernel."""
     timings = _Timings()
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         if not entry.lacking and "cuda" in entry.backends:
             groups.setdefault(entry.group, []).append(entry)
     with Worker(session.backend) as worker:
-        for group in groups.values():
+        for group in sorted(groups.values(), key=lambda group: all(entry.peer for entry in group)):
             for dtype in session.dtypes:
                 able = [entry.target for entry in group if dtype in entry.dtypes]
                 for shape in (settings.shapes or ((),)) if able else ():

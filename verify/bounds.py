@@ -13,12 +13,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Any
 
 from verify import toml
 from verify.errors import UsageError
+from verify.figure import rounded_up
 from verify.readings import STRENGTH, Key, Reading, as_strong
 from verify.record import Basis, write_atomically
 
@@ -31,7 +31,6 @@ HEADROOM = 0.25
 # How much looser than what would be proposed today a bound may be before it is reported and tightened.
 # Observed maxima have to fall by the headroom too: a lucky seed must not pull a bound down.
 MARGIN = 0.05
-DIGITS = 4  # of a bound: more would suggest that the next digit matters
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}|unknown")
 _HASH = re.compile(r"[0-9a-f]{6,64}")
@@ -91,15 +90,7 @@ class Book:
 
 def proposal(reading: Reading, headroom: float = HEADROOM) -> float:
     """The bound that a measurement supports: rounded up, with headroom unless it was proven."""
-    return rounded_up(max(reading.value, LEAST), headroom if reading.basis.kind == "observed" else 0.0)
-
-
-def rounded_up(value: float, headroom: float = 0.0) -> float:
-    """To `DIGITS` significant digits, never below the value, after adding a share of it."""
-    # the decimals that the floats are meant to be: 0.7 and a tenth give 0.77, not 0.7701
-    exact = Decimal(repr(value)) * (1 + Decimal(repr(headroom)))
-    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - DIGITS + 1), rounding=ROUND_CEILING)
-    return max(float(rounded), value)
+    return rounded_up(max(reading.value, LEAST), headroom=headroom if reading.basis.kind == "observed" else 0.0)
 
 
 def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom: float = HEADROOM) -> bool:

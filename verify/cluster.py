@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,21 @@ def stop_worker(backend: str) -> None:
         worker = _workers.pop(backend, None)
         if worker is not None:
             worker.stop()
+
+
+def raise_flag(path: str) -> None:
+    """Make the file by which a running request is asked to end, on this machine."""
+    flag = Path(path)
+    flag.parent.mkdir(parents=True, exist_ok=True)
+    flag.touch()
+
+
+def lower_flag(path: str) -> None:
+    """Remove it again."""
+    flag = Path(path)
+    flag.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # never made here, or shared with whoever made it
+        flag.parent.rmdir()
 
 
 def identify(backend: str, sources: tuple[str, ...]) -> dict[str, str]:
@@ -243,6 +258,22 @@ class Cluster:
         if reply.get("cluster") == "timeout":
             raise WorkerTimeout(reply["message"])
         return reply
+
+    @contextlib.contextmanager
+    def flag(self, path: Path) -> Iterator[Callable[[], None]]:
+        """What raises a flag at `path` on the machine of every worker; it is gone at the end of the block."""
+        raised = False
+
+        def put_up() -> None:
+            nonlocal raised
+            raised = True
+            self._client.run(raise_flag, str(path), on_error="ignore")  # a lost worker has nothing to end
+
+        try:
+            yield put_up
+        finally:
+            if raised:
+                self._client.run(lower_flag, str(path), on_error="ignore")
 
     def close(self) -> None:
         """End the workers' isolated processes, and the cluster if it is ours."""

@@ -2,20 +2,21 @@
 
 A bin is a fixed share of an octave, so all bins of one octave hold equally many floating-point numbers: fine where
 the op's regimes lie, an octave each around them, sixteen octaves each far away. The bins depend on the op and the
-format alone, so envelopes of the same op merge and compare bin by bin. For the record neighbours that say the same
-are joined, and maxima are rounded up to three digits: a maximum that is read off is never too small.
+format alone, so envelopes of the same op merge and compare bin by bin. For the record neighbours that a plot shows
+alike are joined, and maxima are rounded up to three digits: a maximum that is read off is never too small.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
 
 import torch
 from torch import Tensor
 
+from verify.figure import rounded_up
 from verify.formats import Format
 from verify.ops.op import Op, Params
 from verify.record import Curve, number
@@ -25,6 +26,9 @@ FINE = 8  # bins per octave where the regimes lie
 NEAR = 8  # 2^-8 to 2^8 is drawn octave by octave
 FAR = 16  # octaves per bin beyond
 _DEFAULT = (0.5, 8.0)  # where functions bend that name no regimes
+DIGITS = 3  # of a maximum
+ALIKE = 1.05  # errors of neighbours up to this ratio are joined: half a pixel of a plot over five decades
+ROUNDED, FAITHFUL = 0.5, 1.0  # ULP; neighbours on two sides of them are not joined
 
 
 def edges_for(op: Op, params: Params, fmt: Format) -> tuple[float, ...]:
@@ -96,34 +100,38 @@ def envelope(values: Tensor, error: Tensor, nan: Tensor, left_out: Tensor, edges
 
 def recorded(operand: str, fmt: Format, ours: Envelope, theirs: Envelope | None) -> Curve:
     """The envelope as the record keeps it, beside the baseline's maxima in the same bins."""
-    joined: list[tuple[float, int, float, int, float | None]] = []  # low edge, count, maximum, input, baseline
-    for place, low in enumerate(ours.edges[:-1]):
-        count, maximum = ours.counts[place], ours.maxima[place]
-        baseline = None if theirs is None else rounded_up(theirs.maxima[place])
-        if joined:
-            start, before, highest, where, beside = joined[-1]
-            alike = number(rounded_up(highest)) == number(rounded_up(maximum)) and (
-                beside is None or baseline is None or number(beside) == number(baseline)
-            )
-            if bool(before) == bool(count) and alike:
-                if worse(maximum, highest):
-                    highest, where = maximum, ours.worst[place]
-                joined[-1] = (start, before + count, highest, where, beside)
+    lines = [[rounded_up(value, DIGITS) for value in found.maxima] for found in (ours, theirs) if found is not None]
+    groups: list[list[int]] = []
+    for place, count in enumerate(ours.counts):
+        if groups and bool(ours.counts[groups[-1][0]]) == bool(count):
+            together = [*groups[-1], place]
+            if all(_alike([line[at] for at in together]) for line in lines):
+                groups[-1] = together
                 continue
-        joined.append((low, count, maximum, ours.worst[place], baseline))
+        groups.append([place])
+    rank = functools.cmp_to_key(_order)
+    # of equal errors the first bin's input stays
+    worst = [max(group, key=lambda at: rank(ours.maxima[at])) for group in groups]
+    highest = [[max((line[at] for at in group), key=rank) for group in groups] for line in lines]
     return Curve(
         operand=operand,
-        edges=[*(number(item[0]) for item in joined), number(ours.edges[-1])],
-        counts=[item[1] for item in joined],
-        max_ulp=[number(rounded_up(item[2])) for item in joined],
-        worst=[fmt.hex(item[3]) if item[1] else "" for item in joined],
-        baseline=[number(item[4]) for item in joined if item[4] is not None],
+        edges=[*(number(ours.edges[group[0]]) for group in groups), number(ours.edges[-1])],
+        counts=[sum(ours.counts[at] for at in group) for group in groups],
+        max_ulp=[number(value) for value in highest[0]],
+        worst=[fmt.hex(ours.worst[at]) if ours.counts[at] else "" for at in worst],
+        baseline=[] if theirs is None else [number(value) for value in highest[1]],
     )
 
 
-def rounded_up(value: float, digits: int = 3) -> float:
-    """The smallest number of so many significant digits that is not below a non-negative one."""
-    if value == 0 or not math.isfinite(value):
-        return value
-    exact = Decimal(value)
-    return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding=ROUND_CEILING))
+def _order(one: float, two: float) -> int:
+    return worse(one, two) - worse(two, one)
+
+
+def _alike(errors: Sequence[float]) -> bool:
+    """Whether a plot shows these errors as one: within 5% of each other, and on one side of what has a meaning."""
+    if len({repr(error) for error in errors}) == 1:
+        return True
+    if not all(map(math.isfinite, errors)):
+        return False
+    low, high = min(errors), max(errors)
+    return high <= ALIKE * low and all((low <= line) == (high <= line) for line in (ROUNDED, FAITHFUL))

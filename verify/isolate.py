@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -51,6 +52,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._events = -1
         self._buffer = b""
+        self._changing = threading.RLock()  # held while a process begins or ends
 
     def __enter__(self) -> Worker:
         return self
@@ -93,36 +95,38 @@ class Worker:
             return event
 
     def stop(self) -> None:
-        """Kill the worker and everything it started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        process.wait()
-        os.close(self._events)
-        self._events, self._buffer = -1, b""
+        """Kill the worker and everything it started; from any thread, also while another one asks."""
+        with self._changing:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+            process.wait()
+            os.close(self._events)
+            self._events, self._buffer = -1, b""
 
     def _start(self) -> None:
-        if self.alive:
-            return
-        self.stop()
-        read, write = os.pipe()
-        command = [sys.executable, "-m", "verify.worker", str(write)]
-        if self._backend is not None:
-            command.append(self._backend)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-            pass_fds=(write,),
-            start_new_session=True,
-        )
-        os.close(write)
-        self._events = read
+        with self._changing:
+            if self.alive:
+                return
+            self.stop()
+            read, write = os.pipe()
+            command = [sys.executable, "-m", "verify.worker", str(write)]
+            if self._backend is not None:
+                command.append(self._backend)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+                pass_fds=(write,),
+                start_new_session=True,
+            )
+            os.close(write)
+            self._events = read
 
     def _line(self, deadline: float) -> bytes | None:
         """The next event; b"" at the end of the pipe, None when time is up."""

@@ -22,7 +22,7 @@ from verify.truth.exact import Judged, judge
 from verify.truth.fast import Truth, check_bound
 from verify.ulp import Errors, Policy, bits_of, errors, ldexp
 
-ESCALATION_LIMIT = 50_000  # elements per result; beyond it the undecided ones stay so and are counted
+ESCALATION_LIMIT = 50_000  # undecided elements per result that are judged, unless another `room` is asked for
 CONTENDER_ROUNDS = 6
 SAMPLE = 24  # elements per result whose certificate is checked
 
@@ -52,10 +52,12 @@ def judge_result(
     seed: int = 0,
     sample: int = SAMPLE,
     keep: int = KEEP,
+    room: int = ESCALATION_LIMIT,
 ) -> Outcome:
     """Judge one output tensor. `segments` numbers the regime of each element.
 
-    `keep` is how many of the worst elements of each regime are judged exactly besides the maximum itself.
+    `keep` is how many of the worst elements of each regime are judged exactly besides the maximum itself, `room` how
+    many of those whose rounding is open: the others are counted as undecided.
     """
     found = errors(
         got,
@@ -85,7 +87,7 @@ def judge_result(
         chosen = sorted(set(counter.below(seed, f"check/{result}", sample, size).tolist()))
         check_bound(op.points(problem, result, chosen), truth, chosen)
 
-    open_ones = torch.nonzero(found.undecided).reshape(-1)[:ESCALATION_LIMIT].tolist()
+    open_ones = torch.nonzero(found.undecided).reshape(-1)[:room].tolist()
     escalate(open_ones, both=False)
     found = _patched(found, exact)
     for _ in range(CONTENDER_ROUNDS):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from verify.declaration import Kernel, expected_shape
 from verify.errors import KernelError
 from verify.formats import named, torch_dtype
 from verify.ops.op import Op
+from verify.ulp import same_bits
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -255,7 +257,7 @@ def _gradients(
             )
         return {}, tuple("d" + name for name in leaves)
     # kept apart: a backward pass that overwrites dy would overwrite what the truth is computed from
-    arrived = {name: _raw(upstream[name]).clone() for name in attached}
+    arrived = {name: _contiguous_copy(upstream[name]) for name in attached}
     try:
         found = torch.autograd.grad(
             list(attached.values()),
@@ -266,9 +268,9 @@ def _gradients(
         )
     except Exception as error:
         raise KernelError(f"{label} raised in backward: {describe(error)}") from error
-    for name, before in arrived.items():
-        if not torch.equal(before, _raw(upstream[name])):
-            raise KernelError(f"{label} must not change the gradient that arrives at {name}; it differs after backward")
+    changed = _changed(arrived, upstream)
+    if changed:
+        raise KernelError(f"{label} must not change the gradient that arrives at {changed}; it differs after backward")
     gradients: dict[str, Tensor] = {}
     missing: list[str] = []
     for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
@@ -287,24 +289,29 @@ def _gradients(
 
 
 def _check_untouched(inputs: dict[str, Tensor | None], given: dict[str, Tensor | None], label: str) -> None:
-    for name, before in inputs.items():
-        after = given[name]
-        if before is None or after is None:
-            continue
-        if not torch.equal(_raw(before), _raw(after)):
-            raise KernelError(f"{label} must not change its inputs; {name} differs after the call")
+    changed = _changed(inputs, given)
+    if changed:
+        raise KernelError(f"{label} must not change its inputs; {changed} differs after the call")
 
 
-def _raw(tensor: Tensor) -> Tensor:
-    """The values as integers of the same width: NaN equals itself, and nothing is widened."""
-    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().contiguous().view(width)
+def _changed(before: Mapping[str, Tensor | None], after: Mapping[str, Tensor | None]) -> str:
+    """The first tensor whose bits differ; "" if none does."""
+    pairs = {name: (a, b) for name, a in before.items() if a is not None and (b := after[name]) is not None}
+    if same_bits([a for a, _ in pairs.values()], [b for _, b in pairs.values()]):
+        return ""
+    return next(name for name, (a, b) in pairs.items() if not same_bits([a], [b]))
+
+
+@lru_cache
+def _is_ours(file: str) -> bool:
+    return _PACKAGE in Path(file).parents
 
 
 def describe(error: BaseException) -> str:
     """One line: type, first line of the message, and the place in the user's code."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _PACKAGE not in Path(f.filename).parents and "/site-packages/" not in f.filename]
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    walked = reversed(list(traceback.walk_tb(error.__traceback__)))
+    frames = ((frame.f_code.co_filename, line) for frame, line in walked)
+    own = (f"{file}:{line}" for file, line in frames if "/site-packages/" not in file and not _is_ours(file))
+    place = next((f" ({where})" for where in own), "")
     return f"{type(error).__name__}: {text}{place}"

@@ -4,7 +4,8 @@ A run holds thousands of rows of figures. As a list of objects each row would re
 objects become objects of lists, columns that hold one value become that value, and a table says how many rows it
 has. Replay commands of a kernel differ only at their end: their beginnings stand once in the kernel's `commands`.
 Upper ends and quantiles are left out where they equal the maximum. A histogram between powers of two is its
-counts alone, the worst inputs of a curve are one string of hex digits.
+counts alone, the worst inputs of a curve are one string of hex digits. Whatever still occurs twice (PyTorch's figures
+beside each kernel of an op, regions, special inputs and their answers) stands once in `shared`; {"@": 3} is entry 3.
 
 Nothing is lost: `unpack(pack(x)) == x` for what `record` writes, and what cannot be unpacked is refused with its path.
 """
@@ -14,10 +15,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 TABLES = ("regimes", "worst", "baseline_worst", "hardest", "special")
+SHARING = (*TABLES, "curve", "histogram")  # of a result; the laws of a kernel too
 _FIGURES = ("figures", "baseline")
 _NULL = ("low", "high", "scaled_ulp")  # fields that say null; elsewhere a null stands for a field left out
 _NONE = "-"  # a figure that there is not, although the one that it would equal is there
@@ -32,6 +37,8 @@ _EQUAL = (
 )
 _COMMAND = re.compile(r"#(\d+)(.*)", re.DOTALL)
 MOST_ROWS = 100_000  # of a table: a few digits in a hostile file must not fill the memory
+REFERENCE = "@"
+SHORT = 60  # characters; what is no longer than this is repeated
 DEPTH = 5  # nesting down to which every field has a line of its own
 
 
@@ -41,14 +48,20 @@ class PackingError(ValueError):
 
 def pack(run: dict[str, Any]) -> dict[str, Any]:
     """The lean form of a record (plain objects, defaults left out)."""
-    return {**run, "kernels": [_pack_kernel(kernel) for kernel in run["kernels"]]}
+    kernels, shared = _shared([_pack_kernel(kernel) for kernel in run["kernels"]])
+    return {**run, "kernels": kernels} | ({"shared": shared} if shared else {})
 
 
 def unpack(run: Any) -> Any:
     """The plain form again. Whatever is not a packed table is left for the schema to judge."""
     if not isinstance(run, dict) or not isinstance(run.get("kernels"), list):
         return run
-    return {**run, "kernels": [_unpack_kernel(item, f"$.kernels[{at}]") for at, item in enumerate(run["kernels"])]}
+    plain = dict(run)
+    shared = plain.pop("shared", [])
+    if not isinstance(shared, list):
+        raise PackingError("Expected a list - at `$.shared`")
+    kernels = [_unpack_kernel(item, shared, f"$.kernels[{at}]") for at, item in enumerate(run["kernels"])]
+    return {**plain, "kernels": kernels}
 
 
 def dumps(packed: dict[str, Any]) -> bytes:
@@ -59,7 +72,7 @@ def dumps(packed: dict[str, Any]) -> bytes:
 def _text(value: Any, depth: int) -> str:
     if depth >= DEPTH or not isinstance(value, dict | list) or not value:
         return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    if isinstance(value, list) and not isinstance(value[0], dict):
+    if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
         return _text(value, DEPTH)
     pad = " " * (depth + 1)
     if isinstance(value, dict):
@@ -110,17 +123,17 @@ def _pack_row(row: dict[str, Any], shorten: Callable[[str], str]) -> dict[str, A
     return packed
 
 
-def _unpack_kernel(kernel: Any, path: str) -> Any:
+def _unpack_kernel(kernel: Any, shared: list[Any], path: str) -> Any:
     if not isinstance(kernel, dict) or not isinstance(kernel.get("results"), list):
         return kernel
-    plain = dict(kernel)
+    plain = _within(kernel, lambda value, where: _whole(value, shared, where), path)
     commands = plain.pop("commands", [])
     if not isinstance(commands, list) or not all(isinstance(item, str) for item in commands):
         raise PackingError(f"Expected a list of commands - at `{path}.commands`")
     if isinstance(laws := plain.get("laws"), dict):
         plain["laws"] = _table(laws, f"{path}.laws")
     plain["results"] = [
-        _unpack_result(result, commands, f"{path}.results[{at}]") for at, result in enumerate(kernel["results"])
+        _unpack_result(result, commands, f"{path}.results[{at}]") for at, result in enumerate(plain["results"])
     ]
     return plain
 
@@ -160,6 +173,74 @@ def octaves(bins: int) -> list[Any]:
     positive = [0.0, *(math.ldexp(1.0, FIRST + place) for place in range(bins // 2))]
     outer: list[Any] = ["inf" if edge > HIGHEST else edge for edge in positive]
     return [*("-inf" if edge == "inf" else -edge for edge in reversed(outer[1:])), *outer]
+
+
+# -- what occurs twice ---------------------------------------------------------------------------------
+
+
+def _shared(kernels: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The kernels with references for what occurs twice, and what they refer to."""
+    texts: Counter[bytes] = Counter()
+    for value in _tables(kernels):
+        _count(value, texts)
+    places: dict[bytes, int] = {}
+    shared: list[Any] = []
+
+    def lean(value: Any) -> Any:
+        if not isinstance(value, dict | list):
+            return value
+        text = _key(value)
+        if texts[text] < 2:
+            return {name: lean(item) for name, item in value.items()} if isinstance(value, dict) else value
+        if text not in places:
+            places[text] = len(shared)
+            shared.append(value)
+        return {REFERENCE: places[text]}
+
+    return [_within(kernel, lambda value, _: lean(value)) for kernel in kernels], shared
+
+
+def _within(kernel: dict[str, Any], change: Callable[[Any, str], Any], path: str = "") -> dict[str, Any]:
+    """A kernel whose tables, curves and histograms are changed; the second argument says where they are."""
+
+    def changed(owner: Any, names: tuple[str, ...], path: str) -> Any:
+        if not isinstance(owner, dict):
+            return owner
+        return owner | {name: change(owner[name], f"{path}.{name}") for name in names if name in owner}
+
+    results = [changed(item, SHARING, f"{path}.results[{at}]") for at, item in enumerate(kernel["results"])]
+    found: dict[str, Any] = changed(kernel, ("laws",), path)
+    return found | {"results": results}
+
+
+def _tables(kernels: list[dict[str, Any]]) -> list[Any]:
+    owners = [(result, name) for kernel in kernels for result in kernel["results"] for name in SHARING]
+    owners += [(kernel, "laws") for kernel in kernels]
+    return [owner[name] for owner, name in owners if name in owner]
+
+
+def _count(value: Any, texts: Counter[bytes]) -> None:
+    if isinstance(value, dict | list) and len(text := _key(value)) > SHORT:
+        texts[text] += 1
+        for item in value.values() if isinstance(value, dict) else ():
+            _count(item, texts)
+
+
+def _key(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
+
+
+def _whole(value: Any, shared: list[Any], path: str) -> Any:
+    """A value with what it refers to in its place; what is referred to refers to nothing."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {REFERENCE} and not isinstance(value[REFERENCE], str | list | dict):
+        # text or a column of it are the values of an operand that is called so
+        place = value[REFERENCE]
+        if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(shared):
+            raise PackingError(f"Expected the place of a shared entry, got {place!r} - at `{path}`")
+        return shared[place]
+    return {name: _whole(item, shared, f"{path}.{name}") for name, item in value.items()}
 
 
 # -- tables --------------------------------------------------------------------------------------------

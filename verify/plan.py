@@ -42,7 +42,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to observe. float64 is judged element by element in exact arithmetic, so it gets less."""
+    """How much to observe. float64 is judged element by element in exact arithmetic, so it gets less.
+
+    `narrow`, `wide` and `large` are taken in turn, one for each regime that has any. `longest` is a row beyond any
+    block, for some regimes, two rows of it.
+    """
 
     elements: int
     float64_elements: int
@@ -52,6 +56,8 @@ class Effort:
     exact_width: int
     rows: int
     matrices: tuple[tuple[int, int, int], ...]
+    large: tuple[tuple[int, int, int], ...] = ()
+    longest: int = 0
 
 
 EFFORTS = {
@@ -60,20 +66,24 @@ EFFORTS = {
         float64_elements=1 << 12,
         narrow=(1, 3, 2, 5),
         middle=257,
-        wide=(1025, 2048),
+        wide=(2048,),
         exact_width=33,
         rows=3,
         matrices=((17, 65, 33), (32, 256, 16)),
     ),
+    # what an exact verdict costs grows with the width, on a GPU as without one: a middle width serves every regime, and
+    # blocks that a row fills or leaves almost half empty take turns
     "cuda": Effort(
-        elements=1 << 22,
+        elements=1 << 20,
         float64_elements=1 << 13,
         narrow=(1, 3, 2, 5),
-        middle=1025,
-        wide=(4096, 8193),
-        exact_width=65,
+        middle=257,
+        wide=(1025, 4096, 8193),
+        exact_width=33,
         rows=8,
-        matrices=((17, 65, 33), (128, 512, 128), (257, 1024, 96)),
+        matrices=((17, 65, 33),),
+        large=((128, 512, 128), (257, 1024, 96)),
+        longest=65_537,
     ),
 }
 
@@ -139,27 +149,27 @@ def _elementwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[
 
 
 def _rowwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
-    """Every row regime at a narrow and a middle width, and in turn at a wide one."""
+    """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest."""
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate(ROW_REGIMES):
         narrow = effort.narrow[place % len(effort.narrow)]
         widths = [narrow, effort.middle] + [effort.wide[place % len(effort.wide)]] * (place % 2)
+        shapes = [(effort.rows, width) for width in widths]
+        if effort.longest and place % 3 == 2:
+            shapes.append((2, effort.longest))
         if dtype == "float64":
-            widths = [narrow, effort.exact_width]
-        for width in widths:
-            dims = (effort.rows, width)
+            shapes = [(effort.rows, narrow), (effort.rows, effort.exact_width)]
+        for dims in shapes:
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
     return Group(tuple(cases))
 
 
 def _contraction(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
     upstream = "normal" if kernel.differentiable else ""
-    shapes = effort.matrices if dtype != "float64" else effort.matrices[:1]
-    return Group(
-        tuple(
-            _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
-            for recipe in MATRIX_REGIMES
-            for dims in shapes
-        )
-    )
+    cases = []
+    for place, recipe in enumerate(MATRIX_REGIMES):
+        shapes = effort.matrices + ((effort.large[place % len(effort.large)],) if effort.large else ())
+        for dims in shapes if dtype != "float64" else shapes[:1]:
+            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
+    return Group(tuple(cases))

@@ -4,8 +4,8 @@ Strict on load (an unknown field, a wrong type or another schema version is an e
 atomic on write, and without bare NaN: JSON has none, so numbers that may be infinite or NaN are written as
 the strings "inf", "-inf" and "nan" (type `Number`; `number()` makes one, `value_of()` reads one).
 
-A file leaves out fields that hold their default and keeps rows of figures as columns (`verify.packing`); the
-default of a field therefore never changes within a schema.
+A file leaves out fields that hold their default, keeps rows of figures as columns and what occurs twice once
+(`verify.packing`); the default of a field therefore never changes within a schema.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import msgspec
 from verify import packing
 from verify.errors import UsageError
 
-SCHEMA = 3
-READS = (1, 2, 3)  # older schemas are migrated on load
+SCHEMA = 4
+READS = (1, 2, 3, 4)  # older schemas are migrated on load
 
 Number = float | Literal["inf", "-inf", "nan"]
 
@@ -114,7 +114,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Error against input: the maximum in each bin of an operand's values.
 
     `edges[i]` to `edges[i + 1]` is a bin, the upper end in the next one; the bins of one octave hold equally many
-    floating-point numbers, and neighbours that say the same are joined. An empty bin has count 0, error 0 and no
+    floating-point numbers, and neighbours within 5% are joined. An empty bin has count 0, error 0 and no
     input. Maxima are rounded up to three digits.
     """
 
@@ -298,7 +298,7 @@ def decode(data: bytes, *, source: str = "record") -> Run:
             hint="rerun `verify run --json PATH` with this version",
         )
     try:
-        # schemas 1 and 2 wrote every row out; 2 added fields to 1, each with a default
+        # 1 and 2 wrote every row out, 3 whatever occurs twice; 2 added fields to 1, each with a default
         plain = msgspec.json.decode(data) if version < 3 else packing.unpack(msgspec.json.decode(data))
         return msgspec.structs.replace(msgspec.convert(plain, Run), schema=SCHEMA)
     except (msgspec.DecodeError, UnicodeDecodeError, packing.PackingError, RecursionError) as error:

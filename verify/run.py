@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from verify.declaration import Kernel
 from verify.digest import Digest
 from verify.element import describe
 from verify.errors import KernelError
+from verify.figure import shown
 from verify.fingerprint import fingerprint
 from verify.formats import Format
-from verify.judge import SAMPLE, Outcome, judge_result
+from verify.judge import ESCALATION_LIMIT, SAMPLE, Outcome, judge_result
 from verify.measure import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem, Regime
 from verify.plan import Group, pinned, plan
@@ -45,7 +46,11 @@ Progress = Callable[[str], None]
 
 KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's
 SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group of many
+#: Elements per case and result whose open rounding is judged exactly, where not every input is tried: of one case, of
+#: each of many, and of what is not judged. Beyond it they count as undecided; maxima are settled in any case.
+ROOM, ROOM_EACH, ROOM_PEER = 12_000, 2_000, 500
 
+SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 KEEP_SPECIAL = 3  # of its worst elements
 
 
@@ -139,11 +144,16 @@ def measure_kernel(
 
 @dataclass(frozen=True)
 class _Question:
-    """One case with its truth, put to a kernel and to the baseline alike: both had the same inputs."""
+    """One case with its truth, put to a kernel and to the baseline alike: both had the same inputs.
+
+    `host` is the problem for exact arithmetic, which asks for elements one at a time: from a GPU each would be waited
+    for. Where results are small, problem and truths are there too.
+    """
 
     op: Op
     case: Case
     problem: Problem
+    host: Problem
     truths: dict[str, Truth]
     formats: dict[str, Format]
     target: str
@@ -165,6 +175,11 @@ def _measure_group(
     # over many cases the worst ten come from different ones; a single case has to give them all
     single = len(group.cases) == 1
     keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
+    room, room_peer = (ROOM if single else ROOM_EACH), ROOM_PEER
+    if kernel.peer:
+        sample, room = 1, room_peer
+    if group.exhaustive:
+        room = room_peer = ESCALATION_LIMIT
     for case in group.cases:
         measured = run_kernel(kernel, case, backend.device)
         for name in measured.missing:
@@ -172,10 +187,10 @@ def _measure_group(
             if note not in notes:
                 notes.append(note)
         question = _question(kernel, case, measured, group, target, seed)
-        _collect(question, measured.results, ours, keep=keep, sample=sample)
+        _collect(question, measured.results, ours, keep=keep, sample=sample, room=room)
         if not kernel.peer:
             peer = run_baseline(kernel.op, case, backend.device, kernel.outputs)
-            _collect(question, peer.results, theirs, keep=1, sample=0)
+            _collect(question, peer.results, theirs, keep=1, sample=0, room=room_peer)
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, backend, dtype, notes) if whole else {}
     return [
@@ -200,7 +215,15 @@ def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, targ
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
     truths = evaluate(kernel.op, problem, kinds)
-    return _Question(kernel.op, case, problem, truths, kinds, target, kernel.policy, seed)
+    host = _on_host(problem)
+    if max((truth.value.numel() for truth in truths.values()), default=0) <= SMALL:
+        problem, truths = host, {name: truth.cpu() for name, truth in truths.items()}
+    return _Question(kernel.op, case, problem, host, truths, kinds, target, kernel.policy, seed)
+
+
+def _on_host(problem: Problem) -> Problem:
+    inputs = {name: None if value is None else value.cpu() for name, value in problem.inputs.items()}
+    return replace(problem, inputs=inputs, upstream={name: value.cpu() for name, value in problem.upstream.items()})
 
 
 def _collect(
@@ -210,17 +233,18 @@ def _collect(
     *,
     keep: int,
     sample: int,
+    room: int,
 ) -> None:
     """Judge every result of one case and merge it in."""
     op, case, problem = question.op, question.case, question.problem
     for name, truth in question.truths.items():
         if name not in results:
             continue
-        got = results[name]
+        got = results[name].to(truth.value.device)
         segments, regimes = segments_of(op, case, problem, name, tuple(got.shape))
         outcome = judge_result(
             op,
-            problem,
+            question.host,
             name,
             got,
             truth,
@@ -231,6 +255,7 @@ def _collect(
             seed=question.seed,
             sample=sample,
             keep=keep,
+            room=room,
         )
         item = into.setdefault(name, _Collected(fmt=question.formats[name]))
         for regime, part in zip(regimes, outcome.tallies, strict=True):
@@ -271,7 +296,7 @@ def _keep_worst(
     item: _Collected,
 ) -> None:
     """Add the worst elements of one case to the worst so far; infinite and NaN inputs have their own list."""
-    op, case, problem, target = question.op, question.case, question.problem, question.target
+    op, case, problem, target = question.op, question.case, question.host, question.target
     scaled = op.gate == "scaled"
     for ordinary, kept, room in ((True, item.worst, KEEP), (False, item.special, KEEP_SPECIAL)):
         found = [
@@ -374,8 +399,8 @@ def over_the_limit(figures: Figures, judged: float, limit: float, gate: str) -> 
         return f"infinite or unbounded error at {figures.nonfinite:,} of {figures.n:,} inputs"
     proven = figures.scaled_max if gate == "scaled" else figures.max_ulp
     if proven is not None and not value_of(proven) > limit:
-        return f"not proven within {limit:g} {unit}: up to {judged:.4g} cannot be excluded"
-    return f"{judged:.4g} {unit}, the limit is {limit:g}"
+        return f"not proven within {limit:g} {unit}: up to {shown(judged)} cannot be excluded"
+    return f"{shown(judged)} {unit}, the limit is {limit:g}"
 
 
 def judged_upper(figures: Figures, gate: str) -> float:

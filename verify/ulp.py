@@ -10,6 +10,7 @@ an absolute `bound` on how far the real number may be from it. Every error is th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from verify.formats import Format
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+_JOINED = 1 << 22  # bytes up to which tensors on a GPU are compared as one
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,23 @@ def bits_of(tensor: Tensor) -> Tensor:
     width = tensor.element_size() * 8
     raw = tensor.contiguous().view(_INTEGER[width]).to(torch.int64)
     return raw if width == 64 else raw & ((1 << width) - 1)
+
+
+def same_bits(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+    """Whether tensors are the same bit for bit, pair by pair. NaN equals itself, the two zeros differ.
+
+    Small tensors on a GPU are joined first: there each question waits for the device, and waiting is what costs.
+    """
+    if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(left, right, strict=True)):
+        return False
+    if len(left) > 1 and all(a.is_cuda for a in left) and sum(a.numel() * a.element_size() for a in left) <= _JOINED:
+        joined = [torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in side]) for side in (left, right)]
+        return torch.equal(*joined)
+    return all(torch.equal(_raw(a), _raw(b)) for a, b in zip(left, right, strict=True))
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(_INTEGER[tensor.element_size() * 8])
 
 
 def pattern_at(tensor: Tensor, index: int) -> int:
@@ -119,6 +138,7 @@ def errors(
 ) -> Errors:
     """Errors of `got` (in the format's dtype) against the truth; all tensors broadcast-free, same shape."""
     policy = policy or Policy()
+    scaled_by = _ldexp_for(fmt)
     actual = widen(got.reshape(-1).detach())
     value = value.reshape(-1)
     low = None if low is None else low.reshape(-1)
@@ -130,7 +150,7 @@ def errors(
     unit = -exponent
 
     # Everything below is in units of ulp(truth). `top` is where infinity stands in those units.
-    reference = ldexp(value, unit)
+    reference = scaled_by(value, unit)
     top_exponent = fmt.emax - fmt.mantissa_bits
     top = float(fmt.overflow / fmt.ulp(fmt.overflow))
     if policy.overflow == "saturate":
@@ -142,29 +162,29 @@ def errors(
     clipped = torch.where(beyond, torch.copysign(torch.full_like(value, top), value), reference)
 
     is_inf = torch.isinf(actual)
-    width = ldexp(bound, unit)
+    width = scaled_by(bound, unit)
     if not fmt.has_inf and policy.overflow != "saturate":
         # NaN is how e4m3fn overflows: no mismatch where the truth does, or may do, the same
         overflowed = got_nan & at_top & (reference.abs() + width > top - 0.5)
         got_nan = got_nan & ~overflowed
         actual = torch.where(overflowed, torch.copysign(torch.full_like(value, torch.inf), value), actual)
         is_inf = is_inf | overflowed
-    infinity = ldexp(
+    infinity = scaled_by(
         torch.copysign(torch.full_like(value, float(fmt.overflow / fmt.ulp(fmt.overflow))), actual),
         unit + top_exponent,
     )
-    scaled_got = torch.where(is_inf, infinity, ldexp(actual, unit))
+    scaled_got = torch.where(is_inf, infinity, scaled_by(actual, unit))
 
     signed = scaled_got - clipped
     residual = torch.zeros_like(signed)  # what the subtraction of `low` rounds off
     if low is not None:
-        tail = torch.where(beyond, torch.zeros_like(value), ldexp(low, unit))
+        tail = torch.where(beyond, torch.zeros_like(value), scaled_by(low, unit))
         whole, signed = signed, signed - tail
         residual = (whole - signed) - tail
     lower, upper = _magnitude_range(value, low, bound)
     width = _over_binades(signed, width, exponent, lower, upper, fmt)
     # a truth that is beyond infinity's place for certain stands at that place, however uncertain it is itself
-    certain = beyond & (ldexp(lower, unit) >= top)
+    certain = beyond & (scaled_by(lower, unit) >= top)
     width = torch.where(certain, torch.zeros_like(width), width)
 
     if policy.subnormals == "flush":
@@ -220,8 +240,8 @@ def errors(
         usable = torch.isfinite(scale.reshape(-1))
         scale = torch.where(usable, torch.maximum(scale.reshape(-1), value.abs()), value.abs())
         scale_exponent = ulp_exponent(scale, fmt)
-        relative = ldexp(signed, exponent - scale_exponent)
-        relative_width = ldexp(bound, -scale_exponent)
+        relative = scaled_by(signed, exponent - scale_exponent)
+        relative_width = scaled_by(bound, -scale_exponent)
         relative_width = torch.where(torch.isinf(signed) | settled | certain, zero, relative_width)
     return Errors(
         ulp=signed,
@@ -254,12 +274,26 @@ def _over_binades(signed: Tensor, width: Tensor, exponent: Tensor, lower: Tensor
     With r between 2^-coarser and 2^finer, error * r differs from `signed` by at most the first term
     for the truth's own uncertainty and the second for the unit's.
     """
+    scaled_by = _ldexp_for(fmt)
     uncertain = lower < upper
     finer = torch.where(uncertain, exponent - ulp_exponent(lower, fmt), 0).clamp_min(0)
     coarser = torch.where(uncertain, ulp_exponent(upper, fmt) - exponent, 0).clamp_min(0)
     one = torch.ones_like(signed)
-    change = torch.maximum(ldexp(one, finer) - one, one - ldexp(one, -coarser))
-    return torch.where((finer > 0) | (coarser > 0), ldexp(width, finer) + signed.abs() * change, width)
+    change = torch.maximum(scaled_by(one, finer) - one, one - scaled_by(one, -coarser))
+    return torch.where((finer > 0) | (coarser > 0), scaled_by(width, finer) + signed.abs() * change, width)
+
+
+def _ldexp_for(fmt: Format) -> Callable[[Tensor, Tensor], Tensor]:
+    """number * 2^exponent for exponents that are differences of a format's own.
+
+    Those of formats up to float32 are below 300, so that the power of two is a float64 itself: one product in place
+    of three, and no other value, because no number here comes near the ends of float64.
+    """
+    return ldexp if fmt.bits == 64 else _ldexp_once
+
+
+def _ldexp_once(number: Tensor, exponent: Tensor) -> Tensor:
+    return number * _power_of_two(exponent)
 
 
 def ldexp(number: Tensor, exponent: Tensor) -> Tensor:
@@ -270,8 +304,9 @@ def ldexp(number: Tensor, exponent: Tensor) -> Tensor:
     # three factors reach 2^+-3000, further than a float64 subnormal and a float64 ulp are apart
     third = torch.div(exponent, 3, rounding_mode="trunc").clamp(-1022, 1023)
     rest = (exponent - 2 * third).clamp(-1022, 1023)
+    power = _power_of_two(third)
     # grow before shrinking is not needed: each factor moves in the same direction
-    return number * _power_of_two(third) * _power_of_two(third) * _power_of_two(rest)
+    return number * power * power * _power_of_two(rest)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     pipe = os.fdopen(int(arguments[0]), "wb", buffering=0)
     requested = arguments[1] if len(arguments) > 1 else None
+    # torch.compile would start a process for every core, in each of the workers
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
     def emit(event: dict[str, Any]) -> None:
         pipe.write(msgspec.json.encode(event) + b"\n")
@@ -42,10 +44,10 @@ def main(arguments: list[str]) -> int:
 
                 backend = backends.select(requested)
                 backends.activate(backend)
-                if backend.name != "cuda":
-                    import torch
+                import torch
 
-                    torch.set_num_threads(1)  # the order of a sum must not depend on the machine
+                # the order of a sum must not depend on the machine, and the workers share its cores
+                torch.set_num_threads(1)
             request = msgspec.json.decode(line)
             emit(_HANDLERS[request["do"]](request, backend, emit))
         except UsageError as error:
@@ -101,6 +103,7 @@ def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
             {
                 "name": item.name,
                 "op": item.op.name,
+                "kind": item.op.kind,
                 "params": dict(item.params),
                 "promise": item.promise,
                 "summary": item.summary,

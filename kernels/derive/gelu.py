@@ -386,7 +386,9 @@ def shared_block() -> dict[str, object]:
     out["LOG2E"] = float(1 / LN2)
     high = mp.floor(LN2 * 2**40) / 2**40
     out["LN2_HI"], out["LN2_LO"] = float(high), float(LN2 - high)
-    out["INV_SQRT_2PI"] = float(1 / SQRT_2PI)
+    out["INV_SQRT_2PI"], out["INV_SQRT_2PI_LO"] = pair(1 / SQRT_2PI)
+    # u sqrt(2 pi) mills(u) as a series in 1/u^2, for u > 37: the first term left out is below 2^-60
+    out["MILLS_SERIES"] = [float((-1) ** k * mp.fac2(2 * k - 1)) for k in range(8)]
     for name, value in (
         ("ERF_ZERO", ERF_ZERO),
         ("TANH_ZERO", TANH_ZERO),

@@ -1,7 +1,8 @@
 """How fast a sweep is, on one GPU: python tests/benchmarks/sweep.py [OUTPUT.json]
 
 Every time is the median of REPEATS after one call that compiles and makes the tables. `floor` is the same sweep
-without judging: inputs made and subject run. `check` is the whole sweep with its partial result on the host, and
+without judging: inputs made and subject run. `judge` is what judging adds to it, `gather` the worst elements and the
+curve from what was judged, `check` the whole sweep with its partial result on the host, and
 `record` the exact judgement of the worst elements. `command` is wall time of `verify sweep` in a fresh process with
 an empty compilation cache.
 """
@@ -65,10 +66,14 @@ def measure(target: str, dtype: str, results: tuple[str, ...], backend: backends
     torch.cuda.synchronize()
     first = time.perf_counter() - begun
 
-    def floor() -> None:
-        Sweep(kernel, space, *everything, backend, [""]).run(lambda done: None, judge=False)
+    def swept(*, judge: bool) -> Sweep:
+        sweep = Sweep(kernel, space, *everything, backend, [""])
+        sweep.run(lambda done: None, judge=judge)
+        return sweep
 
-    floor_time, _, _ = median(floor)
+    floor_time, _, _ = median(lambda: swept(judge=False))
+    judged_time, _, judged = median(lambda: swept(judge=True))
+    gather_time, _, _ = median(judged.parts)
     check_time, times, partial = median(lambda: check(kernel, space, everything, backend))
     record_time, _, run = median(lambda: finish(kernel, space, partial))
     return {
@@ -79,6 +84,8 @@ def measure(target: str, dtype: str, results: tuple[str, ...], backend: backends
         "reference": partial.reference,
         "first_s": round(first, 3),
         "floor_s": round(floor_time, 4),
+        "judge_s": round(judged_time - floor_time, 4),
+        "gather_s": round(gather_time, 4),
         "check_s": round(check_time, 4),
         "check_all_s": [round(item, 4) for item in times],
         "record_s": round(record_time, 4),

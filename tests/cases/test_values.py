@@ -139,6 +139,13 @@ def test_row_recipes_stay_finite(fmt: Format, recipe: str) -> None:
     assert bool(torch.isfinite(widen(make(recipe, fmt))).all())
 
 
+def test_a_tensor_that_was_changed_is_made_anew() -> None:
+    first = make("normal", named("float32"))
+    kept = first.clone()
+    first.zero_()
+    assert torch.equal(make("normal", named("float32")), kept)
+
+
 def test_an_unknown_recipe_names_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         make("gauss", named("float32"))

@@ -205,7 +205,7 @@ def test_impossible_requests_say_the_rule(local: Any) -> None:
         (("k.py::right", "--evaluations", "0"), "--evaluations is at least 1; received 0"),
         (("k.py::right", "--width", "70000"), "--width is 1 to 32,768"),
         (("k.py::right", "--evaluations", "5", "--budget", "3s"), "not allowed with argument"),
-        (("k.py::right", "--budget", "soon"), "a time is a positive number such as 60, 60s, 5m or 1h; received 'soon'"),
+        (("k.py::right", "--budget", "soon"), "a time is positive, such as 90, 90s, 20m or 1h30m; received 'soon'"),
     ]
     for arguments, rule in rules:
         code, out, err = local("hunt", *arguments)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from verify.cli.nightly import _exit, _stages, duration
+from verify.cli.nightly import _exit, _stages
+from verify.cli.screen import seconds as duration
 from verify.gate import Row, Verdict
 from verify.readings import Key
 from verify.record import load
@@ -71,13 +72,14 @@ def test_nothing_to_measure_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("20m", 1200), ("1h30m", 5400), ("2h", 7200), ("0.5s", 0.5)]
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("20m", 1200), ("1h30m", 5400), ("2h", 7200), ("0.5s", 0.5), ("1.5m", 90)],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "0", "-5m", "20 minutes", "1d", "nan"])
+@pytest.mark.parametrize("text", ["", "m", "0", "-5m", "20 minutes", "1d", "nan", "1.2.3", "1e300", "9999999999"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="received"):
         duration(text)

@@ -4,15 +4,51 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from verify.hunt import campaign
 from verify.hunt.campaign import Campaign, run
 from verify.hunt.settings import Settings
 from verify.record import Run
 
 pytest.importorskip("distributed")
+
+
+class _Listed:
+    """A worker that knows one kernel."""
+
+    alive = True
+
+    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
+        assert request["do"] == "list", "nothing else is asked of a kernel that cannot be imported"
+        about = {"name": "k", "op": "silu", "params": {}, "promise": "", "peer": False, "backends": ["cuda"]}
+        return {"kernels": [{**about, "lacking": ["quack"]}]}
+
+    def stop(self) -> None: ...
+
+
+def test_a_kernel_whose_package_is_missing_is_skipped() -> None:
+    (quarry,) = campaign._quarries(_Listed(), "k.py", "cuda", Campaign(settings=Settings(evaluations=1)))
+    assert quarry.failure == ("skipped", "needs quack, which is not installed")
+
+
+def test_ctrl_c_asks_wherever_a_hunt_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that ends a hunt has to exist on the machine of its worker, not only here."""
+    waits = iter([KeyboardInterrupt, None])
+
+    def settle(waiting: Any) -> None:
+        if (error := next(waits)) is not None:
+            raise error
+
+    monkeypatch.setattr(campaign, "_settle", settle)
+    told = Campaign(settings=Settings(evaluations=1))
+    asked: list[bool] = []
+    stop = tmp_path / "stop"
+    campaign._hunt_all([_Listed()], [], told, stop, lambda: asked.append(stop.exists()))
+    assert told.interrupted and asked == [True]
 
 
 @pytest.mark.slow

@@ -127,6 +127,29 @@ def gate(x: float, form: str) -> tuple[float, float]:
     return (-0.0, -0.0) if x == -math.inf else (math.copysign(1.0, x), math.copysign(1.0, x - zero))
 
 
+@pytest.mark.parametrize(("form", "deepest"), [("none", -54.0), ("tanh", -27.2)])
+def test_float64_factors_beyond_the_format_are_brought_back(backend, form, deepest):
+    """gelu(x2) and its slope down to 2^-2100, dy x1 up to 2^2047: only the product has to be a float64."""
+    draw = np.random.default_rng(5)
+    n = 200
+    x2 = torch.from_numpy(draw.uniform(deepest, deepest / 1.6, n))
+    dy = torch.from_numpy(draw.uniform(1, 2, n) * 2.0 ** draw.uniform(0, 1023, n))
+    x1 = torch.from_numpy(2.0 ** draw.uniform(-60, 1023, n))
+    a, b = (t.to(backend.device).requires_grad_() for t in (x1, x2))
+    y = geglu_split(a, b, form)
+    d1, d2 = torch.autograd.grad(y, (a, b), dy.to(backend.device))
+    least, largest = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
+    lifted = 0
+    for i, v in enumerate(x2.tolist()):
+        value, slope = exact(v, form)
+        m, g = arb(x1[i].item()), arb(dy[i].item())
+        for got, truth in ((y, m * value), (d1, g * value), (d2, g * m * slope)):
+            if abs(truth) < largest:
+                assert ulps(got[i].item(), truth, torch.float64) <= LIMIT[torch.float64], (g, m, v)
+                lifted += abs(truth) > least and (abs(value) < least or g * m > largest)
+    assert lifted > 100
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

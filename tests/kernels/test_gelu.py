@@ -198,8 +198,7 @@ def test_an_infinite_dy_meets_the_zero_of_the_slope_at_minus_infinity(backend, d
     assert math.isnan(dx[0])
     assert math.isnan(dx[1])
     assert dx[2] == 0
-    if dtype != torch.float64 or form == "none":  # the tanh form's slope at -30 is 1e-1000: not a float64
-        assert dx[3] == -math.inf
+    assert dx[3] == -math.inf
     assert dx[4:] == [-math.inf, math.inf]
 
 
@@ -221,6 +220,21 @@ def test_float64_stays_within_two_ulp_where_it_was_worst(backend, form, slope, x
     v = torch.tensor([x], dtype=torch.float64, device=backend.device)
     y = gelu_backward(torch.full_like(v, dy), v, form) if slope else gelu(v, form)
     assert ulps(y.item(), arb(dy) * exact(x, form, slope), torch.float64) < 2
+
+
+@pytest.mark.parametrize(("form", "deepest"), [("none", -54.0), ("tanh", -27.2)])
+def test_float64_slope_below_the_format_is_brought_back_by_a_large_dy(backend, form, deepest):
+    """At -38.5 and dy = 1e119 a slope rounded to a subnormal float64 left 9e15 ULP."""
+    draw = np.random.default_rng(5)
+    x = np.concatenate([[-38.5, -37.6], draw.uniform(deepest, deepest / 1.6, 300)])
+    dy = np.concatenate([[1e119, 1e300], 2.0 ** draw.uniform(0, 1023.9, 300)])
+    a, b = (torch.from_numpy(v).to(backend.device) for v in (x, dy))
+    lifted = 0
+    for v, m, got in zip(x.tolist(), dy.tolist(), gelu_backward(b, a, form).tolist(), strict=True):
+        slope = exact(v, form, slope=True)
+        assert ulps(got, arb(m) * slope, torch.float64) <= 2, (v, m)
+        lifted += abs(slope) < 2.0**-1022 and abs(arb(m) * slope) > 2.0**-1022
+    assert lifted > 50
 
 
 @pytest.mark.parametrize("form", FORMS)

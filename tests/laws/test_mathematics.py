@@ -229,3 +229,32 @@ def test_a_seam_between_two_branches_is_found() -> None:
 
 def test_a_function_of_two_numbers_is_not_monotone_in_one() -> None:
     skips("monotone", gated_kernel(lambda x1, x2: x1 * silu(x2)), "op swiglu_split is not a function of one number")
+
+
+# -- accuracy ------------------------------------------------------------------------------------------
+
+
+def test_a_few_open_elements_judged_singly_give_the_figure_of_the_exact_judge(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a zero of the slope the interval of float64 is wider than the limit: exact values decide."""
+    from verify.cases import Case
+    from verify.laws import accuracy, registry
+    from verify.laws.engine import PROFILES
+    from verify.laws.law import Subject
+
+    @verify.kernel(op="silu", dtypes=["float32"], gradients=True)
+    def silu(x: torch.Tensor) -> torch.Tensor:
+        wide = x.double()
+        return (wide * torch.sigmoid(wide)).float()
+
+    subject = Subject(silu, "float32", backend, PROFILES["ci"].sizes[backend.name])
+    case = Case(dtype="float32", dims=(5, 67), fill="near", seed=2, upstream="normal")
+    asked: list[bool] = []
+    judged = accuracy.judge_result
+    monkeypatch.setattr(accuracy, "judge_result", lambda *args, **kw: asked.append(True) or judged(*args, **kw))
+    singly = registry.get("accuracy").check(subject, case)
+    assert not asked
+    monkeypatch.setattr(accuracy, "_SINGLY", -1)
+    assert registry.get("accuracy").check(subject, case) == singly
+    assert asked

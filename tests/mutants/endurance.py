@@ -1,11 +1,16 @@
 """Correct twins under many cases of every law: `python -m tests.mutants.endurance --state PATH` counts false alarms.
 
-Each law is tried on every twin to which it applies, in chunks of `--chunk` cases, each chunk from a seed of its own
-(its number), until the law has had `--cases` cases over all twins, or `--seconds` are over. A finished chunk is a line
-of the state file, so that a run that was stopped goes on where it was; `--shard 2/8` takes every eighth chunk, for as
-many processes as there are cores, each with a state file of its own. `--report PATH ...` adds state files up.
+Each law is tried on every twin to which it applies, until it has had `--cases` cases over all twins, or `--seconds` are
+over. A law that no twin of the zoo can show is tried on the one that `verify selftest` has for it. `--jobs N` starts N
+worker processes, `--gpus K` spreads them over the first K GPUs. A worker stays with one twin for a while, so that what
+is compiled for it serves many cases, and takes next the law that has had the least time: where time is short, cheap
+laws reach their number and dear ones have had as much of it as the others.
 
-Exit code 1: a law raised an alarm against a correct kernel, or the harness failed.
+A finished chunk, with a seed of its own (its number), is a line of the state file, so that a run that was stopped goes
+on where it was. A worker that dies (an illegal access is the end of a process on a GPU) is an alarm, and replaced.
+`--report PATH ...` adds state files up, of several machines perhaps, that took `--shard K/N` of the twins each.
+
+Exit code 1: a law raised an alarm against a correct kernel, a worker died, or the harness failed.
 """
 
 from __future__ import annotations
@@ -13,121 +18,292 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from verify import backends
 
+CHUNK_SECONDS = 3.0  # what a chunk should take: short against a run, long against starting a search
+FIRST, MOST = 5, 200  # cases of a pair's first chunk, and of any
+HANGS_SECONDS, GRACE_SECONDS = 600.0, 30.0  # for a chunk; for one that is under way when the time is over
+STAY_SECONDS = 20.0  # with one twin, if others are waiting
+# Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
+LARGE = ("many rows", "large offsets")
+ALONE = ("large offsets",)  # one at a time: each holds many gigabytes
 
-def chunks(laws: Iterable[Any], twins: list[Any], cases: int, chunk: int, applicable: Any) -> Iterator[tuple[Any, ...]]:
-    """(law, twin, number) of every chunk: one of each law in turn, so that a run cut short has seen them all."""
-    waiting = []
-    for law in laws:
-        fitting = [twin for twin in twins if applicable(law, twin)]
-        if fitting:
-            count = -(-cases // chunk)
-            waiting.append([(law, fitting[n % len(fitting)], n // len(fitting)) for n in range(count)])
-    for turn in range(max(map(len, waiting), default=0)):
-        for row in waiting:
-            if turn < len(row):
-                yield row[turn]
+Entry = dict[str, Any]
 
 
-def report(paths: list[Path]) -> int:
-    """One line per law over all state files."""
-    cases: Counter[str] = Counter()
-    twins: dict[str, set[str]] = {}
-    alarms = []
-    seen = set()
-    for path in paths:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            key = (entry["law"], entry["twin"], entry["number"])
-            if key in seen:
+def entries_of(path: Path) -> list[Entry]:
+    """The finished chunks of a state file; the last line may have been cut off."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+# -- the worker: tries chunks that it reads from its standard input, one line each ----------------------
+
+
+def pairs_of(backend: backends.Backend) -> dict[tuple[str, str], tuple[Any, Any]]:
+    """Every law with every twin of the zoo, and with its own of the self-test. Whether it applies shows when tried."""
+    from tests.mutants import mutants
+    from verify.laws import registry
+    from verify.seeded import seeded
+
+    zoo = list({mutant.twin.name: mutant.twin for mutant in mutants()}.values())
+    own = {item.law: item.twin for item in seeded()}
+    return {
+        (law.name, twin.name): (replace(law, share=1.0), twin)
+        for law in registry.ALL
+        for twin in (*(zoo if backend.name == "cuda" or law.name not in LARGE else ()), own[law.name])
+    }
+
+
+def sizes_for(law: str) -> dict[str, Any]:
+    """How large the cases of a law are."""
+    from verify.laws.engine import PROFILES
+
+    sizes = PROFILES["ci"].sizes
+    return {name: replace(size, many_rows=70_000) for name, size in sizes.items()} if law in LARGE else sizes
+
+
+def work(backend: backends.Backend) -> int:
+    """Answer each line {law, twin, number, cases} with the chunk's entry. Ends after an alarm: the GPU may be lost."""
+    import torch
+
+    from tests.mutants.matrix import try_law
+    from verify.laws.engine import Profile
+
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a kernel prints is no answer
+    pairs = pairs_of(backend)
+    print(json.dumps([*pairs]), file=answers, flush=True)
+    for line in sys.stdin:
+        task = json.loads(line)
+        law, twin = pairs[task["law"], task["twin"]]
+        number = task["number"]
+        # the fixed cases once, then drawn ones from a new seed each time
+        profile = Profile(
+            "endurance", task["cases"], sizes_for(law.name), seed=number, fixed=None if number == 0 else 0
+        )
+        started = time.monotonic()
+        try:
+            trial = try_law(law, twin, backend, profile)
+            alarm = f"{trial.reason} {trial.case}" if trial.fate in ("killed", "harness error") else ""
+            cases = trial.cases
+        except Exception as error:
+            alarm, cases = f"the harness failed: {type(error).__name__}: {error}", 0
+        entry = task | {"cases": cases, "alarm": alarm, "seconds": round(time.monotonic() - started, 3)}
+        if backend.name == "cuda" and law.name in LARGE:
+            torch.cuda.empty_cache()  # the other workers need the memory
+        print(json.dumps(entry), file=answers, flush=True)
+        if alarm:
+            return 1
+    return 0
+
+
+# -- the driver: who does what next ----------------------------------------------------------------------
+
+
+@dataclass
+class Schedule:
+    """What is still to be tried. Chunks are taken and finished under one lock."""
+
+    cases: int
+    laws: list[str]
+    shard: tuple[int, int]
+    entries: list[Entry]
+    deadline: float
+    begun: bool = False
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    had: Counter[tuple[str, str]] = field(default_factory=Counter)  # cases, those under way too
+    chunks: Counter[tuple[str, str]] = field(default_factory=Counter)
+    law_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    twin_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    pace: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds per case
+    busy: Counter[str] = field(default_factory=Counter)  # laws and twins that somebody is at
+
+    def begin(self, pairs: list[tuple[str, str]]) -> None:
+        """The pairs of laws and twins, as the first worker that started found them."""
+        if self.begun:
+            return
+        self.begun = True
+        twins = list(dict.fromkeys(twin for _, twin in pairs))
+        place, of = self.shard
+        mine = {twin for at, twin in enumerate(twins) if at % of == place}
+        self.pairs = [(law, twin) for law, twin in pairs if twin in mine and (not self.laws or law in self.laws)]
+        for entry in self.entries:
+            self._add(entry)
+            self.chunks[entry["law"], entry["twin"]] = max(
+                self.chunks[entry["law"], entry["twin"]], entry["number"] + 1
+            )
+            self.had[entry["law"], entry["twin"]] += entry["cases"]
+
+    def take(self, twin: str, since: float) -> Entry | None:
+        """The next chunk for a worker that has been at a twin since then; None when nothing is left, or no time."""
+        if time.monotonic() > self.deadline:
+            return None
+        quota = {law: -(-self.cases // count) for law, count in Counter(law for law, _ in self.pairs).items()}
+        open_pairs = [
+            (law, name)
+            for law, name in self.pairs
+            if self.had[law, name] < quota[law] and not (law in ALONE and self.busy[law])
+        ]
+        if not open_pairs:
+            return None
+        if time.monotonic() - since > STAY_SECONDS or all(name != twin for _, name in open_pairs):
+            twin = min((name for _, name in open_pairs), key=lambda name: (self.busy[name], self.twin_seconds[name]))
+        law = min((law for law, name in open_pairs if name == twin), key=lambda law: self.law_seconds[law])
+        pair = (law, twin)
+        size = min(MOST, max(1, int(CHUNK_SECONDS / self.pace[pair]))) if pair in self.pace else FIRST
+        size = min(size, quota[law] - self.had[pair])
+        number = self.chunks[pair]
+        self.chunks[pair] += 1
+        self.had[pair] += size
+        self.busy.update(pair)
+        # as if it had taken its time already: the others choose another law
+        self.law_seconds[law] += CHUNK_SECONDS
+        return {"law": law, "twin": twin, "number": number, "cases": size}
+
+    def finish(self, task: Entry, entry: Entry) -> None:
+        """Book what a chunk took in the end."""
+        pair = (task["law"], task["twin"])
+        self.busy.subtract(pair)
+        self.had[pair] += entry["cases"] - task["cases"]
+        self.law_seconds[task["law"]] -= CHUNK_SECONDS
+        self._add(entry)
+        if not entry["cases"] and not entry["alarm"]:  # the law does not apply to this twin
+            self.pairs.remove(pair)
+
+    def _add(self, entry: Entry) -> None:
+        self.law_seconds[entry["law"]] += entry["seconds"]
+        self.twin_seconds[entry["twin"]] += entry["seconds"]
+        if entry["cases"] and entry["number"]:  # the first chunk compiles, and has the fixed cases
+            self.pace[entry["law"], entry["twin"]] = entry["seconds"] / entry["cases"]
+
+
+def serve(schedule: Schedule, lock: threading.Lock, state: Any, command: list[str], gpus: str) -> None:
+    """Keep one worker busy until nothing is left; replace it when it ends."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+    worker: subprocess.Popen[str] | None = None
+    twin, since, failures = "", 0.0, 0
+    while failures < 3:
+        if worker is None:
+            worker = subprocess.Popen(
+                command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            first = worker.stdout.readline()  # type: ignore[union-attr]
+            if not first:
+                worker, failures = None, failures + 1
                 continue
-            seen.add(key)
-            cases[entry["law"]] += entry["cases"]
-            twins.setdefault(entry["law"], set()).add(entry["twin"])
-            alarms += [(entry["law"], entry["twin"], entry["alarm"])] if entry["alarm"] else []
-    for law, count in cases.items():
-        failed = sum(alarm[0] == law for alarm in alarms)
-        print(f"{law:<28} {count:>8,} cases  {len(twins[law]):>3} twins  {failed} alarms")
-    for law, twin, alarm in alarms:
-        print(f"ALARM {law} on {twin}: {alarm}")
-    return int(bool(alarms))
+            with lock:
+                schedule.begin([(law, name) for law, name in json.loads(first)])
+        with lock:
+            task = schedule.take(twin, since)
+        if task is None:
+            break
+        if task["twin"] != twin:
+            twin, since = task["twin"], time.monotonic()
+        started = time.monotonic()
+        limit = threading.Timer(min(HANGS_SECONDS, max(0.0, schedule.deadline - started) + GRACE_SECONDS), worker.kill)
+        limit.start()
+        try:
+            print(json.dumps(task), file=worker.stdin, flush=True)
+            answer = worker.stdout.readline()  # type: ignore[union-attr]
+        except BrokenPipeError:
+            answer = ""
+        limit.cancel()
+        if not answer and time.monotonic() > schedule.deadline:
+            break  # cut off, not dead
+        died = {"cases": 0, "alarm": "the worker died", "seconds": round(time.monotonic() - started, 3)}
+        entry = json.loads(answer) if answer else task | died
+        with lock:
+            schedule.finish(task, entry)
+            if entry["cases"] or entry["alarm"]:
+                print(json.dumps(entry), file=state, flush=True)
+        if entry["alarm"]:
+            worker.wait()
+            worker, failures = None, failures if answer else failures + 1
+    if worker is not None:
+        worker.stdin.close()  # type: ignore[union-attr]
+        worker.wait()
+
+
+def drive(options: argparse.Namespace) -> None:
+    """All workers, until everything was tried or the time is over."""
+    place, of = (int(part) for part in options.shard.split("/"))
+    schedule = Schedule(
+        options.cases, options.law or [], (place, of), entries_of(options.state), time.monotonic() + options.seconds
+    )
+    command = [sys.executable, "-m", "tests.mutants.endurance", "--worker"]
+    command += ["--backend", options.backend] if options.backend else []
+    lock, count = threading.Lock(), options.gpus
+    with options.state.open("a", encoding="utf-8") as state:
+        # a worker sees its own GPU first, and the next one, which the law of the other device asks for
+        gpus = [list(dict.fromkeys((at % count, (at + 1) % count))) for at in range(options.jobs)] if count else []
+        visible = [",".join(map(str, each)) for each in gpus] or [""] * options.jobs
+        threads = [threading.Thread(target=serve, args=(schedule, lock, state, command, each)) for each in visible]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+# -- the report ------------------------------------------------------------------------------------------
+
+
+def report(paths: list[Path], out: Path | None) -> int:
+    """One line per law over all state files, and the same as JSON."""
+    chunks = {(entry["law"], entry["twin"], entry["number"]): entry for path in paths for entry in entries_of(path)}
+    by_law: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in chunks.values():
+        by_law[entry["law"]].append(entry)
+    rows = []
+    for law, entries in by_law.items():
+        cases, seconds = sum(entry["cases"] for entry in entries), sum(entry["seconds"] for entry in entries)
+        twins, alarms = len({entry["twin"] for entry in entries}), sum(bool(entry["alarm"]) for entry in entries)
+        rows.append({"law": law, "cases": cases, "twins": twins, "alarms": alarms, "seconds": round(seconds, 1)})
+        rate = cases / seconds if seconds else 0.0
+        print(f"{law:<28} {cases:>8,} cases  {twins:>3} twins  {alarms} alarms  {rate:8.1f} cases per second and core")
+    found = [entry for entry in chunks.values() if entry["alarm"]]
+    for entry in found:
+        print(f"ALARM {entry['law']} on {entry['twin']}, chunk {entry['number']}: {entry['alarm']}")
+    total = sum(row["cases"] for row in rows)
+    print(f"{total:,} cases of {len(rows)} laws, {len(found)} alarms")
+    if out is not None:
+        out.write_text(json.dumps({"cases": total, "laws": rows, "alarms": found}, indent=1) + "\n", encoding="utf-8")
+    return int(bool(found) or not rows)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.endurance", description=__doc__)
     parser.add_argument("--state", type=Path, metavar="PATH")
     parser.add_argument("--report", type=Path, nargs="+", metavar="PATH")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="the report as JSON")
     parser.add_argument("--cases", type=int, default=20_000, help="per law, over all twins (default 20,000)")
-    parser.add_argument("--chunk", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--shard", default="0/1", help="K/N: every N-th chunk from K on")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes")
+    parser.add_argument("--gpus", type=int, default=0, metavar="K", help="spread the workers over the first K GPUs")
+    parser.add_argument("--shard", default="0/1", help="K/N: every N-th twin from the K-th on")
     parser.add_argument("--law", action="append", help="only this law (repeatable)")
-    parser.add_argument("--without", action="append", default=[], metavar="LAW")
     parser.add_argument("--backend", choices=["cuda", "interpreter"])
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.report:
-        return report(options.report)
-    if options.state is None:
+    if options.worker:
+        backend = backends.select(options.backend)
+        backends.activate(backend)
+        return work(backend)
+    if options.state is None and not options.report:
         parser.error("--state PATH says where finished chunks are written")
-    backend = backends.select(options.backend)
-    backends.activate(backend)
-    return endure(options, backend)
-
-
-def endure(options: argparse.Namespace, backend: backends.Backend) -> int:
-    import torch
-
-    from tests.mutants import mutants
-    from tests.mutants.matrix import try_law
-    from verify.laws import registry
-    from verify.laws.engine import PROFILES, Profile
-    from verify.laws.law import Subject
-
-    torch.set_num_threads(1)
-    sizes = PROFILES["ci"].sizes
-    twins = list({mutant.twin.name: mutant.twin for mutant in mutants()}.values())
-    chosen = [registry.get(name) for name in options.law or (law.name for law in registry.ALL)]
-    laws = [replace(law, share=1.0) for law in chosen if law.name not in options.without]
-    done = {
-        (entry["law"], entry["twin"], entry["number"])
-        for line in (options.state.read_text(encoding="utf-8").splitlines() if options.state.exists() else [])
-        for entry in [json.loads(line)]
-    }
-
-    def applicable(law: Any, twin: Any) -> bool:
-        return any(law.applies(Subject(twin, dtype, backend, sizes[backend.name])) is None for dtype in twin.dtypes)
-
-    shard, shards = (int(part) for part in options.shard.split("/"))
-    deadline = time.monotonic() + options.seconds
-    alarms = 0
-    with options.state.open("a", encoding="utf-8") as state:
-        every = chunks(laws, twins, options.cases, options.chunk, applicable)
-        for place, (law, twin, number) in enumerate(every):
-            if place % shards != shard or (law.name, twin.name, number) in done:
-                continue
-            if time.monotonic() > deadline:
-                break
-            # the fixed cases once, then drawn ones from a new seed each time
-            profile = Profile("endurance", options.chunk, sizes, seed=number, fixed=None if number == 0 else 0)
-            started = time.process_time()
-            trial = try_law(law, twin, backend, profile)
-            alarm = f"{trial.reason} {trial.case}" if trial.fate in ("killed", "harness error") else ""
-            alarms += bool(alarm)
-            entry = {"law": law.name, "twin": twin.name, "number": number, "cases": trial.cases, "alarm": alarm}
-            entry["cpu_seconds"] = round(time.process_time() - started, 3)
-            state.write(json.dumps(entry) + "\n")
-            state.flush()
-            os.fsync(state.fileno())
-    return int(alarms > 0)
+    if options.state is not None:
+        drive(options)
+    return report(options.report or [options.state], options.json)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from verify import ratchet
 from verify.compare import compare
 from verify.gate import Verdict, judge
 from verify.record import Run
-from verify.report import bounds_text, compare_text, gate_markdown, gate_text
+from verify.report import against, bounds_text, compare_text, gate_markdown, gate_text
 
 nan = math.nan
 
@@ -191,3 +191,29 @@ def test_hostile_names_mean_nothing_in_a_comment() -> None:
     for line in fences.splitlines():
         if line.startswith("| <code>"):
             assert line.count("|") in (9, 10)  # no cell was split
+
+
+def test_many_keys_of_one_reason_are_one_line() -> None:
+    """A machine without bounds: hundreds of keys say the same, and none of them is a change."""
+    parts = {f"region {place}": 0.5 for place in range(6)}
+    results = [result(0.5, output=f"y{place}", **parts) for place in range(40)]
+    late = [f"kernel_{place}: not timed: the time budget was spent" for place in range(50)]
+    found = judge([run(kernel(*results), incomplete=late)], book(bound(1.0, arch="sm_80")))
+    assert found.count("incomparable") == 240
+    reason = "bounds exist for sm_80 only, and say nothing about other machines"
+    spent = "kernel_0, kernel_1, kernel_2 and 47 more: not timed: the time budget was spent"
+    text = gate_markdown.render(found).replace("&#58;", ":")
+    assert len(text) < 1_000
+    assert f"<code>gelu</code> (sm_90): 240 keys incomparable, {reason}" in text
+    assert f"- {spent}" in text
+    assert "| kernel |" not in text
+    shown = gate_text.render(found, width=120, color=False)
+    assert f"gelu 240 keys (sm_90): {reason}" in shown
+    assert f"    {spent}\n" in shown
+    page = against.bounds(found)
+    assert page.rows == []
+    assert page.lines[0].text == f"incomparable: gelu 240 keys (sm_90): {reason}"
+    assert "gelu y7 bfloat16 region 3 0.5 ULP" in page.lines[0].parts
+    assert page.lines[1].text == spent
+    few = judge([run(kernel(result(0.5, low=0.5)))], book(bound(1.0, arch="sm_80")))
+    assert "<code>low</code> |  | 0.5 |" in gate_markdown.render(few)  # a few have a row each

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.report.browser import Browser, Page
-from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, passing, rich, sample
+from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
 from verify import record
 from verify.report import html, words
 
@@ -157,11 +157,11 @@ def test_filtering_by_text_and_by_attention(page: Page) -> None:
 def test_keyboard_alone_reaches_and_works_the_table(page: Page) -> None:
     page.evaluate("document.querySelector('#query').focus()")
     order = []
-    for _ in range(10):
+    for _ in range(11):
         page.key("Tab")
         order.append(page.evaluate("document.activeElement.textContent || document.activeElement.id"))
-    assert order[:4] == ["attention", "Kernel", "Result", "Dtype"]
-    assert order[8] == "Verdict"
+    assert order[:5] == ["attention", "peers", "Kernel", "Result", "Dtype"]
+    assert order[9] == "Verdict"
     page.evaluate("document.querySelector('th[data-key=misrounded] button').focus()")
     page.key("Enter", "\r")
     assert page.evaluate("document.querySelector('th[data-key=misrounded]').ariaSort") == "descending"
@@ -413,6 +413,41 @@ def test_a_packed_section_is_filled_when_it_is_opened(browser: Browser, tmp_path
     assert tab.evaluate(f"document.querySelectorAll('#{last} .elements .copy').length") == buttons
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.evaluate("document.querySelectorAll('.packed').length") == 0
+    assert tab.complaints == []
+    tab.close()
+
+
+def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = night(30)
+    monkeypatch.setattr(html, "ROWS", 1_000)
+    monkeypatch.setattr(html, "WEIGHT", 1)  # every peer is shortened
+    path = tmp_path / "night.html"
+    path.write_text(html.render(run), encoding="utf-8")
+    tab = browser.page()
+    tab.resize(1280)
+    tab.open(path)
+    assert tab.evaluate(READY) == "yes"
+    judged = sum(len(kernel.results) for kernel in run.kernels[:4])
+    rows = sum(len(kernel.results) for kernel in run.kernels)
+    assert tab.evaluate("document.querySelector('#shown').textContent") == f"{judged} of {rows} rows"
+    click(tab, "#peers")
+    assert tab.evaluate("document.querySelector('#shown').textContent") == f"{rows} rows"
+    assert tab.evaluate("document.querySelectorAll('#table .packed').length") == 0
+    click(tab, "th[data-key=kernel] button")
+    assert column(tab, "kernel") == sorted(column(tab, "kernel"))
+    # a link to a peer opens its group and its section
+    tab.evaluate("document.querySelector('#table a[href=\"#kernel-9\"]').click()")
+    tab.evaluate("new Promise((done) => setTimeout(done, 60))")
+    assert tab.evaluate("document.querySelector('#kernel-9').closest('details.group').open") is True
+    assert "Shortened" in tab.evaluate("document.querySelector('#kernel-9').textContent")
+    copies = "document.querySelectorAll('#kernel-9 .elements .copy').length"
+    assert tab.evaluate(copies) == sum(bool(result.worst) for result in run.kernels[9].results)
+    for width in (390, 800, 1280):
+        tab.resize(width, mobile=width < 500)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate(CONTRAST) == []
     assert tab.complaints == []
     tab.close()
 

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, rich, sample
 from verify.record import LawRun
-from verify.report import markdown, verdict, words
+from verify.report import comment, markdown, verdict, words
 
 ALLOWED = {
     *("h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
@@ -83,14 +83,14 @@ def test_hostile_names_are_shown_and_mean_nothing() -> None:
     ],
 )
 def test_text_survives_unchanged_but_for_the_broken_links(text: str) -> None:
-    html = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown._text(text))
+    html = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(comment.inert(text))
     reader = HTMLParser()
     found: list[str] = []
     reader.handle_starttag = lambda tag, attrs: found.append(f"<{tag}>")  # type: ignore[method-assign]
     reader.handle_data = found.append  # type: ignore[method-assign]
     reader.feed(html)
     assert "".join(found).replace("\u200b", "").strip() == f"<p>{text}"
-    assert "www.example" not in markdown._text(text)
+    assert "www.example" not in comment.inert(text)
 
 
 def test_the_verdict_comes_first_and_the_command_last() -> None:
@@ -133,8 +133,15 @@ def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
     if limit < 900:
         return
     rows = sum(len(row) == 8 and row[0] != "kernel" for row in reader.rows)
-    missing = sum(int(count.replace(",", "")) for count in re.findall(r"([\d,]+) more rows left out", text))
-    assert rows + missing == sum(len(kernel.results) for kernel in run.kernels)
+
+    def left_out_of(what: str) -> int:
+        return sum(int(count.replace(",", "")) for count in re.findall(rf"([\d,]+) more {what} left out", text))
+
+    standings = [[verdict.standing(kernel, result) for result in kernel.results] for kernel in run.kernels]
+    assert rows + left_out_of("rows") == sum(found.count("wrong") for found in standings)
+    # what is in order is too much for rows: a line for each kernel
+    lines = len(re.findall(r"^- [✓·✗] <code>", text, re.MULTILINE))
+    assert lines + left_out_of("kernels") == sum("ok" in found or "peer" in found for found in standings)
     details = text.count("<details><summary>✗")
     left_out = re.search(r"([\d,]+) more wrong results left out", text)
     missing = int(left_out[1].replace(",", "")) if left_out else 0

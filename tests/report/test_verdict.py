@@ -18,7 +18,7 @@ from tests.report.sample import (
     peer_kernel,
     sample,
 )
-from verify.record import KernelRun, Result
+from verify.record import Basis, KernelRun, Result
 from verify.report import verdict
 
 replace = msgspec.structs.replace
@@ -136,7 +136,51 @@ def test_elements_in_words() -> None:
 
 
 def test_what_was_not_measured_is_listed() -> None:
-    assert verdict.not_measured(sample()) == [
+    assert [gap.text for gap in verdict.not_measured(sample())] == [
         "geglu_cuda was skipped: needs a CUDA device; this run used the interpreter",
         "layer_norm float64: the time budget of 200 s ended before its turn",
     ]
+
+
+def test_many_parts_of_one_reason_are_one_line_that_loses_none() -> None:
+    late = [f"kernel_{k} float16: not timed: the time budget was spent" for k in range(102)]
+    run = msgspec.structs.replace(passing(), incomplete=[*late, "broken.py fails on import", "a: lost", "b: lost"])
+    first, *rest = verdict.not_measured(run)
+    assert first.text == (
+        "kernel_0 float16, kernel_1 float16, kernel_2 float16 and 99 more: not timed: the time budget was spent"
+    )
+    assert first.parts == [f"kernel_{k} float16" for k in range(102)]
+    assert [gap.text for gap in rest] == ["broken.py fails on import", "a: lost", "b: lost"]
+
+
+def test_many_skipped_kernels_are_one_line() -> None:
+    skipped = [
+        msgspec.structs.replace(sample().kernels[0], name=f"k{k}", status="skipped", results=[], message="no GPU")
+        for k in range(4)
+    ]
+    [gap] = verdict.not_measured(msgspec.structs.replace(passing(), kernels=skipped))
+    assert (gap.text, gap.parts) == ("k0, k1, k2 and 1 more: skipped: no GPU", ["k0", "k1", "k2", "k3"])
+
+
+def test_a_skipped_kernel_is_told_once() -> None:
+    skipped = msgspec.structs.replace(sample().kernels[0], name="late", status="skipped", results=[], message="no time")
+    run = msgspec.structs.replace(passing(), kernels=[skipped], incomplete=["late: no time"])
+    assert [gap.text for gap in verdict.not_measured(run)] == ["late: no time"]
+
+
+def test_of_several_measurements_the_largest_leads_and_then_the_best_basis() -> None:
+    kernel = sample().kernels[0]
+    run = kernel.results[0]
+    sweep = msgspec.structs.replace(run, source="sweep", basis=Basis("exhaustive", 1 << 32))
+    seen = msgspec.structs.replace(run, basis=Basis("observed", 1 << 40, 0))
+    larger = msgspec.structs.replace(
+        seen, source="hunt", figures=msgspec.structs.replace(run.figures, max_ulp=0.7, max_upper=0.7, misrounded=1)
+    )
+    other = msgspec.structs.replace(run, output="dw")
+    for order in ([seen, sweep, other], [sweep, other, seen]):
+        assert verdict.leading(msgspec.structs.replace(kernel, results=order))[0] is sweep
+    found = msgspec.structs.replace(kernel, results=[seen, sweep, larger, other])
+    assert verdict.leading(found) == [larger, other]
+    assert verdict.summary(found) == "y bfloat16: faithful, dw bfloat16: correctly rounded"
+    many = msgspec.structs.replace(found, results=[msgspec.structs.replace(larger, output=f"y{k}") for k in range(5)])
+    assert verdict.summary(many) == "5 results (5 faithful); the worst is y0 bfloat16: 0.7 ULP"

@@ -111,6 +111,24 @@ def test_units_that_are_passed_over_count_as_if_each_element_were_judged(value: 
         assert part.regimes == with_all.parts[name].regimes and part.curve == with_all.parts[name].curve
 
 
+def test_a_truth_just_below_a_power_of_two_keeps_its_distance() -> None:
+    """gelu(-2^-60) is -2^-61 + 2^-120 / sqrt(2 pi): nearer to -2^-61 than float64 can tell, and not equal to it."""
+    fmt = space_of(subjects.good, "k", "float32").format
+    key = key_of_value(fmt, -(2.0**-60))
+    space = space_of(subjects.good, "k", "float32", bounds=(key, key + 1), results=("y",))
+    (leader,) = check(subjects.good, space, 0, HERE, route=FUSED).parts["y"].regimes["around zero"].leaders
+    ulp = 2.0 ** (-62 - 23)
+    assert value_of(leader.upper) == pytest.approx(2.0**-120 / math.sqrt(2 * math.pi) / ulp, rel=1e-9)
+
+
+def test_the_size_of_a_tile_changes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short judgement is taken tile by tile: tiles of 4096 and of 256 take it for different elements."""
+    space = around(1.0, "float32", 300, 600)
+    whole = check(subjects.naive, space, 0, HERE, route=FUSED).encode()
+    monkeypatch.setitem(fused._TILE, DEVICE, {"BLOCK": 256, "num_warps": 4})
+    assert check(subjects.naive, space, 0, HERE, route=FUSED).encode() == whole
+
+
 def test_split_spans_give_the_same_bytes() -> None:
     space = around(2.0, "float32", 1500, 1500)
     assert space.chunks == 2

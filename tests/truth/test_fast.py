@@ -13,7 +13,7 @@ from verify import ops
 from verify.cases import Case
 from verify.errors import TruthError
 from verify.formats import named
-from verify.ops.op import Problem
+from verify.ops.op import Fast, Problem
 from verify.truth import certificate
 from verify.truth.certify import build
 from verify.truth.exact import judge, nearest, settle
@@ -199,3 +199,22 @@ def test_the_bound_covers_every_element_of_a_small_case(name: str) -> None:
     for result, truth in evaluate(op, whole, kinds).items():
         indices = list(range(truth.value.numel()))
         check_bound(op.points(whole, result, indices), truth, indices)
+
+
+def test_an_op_with_whole_rows_is_evaluated_exactly_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that is off does not matter there, and is found out beyond."""
+    exact = ops.get("softmax")
+    off = replace(
+        exact,
+        whole_rows=("y",),
+        fast=lambda problem: {"y": Fast(exact.fast(problem)["y"].value * 1.5, exact.fast(problem)["y"].scale)},
+    )
+    problem = Problem({"x": torch.tensor([[0.5, -1.25, 3.0]])}, {}, {}, ("y",))
+    kinds = {"y": named("float32")}
+    truth = evaluate(off, problem, kinds)["y"]
+    assert truth.certificate == "exact"
+    torch.testing.assert_close(truth.value, exact.fast(problem)["y"].value, rtol=1e-14, atol=0)
+    monkeypatch.setattr("verify.truth.fast._EXACT_ELEMENTS", 2)
+    truth = evaluate(off, problem, kinds)["y"]
+    with pytest.raises(TruthError):
+        check_bound(off.points(problem, "y", [0]), truth, [0])

@@ -8,13 +8,18 @@ of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generato
 from __future__ import annotations
 
 import hashlib
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
+_Words = TypeVar("_Words", Tensor, NDArray[np.int64])
+_FEW = 1 << 12  # words up to which calling torch takes a CPU longer than mixing them
 
 
 def key_of(seed: int, stream: str) -> int:
@@ -30,7 +35,13 @@ def words(seed: int, stream: str, count: int, *, start: int = 0, device: torch.d
 
 def _mixed(keys: Tensor, count: int, start: int) -> Tensor:
     """The words of several streams at once: one row for each key."""
-    counter = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=keys.device)
+    if keys.device.type == "cpu" and count <= _FEW:
+        return torch.from_numpy(_finalised(np.arange(start + 1, start + count + 1, dtype=np.int64), keys.numpy()))
+    return _finalised(torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=keys.device), keys)
+
+
+def _finalised(counter: _Words, keys: _Words) -> _Words:
+    """The mixing function, on tensors or on arrays: integers of 64 bits wrap the same way in both."""
     state = counter * _signed(_GOLDEN) + keys
     state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
     state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
@@ -67,7 +78,7 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
     return total.double() * 2.0**-32 - 6.0
 
 
-def _shift(value: Tensor, places: int) -> Tensor:
+def _shift(value: _Words, places: int) -> _Words:
     """Logical shift right."""
     return (value >> places) & ((1 << (64 - places)) - 1)
 

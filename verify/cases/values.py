@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,18 +38,33 @@ def fill(
     """A tensor of a format filled by a recipe. `landmarks` are the op's boundaries, for "near" and "mixed".
 
     A small tensor is made on the CPU, to the same bits: there its many operations cost less than their launches.
+    It is kept for a while, because a law builds one case several times.
     """
+    if math.prod(shape) > SMALL:
+        return _filled(recipe, fmt, shape, seed, stream, tuple(landmarks), torch.device(device))
+    return _small(recipe, fmt, shape, seed, stream, tuple(landmarks)).to(device, copy=True)
+
+
+@lru_cache(maxsize=64)
+def _small(recipe: str, fmt: Format, shape: Shape, seed: int, stream: str, landmarks: tuple[float, ...]) -> Tensor:
+    return _filled(recipe, fmt, shape, seed, stream, landmarks, torch.device("cpu"))
+
+
+def forget() -> None:
+    """Make every tensor anew from here on: for whoever measures what making one costs."""
+    _small.cache_clear()
+
+
+def _filled(
+    recipe: str, fmt: Format, shape: Shape, seed: int, stream: str, landmarks: Sequence[float], device: torch.device
+) -> Tensor:
     count = math.prod(shape)
-    if count <= SMALL and torch.device(device).type != "cpu":
-        made = fill(recipe, fmt, shape, seed=seed, stream=stream, landmarks=landmarks)
-        return made.to(device)
     if recipe in ELEMENT:
-        flat = ELEMENT[recipe](fmt, count, seed, stream, landmarks, torch.device(device))
-        return flat.reshape(shape)
+        return ELEMENT[recipe](fmt, count, seed, stream, landmarks, device).reshape(shape)
     if recipe in ROW:
         width = shape[-1] if shape else 1
         rows = count // width if width else 0
-        values = ROW[recipe](rows, width, seed, stream, torch.device(device))
+        values = ROW[recipe](rows, width, seed, stream, device)
         limit = float(fmt.max_finite)
         return values.clamp(-limit, limit).to(torch_dtype(fmt)).reshape(shape)
     known = ", ".join(sorted([*ELEMENT, *ROW]))
@@ -79,15 +95,18 @@ def special_patterns(fmt: Format) -> list[int]:
 
 def landmark_patterns(fmt: Format, landmarks: Sequence[float], reach: int = 4) -> list[int]:
     """The patterns within `reach` steps of each landmark."""
-    found = []
-    for landmark in landmarks:
-        if not math.isfinite(landmark) or abs(landmark) > fmt.max_finite:
-            continue
-        centre = fmt.ordinal(fmt.round(Fraction(landmark)))
-        for step in range(-reach, reach + 1):
-            ordinal = min(max(centre + step, -fmt.max_bits), fmt.max_bits)
-            found.append(fmt.from_ordinal(ordinal))
-    return found
+    return [
+        fmt.from_ordinal(min(max(centre + step, -fmt.max_bits), fmt.max_bits))
+        for centre in _ordinals(fmt, tuple(landmarks))
+        for step in range(-reach, reach + 1)
+    ]
+
+
+@lru_cache
+def _ordinals(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
+    """Where the landmarks that a format can hold lie among its numbers: rationals, the same for every case."""
+    held = [x for x in landmarks if math.isfinite(x) and abs(x) <= fmt.max_finite]
+    return tuple(fmt.ordinal(fmt.round(Fraction(x))) for x in held)
 
 
 def _patterns(
@@ -141,9 +160,9 @@ def _near(
     device: torch.device,
 ) -> Tensor:
     """Around the landmarks, at distances spread log-uniformly over half the mantissa."""
-    usable = [x for x in landmarks if math.isfinite(x) and abs(x) <= fmt.max_finite] or [0.0]
-    centres = torch.tensor([fmt.ordinal(fmt.round(Fraction(x))) for x in usable], dtype=torch.int64, device=device)
-    which = counter.below(seed, stream, count, len(usable), device=device)
+    ordinals = _ordinals(fmt, tuple(landmarks)) or (0,)
+    centres = torch.tensor(ordinals, dtype=torch.int64, device=device)
+    which = counter.below(seed, stream, count, len(ordinals), device=device)
     octave = counter.below(seed, f"{stream}/octave", count, max(fmt.mantissa_bits - 2, 2), device=device)
     one = torch.ones_like(octave)
     span = torch.bitwise_left_shift(one, octave)
@@ -180,9 +199,7 @@ def _mixed(
     device: torch.device,
 ) -> Tensor:
     """Specials and landmark neighbours first, then bit patterns, active range, landmarks, normal in turn."""
-    fixed = [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]
-    patterns = [bits - (1 << fmt.bits) if bits >= fmt.sign_bit else bits for bits in fixed]
-    head = from_bits(torch.tensor(patterns, dtype=torch.int64, device=device), fmt)[:count]
+    head = from_bits(torch.tensor(_heads(fmt, tuple(landmarks)), dtype=torch.int64, device=device), fmt)[:count]
     rest = count - head.numel()
     quarter = -(-rest // 4)
     parts = [
@@ -196,6 +213,13 @@ def _mixed(
     ]
     body = torch.stack([part.reshape(-1) for part in parts], dim=1).reshape(-1)[:rest]
     return torch.cat([head, body])
+
+
+@lru_cache
+def _heads(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
+    """The special patterns and those around the landmarks, as signed integers."""
+    fixed = [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]
+    return tuple(bits - (1 << fmt.bits) if bits >= fmt.sign_bit else bits for bits in fixed)
 
 
 def _shuffled(

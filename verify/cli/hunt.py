@@ -6,10 +6,9 @@ import argparse
 import math
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import screen, spread
+from verify.cli import screen, sinks, spread
 
 if TYPE_CHECKING:
     from verify.hunt.campaign import Campaign, Moment, Story
@@ -38,7 +37,7 @@ def add(commands: Any) -> None:
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--budget",
-        type=seconds,
+        type=screen.seconds,
         metavar="TIME",
         help="time for each result of each dtype, e.g. 60s or 5m (default 60s)",
     )
@@ -58,7 +57,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument(
         "--timeout",
-        type=seconds,
+        type=screen.seconds,
         default=600.0,
         metavar="TIME",
         help="time for one hunt beyond its budget (default 600)",
@@ -76,7 +75,6 @@ def main(options: argparse.Namespace) -> int:
     from verify.formats import named
     from verify.hunt.campaign import Campaign, run
     from verify.hunt.settings import Settings
-    from verify.record import encode, save, write_atomically
     from verify.session import command_line
 
     settings = config.find()
@@ -110,19 +108,7 @@ def main(options: argparse.Namespace) -> int:
             stopping=_stopping,
         )
         result = run(targets, campaign, command_line(_arguments(options)))
-    if options.json and options.json != "-":
-        save(result, options.json)
-    if options.html:
-        from verify.report import html
-
-        write_atomically(options.html, html.render(result).encode())
-    if options.json == "-":
-        sys.stdout.write(encode(result).decode())
-    else:
-        print("\n".join(text(result, campaign)))
-        for label, path in (("record", options.json), ("report", options.html)):
-            if path:
-                print(f"{label}: {Path(path).resolve()}")
+    sinks.deliver(result, options, lambda: "\n".join(text(result, campaign)) + "\n")
     return {"pass": 0, "fail": 1, "incomplete": 3}[_verdict(result, campaign)]
 
 
@@ -259,16 +245,3 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     if options.backend:
         arguments += ["--backend", options.backend]
     return arguments
-
-
-def seconds(given: str) -> float:
-    """60, 60s, 5m or 1h."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (given[:-1], units[given[-1]]) if given[-1:] in units else (given, 1.0)
-    try:
-        value = float(number) * unit
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"a time is a positive number such as 60, 60s, 5m or 1h; received {given!r}")
-    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("targets", nargs="*", metavar="FILE|MODULE[::KERNEL]", help="what to measure")
     parser.add_argument(
-        "--budget", type=duration, metavar="TIME", help="time for all stages, e.g. 20m, 1h30m, 900s (default: none)"
+        "--budget",
+        type=screen.seconds,
+        metavar="TIME",
+        help="time for all stages, e.g. 20m, 1h30m, 900s (default: none)",
     )
     parser.add_argument("--output", metavar="DIR", help="folder of this night (default build/nightly/DATE)")
     parser.add_argument(
@@ -51,7 +53,9 @@ def add(commands: Any) -> None:
         help="how hard the laws are tried (default nightly)",
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="kernels at a time, as for `verify run`")
-    parser.add_argument("--timeout", type=duration, default=1800.0, metavar="TIME", help="for one kernel (default 30m)")
+    parser.add_argument(
+        "--timeout", type=screen.seconds, default=1800.0, metavar="TIME", help="for one kernel (default 30m)"
+    )
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument("--bounds", metavar="DIR", help="folder of the bounds (default reports/bounds)")
     parser.add_argument("--runs", metavar="DIR", help="folder of earlier records for the trends (default reports/runs)")
@@ -63,6 +67,7 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Do the stages, judge, report; the exit code is the worst of it."""
     from verify import config, nightly
+    from verify.day import seed_of_today
     from verify.errors import UsageError
     from verify.record import save, write_atomically
     from verify.session import command_line
@@ -76,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
         )
     if not options.targets:
         os.chdir(settings.root)
-    seed = nightly.today() if options.seed is None else options.seed
+    seed = seed_of_today() if options.seed is None else options.seed
     folder = Path(options.output or f"build/nightly/{seed}")
     progress = screen.Progress()
     with spread.cluster(options, targets, options.backend) as cluster:
@@ -176,18 +181,6 @@ def _arguments(options: argparse.Namespace, seed: int, *, everything: bool = Fal
         if options.scheduler:
             arguments += ["--scheduler", options.scheduler]
     return arguments
-
-
-def duration(text: str) -> float:
-    """Seconds of 90, 90s, 20m, 1h30m."""
-    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip().lower())
-    if not match or not any(match.groups()):
-        raise argparse.ArgumentTypeError(f"a time is written 20m, 1h30m or 900s; received {text!r}")
-    hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    total = hours * 3600 + minutes * 60 + seconds
-    if total <= 0:
-        raise argparse.ArgumentTypeError(f"a time is positive; received {text!r}")
-    return total
 
 
 def _stages(text: str) -> tuple[str, ...]:

@@ -35,6 +35,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--base", metavar="RUN.json", help="show what changed since this run")
     parser.add_argument("--bounds", metavar="DIR", help="show the verdict of these committed bounds")
     parser.add_argument("--runs", metavar="DIR", help="show the history in this folder of records (HTML)")
+    parser.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="do not shorten this peer's section where a page would be large (HTML, repeatable)",
+    )
     parser.set_defaults(handler=main)
 
 
@@ -49,6 +56,8 @@ def main(options: argparse.Namespace) -> int:
     if options.base and options.markdown and not options.bounds:
         raise UsageError("--base is part of a comment only beside --bounds", hint="verify compare BASE.json HEAD.json")
     run = load(options.record)
+    if unknown := set(options.kernel) - {kernel.name for kernel in run.kernels}:
+        raise UsageError(f"--kernel names a kernel of the record; it has no {', '.join(sorted(unknown))}")
     base, gate = _base(options.base, run), _gate(options.bounds, run)
     if options.markdown:
         _markdown(options, run, base, gate)
@@ -109,7 +118,7 @@ def _html(options: argparse.Namespace, run: Run, base: Comparison | None, gate: 
     from verify.record import write_atomically
     from verify.report import html
 
-    text = html.render(run, base=base, gate=gate, history=earlier(options.runs, run))
+    text = html.render(run, base=base, gate=gate, history=earlier(options.runs, run), whole=options.kernel)
     path = Path(options.html) if options.html else Path(tempfile.mkdtemp(prefix="verify-")) / "report.html"
     write_atomically(path, text.encode())
     print(f"report: {path.resolve()}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-from verify.cli import screen, spread
+from verify.cli import screen, sinks, spread
 
 
 def add(commands: Any) -> None:
@@ -56,7 +55,6 @@ def main(options: argparse.Namespace) -> int:
     from verify import config
     from verify.errors import UsageError
     from verify.formats import named
-    from verify.record import encode, save, write_atomically
     from verify.session import Session, command_line, run
 
     settings = config.find()
@@ -83,39 +81,9 @@ def main(options: argparse.Namespace) -> int:
     with spread.cluster(options, targets, options.backend) as session.cluster:
         result = run(targets, session, command_line(_arguments(options)))
     progress.clear()
-
-    if options.json and options.json != "-":
-        save(result, options.json)
-    if options.html:
-        from verify.report import html
-
-        write_atomically(options.html, html.render(result).encode())
-    if options.markdown:
-        from verify.report import markdown
-
-        write_atomically(options.markdown, markdown.render(result).encode())
-    if options.json == "-":
-        sys.stdout.write(encode(result).decode())
-    else:
-        from verify.report import terminal
-
-        sys.stdout.write(
-            terminal.render(
-                result,
-                width=screen.width(),
-                color=screen.colour(),
-                record=options.json or "run.json",
-            )
-        )
+    sinks.deliver(result, options)
     for line in session.usage:
         print(f"verify: {line}", file=sys.stderr)
-    for label, path in (
-        ("record", options.json),
-        ("report", options.markdown),
-        ("report", options.html),
-    ):
-        if path and path != "-" and options.json != "-":
-            print(f"{label}: {Path(path).resolve()}")
     if result.verdict == "fail":
         return 1
     if session.usage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 from typing import Any
@@ -50,11 +51,13 @@ def print_json(value: Any) -> None:
 
 
 def seconds(text: str) -> float:
-    """An argument that is a time in seconds."""
+    """An argument that is a time: seconds of 90, 90s, 1.5m, 20m or 1h30m."""
+    parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", text.strip().lower())
     try:
-        value = float(text)
+        hours, minutes, rest = (float(part or 0) for part in parts.groups()) if parts else (0.0, 0.0, 0.0)
     except ValueError:
-        value = -1.0
+        hours = minutes = rest = 0.0
+    value = hours * 3600 + minutes * 60 + rest
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"seconds are a positive number; received {text!r}")
+        raise argparse.ArgumentTypeError(f"a time is positive, such as 90, 90s, 20m or 1h30m; received {text!r}")
     return value

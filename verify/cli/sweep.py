@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verify.cli import screen, spread
+from verify.cli import screen, sinks, spread
 
 
 def add(commands: Any) -> None:
@@ -46,7 +46,11 @@ def add(commands: Any) -> None:
         "--jobs", type=_count, default=0, metavar="N", help="processes (default: 1 on a GPU, else one per core)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS", help="time for one span of inputs (default 600)"
+        "--timeout",
+        type=screen.seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="time for one span of inputs (default 600)",
     )
     spread.add(parser)
     parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the table")
@@ -97,34 +101,13 @@ def main(options: argparse.Namespace) -> int:
             again = command_line([*arguments, "--resume", str(interrupted.path)])
             print(f"\nverify: interrupted; what is done is in {interrupted.path}\n  next: {again}", file=sys.stderr)
             return 3
-    _report(result, options)
+    sinks.deliver(result, options)
     for line in chosen.usage:
         print(f"verify: {screen.plain(line)}", file=sys.stderr)
     if result.verdict == "fail":
         return 1
     judged = [kernel for kernel in result.kernels if not kernel.peer]
     return 0 if result.kernels and all(kernel.status == "ok" for kernel in judged or result.kernels) else 3
-
-
-def _report(result: Any, options: argparse.Namespace) -> None:
-    """The record into every sink that was asked for."""
-    from verify.record import encode, save, write_atomically
-    from verify.report import html, markdown, terminal
-
-    if options.json and options.json != "-":
-        save(result, options.json)
-    if options.html:
-        write_atomically(options.html, html.render(result).encode())
-    if options.markdown:
-        write_atomically(options.markdown, markdown.render(result).encode())
-    if options.json == "-":
-        sys.stdout.write(encode(result).decode())
-        return
-    record = options.json or "run.json"
-    sys.stdout.write(terminal.render(result, width=screen.width(), color=screen.colour(), record=record))
-    for label, path in (("record", options.json), ("report", options.markdown), ("report", options.html)):
-        if path:
-            print(f"{label}: {Path(path).resolve()}")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def run(targets: Sequence[str], campaign: Campaign, command: str) -> Run:
         about = answer(first.ask({"do": "environment"}, timeout=START_SECONDS))
         quarries = [quarry for target in targets for quarry in _quarries(first, target, about["backend"], campaign)]
         with tempfile.TemporaryDirectory(prefix="verify-hunt-") as folder:
-            _hunt_all(workers, quarries, campaign, Path(folder) / "stop")
+            stop = Path(folder) / "stop"
+            with campaign.cluster.flag(stop) if campaign.cluster else nullcontext(stop.touch) as ask_to_stop:
+                _hunt_all(workers, quarries, campaign, stop, ask_to_stop)
     finally:
         for worker in workers:
             worker.stop()
@@ -128,6 +131,9 @@ def _quarries(worker: Answers, target: str, backend: str, campaign: Campaign) ->
         if backend not in item["backends"]:
             quarry.failure = ("skipped", f"declared for {', '.join(item['backends'])}; this hunt is on {backend}")
             continue
+        if item["lacking"]:
+            quarry.failure = ("skipped", f"needs {', '.join(item['lacking'])}, which is not installed")
+            continue
         request = {"do": "hunts", "target": name, "dtypes": campaign.dtypes, "results": campaign.results}
         try:
             reply = answer(worker.ask(request, timeout=START_SECONDS))
@@ -141,7 +147,10 @@ def _quarries(worker: Answers, target: str, backend: str, campaign: Campaign) ->
     return found
 
 
-def _hunt_all(workers: list[Answers], quarries: list[_Quarry], campaign: Campaign, stop: Path) -> None:
+def _hunt_all(
+    workers: list[Answers], quarries: list[_Quarry], campaign: Campaign, stop: Path, ask_to_stop: Callable[[], None]
+) -> None:
+    """All hunts over all workers. `stop` exists, here and wherever a hunt runs, once they are asked to end."""
     idle: queue.SimpleQueue[Answers] = queue.SimpleQueue()
     for worker in workers:
         idle.put(worker)
@@ -163,6 +172,7 @@ def _hunt_all(workers: list[Answers], quarries: list[_Quarry], campaign: Campaig
             stop.touch()
             campaign.stopping()
             try:
+                ask_to_stop()
                 _settle(waiting)
             except KeyboardInterrupt:
                 for worker in workers:

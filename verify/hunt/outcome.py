@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from verify.backends import Backend
 from verify.declaration import Kernel
+from verify.figure import shown
 from verify.fingerprint import fingerprint
 from verify.hunt.finds import Find, confirm
 from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
@@ -104,7 +105,7 @@ def _reason(find: Find, limit: float, gate: str) -> str:
         return "NaN where the exact answer is a number"
     if math.isinf(find.error):
         return "an infinite or unbounded error"
-    return f"{find.error:.4g} {'scaled ULP' if gate == 'scaled' else 'ULP'}, the limit is {limit:g}"
+    return f"{shown(find.error)} {'scaled ULP' if gate == 'scaled' else 'ULP'}, the limit is {limit:g}"
 
 
 def _notes(space: Space, found: Searched, finds: list[Find]) -> list[str]:
@@ -118,8 +119,8 @@ def _notes(space: Space, found: Searched, finds: list[Find]) -> list[str]:
     crowd = [find for find in finds if not find.alone]
     if crowd:
         notes.append(
-            f"{about}: {len(crowd)} of {len(finds)} finds (up to {max(find.error for find in crowd):.4g}) showed only "
-            "beside other inputs: results depend on their neighbours, or on the shape of the call"
+            f"{about}: {len(crowd)} of {len(finds)} finds (up to {shown(max(find.error for find in crowd))}) showed "
+            "only beside other inputs: results depend on their neighbours, or on the shape of the call"
         )
     return notes
 

@@ -27,9 +27,13 @@ from verify.formats import Format
 from verify.judge import judge_result
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure import run_kernel
+from verify.ops.op import Problem
 from verify.regimes import NONFINITE, segments_of
+from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
-from verify.ulp import errors
+from verify.ulp import errors, pattern_at
+
+_SINGLY = 64  # elements that are judged exactly one by one; more of them are left to the exact judge
 
 
 def _space(subject: Subject) -> Space:
@@ -78,7 +82,7 @@ def judge_results(
     kinds = {name: formats.of(tensor.dtype) for name, tensor in results.items()}
     limit = kernel.limit(subject.dtype)
     truths = {name: truth for name, truth in evaluate(kernel.op, problem, kinds).items() if results[name].numel()}
-    proven = _proven_within(kernel, results, truths, kinds, limit)
+    proven = _proven_within(kernel, problem, results, truths, kinds, limit)
     if proven is not None:
         return proven
     largest = 0.0
@@ -127,13 +131,19 @@ def judge_results(
 
 
 def _proven_within(
-    kernel: Kernel, results: dict[str, Tensor], truths: dict[str, Truth], kinds: dict[str, Format], limit: float
+    kernel: Kernel,
+    problem: Problem,
+    results: dict[str, Tensor],
+    truths: dict[str, Truth],
+    kinds: dict[str, Format],
+    limit: float,
 ) -> float | None:
-    """The largest error, if the intervals prove that every element is within the limit; else None.
+    """The largest error, if every element is proven to be within the limit; else None.
 
-    An element whose interval reaches beyond the limit, or that is infinite or NaN where the truth is not, is left to
-    the exact judge, which also says which one is worst. Most cases need no exact value at all, and all results of one
-    format are looked at together: small tensors cost by the call.
+    Most cases need no exact value at all. Where a few intervals reach beyond the limit, as they do beside a zero of the
+    function, these elements are judged exactly. An element that is beyond it then, or infinite or NaN where the truth
+    is not, is left to the exact judge, which also says which one is worst. All results of one format are looked at
+    together: small tensors cost by the call.
     """
     largest = 0.0
     for fmt in set(kinds.values()):
@@ -156,9 +166,38 @@ def _proven_within(
         assert judged is not None and width is not None
         magnitude = judged.abs()
         if not bool(((magnitude + width <= limit) & ~found.nonfinite).all()):
-            return None
+            if scaled or bool(found.nonfinite.any()):
+                return None
+            exact = _exact_where_open(kernel, problem, {name: results[name] for name in names}, magnitude, width, limit)
+            if exact is None or not bool((exact <= limit).all()):
+                return None
+            magnitude = exact
         largest = max(largest, float(magnitude.max()))
     return largest
+
+
+def _exact_where_open(
+    kernel: Kernel, problem: Problem, results: dict[str, Tensor], magnitude: Tensor, width: Tensor, limit: float
+) -> Tensor | None:
+    """The errors of all results, exact where the interval reaches beyond the limit or up to the largest one.
+
+    None if these are many. `magnitude` and `width` are of all results in one vector.
+    """
+    magnitude, width = magnitude.clone(), width.clone()
+    owners = [(name, place) for name, result in results.items() for place in range(result.numel())]
+    reach = limit
+    for _ in range(2):
+        places = torch.nonzero((width > 0) & ~(magnitude + width <= reach)).reshape(-1).tolist()
+        if len(places) > _SINGLY:
+            return None
+        for at in places:
+            name, place = owners[at]
+            (point,) = kernel.op.points(problem, name, [place])
+            got = results[name]
+            verdict = judge(point, formats.of(got.dtype), pattern_at(got, place), policy=kernel.policy)
+            magnitude[at], width[at] = abs(verdict.ulp), 0.0
+        reach = min(limit, float(magnitude.max()))
+    return magnitude
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

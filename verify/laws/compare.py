@@ -10,7 +10,7 @@ from torch import Tensor
 from verify import formats
 from verify.cases import Case
 from verify.laws.law import Broken
-from verify.ulp import bits_of, pattern_at
+from verify.ulp import bits_of, pattern_at, same_bits
 
 
 def first_difference(left: Tensor, right: Tensor) -> int | None:
@@ -52,6 +52,8 @@ def demand_same(
     facts: Mapping[str, str] | None = None,
 ) -> None:
     """Raise `Broken` with a rule at the first element of any result whose bits differ."""
+    if expected.keys() <= got.keys() and same_bits([got[name] for name in expected], list(expected.values())):
+        return
     for name, right in expected.items():
         left = got.get(name)
         if left is None:

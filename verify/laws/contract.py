@@ -80,8 +80,10 @@ def _check(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     good = inputs_of(kernel.op, case, subject.backend.device)
     before = _values(subject, case, good)
+    guard = Guard(NUMBER_FILL)
+    held = {name: None if value is None else guard.embed(value, f"operand {name}") for name, value in good.items()}
     for wrong, name, change in _mistakes(subject):
-        _refused(subject, case, good, name, change, f"{name} {wrong}")
+        _refused(subject, case, guard, held, name, change, f"{name} {wrong}")
     after = _values(subject, case, good)
     rule = "a good call gives other bits after a refused one"
     demand_same(case, after, before, rule, labels=("after", "before"))
@@ -121,13 +123,12 @@ def _no_launch_without_memory() -> Iterator[None]:
 
 
 def _refused(
-    subject: Subject, case: Case, good: Inputs, name: str, change: Callable[[Tensor], Tensor], what: str
+    subject: Subject, case: Case, around: Guard, held: Inputs, name: str, change: Callable[[Tensor], Tensor], what: str
 ) -> None:
+    """One call with one operand changed; the others are `held` in memory that `around` guards."""
     guard = Guard(NUMBER_FILL)
-    inputs: Inputs = {}
-    for operand, value in good.items():
-        given = change(value) if operand == name and value is not None else value
-        inputs[operand] = None if given is None else guard.embed(given, f"operand {operand}")
+    value = held[name]
+    inputs = held | {name: None if value is None else guard.embed(change(value), f"operand {name}")}
     facts = {"operand": what}
     try:
         with guard, _no_launch_without_memory():
@@ -146,7 +147,7 @@ def _refused(
     else:
         shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
         raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})
-    found = [line for line in damage_of([guard]) if line.startswith("operand")]
+    found = [line for line in damage_of([around, guard]) if line.startswith("operand")]
     if found:
         raise Broken("an operand is changed by a call that was refused", case, facts | {"written": found[0]})
 

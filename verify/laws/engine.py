@@ -11,7 +11,6 @@ this module (as Hypothesis' own derandomisation does), nor on which modules happ
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import os
 import shlex
@@ -30,6 +29,7 @@ from verify import corpus
 from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.strategies import Sizes
+from verify.day import seed_of_today
 from verify.declaration import Kernel
 from verify.errors import KernelError, UsageError
 from verify.laws.law import Broken, Law, Subject
@@ -75,7 +75,7 @@ def profile_named(name: str, seed: int | None = None) -> Profile:
         return replace(chosen, seed=seed)
     if name not in SEEDED_BY_DATE:
         return chosen
-    text = os.environ.get("VERIFY_SEED") or datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
+    text = os.environ.get("VERIFY_SEED") or str(seed_of_today())
     if not text.isascii() or not text.isdigit():
         raise UsageError(f"VERIFY_SEED is a whole number from 0; received {text!r}")
     return replace(chosen, seed=int(text))

@@ -12,6 +12,7 @@ format can hold on the way, on which correct kernels differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from torch import Tensor
 from verify import formats
 from verify.cases import Case, counter, inputs_of, problem_of, upstream_of
 from verify.cases.strategies import Space, space
-from verify.cases.values import special_patterns
+from verify.cases.values import SMALL, special_patterns
+from verify.formats import Format
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
@@ -56,13 +58,13 @@ def plant(
     `infinite` and `largest` say whether infinities and the largest finite numbers are among them; with `single` only
     one place gets one.
     """
+    if tensor.is_cuda and tensor.numel() <= SMALL:  # a dozen launches take longer than the way there and back
+        planted = tensor.cpu()
+        plant(planted, seed, lane, lanes, rows=rows, infinite=infinite, largest=largest, single=single)
+        tensor.copy_(planted)
+        return
     fmt = formats.of(tensor.dtype)
-    patterns = special_patterns(fmt)
-    if not infinite:
-        patterns = [bits for bits in patterns if not fmt.is_inf(bits)]
-    if not largest:
-        patterns = [bits for bits in patterns if not fmt.is_finite(bits) or bits & ~fmt.sign_bit < fmt.max_bits - 1]
-    signed = [bits - (1 << fmt.bits) if bits >= fmt.sign_bit else bits for bits in patterns]
+    signed = _signed(fmt, infinite, largest)
     specials = from_bits(torch.tensor(signed, dtype=torch.int64, device=tensor.device), fmt)
     width = tensor.shape[-1] if rows else 1
     count = tensor.numel() // width
@@ -76,6 +78,17 @@ def plant(
     flat = tensor.reshape(-1)
     flat[place] = value
     tensor.copy_(flat.reshape(tensor.shape))  # a half of a packed operand is no flat view
+
+
+@lru_cache
+def _signed(fmt: Format, infinite: bool, largest: bool) -> tuple[int, ...]:
+    """The patterns of special values, as signed integers."""
+    patterns = special_patterns(fmt)
+    if not infinite:
+        patterns = [bits for bits in patterns if not fmt.is_inf(bits)]
+    if not largest:
+        patterns = [bits for bits in patterns if not fmt.is_finite(bits) or bits & ~fmt.sign_bit < fmt.max_bits - 1]
+    return tuple(bits - (1 << fmt.bits) if bits >= fmt.sign_bit else bits for bits in patterns)
 
 
 def _check(subject: Subject, case: Case) -> None:

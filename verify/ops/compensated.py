@@ -5,10 +5,15 @@ over one dimension, vectorised over the others, on the tensor's own device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
+_FEW = 1 << 12  # elements up to which calling torch takes a CPU longer than adding them
 
 
 def two_sum(a: Tensor, b: Tensor) -> Pair:
@@ -29,10 +34,27 @@ def add(a: Pair, b: Pair) -> Pair:
 def tree_sum(values: Tensor | Pair, dim: int) -> Pair:
     """The sum over `dim` (kept, of size 1). Where it is not finite: what a plain sum gives."""
     high, low = values if isinstance(values, tuple) else (values, torch.zeros_like(values))
-    plain = (high + low).sum(dim, keepdim=True)
-    high, low = high.movedim(dim, -1), low.movedim(dim, -1)
-    if high.shape[-1] == 0:
+    if high.shape[dim] == 0:
+        plain = high.sum(dim, keepdim=True)
         return plain, torch.zeros_like(plain)
+    ends = high.movedim(dim, -1), low.movedim(dim, -1)
+    if high.device.type == "cpu" and high.numel() <= _FEW:
+        with np.errstate(all="ignore"):
+            arrays = _tree(ends[0].numpy(), ends[1].numpy(), np.concatenate)
+            settled = bool(np.isfinite(arrays[0] + arrays[1]).all())
+        summed = torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+    else:
+        summed, settled = _tree(*ends, torch.cat), False
+    first, second = summed[0].movedim(-1, dim), summed[1].movedim(-1, dim)
+    if settled:
+        return first, second
+    plain = (high + low).sum(dim, keepdim=True)
+    finite = torch.isfinite(first + second)
+    return torch.where(finite, first, plain), torch.where(finite, second, 0.0)
+
+
+def _tree(high: Any, low: Any, join: Callable[..., Any]) -> Any:
+    """The sum over the last dimension, of tensors or of arrays: the same additions in the same order."""
     while (count := high.shape[-1]) > 1:
         half = count // 2
         pair = add(
@@ -40,14 +62,9 @@ def tree_sum(values: Tensor | Pair, dim: int) -> Pair:
             (high[..., half : 2 * half], low[..., half : 2 * half]),
         )
         if count % 2:
-            pair = (
-                torch.cat([pair[0], high[..., -1:]], -1),
-                torch.cat([pair[1], low[..., -1:]], -1),
-            )
+            pair = (join([pair[0], high[..., -1:]], -1), join([pair[1], low[..., -1:]], -1))
         high, low = pair
-    high, low = high.movedim(-1, dim), low.movedim(-1, dim)
-    finite = torch.isfinite(high + low)
-    return torch.where(finite, high, plain), torch.where(finite, low, 0.0)
+    return high, low
 
 
 def divide(a: Pair, divisor: int) -> Pair:

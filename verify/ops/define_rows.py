@@ -1,17 +1,21 @@
 """`verify.row_op`: defines a row-wise op from one mpmath formula and one torch formula.
 
-    verify.row_op(
-        "l2_normalize",
-        exact=lambda row: [v / mp.sqrt(mp.fsum(u * u for u in row)) for v in row],
-        reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt(),
-    )
+    def exact(row):
+        norm = mp.sqrt(mp.fsum(v * v for v in row))
+        return [v / norm for v in row]
 
-The exact gradient of element i is the derivative of <upstream, exact(row)> along i, a central
-difference at raised precision, unless `grad(row, upstream)` gives the row of gradients; the fast
-one comes from autograd in float64 through `reference`."""
+    verify.row_op("l2_normalize", exact=exact, reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt())
+
+The exact gradient is that of <upstream, exact(row)> by reverse differentiation of the formula, a whole row at once,
+and one element of each row is compared with a central difference at raised precision; a formula that cannot be
+followed has the central difference for every element; `grad(row, upstream)` replaces both. The fast gradient comes
+from autograd in float64 through `reference`.
+
+Since one evaluation gives a row, tensors of ordinary size are judged by exact values throughout (`Op.whole_rows`)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,15 +23,19 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
-from verify.errors import UsageError
+from verify.errors import TruthError, UsageError
 from verify.ops.elements import to_mp
 from verify.ops.numeric import derivative_at, settle, to_real
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem
-from verify.ops.precision import mp_bits
+from verify.ops.precision import GUARD, magnitude, mp_bits
 from verify.ops.registry import register
+from verify.ops.reverse import Untraceable, gradient
 from verify.ops.rowwise import Rows, rowwise
 
 RowFormula = Callable[..., Any]
+
+_CHECK_BITS = 64  # of the comparison of the two routes to a derived gradient
+_VANISHED = mp.ldexp(1, -1_300)  # far below every format: not compared
 
 
 def _evaluate(name: str, formula: RowFormula, params: Params, *rows: Sequence[Any]) -> list[Any]:
@@ -44,45 +52,91 @@ def _evaluate(name: str, formula: RowFormula, params: Params, *rows: Sequence[An
     return [to_real(name, value) for value in result]
 
 
-def _element(name: str, exact: RowFormula, grad: RowFormula | None) -> Callable[[Rows, str, int, int], Point]:
-    def whole(rows: Rows, key: str, formula: RowFormula, index: int, bits: int) -> list[Any]:
-        """All elements of one row at a working precision of `bits`; a row is evaluated once."""
+class _Exact:
+    """The exact values of one row-wise op, a whole row at a time."""
 
-        def make() -> list[Any]:
-            arguments = [[to_mp(value) for value in rows.data_row("x", index)]]
-            if key == "grad":
-                upstream = rows.row(rows.problem.upstream["y"], index)
-                arguments.append([to_mp(value) for value in upstream])
+    def __init__(self, name: str, exact: RowFormula, grad: RowFormula | None) -> None:
+        self.name, self.exact, self.grad = name, exact, grad
+
+    def element(self, rows: Rows, result: str, index: int, column: int) -> Point:
+        def by_mp(prec: int) -> Any:
+            if result == "dx" and self.grad is None:
+                return self._derived(rows, index, column, prec)
+            return self._settled(rows, result, index, column, prec)
+
+        return Point(mp=by_mp)
+
+    def traceable(self, problem: Problem) -> bool:
+        """Whether the gradient of a problem of one row comes from reverse differentiation."""
+        with mp_bits(_CHECK_BITS):
+            return self._row(Rows(problem), "dx", 0, _CHECK_BITS) is not None
+
+    def _settled(self, rows: Rows, result: str, index: int, column: int, prec: int) -> Any:
+        return settle(self.name, lambda bits: self._row(rows, result, index, bits)[column], prec)
+
+    def _derived(self, rows: Rows, index: int, column: int, prec: int) -> Any:
+        """An element of the derived gradient: of the whole row at once where the formula can be followed."""
+        slopes = self._row(rows, "dx", index, prec + GUARD)
+        if slopes is None:
+            return self._difference(rows, index, column, prec)
+        rows.cached(("compared", index), lambda: self._compare(rows, index, slopes))
+        return self._settled(rows, "dx", index, column, prec)
+
+    def _row(self, rows: Rows, result: str, index: int, bits: int) -> Any:
+        """All elements of one row of a result, evaluated once at a working precision of `bits`.
+
+        None for a derived gradient that cannot be followed.
+        """
+
+        def make() -> list[Any] | None:
+            x = [to_mp(value) for value in rows.data_row("x", index)]
+            params = rows.problem.params
             with mp_bits(bits):
-                return _evaluate(name, formula, rows.problem.params, *arguments)
+                if result == "y":
+                    return _evaluate(self.name, self.exact, params, x)
+                upstream = [to_mp(value) for value in rows.row(rows.problem.upstream["y"], index)]
+                if self.grad is not None:
+                    return _evaluate(self.name, self.grad, params, x, upstream)
+                if not all(map(mp.isfinite, [*x, *upstream])):
+                    return [mp.nan] * len(x)
+                try:
+                    return gradient(lambda row: self.exact(row, **params), x, upstream)
+                except Untraceable:
+                    return None
 
-        values: list[Any] = rows.cached((key, index, bits), make)
-        return values
+        return rows.cached((result, index, bits), make)
 
-    def numeric(rows: Rows, index: int, column: int, prec: int) -> Any:
+    def _difference(self, rows: Rows, index: int, column: int, prec: int) -> Any:
+        """An element of the gradient by a central difference."""
         values = [to_mp(value) for value in rows.data_row("x", index)]
         upstream = [to_mp(value) for value in rows.row(rows.problem.upstream["y"], index)]
         if not all(map(mp.isfinite, [*values, *upstream])):
             return mp.nan
 
         def product(*moved: Any) -> Any:
-            outputs = _evaluate(name, exact, rows.problem.params, moved)
+            outputs = _evaluate(self.name, self.exact, rows.problem.params, moved)
             return mp.fsum(g * y for g, y in zip(upstream, outputs, strict=True))
 
-        return derivative_at(name, product, values, column, prec)
+        return derivative_at(self.name, product, values, column, prec)
 
-    def element(rows: Rows, result: str, index: int, column: int) -> Point:
-        def by_mp(prec: int) -> Any:
-            if result == "dx" and grad is None:
-                return numeric(rows, index, column, prec)
-            key, formula = ("y", exact) if result == "y" else ("grad", grad)
-            assert formula is not None
-            chosen = formula
-            return settle(name, lambda bits: whole(rows, key, chosen, index, bits)[column], prec)
-
-        return Point(mp=by_mp)
-
-    return element
+    def _compare(self, rows: Rows, index: int, slopes: list[Any]) -> None:
+        """The largest element of a derived gradient by the other route, once for each row."""
+        if not all(map(mp.isfinite, slopes)):
+            return
+        column = max(range(len(slopes)), key=lambda place: abs(slopes[place]))
+        if not abs(slopes[column]) > _VANISHED:
+            return
+        # a small slope is the difference of sums that are not small: without these bits it would be taken for zero
+        small = max(0, -magnitude(slopes[column]))
+        other = self._difference(rows, index, column, _CHECK_BITS + small)
+        with mp_bits(_CHECK_BITS):
+            if not abs(slopes[column] - other) <= mp.ldexp(abs(other), -_CHECK_BITS // 2):
+                raise TruthError(
+                    f"op {self.name!r}: two routes to the gradient disagree at element {column} of a row of "
+                    f"{len(slopes)}: {mp.nstr(slopes[column], 12)} by reverse differentiation, "
+                    f"{mp.nstr(other, 12)} by a central difference; where exact has no derivative, grad= says what "
+                    "is wanted"
+                )
 
 
 def _fast(
@@ -120,10 +174,10 @@ def _fast(
     return fast
 
 
-def _probe(name: str, op: Op) -> None:
-    """The two formulas must agree on one row, so that a slip is found where it is written."""
+def _probe(name: str, op: Op) -> Problem:
+    """The two formulas must agree on one row, which comes back, so that a slip is found where it is written."""
     row = torch.tensor([[0.5, -0.25, 1.0, 0.125]], dtype=torch.float64)
-    problem = Problem({"x": row}, op.resolve({}))
+    problem = Problem({"x": row}, op.resolve({}), {"y": torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=torch.float64)})
     fast = op.fast(problem)["y"].value
     if fast.shape != row.shape:
         raise UsageError(
@@ -138,6 +192,7 @@ def _probe(name: str, op: Op) -> None:
                 f"{mp.nstr(exact, 12)} by exact, {got:.12g} by reference",
                 hint="make both formulas the same function; float64 may differ by 1e-6 at most",
             )
+    return problem
 
 
 def row_op(
@@ -160,15 +215,17 @@ def row_op(
     `grad_reference(x, upstream, **params)` replace the derived gradients. `scale(x, **params)` is
     the magnitude of the summed terms of y where y cancels; it is |y| when not given.
     """
+    formulas = _Exact(name, exact, grad)
     defined = rowwise(
         name,
         (Operand("x"),),
         ("y",),
         fast=_fast(reference, grad_reference, scale),
-        element=_element(name, exact, grad),
+        element=formulas.element,
         baseline=baseline or reference,
         params=params,
         summary=summary,
     )
-    _probe(name, defined)
-    return register(defined, replace=replace)
+    problem = _probe(name, defined)
+    rows = ("y", "dx") if formulas.traceable(problem) else ("y",)
+    return register(dataclasses.replace(defined, whole_rows=rows), replace=replace)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops import gelu
-from verify.ops.dyadic import dot, dyadic, dyadics
+from verify.ops.dyadic import Dyadics, dot, dyadic, dyadics
 from verify.ops.elements import mpf_to_arb, pick, to_arb, to_mp
 from verify.ops.formula import Curve, Formula
 from verify.ops.limits import arb_limit
@@ -152,8 +152,22 @@ class Layer:
         if key not in self.problem.cache:
             bias = self.problem.inputs.get("bias")
             offset = 0.0 if bias is None else pick(bias, [column])[0]
-            self.problem.cache[key] = exact_dot(self.line("x", row), self.line("weight", column), offset)
+            left, right = self.integers("x", row), self.integers("weight", column)
+            if left is None or right is None or not isfinite(offset):
+                total = exact_dot(self.line("x", row), self.line("weight", column), offset)
+            else:
+                total = _dot(left, right, offset)
+            self.problem.cache[key] = total
         return self.problem.cache[key]
+
+    def integers(self, name: str, index: int) -> Dyadics | None:
+        """Row `index` of x or weight in integers, for the many products that it enters; None where it is not finite."""
+        key = ("integers", name, index)
+        if key not in self.problem.cache:
+            line = self.line(name, index)
+            self.problem.cache[key] = dyadics(line) if all(map(isfinite, line)) else None
+        found: Dyadics | None = self.problem.cache[key]
+        return found
 
     def upstream(self, output: str, row: int, column: int, width: int) -> float:
         tensor = self.problem.upstream.get(output)
@@ -212,8 +226,12 @@ def exact_dot(a: Sequence[float], b: Sequence[float], offset: float) -> Any:
     if not (all(map(isfinite, a)) and all(map(isfinite, b)) and isfinite(offset)):
         terms = [exact_product(to_mp(p), to_mp(q)) for p, q in zip(a, b, strict=True)]
         return mp.fsum([*terms, to_mp(offset)])
-    left, right, added = dyadics(a), dyadics(b), dyadic(offset)
-    product, place = dot(left.integers, right.integers), left.exponent + right.exponent
+    return _dot(dyadics(a), dyadics(b), offset)
+
+
+def _dot(left: Dyadics, right: Dyadics, offset: float) -> Any:
+    """The same of rows that are integers already."""
+    product, place, added = dot(left.integers, right.integers), left.exponent + right.exponent, dyadic(offset)
     low = min(place, added.exponent)
     total = (product << (place - low)) + (added.integer << (added.exponent - low))
     with mp_bits(max(53, total.bit_length())):

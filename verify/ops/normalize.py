@@ -111,10 +111,12 @@ def _row_gradient(problem: Problem, row: _Row, centre: bool) -> Fast:
         grown = upstream.to(torch.float64)
         grown = grown if weight is None else grown * weight
         product = grown * row.xhat
-        value = grown - row.xhat * _mean(product)
+        # both sums as one: small rows cost by the call
+        mean, *means = _mean(torch.stack([product, grown] if centre else [product]))
+        value = grown - row.xhat * mean
         scale = grown.abs() + row.xhat.abs() * product.abs().mean(-1, keepdim=True)
         if centre:
-            value = value - _mean(grown)
+            value = value - means[0]
             scale = scale + grown.abs().mean(-1, keepdim=True)
         lost = ~torch.isfinite(grown.abs().amax(-1, keepdim=True))
         value = (row.rstd * value).masked_fill(lost, torch.nan)

@@ -61,7 +61,8 @@ def settle(name: str, evaluate: Callable[[int], Any], prec: int) -> Any:
     before = evaluate(bits)
     while bits <= _LIMIT_BITS:
         zero = before == 0 and bits < _ZERO_BITS
-        bits = _ZERO_BITS if zero else bits + bits // 2 + 32
+        # for a start at 160 bits this is where a second opinion at 2 * 160 + 64 starts: a row is evaluated once there
+        bits = _ZERO_BITS if zero else 2 * bits + 64 - GUARD
         value = evaluate(bits)
         with mp_bits(bits):
             if _agree(before, value, prec):

@@ -101,6 +101,8 @@ class Op:
     `regime_of` names the operand whose value decides the regime of an element (elementwise ops only; for
     other kinds the value recipe of the case is the regime). `regime_values(problem, result)` replaces
     it where that operand has another shape than the result: the deciding value for each element.
+    `whole_rows` names the results of a row-wise op for which `points` evaluates a row at the price of an element: where
+    nobody has measured how good `fast` is, tensors of ordinary size are then evaluated exactly throughout.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -121,6 +123,7 @@ class Op:
     regime_values: Callable[[Problem, str], Tensor] | None = None
     regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: ()
     boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
+    whole_rows: tuple[str, ...] = ()
     summary: str = ""
 
     @property

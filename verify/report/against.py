@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.record import KernelRun, Number, Result, Worst
-from verify.report import verdict, words
+from verify.report import gate_text, verdict, words
+from verify.report.gaps import Gap, gathered
 
 if TYPE_CHECKING:
     from verify.compare import Comparison, Pair
@@ -45,7 +46,7 @@ class Against:
     before: str  # heading of the column of bounds or earlier figures
     rows: list[AgainstRow]
     left_out: int
-    lines: list[str]
+    lines: list[Gap]
 
 
 _STANDING: dict[str, str] = {
@@ -62,7 +63,7 @@ _STANDING: dict[str, str] = {
 
 def bounds(found: Verdict) -> Against:
     """The verdict of the gate; what is within its bound is counted and not listed."""
-    rows = [_bound(row) for row in found.rows if row.status != "ok"]
+    rows = [_bound(row) for row in found.rows if row.status in gate_text.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
     told = (
         ", ".join(f"{statuses.count(key):,} {key}" for key in _STANDING if key in statuses) or "no bound and no figure"
@@ -75,8 +76,20 @@ def bounds(found: Verdict) -> Against:
         before="Bound",
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
-        lines=[words.clean(line) for line in (*found.missing, *found.notes)],
+        lines=[*_unjudged(found), *gathered((*found.missing, *found.notes))],
     )
+
+
+def _unjudged(found: Verdict) -> list[Gap]:
+    """What has no verdict of its own, a line for each kernel and reason."""
+    rows = [row for row in found.rows if row.status not in gate_text.WITH_FIGURES and row.status != "ok"]
+    return [
+        Gap(
+            words.clean(f"{members[0].status}: {kernel}{gate_text.keys(kernel, members)} ({arch}): {reason}"),
+            [gate_text.told(row) for row in members] if len(members) > 1 else [],
+        )
+        for arch, kernel, reason, members in gate_text.groups(rows)
+    ]
 
 
 def _bound(row: Row) -> AgainstRow:
@@ -120,8 +133,8 @@ def base(found: Comparison) -> Against:
         before="Before",
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
-        lines=[words.clean(f"{name} fails now: {message}") for name, message in found.broke]
-        + [words.clean(f"{name} no longer fails") for name in found.mended],
+        lines=[Gap(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
+        + [Gap(words.clean(f"{name} no longer fails")) for name in found.mended],
     )
 
 

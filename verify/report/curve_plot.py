@@ -91,17 +91,30 @@ class _Scale:
 
 
 def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: float) -> str:
-    """One path of horizontal pieces, joined where neighbours both have a number."""
+    return _stairs(
+        [
+            scale.y(value) if count and math.isfinite(value) else None
+            for value, count in zip(values, counts, strict=True)
+        ],
+        LEFT,
+        step,
+    )
+
+
+def _stairs(levels: Sequence[float | None], left: float, step: float) -> str:
+    """One path of horizontal pieces in whole pixels, joined where neighbours both have a level."""
     path: list[str] = []
-    pen = False
-    for place, (value, count) in enumerate(zip(values, counts, strict=True)):
-        if not count or not math.isfinite(value):
-            pen = False
+    height: int | None = None
+    for place, level in enumerate(levels):
+        if level is None:
+            height = None
             continue
-        y = f"{scale.y(value):.1f}"
-        path.append(f"V{y}" if pen else f"M{LEFT + place * step:.1f} {y}")
-        path.append(f"H{LEFT + (place + 1) * step:.1f}")
-        pen = True
+        start, end = round(left + place * step), round(left + (place + 1) * step)
+        if height == round(level):
+            path[-1] = f"H{end}"
+            continue
+        path += [f"M{start} {round(level)}" if height is None else f"V{round(level)}", f"H{end}"]
+        height = round(level)
     return "".join(path)
 
 
@@ -186,12 +199,10 @@ def spark(values: Sequence[Number], limit: float | None = None, *, label: str) -
         decade = math.log10(max(value, 0.01)) if math.isfinite(value) else high
         return SPARK_HEIGHT - 1 - (decade - low) / (high - low) * (SPARK_HEIGHT - 2)
 
-    path = "".join(
-        f"{'V' if place else 'M0 '}{y(value):.1f}H{(place + 1) * step:.1f}" for place, value in enumerate(numbers)
-    )
-    line = f'<path class="limit" d="M0 {y(limit):.1f}H{SPARK_WIDTH:g}"/>' if limit is not None else ""
+    path = _stairs([y(number) for number in numbers], 0.0, step)
+    line = f'<path class="limit" d="M0 {y(limit):.0f}H{SPARK_WIDTH:g}"/>' if limit is not None else ""
     holes = "".join(
-        f"M{place * step:.1f} 1h{max(step, 2):.1f}" for place, value in enumerate(numbers) if not math.isfinite(value)
+        f"M{place * step:.0f} 1h{max(step, 2):.0f}" for place, value in enumerate(numbers) if not math.isfinite(value)
     )
     hole = f'<path class="bad" d="{holes}"/>' if holes else ""
     box = f'viewBox="0 0 {SPARK_WIDTH:g} {SPARK_HEIGHT:g}"'

@@ -9,7 +9,8 @@ from verify.compare import Comparison, Pair
 from verify.gate import Row, Verdict
 from verify.readings import Reading, inputs
 from verify.report import compare_text, gate_text, words
-from verify.report.markdown import _block, _Budget, _code, _line, _text
+from verify.report.comment import Budget, code, fenced, inert, table_row
+from verify.report.gaps import FEW, gathered
 
 HEADER = (
     "| kernel | result | dtype | regime | bound | measured | basis | status |\n"
@@ -25,27 +26,29 @@ LIMIT = 60_000
 def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int = LIMIT) -> str:
     """The whole comment, at most `limit` characters; a single line when there is nothing to tell."""
     sign = {"pass": "✓", "fail": "✗", "incomplete": "○"}[verdict.word]
-    said = _text("; ".join(gate_text.clauses(verdict)))
+    said = inert("; ".join(gate_text.clauses(verdict)))
     changed = [] if comparison is None else comparison.told
     told = [row for row in verdict.rows if row.status != "ok"]
     broke = () if comparison is None else comparison.broke
     if not (told or changed or broke or verdict.missing or verdict.notes):
         return f"{sign} verify: no changes: {said}.\n"[:limit]
-    budget = _Budget(limit)
+    budget = Budget(limit)
     budget.must(f"### {sign} verify gate: **{verdict.word}:** {said}\n")
     if comparison is not None:
-        budget.must(f"\nAgainst the base: {_text(compare_text.sentence(comparison))}.\n")
+        budget.must(f"\nAgainst the base: {inert(compare_text.sentence(comparison))}.\n")
     if verdict.records:
-        budget.reserve(f"\n<sub>records {', '.join(_code(item) for item in verdict.records[:8])}</sub>\n")
-    with_figures = [row for row in told if row.readings]
+        budget.reserve(f"\n<sub>records {', '.join(code(item) for item in verdict.records[:8])}</sub>\n")
+    grouped = gate_text.groups([row for row in told if row.status not in gate_text.WITH_FIGURES])
+    few = [row for *_, members in grouped if len(members) <= FEW for row in members if row.readings]
+    with_figures = [row for row in told if row.status in gate_text.WITH_FIGURES or row in few]
     details = [_detail(row) for row in told if row.status in ("breached", "nonfinite")]
     share = 0.5 if details or changed else 1.0
     budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
-    budget.fill(_absent([row for row in told if not row.readings]), "lines", head="**Not judged**\n")
+    budget.fill(_unjudged([row for row in told if row not in with_figures]), "lines", head="**Not judged**\n")
     budget.fill(details, "breaches", share=0.6 if changed else 1.0)
     budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED)
     for title, lines in (("Not measured", verdict.missing), ("Not judged here", verdict.notes)):
-        budget.fill([f"- {_text(text)}" for text in lines], "lines", head=f"**{title}**\n")
+        budget.fill([f"- {inert(gap.text)}" for gap in gathered(lines)], "lines", head=f"**{title}**\n")
     return budget.text()
 
 
@@ -54,12 +57,12 @@ def _row(row: Row) -> str:
     assert reading is not None
     sign = {"breached": "✗", "nonfinite": "✗", "crashed": "✗", "improved": "✓"}.get(row.status, "○")
     word = f"**{row.status}**" if sign == "✗" else row.status
-    return _line(
+    return table_row(
         [
-            *map(_code, (row.key.kernel, row.key.output, row.key.dtype, row.key.regime)),
+            *map(code, (row.key.kernel, row.key.output, row.key.dtype, row.key.regime)),
             _bound(row.bound),
             _figure(reading),
-            _text(words.basis(reading.basis)),
+            inert(words.basis(reading.basis)),
             f"{sign} {word}",
         ]
     )
@@ -68,50 +71,50 @@ def _row(row: Row) -> str:
 def _changed(pair: Pair) -> str:
     paired = pair.base is not None and pair.head is not None
     change = compare_text.change_text(pair)
-    reason = f": {_text(pair.reason)}" if pair.reason else ""
-    return _line(
+    reason = f": {inert(pair.reason)}" if pair.reason else ""
+    return table_row(
         [
-            *map(_code, (pair.key.kernel, pair.key.output, pair.key.dtype, pair.key.regime)),
+            *map(code, (pair.key.kernel, pair.key.output, pair.key.dtype, pair.key.regime)),
             "" if pair.base is None else _figure(pair.base),
             "" if pair.head is None else _figure(pair.head),
-            _text(compare_text.misrounded_text(pair)) if paired else "",
+            inert(compare_text.misrounded_text(pair)) if paired else "",
             pair.bits,
             (f"**{change}**" if change == "worse" else change) + reason,
         ]
     )
 
 
-def _absent(rows: Sequence[Row]) -> list[str]:
-    """Keys without a figure, one line for each kernel and reason."""
+def _unjudged(rows: Sequence[Row]) -> list[str]:
+    """Keys without a verdict of their own, one line for each kernel and reason."""
     return [
-        f"- {_code(kernel)} ({_text(arch)}): {words.plural(len(members), 'key')} {_state(members[0].status, reason)}"
+        f"- {code(kernel)} ({inert(arch)}): {words.plural(len(members), 'key')} {_state(members[0].status, reason)}"
         for arch, kernel, reason, members in gate_text.groups(rows)
     ]
 
 
 def _state(status: str, reason: str) -> str:
-    return _text(reason if status == "crashed" else f"{status}, {reason}")
+    return inert(reason if status == "crashed" else f"{status}, {reason}")
 
 
 def _detail(row: Row) -> str:
     reading = row.leading
     assert reading is not None
-    facts = [("measured", f"{gate_text.figure(reading)}, {_text(words.basis(reading.basis))}")]
+    facts = [("measured", f"{gate_text.figure(reading)}, {inert(words.basis(reading.basis))}")]
     if row.bound is not None:
         evidence = row.bound.evidence
         rests = f"{words.basis(row.bound.basis)}; commit {evidence.commit}, {evidence.date}"
-        facts.append(("bound", f"{_bound(row.bound)} ULP, {_text(rests)}"))
+        facts.append(("bound", f"{_bound(row.bound)} ULP, {inert(rests)}"))
     else:
-        facts.append(("why", _text(row.reason)))
+        facts.append(("why", inert(row.reason)))
     if reading.worst is not None:
         facts += [
-            ("input", _code(inputs(reading.worst))),
-            ("got", f"{_code(reading.worst.got)} ({_code(reading.worst.got_hex)})"),
-            ("truth", _code(reading.worst.truth)),
+            ("input", code(inputs(reading.worst))),
+            ("got", f"{code(reading.worst.got)} ({code(reading.worst.got_hex)})"),
+            ("truth", code(reading.worst.truth)),
         ]
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    replay = f"\n{_block(reading.worst.replay)}" if reading.worst is not None else ""
-    heading = f"<summary>✗ {_code(gate_text.title(row))}: {row.status}</summary>"
+    replay = f"\n{fenced(reading.worst.replay)}" if reading.worst is not None else ""
+    heading = f"<summary>✗ {code(gate_text.title(row))}: {row.status}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from verify.bounds import Bound, rounded_up
+from verify.bounds import Bound
+from verify.figure import shown
 from verify.gate import MEANING, SEVERITY, Row, Status, Verdict
 from verify.readings import Reading, inputs
 from verify.record import number
 from verify.report import words
+from verify.report.gaps import gathered
 from verify.report.page import Cell, Page
 from verify.report.signs import Signs
 
@@ -48,8 +50,8 @@ def render(
         if lines:
             page.blank()
             page.line(Cell(f"{signs.status['skipped']} {title}", PENDING))
-            for text in lines:
-                page.line(text, indent=4)
+            for gap in gathered(lines):
+                page.line(gap.text, indent=4)
     page.blank()
     word, rest = sentence(verdict).split(":", 1)
     style = {"pass": "green", "fail": "bold red", "incomplete": PENDING}[word]
@@ -119,8 +121,7 @@ def title(row: Row) -> str:
 
 def error(reading: Reading) -> str:
     """The judged error, rounded up to as many digits as a bound has, so that the two can be compared by eye."""
-    value = reading.value
-    return f"{rounded_up(value):g}" if 0.001 <= value < 10_000 else words.ulp(number(value))
+    return shown(reading.value) if 0.001 <= reading.value < 10_000 else words.ulp(number(reading.value))
 
 
 def figure(reading: Reading) -> str:
@@ -160,6 +161,19 @@ def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
     for row in rows:
         found.setdefault((row.key.arch, row.key.kernel, row.reason), []).append(row)
     return [(*names, members) for names, members in found.items()]
+
+
+def told(row: Row) -> str:
+    """A key with what was measured there: `gelu y float16 positive 0.501 ULP`."""
+    return title(row) if row.leading is None else f"{title(row)} {figure(row.leading)}"
+
+
+def keys(kernel: str, members: Sequence[Row]) -> str:
+    """Which keys of a kernel one line tells of: ` 8 keys`, ` y float16 positive`, or nothing for all of it."""
+    named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
+    if len(named) > 1:
+        return f" {words.plural(len(named), 'key')}"
+    return title(named[0]).removeprefix(words.clean(kernel)) if named else ""
 
 
 def _table(page: Page, rows: Sequence[Row], signs: Signs) -> None:
@@ -227,10 +241,7 @@ def _lines(page: Page, status: Status, rows: Sequence[Row], signs: Signs) -> Non
     sign = signs.status[SIGN.get(status, "skipped")]
     page.line(Cell(f"{sign} {status}  ", STYLE.get(status, PENDING)), Cell(MEANING[status], "dim"))
     for arch, kernel, reason, members in found[:MOST_LINES]:
-        named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
-        what = f" {words.plural(len(named), 'key')}" if len(named) > 1 else f" {title(named[0])}" if named else ""
-        what = what.removeprefix(f" {words.clean(kernel)}") if len(named) == 1 else what
-        page.line(Cell(kernel, "bold"), f"{what} ({arch}): {reason}", indent=4)
+        page.line(Cell(kernel, "bold"), f"{keys(kernel, members)} ({arch}): {reason}", indent=4)
     if len(found) > MOST_LINES:
         page.line(f"{signs.ellipsis} {len(found) - MOST_LINES:,} more; --json has them all", indent=4)
 

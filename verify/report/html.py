@@ -1,16 +1,21 @@
 """The report as one HTML file that needs nothing else: no server, no network, no other file.
 
-The page's policy forbids every request, and style and script run only because their hashes are in it. Sections
-beyond the first ones, and the record itself, lie in the page compressed; sections are unpacked when they are opened.
+The page's policy forbids every request, and style and script run only because their hashes are in it. What has no
+room, and the record itself, lie in the page compressed: sections of kernels beyond the first ones, which are unpacked
+when they are opened, rows of peers beyond the first ones, many plots of speed. Where all of it together would be more
+than a page should weigh, sections of peers are shortened: the record holds the rest.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import json
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -26,8 +31,15 @@ if TYPE_CHECKING:
     from verify.compare import Comparison
     from verify.gate import Verdict
 
-INLINE = 160_000  # characters of kernel sections that are written out; the rest is compressed
+WEIGHT = 1_450_000  # characters of a page; what is judged is shown in full even if it does not fit
+# characters that are written out; the rest is compressed
+INLINE = 80_000  # of kernel sections, the one that opens with the page first
+ROWS = 150_000  # of the table; what is judged is written out in any case
+SPEEDS = 40_000  # of plots of accuracy against speed
+CROWD = 12  # more peers than these stand apart from the judged kernels, by operation
 RANK = {"wrong": 6, "crashed": 5, "timeout": 4, "error": 3, "skipped": 2, "ok": 1, "peer": 0}
+CROWDED = 40  # rows of peers beyond which they are hidden until asked for
+TEMPLATES = ("report", "kernel", "brief", "parts", "beside", "row", "speed")
 COLUMNS = (  # key, heading, numeric
     ("kernel", "Kernel", False),
     ("output", "Result", False),
@@ -49,6 +61,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Kernels that stand together in the page; without a title they are simply next."""
+
+    title: str
+    kernels: list[views.KernelView]
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of the table: a result, or a kernel that has none."""
 
@@ -62,30 +82,45 @@ class Row:
 
 
 def render(
-    run: Run, *, base: Comparison | None = None, gate: Verdict | None = None, history: History | None = None
+    run: Run,
+    *,
+    base: Comparison | None = None,
+    gate: Verdict | None = None,
+    history: History | None = None,
+    whole: Sequence[str] = (),
 ) -> str:
-    """The whole page; `base`, `gate` and `history` are shown beside the run where they are given."""
+    """The whole page; `base`, `gate` and `history` are shown beside the run where they are given.
+
+    `whole` names peers whose sections are not shortened.
+    """
     from jinja2 import DictLoader, Environment, StrictUndefined
     from markupsafe import Markup
 
     style, script = asset("report.css"), asset("report.js")
-    pages = {name: asset(name) for name in ("report.html.j2", "kernel.html.j2", "parts.html.j2", "beside.html.j2")}
+    pages = {f"{name}.html.j2": asset(f"{name}.html.j2") for name in TEMPLATES}
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=DictLoader(pages)
     )
-    environment.globals.update(sign=GLYPHS, word=verdict.STATUS_WORD)
+    environment.globals.update(sign=GLYPHS, word=verdict.STATUS_WORD, foldable=_foldable)
     kernels = [views.kernel_view(run, index, history) for index in range(len(run.kernels))]
-    section = environment.get_template("kernel.html.j2")
+    section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
     headline = _headline(run)
     first = "" if headline is None else headline["anchor"]
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
     lines = rows(run, history)
-    return environment.get_template("report.html.j2").render(
+    look = {"columns": COLUMNS, "trends": any(row.trend for row in lines)}
+    table, late = _table(lines, [environment.get_template("row.html.j2").render(row=row, **look) for row in lines])
+    found = speed_plot.plots(run)
+    speeds = environment.get_template("speed.html.j2").render(speeds=found) if found else ""
+    packed |= {"rows": "".join(late)} if late else {}
+    packed |= {"speeds": speeds} if len(speeds) > SPEEDS else {}
+    peers = sum(row.standing == "peer" for row in lines)
+    page = functools.partial(
+        environment.get_template("report.html.j2").render,
         policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
         record=compressed(encode(run)),
-        packed=compressed(json.dumps(packed).encode()) if packed else "",
         written={anchor: Markup(text) for anchor, text in written.items()},
         run=run,
         state={"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict],
@@ -103,29 +138,84 @@ def render(
         laws_line=verdict.laws_line(run),
         broken=[_broken(run, kernel.name, law) for kernel, law in verdict.broken_laws(run)],
         beside=_beside(base, gate),
-        speeds=speed_plot.plots(run),
+        speeds=Markup(speeds),
+        speeds_packed="speeds" in packed,
         selftest=_selftest(run),
         stages=run.stages,
         next_command=verdict.next_command(run),
-        columns=COLUMNS,
-        rows=lines,
-        trends=any(row.trend for row in lines),
-        kernels=kernels,
+        rows=[Markup(text) for text in table],
+        late_rows=words.plural(len(late), "row") if late else "",
+        peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
+        crowded=peers > CROWDED,
+        groups=_groups(kernels),
         opened=first,
         environment=words.flat(run.environment),
         seconds=words.seconds,
         clean=words.clean,
+        **look,
     )
+    room = WEIGHT - len(page(packed=""))
+    shortened = {
+        view.anchor: brief.render(kernel=view)
+        for place, view in sorted(enumerate(kernels), key=lambda pair: not pair[1].stands_in)
+        if view.peer and run.kernels[place].name not in whole and view.results and view.anchor in packed
+    }
+    return page(packed=_packed(packed, shortened, room))
+
+
+def _packed(sections: dict[str, str], shortened: dict[str, str], room: int) -> str:
+    """The compressed part of the page, with as many short sections in the place of whole ones as room demands."""
+    if not sections:
+        return ""
+    found = compressed(json.dumps(sections).encode())
+    rest = list(shortened)
+    while len(found) > room and rest:
+        excess = len(found) - room
+        while rest and excess > 0:
+            anchor = rest.pop(0)
+            excess -= len(compressed(sections[anchor].encode())) - len(compressed(shortened[anchor].encode()))
+            sections = sections | {anchor: shortened[anchor]}
+        found = compressed(json.dumps(sections).encode())
+    return found
+
+
+def _foldable(text: str) -> Markup:
+    """A name that may be broken after an underscore or a bracket, as it is copied."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([_(@=])", r"\1<wbr>", str(escape(text))))
+
+
+def _table(rows: list[Row], texts: list[str]) -> tuple[list[str], list[str]]:
+    """Which rows are written out and which are compressed: the last ones, and of peers only."""
+    room = ROWS
+    for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        room -= len(text)
+        if room < 0 and row.standing == "peer":
+            return texts[:place], texts[place:]
+    return texts, []
+
+
+def _groups(kernels: list[views.KernelView]) -> list[Group]:
+    """Kernels in the order of the record; many peers by operation, below what is judged."""
+    peers = [kernel for kernel in kernels if kernel.peer]
+    if len(peers) <= CROWD or len(peers) == len(kernels):
+        return [Group("", kernels)] if kernels else []
+    calls: dict[str, list[views.KernelView]] = {}
+    for kernel in peers:
+        calls.setdefault(kernel.call, []).append(kernel)
+    found = [Group("", [kernel for kernel in kernels if not kernel.peer])]
+    return found + [Group(f"{words.plural(len(some), 'peer')} of {call}", some) for call, some in calls.items()]
 
 
 def _sections(sections: dict[str, str], first: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Which sections are written out, the one that opens with the page among them, and which are compressed."""
+    """Which sections are written out, the one that opens with the page first, and which are compressed."""
     order = sorted(sections, key=lambda anchor: anchor != first)
     written: dict[str, str] = {}
     room = INLINE
     for anchor in order:
         room -= len(sections[anchor])
-        if written and room < 0:
+        if room < 0:
             break
         written[anchor] = sections[anchor]
     return written, {anchor: text for anchor, text in sections.items() if anchor not in written}
@@ -208,7 +298,7 @@ def rows(run: Run, history: History | None = None) -> list[Row]:
     found: list[tuple[tuple[float, ...], Row]] = []
     for index, kernel in enumerate(run.kernels):
         anchor = f"kernel-{index}"
-        for result in kernel.results:
+        for result in verdict.leading(kernel):
             standing = verdict.standing(kernel, result)
             order = (-RANK[standing], *(-part for part in verdict.badness(result)))
             found.append((order, _row(anchor, standing, kernel, result, history)))

@@ -6,7 +6,6 @@ Pure geometry: where a figure of the record lies on paper. Colours come from the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from verify.record import Histogram, Number, value_of
@@ -56,17 +55,11 @@ def strip(ours: Number, baseline: Number | None, limit: float | None, *, bad: bo
     return Markup(f'<svg class="strip" {box} aria-hidden="true">{"".join(marks)}</svg>')
 
 
-def bins(histogram: Histogram) -> Iterator[tuple[Number, Number, int]]:
-    """The bins: lower edge, upper edge, count."""
-    edges = histogram.edges
-    yield from zip(edges, edges[1:], histogram.counts, strict=False)
-
-
 def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
     """Signed errors in octave bins, log counts; the band is where a result is correctly rounded.
 
-    `name` begins the text alternative, which lists every bin that holds something. `at` is where the result stands
-    in the embedded record, from which the page reads what a bin says when it is pointed at or reached by keyboard.
+    `name` ends the text alternative. `at` is where the result stands in the embedded record, from which the page reads
+    what a bin says when it is pointed at or reached by keyboard.
     """
     from markupsafe import Markup, escape
 
@@ -78,8 +71,7 @@ def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
     unit = (BASELINE - TOP) / top
     parts = [*_band(edges, step), *_gridlines(top, unit), *_bars(histogram, step, unit)]
     parts += _axis(edges, step)
-    told = [f"{power(low)} to {power(high)}: {count:,}" for low, high, count in bins(histogram) if count]
-    label = f"Signed errors of {name} in ULP, logarithmic counts. {'; '.join(told)}"
+    label = f"Signed errors in ULP, logarithmic counts: {name}"
     box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
     data = f'data-at="{at}" data-from="{GUTTER:g}" data-worst="{len(counts) // 2}"'
     opening = f'<svg class="histogram" {box} role="img" {data} aria-label="{escape(label)}">'
@@ -117,7 +109,7 @@ def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
         height = max(2.0, math.log10(count + 1) * unit)  # one error among 2^32 must still be seen
         reach = max(abs(value_of(edges[index])), abs(value_of(edges[index + 1])))
         tone = "in" if reach <= 0.5 else "near" if reach <= 1 else "out"
-        drawn[tone].append(f"M{GUTTER + (index + 0.5) * step:.1f} {BASELINE:g}v-{height:.0f}")
+        drawn[tone].append(f"M{GUTTER + (index + 0.5) * step:.0f} {BASELINE:g}v-{height:.0f}")
     thick = f'stroke-width="{step - gap:.1f}"'
     return [f'<path class="{tone}" {thick} d="{"".join(bars)}"/>' for tone, bars in drawn.items() if bars]
 

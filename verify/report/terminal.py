@@ -127,12 +127,12 @@ def _failure(console: Console, kernel: KernelRun, signs: Signs) -> None:
 
 
 def _not_measured(console: Console, run: Run, signs: Signs) -> None:
-    lines = verdict.not_measured(run)
-    if not lines:
+    gaps = verdict.not_measured(run)
+    if not gaps:
         return
     _heading(console, "skipped", "not measured", "", signs)
-    for line in lines:
-        _indented(console, line)
+    for gap in gaps:
+        _indented(console, gap.text)
     for kernel in run.kernels:
         if kernel.status == "skipped" and kernel.hint:
             _field(console, "next", words.clean(kernel.hint))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verify.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
+from verify.report.gaps import FEW, Gap, gathered
 from verify.report.words import clean, interval, listed, plural, seconds, signed_ulp, ulp
 
 Kind = Literal["rounded", "faithful", "within", "wrong"]
@@ -230,14 +231,48 @@ def setting(run: Run) -> str:
     return ", ".join(parts)
 
 
-def not_measured(run: Run) -> list[str]:
-    """One line for each thing that was asked for and has no figures: skipped kernels, the rest."""
+def not_measured(run: Run) -> list[Gap]:
+    """What was asked for and has no figures: skipped kernels, the rest."""
+    told = set(run.incomplete)
     skipped = [
-        f"{clean(kernel.name)} was skipped" + (f": {clean(kernel.message)}" if kernel.message else "")
+        f"{kernel.name} was skipped" + (f": {kernel.message}" if kernel.message else "")
         for kernel in run.kernels
-        if kernel.status == "skipped"
+        if kernel.status == "skipped" and f"{kernel.name}: {kernel.message}" not in told
     ]
-    return skipped + [clean(line) for line in run.incomplete]
+    return gathered([*skipped, *run.incomplete])
+
+
+def leading(kernel: KernelRun) -> list[Result]:
+    """One result for each output and dtype: of a run, a sweep and a hunt the largest error, then the best basis."""
+    found: dict[tuple[str, str], Result] = {}
+    for result in kernel.results:
+        key = (result.output, result.dtype)
+        if key not in found or _weight(result) > _weight(found[key]):
+            found[key] = result
+    return list(found.values())
+
+
+def _weight(result: Result) -> tuple[bool, tuple[int, float], int, int]:
+    strength = ("observed", "certified", "exhaustive").index(result.basis.kind)
+    return (result.status == "wrong", badness(result), strength, result.basis.n)
+
+
+def summary(kernel: KernelRun) -> str:
+    """`y float16: faithful, dx float16: 1.2 ULP`; of many results how many have which label, and the worst."""
+    results = leading(kernel)
+    if len(results) <= FEW:
+        return ", ".join(f"{clean(item.output)} {clean(item.dtype)}: {label(kernel, item)}" for item in results)
+    kinds = [kind(kernel, item) for item in results]
+    parts = [
+        f"{kinds.count(name):,} {word}"
+        for name, word in (("wrong", "wrong"), ("rounded", "correctly rounded"), ("faithful", "faithful"))
+        if name in kinds
+    ]
+    worst = max(results, key=_weight)
+    figure = maximum(worst.figures, worst.gate)
+    figure += "" if figure == "NaN" else " ULP scaled" if worst.gate == "scaled" else " ULP"
+    told = f" ({', '.join(parts)})" if parts else ""
+    return f"{len(results):,} results{told}; the worst is {clean(worst.output)} {clean(worst.dtype)}: {figure}"
 
 
 def counts(run: Run) -> dict[str, int]:

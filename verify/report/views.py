@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,10 +73,12 @@ class ResultView:
     maximum: str
     trouble: str  # the maximum, or what is wrong where the maximum is in order
     basis: str
+    basis_short: str
     limit: str
     p999: str
     mean: str
     misrounded: str
+    misrounded_share: str
     nonfinite: str
     reason: str
     truth: str
@@ -140,6 +143,9 @@ class KernelView:
     results: list[ResultView]
     laws: LawsView
     summary: str
+    peer: bool
+    stands_in: bool  # PyTorch in the place of another kernel, beside whose figures it stands as well
+    page: str  # the command that writes a page with all of this kernel
 
 
 def kernel_view(run: Run, index: int, history: against.History | None = None) -> KernelView:
@@ -162,7 +168,10 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
         rerun=verdict.rerun(kernel),
         results=results,
         laws=_laws(kernel.laws),
-        summary=", ".join(f"{result.title}: {result.label}" for result in results),
+        summary=verdict.summary(kernel),
+        peer=kernel.peer,
+        stands_in="@" in kernel.target,
+        page=f"verify report RUN.json --html report.html --kernel {shlex.quote(words.clean(kernel.name))}",
     )
 
 
@@ -210,10 +219,12 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         maximum=maximum if maximum == "NaN" else maximum + unit,
         trouble=trouble if trouble == maximum == "NaN" or not trouble.startswith(maximum) else maximum + unit,
         basis=words.basis(result.basis),
+        basis_short=words.basis_short(result.basis),
         limit=f"{words.decimal(result.limit)}{unit}",
         p999=words.ulp(verdict.judged(result.figures, result.gate).p999),
         mean=words.ulp(result.figures.mean),
         misrounded=f"{missed:,} of {n:,} ({words.share(missed, n)})",
+        misrounded_share=words.share(missed, n),
         nonfinite=f"{result.figures.nonfinite:,}" if result.figures.nonfinite else "",
         reason=words.clean(result.reason),
         truth=_truth(result),

@@ -26,6 +26,8 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 def clean(text: str) -> str:
     """The text on one line; invisible and controlling characters are spelled out as `\\x1b`."""
+    if text.isascii() and text.isprintable():  # nearly every text: a page cleans tens of thousands
+        return text
     return "".join(_visible(char) for char in text)
 
 

@@ -16,7 +16,7 @@ from verify.sweep.table import CELL_BITS, DEGREE, NEAR, WIDTH, float32_bits
 from verify.tally import BINS, CAP, LOWEST, SUB_BITS
 
 ROOM = 4096  # undecided elements that a chunk may have
-BIN_SHIFT: tl.constexpr = tl.constexpr(52 - SUB_BITS)
+BIN_SHIFT: tl.constexpr = tl.constexpr(20 - SUB_BITS)  # of the upper half of a float64
 FIRST_BIN: tl.constexpr = tl.constexpr(((1023 + LOWEST) << SUB_BITS) - 1)
 TOP_BIN: tl.constexpr = tl.constexpr(BINS - 1)
 N_BINS: tl.constexpr = tl.constexpr(BINS)
@@ -59,17 +59,17 @@ def _number(bits, FORMAT: tl.constexpr):
     return value.to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["first", "column", "width"])
+@triton.jit(do_not_specialize=["first", "column", "width", "compare"])
 def inputs_kernel(
     target,  # integers of the operand's width
-    strange,  # int64: counts elements that differ, when COMPARE
+    strange,  # int64: counts elements that differ
     first,  # key of the first element
     side,  # elements per row of the tensor
     column,  # where the part of a row that is filled begins
     width,  # of that part
+    compare,  # whether to compare, else to write: one compiled kernel for both
     SIGN: tl.constexpr,
     ROWS: tl.constexpr,  # keys count rows, else columns
-    COMPARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the patterns of consecutive keys, or count where they are no longer what they were."""
@@ -79,7 +79,7 @@ def inputs_kernel(
     key = first + (place * 0 + row if ROWS else place)
     made = _pattern(key, SIGN).to(target.dtype.element_ty)
     pointers = target + row * side + column + place
-    if COMPARE:
+    if compare != 0:
         there = tl.load(pointers, mask=mask, other=0)
         changed = tl.sum((mask & (there != made)).to(tl.int32))
         if changed > 0:
@@ -100,7 +100,7 @@ def _row_of(x, first, last):
 
 
 @triton.jit
-def _reference(x, row, table, SLOPE: tl.constexpr):
+def _reference(x, row, table, slope):
     """The curve or its slope at float64 x: the simple part, the remainder, and the scale of its error."""
     base = table + row * ROW
     near = row == 0
@@ -111,7 +111,7 @@ def _reference(x, row, table, SLOPE: tl.constexpr):
     for k in tl.static_range(LAST - 1, -1, -1):
         p = tl.fma(p, z, tl.load(base + (3 + k)))
     negative = x < 0
-    if SLOPE:
+    if slope != 0:
         high = tl.where(near, 0.5, tl.where(negative, 0.0, 1.0).to(tl.float64))
         high = tl.where(x != x, x, high)
         low = p * tl.where(near, x, tl.where(negative, 1.0, -1.0).to(tl.float64))
@@ -123,7 +123,7 @@ def _reference(x, row, table, SLOPE: tl.constexpr):
     return high, low, scale
 
 
-@triton.jit(do_not_specialize=["count", "first", "last"])
+@triton.jit(do_not_specialize=["count", "first", "last", "slope"])
 def reference_kernel(
     keys,  # int64
     high_out,  # float64
@@ -133,9 +133,9 @@ def reference_kernel(
     table,
     first,
     last,
+    slope,  # whether the result is the slope of the curve, else the curve
     SIGN: tl.constexpr,
     FORMAT: tl.constexpr,
-    SLOPE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The reference at any keys: for the table of a 16-bit gate, for samples and for the certificate."""
@@ -143,7 +143,7 @@ def reference_kernel(
     mask = at < count
     key = tl.load(keys + at, mask=mask, other=SIGN)
     x = _number(_pattern(key, SIGN), FORMAT)
-    high, low, scale = _reference(x, _row_of(x, first, last), table, SLOPE)
+    high, low, scale = _reference(x, _row_of(x, first, last), table, slope)
     tl.store(high_out + at, high, mask=mask)
     tl.store(low_out + at, low, mask=mask)
     tl.store(scale_out + at, scale, mask=mask)
@@ -182,8 +182,9 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     unsure = normal & ((size - width < 0.5 * full) | (size + width >= full)) & (exponent <= EMAX)
     unsure &= ~(power & (tl.abs(residual) > bound)) & (width > 0)
 
-    # in units of the last place; beyond the largest binade the truth counts as the number after the largest
-    beyond = size >= full
+    # in units of the last place; beyond the largest binade the truth counts as the number after the largest (elsewhere
+    # a size of `full` is a truth just below a power of two)
+    beyond = (size >= full) & (exponent > EMAX)
     stands = tl.where(value < 0, -full, full)
     simple = tl.where(beyond, stands, high * scale)
     rest = tl.where(beyond, 0.0, low * scale)
@@ -226,57 +227,151 @@ def _from_midpoint(simple, rest, value, MANTISSA: tl.constexpr, EMIN: tl.constex
 
 
 @triton.jit
-def _count(
-    error,
-    undecided,
+def _swift(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EMAX: tl.constexpr):
+    """What `_judge` says, in a third of the instructions, where the answer is plain; the first value says where.
+
+    Plain is: both numbers finite, the truth a bit away from every power of two and narrower than that, the rounding
+    decided. There the selections of `_judge` all fall the same way, and what is left of it stands here.
+    """
+    value = high + low
+    top = (value.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+    exponent = (top >> 20) & 0x7FF
+    # the first 20 bits of the mantissa are neither all zero nor all one, or the unit is that of subnormals anyway
+    clear = (exponent <= EMAX + 1023) & ((((top + 1) & 0xFFFFF) > 1) | (exponent < EMIN + 1023))
+    scale = _power(1023 + MANTISSA - tl.maximum(exponent, EMIN + 1023))
+    width = bound * scale
+    simple, rest = high * scale, low * scale
+    plain = got * scale - simple
+    error = plain - rest
+    negative = error < 0
+    margin = tl.where(negative, -0.5 - plain, plain - 0.5) + tl.where(negative, rest, -rest)
+    clear &= (width > 0) & (width <= 2.0 ** (MANTISSA - 21)) & (tl.abs(margin) > width) & (tl.abs(got) < float("inf"))
+    magnitude = tl.abs(error)
+    upper = magnitude + (width + magnitude * 2.0**-50)
+    return clear, error, upper, margin > 0, simple, rest
+
+
+@triton.jit
+def _blank(BLOCK: tl.constexpr):
+    """The sums of a unit before its first tile, for each lane."""
+    nothing = tl.zeros((BLOCK,), tl.int32)
+    none = tl.zeros((BLOCK,), tl.float64) - 1.0
+    # largest error, its place, largest upper bound, distance from a midpoint
+    # misrounded and first negative bin (by 2^16), non-finite and NaN (by 2^16), left open, sum for the mean
+    return none, nothing, none, none + 2.0, nothing, nothing, nothing, tl.zeros((BLOCK,), tl.int64)
+
+
+@triton.jit
+def _tile(
+    state,  # as `_blank` makes it
+    pattern,  # integers of the result's width
+    high,
+    low,
+    bound,
     mask,
-    point,  # int64, of each element
-    chunk_base,
-    pattern,  # int64
+    whole,  # whether mask is true everywhere
+    within,  # place in the unit
+    point,  # int64
     place,  # int64
+    chunk_base,
     histogram,
     open_count,
     open_place,
     open_bits,
+    SIGN: tl.constexpr,
+    FORMAT: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    EMIN: tl.constexpr,
+    EMAX: tl.constexpr,
+    HARD: tl.constexpr,
 ):
-    """Add a tile to the histogram; hand over what is undecided. Returns the tile's other sums."""
-    left_open = mask & undecided
-    keep = mask & ~undecided
+    """Judge a tile, count it into the histogram and into the sums of its unit, hand over what is undecided."""
+    best, where, highest, nearest, counts, strange, opened, total = state
+    got = _number(pattern, FORMAT)
+    clear, error, upper, misrounded, simple, rest = _swift(got, high, low, bound, MANTISSA, EMIN, EMAX)
+    keep = clear
     magnitude = tl.abs(error)
-    bin_ = (magnitude.to(tl.int64, bitcast=True) >> BIN_SHIFT) - FIRST_BIN
-    bin_ = tl.minimum(tl.maximum(bin_, 0), TOP_BIN)
-    negative = error < 0
-    # the first bin, where most of a saturated regime lies, is what the others leave over
-    tl.atomic_add(histogram + bin_ + tl.where(negative, N_BINS, 0), 1, mask=keep & (bin_ > 0), sem="relaxed")
-    capped = (tl.minimum(magnitude, MEAN_CAP) * 65536.0 + MAGIC).to(tl.int64, bitcast=True) - MAGIC_BITS
-    fixed = tl.sum(tl.where(keep, capped, 0))
-    if tl.max(left_open.to(tl.int32)) > 0:
+    swift = whole
+    if swift:
+        swift = tl.min(clear.to(tl.int32)) > 0
+    if not swift:
+        error, upper, misrounded, undecided, nonfinite, nan, simple, rest = _judge(
+            got, high, low, bound, MANTISSA, EMIN, EMAX
+        )
+        keep = mask & ~undecided
+        left_open = mask & undecided
+        misrounded &= keep
+        magnitude = tl.where(keep, tl.abs(error), -1.0)
+        upper = tl.where(keep, upper, -1.0)
+        strange += (keep & nonfinite).to(tl.int32) + ((keep & nan).to(tl.int32) << 16)
+        opened += left_open.to(tl.int32)
         chunk = ((point >> CHUNK_BITS) - chunk_base).to(tl.int32)
         slot = tl.atomic_add(open_count + chunk, 1, mask=left_open, sem="relaxed")
         room = left_open & (slot < BUFFER)
         tl.store(open_place + chunk.to(tl.int64) * BUFFER + slot, place, mask=room)
-        tl.store(open_bits + chunk.to(tl.int64) * BUFFER + slot, pattern, mask=room)
-    return fixed, keep, keep & (bin_ == 0) & negative
+        bits = pattern.to(tl.int64) & (2 * SIGN - 1)
+        tl.store(open_bits + chunk.to(tl.int64) * BUFFER + slot, bits, mask=room)
+    bin_ = (tl.abs(error).to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+    bin_ = (bin_ >> BIN_SHIFT) - FIRST_BIN
+    bin_ = tl.minimum(tl.maximum(bin_, 0), TOP_BIN)
+    negative = keep & (error < 0)
+    # the first bin, where most of a saturated regime lies, is what the others leave over
+    tl.atomic_add(histogram + (bin_ + tl.where(negative, N_BINS, 0)), 1, mask=keep & (bin_ > 0), sem="relaxed")
+    capped = (tl.minimum(magnitude, MEAN_CAP) * 65536.0 + MAGIC).to(tl.int64, bitcast=True) - MAGIC_BITS
+    total += tl.where(keep, capped, 0)
+    counts += misrounded.to(tl.int32) + ((negative & (bin_ == 0)).to(tl.int32) << 16)
+    better = magnitude > best
+    where = tl.where(better, within, where)
+    best = tl.where(better, magnitude, best)
+    highest = tl.maximum(highest, upper)
+    if HARD:
+        nearest = tl.minimum(nearest, tl.where(mask, _from_midpoint(simple, rest, high + low, MANTISSA, EMIN), 1.0))
+    return best, where, highest, nearest, counts, strange, opened, total
 
 
 @triton.jit
-def _add_counters(counters, fixed, misrounded, nonfinite, nan, counted, below):
-    tl.atomic_add(counters, fixed, sem="relaxed")
-    tl.atomic_add(counters + 1, misrounded.to(tl.int64), sem="relaxed")
-    tl.atomic_add(counters + 4, counted.to(tl.int64), sem="relaxed")
-    tl.atomic_add(counters + 5, below.to(tl.int64), sem="relaxed")
-    if nonfinite + nan > 0:
-        tl.atomic_add(counters + 2, nonfinite.to(tl.int64), sem="relaxed")
-        tl.atomic_add(counters + 3, nan.to(tl.int64), sem="relaxed")
+def _close(
+    state,
+    slot,
+    size,  # elements that were judged
+    passed,  # elements that were passed over, and how many of them lie in the first negative bin
+    passed_below,
+    counters,
+    unit_error,
+    unit_upper,
+    unit_place,
+    unit_hard,
+    SIZE: tl.constexpr,
+    HARD: tl.constexpr,
+):
+    """Write what a unit came to."""
+    best, where, highest, nearest, counts, strange, opened, total = state
+    peak = tl.max(best)
+    tl.store(unit_error + slot, peak)
+    tl.store(unit_upper + slot, tl.max(highest))
+    tl.store(unit_place + slot, tl.min(tl.where(best == peak, where, SIZE)))
+    if HARD:
+        tl.store(unit_hard + slot, tl.min(nearest))
+    both, odd = tl.sum(counts), tl.sum(strange)
+    tl.atomic_add(counters, tl.sum(total), sem="relaxed")
+    tl.atomic_add(counters + 1, (both & 0xFFFF).to(tl.int64), sem="relaxed")
+    tl.atomic_add(counters + 4, (size - tl.sum(opened) + passed).to(tl.int64), sem="relaxed")
+    tl.atomic_add(counters + 5, ((both >> 16) + passed_below).to(tl.int64), sem="relaxed")
+    if odd > 0:
+        tl.atomic_add(counters + 2, (odd & 0xFFFF).to(tl.int64), sem="relaxed")
+        tl.atomic_add(counters + 3, (odd >> 16).to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["first", "last", "chunk_base"])
+@triton.jit(do_not_specialize=["first_slot", "first", "last", "slope", "chunk_base"])
 def unary_kernel(
     got,  # the result of a slab, as integers
-    piece,  # int64 row of pieces: a range of keys in one regime and one bin of the curve
+    pieces,  # int64 rows: ranges of keys in one regime and one bin of the curve
+    owner,  # int32: the piece of each unit
+    first_slot,  # number of the slab's first unit
     table,
     first,
     last,
+    slope,  # whether the result is the slope of the curve, else the curve
     units,  # float64: of the certificate, times 2^-53
     histogram,  # int32
     counters,  # int64
@@ -290,7 +385,6 @@ def unary_kernel(
     chunk_base,
     SIGN: tl.constexpr,
     FORMAT: tl.constexpr,
-    SLOPE: tl.constexpr,
     MANTISSA: tl.constexpr,
     EMIN: tl.constexpr,
     EMAX: tl.constexpr,
@@ -298,95 +392,76 @@ def unary_kernel(
     SPREAD: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,  # elements looked at together where units are passed over
 ):
     """Judge one unit of consecutive float32 keys."""
-    program = tl.program_id(0)
+    slot = first_slot + tl.program_id(0)
+    piece = pieces + tl.load(owner + slot) * 8
     start, stop = tl.load(piece), tl.load(piece + 1)
-    unit = (tl.load(piece + 2) + program) * SIZE
-    slot = tl.load(piece + 3) + program
+    unit = (tl.load(piece + 2) + slot - tl.load(piece + 3)) * SIZE
     regime = tl.load(piece + 4)
-    slab_first = tl.load(piece + 5)
-    offset = tl.arange(0, BLOCK)
-    # a unit lies within one cell of the table
-    probe = _number(_pattern(unit, SIGN), FORMAT)
-    row = _row_of(probe, first, last)
-    histogram += (regime * SPREAD + program % SPREAD) * (2 * N_BINS)
-    counters += regime * 8
+    got += unit - tl.load(piece + 5)
+    # a unit lies within one cell of the table, and on one side of zero
+    row = _row_of(_number(_pattern(unit, SIGN), FORMAT), first, last)
+    negative = unit < SIGN
+    copy = regime * SPREAD + slot % SPREAD
+    histogram += copy * (2 * N_BINS)
+    counters += copy * 8
     scale_of_units = tl.load(units)
-    best = tl.zeros((BLOCK,), tl.float64) - 1.0
-    highest = tl.zeros((BLOCK,), tl.float64) - 1.0
-    nearest = tl.zeros((BLOCK,), tl.float64) + 1.0
-    where = tl.zeros((BLOCK,), tl.int32)
-    sums = tl.zeros((BLOCK,), tl.int32)
-    strange = tl.zeros((BLOCK,), tl.int32)
-    nans = tl.zeros((BLOCK,), tl.int32)
-    counted = tl.zeros((BLOCK,), tl.int32)
-    minus = tl.zeros((BLOCK,), tl.int32)
-    total = tl.zeros((), tl.int64)
+    low_end = tl.maximum(start - unit, 0).to(tl.int32)
+    high_end = tl.minimum(stop - unit, SIZE).to(tl.int32)
+    begin, end, passed, passed_below = 0, SIZE // BLOCK, 0, 0
     # Far out and next to zero a right kernel gives one known pattern, and its error is below every bin and largest at
     # one end of the unit. The tile at that end is judged; of the others it is enough that the patterns are right.
-    bits = _pattern(unit, SIGN) & (SIGN - 1)
-    negative = unit < SIGN
-    far = (row == last) & (bits < INFINITY)
-    tiny = (bits >= TINY) & (bits < SMALL)
-    simple_unit = (start <= unit) & (stop >= unit + SIZE) & (far | tiny)
-    edge = tl.where(tiny & (unit >= SIGN), SIZE // BLOCK - 1, 0)
-    for tile in range(SIZE // BLOCK):
-        within = tile * BLOCK + offset
+    bits = _pattern(unit, SIGN).to(tl.int32)
+    step = tl.where(negative, -1, 1)
+    if not HARD:
+        plain = bits & 0x7FFFFFFF
+        far = (row == last) & (plain < INFINITY)
+        tiny = (plain >= TINY) & (plain < SMALL)
+        if (high_end - low_end == SIZE) & (far | tiny):
+            if slope != 0:
+                base = tl.where(tiny, HALF, tl.where(negative, 0, ONE))
+                ramp = 0
+            else:
+                base = tl.where(tiny, bits - STEP, tl.where(negative, 0, bits))
+                ramp = tl.where(far & negative, 0, step)
+            counting = tl.where(far & negative, 0x7FFFFFFF, -1)  # either zero is right
+            wrong = tl.zeros((WIDE,), tl.int32)
+            for part in range(SIZE // WIDE):
+                place = part * WIDE + tl.arange(0, WIDE)
+                wrong |= (tl.load(got + place) & counting) ^ (base + ramp * place)
+            if tl.max((wrong != 0).to(tl.int32)) == 0:
+                begin = tl.where(tiny & (unit >= SIGN), SIZE // BLOCK - 1, 0)
+                end = begin + 1
+                passed = SIZE - BLOCK
+                passed_below = tl.where(((slope != 0) & (unit >= SIGN)) | ((slope == 0) & tiny), passed, 0)
+    state = _blank(BLOCK)
+    for tile in range(begin, end):
+        within = tile * BLOCK + tl.arange(0, BLOCK)
+        mask = (within >= low_end) & (within < high_end)
+        whole = (tile * BLOCK >= low_end) & (tile * BLOCK + BLOCK <= high_end)
+        pattern = tl.load(got + within, mask=mask, other=0)
+        x = _number(bits + step * within, FORMAT)
+        high, low, scale = _reference(x, row, table, slope)
         key = unit + within
-        mask = (key >= start) & (key < stop)
-        pattern = tl.load(got + (key - slab_first), mask=mask, other=0).to(tl.int64) & (2 * SIGN - 1)
-        easy = False
-        if not HARD:
-            easy = simple_unit & (tile != edge)
-            if easy:
-                if SLOPE:
-                    right = tl.where(tiny, HALF, tl.where(negative, 0, ONE)) + key * 0
-                else:
-                    right = tl.where(tiny, _pattern(key, SIGN) - STEP, tl.where(negative, 0, _pattern(key, SIGN)))
-                given = tl.where(far & negative, pattern & (SIGN - 1), pattern)
-                easy = tl.min((given == right).to(tl.int32)) > 0
-        if easy:
-            counted += 1
-            minus += ((unit >= SIGN) if SLOPE else tiny).to(tl.int32)
-        else:
-            x = _number(_pattern(key, SIGN), FORMAT)
-            high, low, scale = _reference(x, row, table, SLOPE)
-            error, upper, misrounded, undecided, nonfinite, nan, simple, rest = _judge(
-                _number(pattern, FORMAT), high, low, scale * scale_of_units, MANTISSA, EMIN, EMAX
-            )
-            fixed, keep, below = _count(
-                error, undecided, mask, key, chunk_base, pattern, key, histogram, open_count, open_place, open_bits,
-            )  # fmt: skip
-            total += fixed
-            sums += (keep & misrounded).to(tl.int32)
-            strange += (keep & nonfinite).to(tl.int32)
-            nans += (keep & nan).to(tl.int32)
-            counted += keep.to(tl.int32)
-            minus += below.to(tl.int32)
-            magnitude = tl.where(keep, tl.abs(error), -1.0)
-            better = magnitude > best
-            where = tl.where(better, within, where)
-            best = tl.where(better, magnitude, best)
-            highest = tl.maximum(highest, tl.where(keep, upper, -1.0))
-            if HARD:
-                nearest = tl.minimum(
-                    nearest, tl.where(mask, _from_midpoint(simple, rest, high + low, MANTISSA, EMIN), 1.0)
-                )
-    peak = tl.max(best)
-    tl.store(unit_error + slot, peak)
-    tl.store(unit_upper + slot, tl.max(highest))
-    tl.store(unit_place + slot, tl.min(tl.where(best == peak, where, SIZE)))
-    if HARD:
-        tl.store(unit_hard + slot, tl.min(nearest))
-    _add_counters(counters, total, tl.sum(sums), tl.sum(strange), tl.sum(nans), tl.sum(counted), tl.sum(minus))
+        state = _tile(
+            state, pattern, high, low, scale * scale_of_units, mask, whole, within, key, key, chunk_base,
+            histogram, open_count, open_place, open_bits, SIGN, FORMAT, MANTISSA, EMIN, EMAX, HARD,
+        )  # fmt: skip
+    _close(
+        state, slot, high_end - low_end - passed, passed, passed_below, counters,
+        unit_error, unit_upper, unit_place, unit_hard, SIZE, HARD,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["got_stride", "place_base", "place_stride", "chunk_base"])
+@triton.jit(do_not_specialize=["got_stride", "first_slot", "place_base", "place_stride", "chunk_base"])
 def pairs_kernel(
     got,  # the result of a slab, as integers
     got_stride,  # elements per row of got
-    piece,  # int64 row of pieces: gate keys and other keys in one regime and one bin of the curve
+    pieces,  # int64 rows: gate keys and other keys in one regime and one bin of the curve
+    owner,  # int32: the piece of each unit
+    first_slot,  # number of the slab's first unit
     place_base,  # of the result's element at gate key 0, other key 0
     place_stride,  # places per gate key
     gate_high,  # float64 by gate key
@@ -412,36 +487,29 @@ def pairs_kernel(
     BLOCK: tl.constexpr,
 ):
     """Judge up to SIZE pairs of one gate with neighbouring values of the other operand."""
-    program = tl.program_id(0)
-    per_row = tl.load(piece + 4)
-    gate = tl.load(piece) + program // per_row
-    column = tl.load(piece + 2) + (program % per_row) * SIZE
-    column_stop = tl.load(piece + 3)
-    slot = tl.load(piece + 5) + program
+    slot = first_slot + tl.program_id(0)
+    piece = pieces + tl.load(owner + slot) * 8
+    number = (slot - tl.load(piece + 5)).to(tl.int32)
+    per_row = tl.load(piece + 4).to(tl.int32)
+    gate = tl.load(piece) + number // per_row
+    column = tl.load(piece + 2) + (number % per_row) * SIZE
+    size = tl.minimum(tl.load(piece + 3) - column, SIZE).to(tl.int32)
     regime = tl.load(piece + 6)
-    slab_row = tl.load(piece + 7)
-    offset = tl.arange(0, BLOCK)
+    got += (gate - tl.load(piece + 7)) * got_stride + column
     curve_high, curve_low = tl.load(gate_high + gate), tl.load(gate_low + gate)
     curve_bound = tl.load(gate_bound + gate)
-    histogram += (regime * SPREAD + program % SPREAD) * (2 * N_BINS)
-    counters += regime * 8
-    best = tl.zeros((BLOCK,), tl.float64) - 1.0
-    highest = tl.zeros((BLOCK,), tl.float64) - 1.0
-    where = tl.zeros((BLOCK,), tl.int32)
-    sums = tl.zeros((BLOCK,), tl.int32)
-    strange = tl.zeros((BLOCK,), tl.int32)
-    nans = tl.zeros((BLOCK,), tl.int32)
-    counted = tl.zeros((BLOCK,), tl.int32)
-    minus = tl.zeros((BLOCK,), tl.int32)
-    total = tl.zeros((), tl.int64)
-    for tile in range(SIZE // BLOCK):
-        within = tile * BLOCK + offset
+    copy = regime * SPREAD + slot % SPREAD
+    histogram += copy * (2 * N_BINS)
+    counters += copy * 8
+    state = _blank(BLOCK)
+    for tile in range(tl.cdiv(size, BLOCK)):
+        within = tile * BLOCK + tl.arange(0, BLOCK)
+        mask = within < size
+        whole = tile * BLOCK + BLOCK <= size
         other = column + within
-        mask = other < column_stop
-        pattern = tl.load(got + (gate - slab_row) * got_stride + other, mask=mask, other=0)
-        pattern = pattern.to(tl.int64) & (2 * SIGN - 1)
+        pattern = tl.load(got + within, mask=mask, other=0)
         if TIMES:
-            factor = _number(_pattern(other.to(tl.int64), SIGN), FORMAT)
+            factor = _number(_pattern(other.to(tl.int32), SIGN), FORMAT)
             endless = tl.abs(factor) == float("inf")
             high = factor * tl.where(endless, curve_high + curve_low, curve_high)
             low = tl.where(endless, 0.0, factor * curve_low)
@@ -449,33 +517,15 @@ def pairs_kernel(
         else:
             blank = tl.zeros((BLOCK,), tl.float64)
             high, low, bound = blank + curve_high, blank + curve_low, blank + curve_bound
-        error, upper, misrounded, undecided, nonfinite, nan, _, _ = _judge(
-            _number(pattern, FORMAT), high, low, bound, MANTISSA, EMIN, EMAX
-        )
-        point = gate.to(tl.int64) * 65536 + other
-        place = place_base + gate.to(tl.int64) * place_stride + other
-        fixed, keep, below = _count(
-            error, undecided, mask, point, chunk_base, pattern, place, histogram, open_count, open_place, open_bits,
+        state = _tile(
+            state, pattern, high, low, bound, mask, whole, within, gate * 65536 + other,
+            place_base + gate * place_stride + other, chunk_base,
+            histogram, open_count, open_place, open_bits, SIGN, FORMAT, MANTISSA, EMIN, EMAX, False,
         )  # fmt: skip
-        total += fixed
-        sums += (keep & misrounded).to(tl.int32)
-        strange += (keep & nonfinite).to(tl.int32)
-        nans += (keep & nan).to(tl.int32)
-        counted += keep.to(tl.int32)
-        minus += below.to(tl.int32)
-        magnitude = tl.where(keep, tl.abs(error), -1.0)
-        better = magnitude > best
-        where = tl.where(better, within, where)
-        best = tl.where(better, magnitude, best)
-        highest = tl.maximum(highest, tl.where(keep, upper, -1.0))
-    peak = tl.max(best)
-    tl.store(unit_error + slot, peak)
-    tl.store(unit_upper + slot, tl.max(highest))
-    tl.store(unit_place + slot, tl.min(tl.where(best == peak, where, SIZE)))
-    _add_counters(counters, total, tl.sum(sums), tl.sum(strange), tl.sum(nans), tl.sum(counted), tl.sum(minus))
+    _close(state, slot, size, 0, 0, counters, unit_error, unit_upper, unit_place, unit_error, SIZE, False)
 
 
-@triton.jit(do_not_specialize=["count", "first", "last"])
+@triton.jit(do_not_specialize=["count", "first", "last", "slope"])
 def elements_kernel(
     got,  # int64 patterns
     gates,  # int64 keys of the deciding operand
@@ -487,10 +537,10 @@ def elements_kernel(
     table,
     first,
     last,
+    slope,  # whether the result is the slope of the curve, else the curve
     units,
     SIGN: tl.constexpr,
     FORMAT: tl.constexpr,
-    SLOPE: tl.constexpr,
     TIMES: tl.constexpr,
     MANTISSA: tl.constexpr,
     EMIN: tl.constexpr,
@@ -501,7 +551,7 @@ def elements_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     x = _number(_pattern(tl.load(gates + at, mask=mask, other=SIGN), SIGN), FORMAT)
-    high, low, scale = _reference(x, _row_of(x, first, last), table, SLOPE)
+    high, low, scale = _reference(x, _row_of(x, first, last), table, slope)
     bound = scale * tl.load(units)
     if TIMES:
         factor = _number(_pattern(tl.load(others + at, mask=mask, other=SIGN), SIGN), FORMAT)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,19 +182,25 @@ class _Driver:
     def run(self) -> list[KernelRun]:
         """Everything, in the order of the spaces; kernels with several dtypes are one."""
         pool = ThreadPoolExecutor(len(self.workers))
+        serving = [pool.submit(self._serve, worker) for worker in self.workers]
         try:
-            for done in [pool.submit(self._serve, worker) for worker in self.workers]:
+            for done in serving:
                 done.result()
             return _together(self._records(pool))
         except KeyboardInterrupt:
             raise InterruptedSweepError(self._keep()) from None
         finally:
             self.stopped = True
-            for worker in self.workers:
-                worker.stop()
+            self._stop_workers()
+            while wait(serving, timeout=0.1).not_done:  # whoever was about to ask has started a worker again
+                self._stop_workers()
             pool.shutdown(wait=True, cancel_futures=True)
             if self.journal:
                 self.journal.close()
+
+    def _stop_workers(self) -> None:
+        for worker in self.workers:
+            worker.stop()
 
     def _keep(self) -> Path:
         """The journal; where none was asked for, a new one with everything merged so far."""
@@ -211,21 +217,31 @@ class _Driver:
 
     def _serve(self, worker: Answers) -> None:
         """Take spans until none is left."""
+        item = None
         while not self.stopped:
             with self.lock:
-                most = self._most()
-                item, span = next(
-                    ((item, span) for item in self.work if (span := item.take(most, self.pace)) is not None),
-                    (None, None),
-                )
+                item, span = self._next(item)
             if item is None or span is None:
                 return
             self._span(worker, item, span)
 
+    def _next(self, last: _Work | None) -> tuple[_Work | None, tuple[int, int] | None]:
+        """The next span for a worker: of the space it is at, else of one with few others at it.
+
+        What a worker compiles and tabulates for a space is not made again by every other.
+        """
+        most = self._most()
+        for item in sorted(self.work, key=lambda item: (item is not last, item.busy)):
+            span = item.take(most, self.pace)
+            if span is not None:
+                return item, span
+        return None, None
+
     def _most(self) -> int:
-        """Chunks that one worker may take at once: towards the end fewer, so that all end together."""
+        """Chunks that one worker may take at once: of several towards the end fewer, so that all end together."""
+        workers = len(self.workers)
         left = sum(high - low for item in self.work if not item.failed for low, high in item.pending)
-        return max(1, min(MOST // len(self.workers), -(-left // (2 * len(self.workers)))))
+        return max(1, min(MOST // workers, left if workers == 1 else -(-left // (2 * workers))))
 
     def _span(self, worker: Answers, item: _Work, span: tuple[int, int]) -> None:
         request = {"do": "sweep chunks", "space": msgspec.to_builtins(item.space), "chunks": span}

@@ -6,16 +6,16 @@ share of the mean and whether it is rounded correctly. What float64 leaves open 
 exactly on the host. Of every *unit* of 4096 neighbouring inputs the largest error and the largest upper bound stay;
 the elements of the worst units are looked at again one by one, so that the list of worst elements is complete.
 
-A launch never crosses a regime or a bin of the error curve: both are plain numbers to the kernel. Everything it adds
+A unit never crosses a regime or a bin of the error curve: both are plain numbers to the kernel. Everything it adds
 up is an integer, everything else a maximum, so that neither the order nor the split changes a bit.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from verify.record import Number, number, value_of
 from verify.regimes import NONFINITE
 from verify.sweep.device import ROOM, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
 from verify.sweep.exactly import halves, judge_at
-from verify.sweep.layout import SIDE, UNIT, Piece, Plan
+from verify.sweep.layout import SIDE, UNIT, Plan
 from verify.sweep.partial import HARD_KEEP, Bin, Bucket, Leader, Part, sparse
 from verify.sweep.reference import FORMATS, Reference, check_reference, reference_for
 from verify.sweep.space import CHUNK, PAIR_BITS, Space
@@ -39,10 +39,14 @@ from verify.tally import BINS, CAP, KEEP, bin_of, top
 from verify.truth.exact import Judged
 from verify.ulp import Policy, bits_of
 
-COPIES = 64  # of the histogram: neighbours have the same error, and would queue for one counter
+COPIES = 64  # of the histogram and the counters: neighbours have the same error, and would queue for one
 SAMPLE = 12  # random inputs per call and curve whose certificate is checked
-_BLOCK = 512
-_WARPS = 4
+_Keys = TypeVar("_Keys", int, Tensor)
+_INPUTS = 2048  # inputs that are made together
+# Elements that are judged together, and their warps. One warp needs no barrier to agree on a branch; an interpreted
+# tile is as cheap as an interpreted number. The figures do not depend on either.
+_TILE = {"cuda": {"BLOCK": 64, "num_warps": 1}, "cpu": {"BLOCK": UNIT, "num_warps": 1}}
+_WIDE = {"cuda": 1024, "cpu": UNIT}  # elements that are only compared with a known pattern
 
 
 def supports(kernel: Kernel, space: Space) -> bool:
@@ -134,6 +138,9 @@ class Sweep:
         self.first, self.last = space.chunk(low)[0], space.chunk(high - 1)[1]
         self.plan = Plan(kernel, space, self.first, self.last)
         self.pieces = torch.tensor(self.plan.rows(), dtype=torch.int64, device=self.device)
+        sizes = torch.tensor([piece.units for piece in self.plan.pieces], device=self.device)
+        numbers = torch.arange(len(self.plan.pieces), dtype=torch.int32, device=self.device)
+        self.owner = torch.repeat_interleave(numbers, sizes, output_size=self.plan.count)  # the piece of each unit
         self.subjects = {prefix: baseline_of(kernel) if prefix else kernel for prefix in prefixes}
         self.figures: dict[str, _Figures] = {}
         self.references: dict[bool, Reference] = {}
@@ -154,8 +161,9 @@ class Sweep:
 
         Without `judge` only the first two: what no sweep of this subject can be faster than.
         """
-        number_ = 0
+        slot = 0
         for first, last, pieces in self.plan.slabs:
+            units = sum(piece.units for piece in pieces)
             for prefix, subject in self.subjects.items():
                 inputs = self._inputs(first, last)
                 results, missing = run(subject, self.space, inputs)
@@ -165,8 +173,8 @@ class Sweep:
                     self.notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
                 self._walk_inputs(inputs, first, last, compare=True)
                 for name, got in results.items():
-                    self._judge(prefix + name, name, got, pieces, number_)
-            number_ += len(pieces)
+                    self._judge(prefix + name, name, got, slot, units)
+            slot += units
             progress(self.space.chunk_of(last - 1) + 1 - self.low)
         if int(self.strange):
             raise KernelError(
@@ -200,9 +208,9 @@ class Sweep:
                 gate = operand.name == op.regime_of
                 parts = [(row if gate else 0, rows, SIDE, 0, gate)]
             for key, height, width, column, by_row in parts:
-                inputs_kernel[(-(-width // (8 * _BLOCK)), height)](
+                inputs_kernel[(-(-width // _INPUTS), height)](
                     raw(tensor), self.strange, key, tensor.shape[-1], column, width,
-                    SIGN=self.fmt.sign_bit, ROWS=by_row, COMPARE=compare, BLOCK=8 * _BLOCK, num_warps=_WARPS,
+                    int(compare), SIGN=self.fmt.sign_bit, ROWS=by_row, BLOCK=_INPUTS, num_warps=4,
                 )  # fmt: skip
 
     # -- judgement -------------------------------------------------------------------------------
@@ -218,7 +226,7 @@ class Sweep:
         found = _Figures(
             result=result,
             histogram=zeros(regimes, COPIES, 2 * BINS, dtype=torch.int32),
-            counters=zeros(regimes, 8, dtype=torch.int64),
+            counters=zeros(regimes, COPIES, 8, dtype=torch.int64),
             open_count=zeros(chunks, dtype=torch.int32),
             open_place=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
             open_bits=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
@@ -249,31 +257,28 @@ class Sweep:
         self.figures[label] = found
         return found
 
-    def _judge(self, label: str, result: str, got: Tensor, pieces: list[Piece], first_piece: int) -> None:
+    def _judge(self, label: str, result: str, got: Tensor, first_slot: int, units: int) -> None:
+        """Judge one result of a slab, whose units begin at a slot."""
         found = self._figures_for(label, result)
-        base = self.first // CHUNK
-        shared = (found.open_count, found.open_place, found.open_bits, base)
+        shared = (found.open_count, found.open_place, found.open_bits, self.first // CHUNK)
         width = halves(self.space, result)
+        got_bits = raw(got)
+        how = {**self.format_args, "SPREAD": COPIES, "SIZE": UNIT, **_TILE[self.device.type]}
         for column in found.columns:
-            got_bits = raw(got)
             maxima = (found.histogram, found.counters, column.error, column.upper, column.place)
-            for offset, piece in enumerate(pieces):
-                row = self.pieces[first_piece + offset]
-                if column.gates is None:
-                    reference = column.reference
-                    unary_kernel[(piece.units,)](
-                        got_bits, row, reference.rows, reference.table.first, reference.table.last_row,
-                        reference.units, *maxima, column.hard, *shared, **self.format_args,
-                        SLOPE=reference.slope, HARD=column.hard.numel() > 1, SPREAD=COPIES, SIZE=UNIT,
-                        BLOCK=_BLOCK, num_warps=_WARPS,
-                    )  # fmt: skip
-                    continue
-                half = column.job.half * SIDE if width == 2 else 0
-                pairs_kernel[(piece.units,)](
-                    got_bits.reshape(-1)[half:], width * SIDE, row, half, width * SIDE, *column.gates, *maxima, *shared,
-                    **self.format_args, TIMES=column.job.times, SPREAD=COPIES, SIZE=UNIT, BLOCK=_BLOCK,
-                    num_warps=_WARPS,
+            if column.gates is None:
+                reference = column.reference
+                unary_kernel[(units,)](
+                    got_bits, self.pieces, self.owner, first_slot, reference.rows, reference.table.first,
+                    reference.table.last_row, int(reference.slope), reference.units, *maxima, column.hard, *shared,
+                    HARD=column.hard.numel() > 1, WIDE=_WIDE[self.device.type], **how,
                 )  # fmt: skip
+                continue
+            half = column.job.half * SIDE if width == 2 else 0
+            pairs_kernel[(units,)](
+                got_bits.reshape(-1)[half:], width * SIDE, self.pieces, self.owner, first_slot, half, width * SIDE,
+                *column.gates, *maxima, *shared, TIMES=column.job.times, **how,
+            )  # fmt: skip
 
     def _sample(self, reference: Reference) -> None:
         """Check the reference against exact values at random inputs of the range, and stop if its bound breaks."""
@@ -302,7 +307,7 @@ class Sweep:
 
     def _buckets(self, found: _Figures) -> dict[str, Bucket]:
         counts = found.histogram.sum(1, dtype=torch.int64).cpu().numpy()
-        counters = found.counters.cpu().tolist()
+        counters = found.counters.sum(1).cpu().tolist()
         buckets = {}
         for regime, name in enumerate(self.plan.names):
             fixed, misrounded, nonfinite, nan, counted, below = counters[regime][:6]
@@ -324,50 +329,52 @@ class Sweep:
         return buckets
 
     @cached_property
-    def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Of every unit: regime, bin, deciding key of its first element, other key, and where the other keys end."""
-        rows = self.pieces
-        flat = list(itertools.chain.from_iterable(pieces for _, _, pieces in self.plan.slabs))
-        sizes = torch.tensor([piece.units for piece in flat], dtype=torch.int64, device=self.device)
-        labels = torch.tensor([[piece.regime, piece.bin] for piece in flat], dtype=torch.int64, device=self.device)
-        piece = torch.repeat_interleave(torch.arange(len(flat), device=self.device), sizes, output_size=self.plan.count)
+    def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of every unit: regime, deciding key of its first element, other key, and where the other keys end."""
+        rows, piece = self.pieces, self.owner
+        regimes = torch.tensor([item.regime for item in self.plan.pieces], device=self.device)
         slot = torch.arange(self.plan.count, device=self.device)
         if self.space.shape == "unary":
             gate, other = (rows[piece, 2] + slot - rows[piece, 3]) * UNIT, torch.zeros_like(slot)
         else:
             within, per_row = slot - rows[piece, 5], rows[piece, 4]
             gate, other = rows[piece, 0] + within // per_row, rows[piece, 2] + within % per_row * UNIT
-        return labels[piece, 0], labels[piece, 1], gate, other, rows[piece, 3]
+        return regimes[piece], gate, other, rows[piece, 3]
 
-    def _places(self, result: str, half: int, gate: Tensor, other: Tensor) -> Tensor:
+    def _places(self, result: str, half: int, gate: _Keys, other: _Keys) -> _Keys:
         if self.space.shape == "unary":
             return gate
         width = halves(self.space, result)
         return gate * (width * SIDE) + (half * SIDE if width == 2 else 0) + other
 
     def _curve(self, result: str, column: _Column) -> list[Bin]:
-        _, bins, gate, other, _ = self._slots
-        size = len(self.plan.edges)
-        spare = torch.where(bins < 0, size, bins)
-        peak = torch.full((size + 1,), -1.0, dtype=torch.float64, device=self.device)
-        peak = peak.scatter_reduce(0, spare, column.error, "amax")
-        at = self._places(result, column.job.half, gate, other) + column.place
-        big = torch.iinfo(torch.int64).max
-        at = torch.where(column.error == peak[spare], at, big)
-        first = torch.full((size + 1,), big, dtype=torch.int64, device=self.device).scatter_reduce(0, spare, at, "amin")
-        counts: dict[int, int] = {}
-        for item in itertools.chain.from_iterable(pieces for _, _, pieces in self.plan.slabs):
-            if item.bin >= 0:
-                wide = 1 if self.space.shape == "unary" else item.columns[1] - item.columns[0]
-                counts[item.bin] = counts.get(item.bin, 0) + (item.stop - item.start) * wide
-        peaks, places = peak.tolist(), first.tolist()
-        return [Bin(bin_, counts[bin_], number(peaks[bin_]), places[bin_]) for bin_ in sorted(counts)]
+        """The largest error of every bin with the first place that has it; found on the host, unit by unit in order."""
+        error, within = column.error.cpu().numpy(), column.place.cpu().numpy()
+        found: dict[int, Bin] = {}
+        for piece in self.plan.pieces:
+            if piece.bin < 0:
+                continue
+            unit = int(error[piece.slot : piece.slot + piece.units].argmax())
+            if self.space.shape == "unary":
+                wide, gate, other = 1, (piece.start // UNIT + unit) * UNIT, 0
+            else:
+                wide = piece.columns[1] - piece.columns[0]
+                row, part = divmod(unit, -(-wide // UNIT))
+                gate, other = piece.start + row, piece.columns[0] + part * UNIT
+            mine = Bin(
+                bin=piece.bin,
+                count=(piece.stop - piece.start) * wide,
+                ulp=number(float(error[piece.slot + unit])),
+                place=self._places(result, column.job.half, gate, other) + int(within[piece.slot + unit]),
+            )
+            found[piece.bin] = found[piece.bin].merge(mine) if piece.bin in found else mine
+        return [found[bin_] for bin_ in sorted(found)]
 
     def _worst(
         self, result: str, column: _Column, subject: Kernel
     ) -> tuple[dict[str, tuple[list[Leader], Number]], list[tuple[float, int]]]:
         """The worst elements of every regime, and the hardest inputs, from the units that hold them."""
-        regimes, _, gate, other, ends = self._slots
+        regimes, gate, other, ends = self._slots
         base = self._places(result, column.job.half, gate, other)
         ranked = torch.where(column.upper > 0, column.upper, -1.0)
         chosen = [
@@ -436,11 +443,11 @@ class Sweep:
         bits = bits_of(got.contiguous().reshape(-1))
         gates, others = gates.reshape(-1).contiguous(), others.reshape(-1).contiguous()
         error, upper, hard = (torch.empty(bits.shape, dtype=torch.float64, device=self.device) for _ in range(3))
-        reference = column.reference
-        elements_kernel[(-(-bits.numel() // 1024),)](
+        reference, how = column.reference, _TILE[self.device.type]
+        elements_kernel[(-(-bits.numel() // how["BLOCK"]),)](
             bits, gates, others, error, upper, hard, bits.numel(), reference.rows, reference.table.first,
-            reference.table.last_row, reference.units, **self.format_args, SLOPE=reference.slope,
-            TIMES=column.job.times, BLOCK=1024, num_warps=8,
+            reference.table.last_row, int(reference.slope), reference.units, **self.format_args,
+            TIMES=column.job.times, **how,
         )  # fmt: skip
         return self._places(result, column.job.half, gates, others), bits, upper, hard, inside
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
 
 from verify.declaration import Kernel
 from verify.regimes import NONFINITE
@@ -50,20 +49,21 @@ class Plan:
         self.labels = []
         for key in [0, *cuts]:
             regime = next((place for place, (a, b) in enumerate(spans) if a <= key < b), len(regimes))
-            self.labels.append((regime, int(np.searchsorted(self.edges, key, side="right")) - 1))
+            self.labels.append((regime, bisect_right(self.edges, key) - 1))
         self.slabs = []
         while first < last:
             end = min((first // SLAB + 1) * SLAB, last)
             self.slabs.append((first, end, list(self._pieces(first, end))))
             first = end
+        self.pieces = [piece for _, _, pieces in self.slabs for piece in pieces]
         self.count = 0
-        for piece in itertools.chain.from_iterable(pieces for _, _, pieces in self.slabs):
+        for piece in self.pieces:
             piece.slot = self.count
             self.count += piece.units
 
     def label(self, key: int) -> tuple[int, int]:
         """Regime and bin of a key of the deciding operand."""
-        return self.labels[int(np.searchsorted(self.cuts, key, side="right"))]
+        return self.labels[bisect_right(self.cuts, key)]
 
     def regime_at(self, gate: int, other: int | None) -> int:
         """Regime of an element."""
@@ -92,7 +92,7 @@ class Plan:
         """The pieces as the kernels read them."""
         per = self.space.per_key
         found = []
-        for piece in itertools.chain.from_iterable(pieces for _, _, pieces in self.slabs):
+        for piece in self.pieces:
             if per == 1:
                 found.append([piece.start, piece.stop, piece.start // UNIT, piece.slot, piece.regime, piece.slab, 0, 0])
                 continue

@@ -47,7 +47,7 @@ class Reference:
         high, low, scale = (torch.empty(keys.shape, dtype=torch.float64, device=keys.device) for _ in range(3))
         reference_kernel[(-(-keys.numel() // 1024),)](
             keys, high, low, scale, keys.numel(), self.rows, self.table.first, self.table.last_row,
-            SIGN=sign, FORMAT=FORMATS[self.dtype], SLOPE=self.slope, BLOCK=1024, num_warps=8,
+            int(self.slope), SIGN=sign, FORMAT=FORMATS[self.dtype], BLOCK=1024, num_warps=8,
         )  # fmt: skip
         return high, low, scale
 

@@ -54,6 +54,8 @@ def spaces(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, A
 def _spaces_of(kernel: Kernel, target: str, request: dict[str, Any], backend: Backend) -> list[Space]:
     if backend.name not in kernel.backends:
         raise UsageError(f"declared for {', '.join(kernel.backends)}; this sweep is on {backend.name}")
+    if kernel.lacking:
+        raise UsageError(f"it needs {', '.join(kernel.lacking)}, which is not installed")
     shape, wanted = shape_of(kernel.op), [named(name).name for name in request["dtypes"]]
     dtypes = [name for name in kernel.dtypes if not wanted or name in wanted]
     if wanted and not dtypes:

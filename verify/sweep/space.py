@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -118,6 +119,7 @@ def bits_of_key(fmt: Format, key: int) -> int:
     return key - fmt.sign_bit if key >= fmt.sign_bit else (fmt.sign_bit - 1 - key) | fmt.sign_bit
 
 
+@lru_cache(maxsize=4096)
 def key_of_value(fmt: Format, value: float, *, above: bool = False) -> int:
     """The key of the smallest number of a format that is >= value (> value if `above`), -0 counting as 0."""
     if math.isinf(value):

@@ -50,8 +50,13 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def key(op: str, params: Mapping[str, Any], result: str, device: str) -> str:
     """One string that identifies an entry. Numeric parameters such as eps do not enter."""
-    named = {k: v for k, v in sorted(params.items()) if isinstance(v, str | bool)}
-    return f"{op}({json.dumps(named, sort_keys=True)}).{result}@{device}"
+    named = tuple((k, v) for k, v in sorted(params.items()) if isinstance(v, str | bool))
+    return f"{op}({_spelled(named)}).{result}@{device}"
+
+
+@lru_cache
+def _spelled(named: tuple[tuple[str, str | bool], ...]) -> str:
+    return json.dumps(dict(named))
 
 
 def device_kind(device: Any) -> str:

@@ -3,7 +3,8 @@
 `evaluate` returns, for each wanted result, a `Truth`: value (+ low), how far the real number may be from it
 (`bound`) and the scale of its terms. For formats up to float32 that is one vectorised float64 pass whose
 bound comes from the certificate. float64 results have no wider hardware format to stand on, so every
-element is evaluated exactly and carried as high + low.
+element is evaluated exactly and carried as high + low; so is every element of an op whose exact values come by whole
+rows (`Op.whole_rows`), unless the tensor is very large.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from verify.truth.exact import settle
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
+_EXACT_ELEMENTS = 1 << 17  # of `Op.whole_rows`: about 20 seconds on a CPU
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters
 
 
@@ -37,6 +39,11 @@ class Truth:
     scale: Tensor
     certificate: str
 
+    def cpu(self) -> Truth:
+        """The same truth in the memory of the host."""
+        low = None if self.low is None else self.low.cpu()
+        return Truth(self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate)
+
 
 def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:
     """The truth of every result in `problem.results`; `formats` names the format each is judged in."""
@@ -45,7 +52,8 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
     for result in problem.results:
         reference = fast[result]
         device = certificate.device_kind(reference.value.device)
-        if formats[result].name == "float64":
+        by_rows = result in op.whole_rows and reference.value.numel() <= _EXACT_ELEMENTS
+        if formats[result].name == "float64" or by_rows:
             truths[result] = _exactly(op, problem, result, reference.scale)
             continue
         units, sentence = certificate.units_for(op.name, problem.params, result, device)

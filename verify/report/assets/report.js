@@ -30,7 +30,7 @@
   const inflate = (id) =>
     new Response(new Blob([bytesOf(id)]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   const able = typeof DecompressionStream === "function";
-  let record = null; // as in the file: see resultAt
+  let record = null; // as in the file: see partAt
   let source = "";
   const download = find("#download");
   download.hidden = false;
@@ -42,9 +42,15 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   });
-  const resultAt = (path) => {
+  // what occurs twice in a record stands once in `shared`; an operand may be called @, its values are texts
+  const whole = (value) => {
+    if (typeof value !== "object" || value === null || Array.isArray(value)) return value;
+    if (typeof value["@"] === "number") return record.shared[value["@"]];
+    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, whole(item)]));
+  };
+  const partAt = (path, name) => {
     const [kernel, result] = path.split(".");
-    return record.kernels[kernel].results[result];
+    return whole(record.kernels[kernel].results[result][name]);
   };
 
   // Copy: the buttons are made here, because without a script they would do nothing. The command is also
@@ -106,10 +112,12 @@
   });
 
   // Sorting and filtering.
+  let addRows = () => {};
   const table = find("#table");
   if (table) {
     const body = table.tBodies[0];
-    const rows = [...body.rows].map((row, order) => ({ row, order, text: row.textContent.toLowerCase() }));
+    const itemOf = (row, order) => ({ row, order, text: row.textContent.toLowerCase() });
+    let rows = [...body.rows].filter((row) => !row.matches(".packed")).map(itemOf);
     const heads = all("th[data-key]", table);
     const cellOf = (row, key) => {
       const cell = find(`.c-${key}`, row);
@@ -137,13 +145,16 @@
     }
     const query = find("#query");
     const attention = find("#attention");
+    const peers = find("#peers");
     const shown = find("#shown");
     const calm = new Set(["ok", "peer"]);
     const filter = () => {
       const terms = query.value.toLowerCase().split(/\s+/).filter(Boolean);
       let count = 0;
       for (const { row, text } of rows) {
-        const keep = terms.every((term) => text.includes(term)) && !(attention.checked && calm.has(row.dataset.standing));
+        const standing = row.dataset.standing;
+        const wanted = !(attention.checked && calm.has(standing)) && !(standing === "peer" && peers && !peers.checked);
+        const keep = wanted && terms.every((term) => text.includes(term));
         row.hidden = !keep;
         count += keep;
       }
@@ -154,8 +165,20 @@
       if (event.key === "Escape") { query.value = ""; filter(); }
     });
     attention.addEventListener("change", filter);
+    peers?.addEventListener("change", filter);
     find("#filter").hidden = false;
     filter(); // browsers restore form fields when a page is reloaded
+    addRows = (markup) => {
+      const holder = document.createElement("tbody");
+      holder.innerHTML = markup; // our own, as in fill
+      find("tr.packed", body).remove();
+      const late = [...holder.rows];
+      body.append(...late);
+      rows = [...rows, ...late.map((row, at) => itemOf(row, rows.length + at))];
+      const sorted = heads.find((head) => !["none", null].includes(head.getAttribute("aria-sort")));
+      if (sorted && sorted.dataset.key !== "verdict") sortBy(sorted, sorted.getAttribute("aria-sort"));
+      filter();
+    };
   }
 
   // Drawings: what the bin under the pointer says, or the one that the arrow keys have reached.
@@ -184,7 +207,7 @@
   };
   const sayings = {
     curve: (drawing) => {
-      const { operand, edges, counts, max_ulp: most, worst, baseline } = resultAt(drawing.dataset.at).curve;
+      const { operand, edges, counts, max_ulp: most, worst, baseline } = partAt(drawing.dataset.at, "curve");
       const bits = worst.split(" ");
       const { dtype } = drawing.dataset;
       return counts.map((count, at) => {
@@ -196,7 +219,7 @@
       });
     },
     histogram: (drawing) => {
-      const packed = resultAt(drawing.dataset.at).histogram;
+      const packed = partAt(drawing.dataset.at, "histogram");
       const { edges, counts } = Array.isArray(packed) ? { edges: octaves(packed.length), counts: packed } : packed;
       return counts.map((count, at) => `${power(edges[at])} to ${power(edges[at + 1])} ULP: ${count.toLocaleString("en")}`);
     },
@@ -253,17 +276,22 @@
   // Sections: a link opens what it points to; everything is open on paper; packed ones are filled when opened.
   const sections = all("details.kernel");
   let texts = {};
+  const fill = (box, markup) => {
+    const holder = document.createElement("template");
+    holder.innerHTML = markup; // our own: every text in it was escaped when it was written
+    box.replaceWith(holder.content);
+  };
   const unpack = (section) => {
     const box = find(".packed", section);
     if (!box || !(section.id in texts)) return;
-    const holder = document.createElement("template");
-    holder.innerHTML = texts[section.id]; // our own markup: every text in it was escaped when it was written
-    box.replaceWith(holder.content);
+    fill(box, texts[section.id]);
     furnish(section);
   };
   const open = (section) => {
     unpack(section);
     section.open = true;
+    const group = section.closest("details.group");
+    if (group) group.open = true;
   };
   const reveal = () => {
     const target = location.hash.startsWith("#kernel-") && document.getElementById(location.hash.slice(1));
@@ -314,6 +342,8 @@
     source = await inflate("#record");
     record = JSON.parse(source);
     for (const section of sections) if (section.open) unpack(section);
+    for (const box of all(".packed[data-part]")) fill(box, texts[box.dataset.part]);
+    if (texts.rows) addRows(texts.rows);
     const focused = document.activeElement;
     if (focused?.closest("svg.curve, svg.histogram")) focused.dispatchEvent(new FocusEvent("focus"));
     document.documentElement.dataset.ready = "yes";

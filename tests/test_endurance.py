@@ -1,0 +1,87 @@
+"""How `tests.mutants.endurance` shares out laws and twins, and what its report counts. Nothing is run here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.endurance import FIRST, Entry, Schedule, entries_of, report
+
+PAIRS = [(law, twin) for law in ("cheap", "dear") for twin in ("a", "b")]
+SECONDS = {"cheap": 0.001, "dear": 1.0}  # per case
+
+
+def run(schedule: Schedule, chunks: int) -> list[Entry]:
+    """One worker that stays with no twin, and takes as long for a case as its law does."""
+    done: list[Entry] = []
+    while len(done) < chunks and (task := schedule.take("a", -math.inf)) is not None:
+        done.append(task | {"seconds": SECONDS[task["law"]] * task["cases"], "alarm": ""})
+        schedule.finish(task, done[-1])
+    return done
+
+
+def schedule(entries: list[Entry], **changed: object) -> Schedule:
+    made = Schedule(**{"cases": 100, "laws": [], "shard": (0, 1), "entries": entries, "deadline": math.inf} | changed)
+    made.begin(PAIRS)
+    return made
+
+
+def cases(entries: list[Entry], law: str) -> int:
+    return sum(entry["cases"] for entry in entries if entry["law"] == law)
+
+
+def test_every_law_gets_its_number_and_every_twin_its_part() -> None:
+    done = run(schedule([]), 1_000)
+    assert cases(done, "cheap") == cases(done, "dear") == 100
+    assert {(entry["law"], entry["twin"]) for entry in done} == set(PAIRS)
+    assert len({(entry["law"], entry["twin"], entry["number"]) for entry in done}) == len(done)
+
+
+def test_where_time_is_short_a_dear_law_does_not_keep_a_cheap_one_waiting() -> None:
+    done = run(schedule([]), 12)
+    assert cases(done, "cheap") == 100
+    assert FIRST <= cases(done, "dear") < 100
+
+
+def test_a_law_that_does_not_apply_to_a_twin_has_all_its_cases_on_the_others() -> None:
+    made = schedule([])
+    task = made.take("a", math.inf)
+    assert task is not None
+    assert task["twin"] == "a"
+    made.finish(task, task | {"cases": 0, "seconds": 0.0, "alarm": ""})
+    done = run(made, 1_000)
+    assert cases([entry for entry in done if entry["twin"] == "b"], task["law"]) == 100
+
+
+def test_a_stopped_run_goes_on_where_it_was() -> None:
+    before = run(schedule([]), 5)
+    after = run(schedule(before), 1_000)
+    assert cases(before, "dear") + cases(after, "dear") == 100
+    assert not {(e["law"], e["twin"], e["number"]) for e in before} & {
+        (e["law"], e["twin"], e["number"]) for e in after
+    }
+
+
+def test_a_shard_has_its_own_twins() -> None:
+    assert {entry["twin"] for entry in run(schedule([], shard=(1, 2)), 1_000)} == {"b"}
+
+
+def test_the_report_counts_each_chunk_once_and_fails_on_an_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, out = tmp_path / "state.jsonl", tmp_path / "report.json"
+    fine = {"law": "shapes", "twin": "a", "number": 0, "cases": 7, "alarm": "", "seconds": 0.5}
+    state.write_text(
+        f"{json.dumps(fine)}\n{json.dumps(fine | {'number': 1})}\n{json.dumps(fine)[:20]}", encoding="utf-8"
+    )
+    assert len(entries_of(state)) == 2
+    assert report([state, state], out) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["cases"] == 14
+    assert "14 cases    1 twins  0 alarms      14.0 cases per second and core" in capsys.readouterr().out
+    alarm = fine | {"number": 2, "alarm": "the worker died"}
+    state.write_text(f"{json.dumps(fine)}\n{json.dumps(alarm)}\n", encoding="utf-8")
+    assert report([state], None) == 1
+    assert "ALARM shapes on a, chunk 2: the worker died" in capsys.readouterr().out
