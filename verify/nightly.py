@@ -11,11 +11,11 @@ did not reach is listed in the record and makes the run incomplete: less measure
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ Say = Callable[[str], None]
 SETTINGS = "night.json"
 SPENT = "the time budget was spent"  # how a line ends that says what was not reached
 HUNT_SECONDS = 20.0  # for one result, at most
+MOST_HUNTS = 8  # at a time: the search itself is the device's work, judging what it found the processor's
 
 
 class NothingToDoError(Exception):
@@ -241,27 +242,34 @@ def hunt(night: Night, until: float | None) -> Run:
     count = sum(len(found) for found in jobs.values())
     done = 0
 
-    def one(target: str, found: list[dict[str, str]]) -> Run:
+    def one(target: str, found: list[dict[str, str]], workers: list[Answers]) -> Run:
         nonlocal done
         seconds = HUNT_SECONDS
         if until is not None:
-            seconds = min(HUNT_SECONDS, max(1.0, (until - time.monotonic()) / (count - done)))
+            at_once = max(1, len(workers))
+            seconds = min(HUNT_SECONDS, max(1.0, (until - time.monotonic()) * at_once / (count - done)))
         done += len(found)
-        records = []
-        for dtype in dict.fromkeys(job["dtype"] for job in found):
-            campaign = Campaign(
-                settings=Settings(seed=night.seed, seconds=round(seconds, 1)),
-                backend=night.backend,
-                dtypes=[dtype],
-                results=[job["result"] for job in found if job["dtype"] == dtype],
-                timeout=night.timeout,
-                cluster=night.cluster,
-                watch=lambda moment: night.say(f"hunt {moment.name} {moment.best:.3g}"),
-            )
-            records.append(run_hunts([target], campaign, "verify nightly: hunt"))
-        return merge(records, command="verify nightly: hunt", profile=night.profile)
+        campaign = Campaign(
+            settings=Settings(seed=night.seed, seconds=round(seconds, 1)),
+            backend=night.backend,
+            dtypes=list(dict.fromkeys(job["dtype"] for job in found)),
+            timeout=night.timeout,
+            cluster=night.cluster,
+            workers=workers,
+            watch=lambda moment: night.say(f"hunt {moment.name} {moment.best:.3g}"),
+        )
+        return run_hunts([target], campaign, "verify nightly: hunt")
 
-    return _units(night, until, "hunt", {target: partial(one, target, found) for target, found in jobs.items()})
+    with ExitStack() as stack:
+        # they serve every kernel: a process that has met the GPU took seconds to get there
+        room = min(MOST_HUNTS, night.jobs or _about(night)["room"])
+        workers: list[Answers] = (
+            [] if night.cluster else [stack.enter_context(Worker(night.backend)) for _ in range(room)]
+        )
+        makes: dict[str, Callable[[], Run]] = {
+            target: partial(one, target, found, workers) for target, found in jobs.items()
+        }
+        return _units(night, until, "hunt", makes)
 
 
 def bench(night: Night, until: float | None) -> Run:
@@ -383,7 +391,7 @@ def _about(night: Night) -> dict[str, Any]:
         return answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
 
 
-@contextlib.contextmanager
+@contextmanager
 def _worker(night: Night) -> Iterator[Answers]:
     worker = night.cluster.workers()[0] if night.cluster else Worker(night.backend)
     try:

@@ -7,7 +7,6 @@ line, and the rest goes on.
 from __future__ import annotations
 
 import math
-import os
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ class Session:
     profile: str = "default"
     laws: str = ""  # profile of the laws; none are tried without one
     accuracy: bool = True  # whether to measure; without it only the laws are tried
-    jobs: int = 0  # 0: one on a GPU, one per core on the interpreter
+    jobs: int = 0  # 0: one per core, or as many as fit the GPU
     cluster: Cluster | None = None  # a verify.cluster.Cluster whose workers do the work
     deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
     known: Callable[[str], KernelRun | None] = lambda target: None  # what an earlier, interrupted run has done
@@ -115,7 +114,7 @@ def _measure_all(
     if session.cluster:
         workers: list[Answers] = list(session.cluster.workers())
     else:
-        jobs = session.jobs or (1 if about["backend"] == "cuda" else os.cpu_count() or 1)
+        jobs = session.jobs or about["room"]
         workers = [first, *(Worker(session.backend) for _ in range(max(1, min(jobs, len(work))) - 1))]
     for worker in workers:
         idle.put(worker)

@@ -83,7 +83,25 @@ def _environment_of(device: str) -> dict[str, Any]:
 
 
 def _environment(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    return {"backend": backend.name, "device": backend.device, "environment": _environment_of(backend.device)}
+    return {
+        "backend": backend.name,
+        "device": backend.device,
+        "room": _room(backend),
+        "environment": _environment_of(backend.device),
+    }
+
+
+SHARE = 4 << 30  # bytes of a GPU for one of several workers: its context, and a case with its truth
+
+
+def _room(backend: Any) -> int:
+    """How many workers measure side by side: one per core, as exact verdicts are the CPU's work, if they fit a GPU."""
+    import torch
+
+    cores = os.cpu_count() or 1
+    if backend.name != "cuda":
+        return cores
+    return max(1, min(cores, torch.cuda.get_device_properties(backend.device).total_memory // SHARE))
 
 
 def _gpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:

@@ -35,7 +35,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument(
-        "--jobs", type=int, default=0, metavar="N", help="kernels at a time (default: 1 on a GPU, else one per core)"
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="kernels at a time (default: one per core, if they fit the GPU)",
     )
     parser.add_argument(
         "--laws",

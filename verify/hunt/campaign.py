@@ -65,6 +65,7 @@ class Campaign:
     pin: bool = False
     timeout: float = 600.0  # beyond the time budget of one hunt
     cluster: Cluster | None = None
+    workers: Sequence[Answers] = ()  # of the caller, who stops them; else one is started, or the cluster's are taken
     watch: Callable[[Moment], None] = lambda moment: None
     stopping: Callable[[], None] = lambda: None  # told once, when the first Ctrl-C arrives
     stories: list[Story] = field(default_factory=list)
@@ -88,7 +89,9 @@ def run(targets: Sequence[str], campaign: Campaign, command: str) -> Run:
     """Hunt in every kernel of every target."""
     campaign.settings.check()
     started = time.monotonic()
-    workers: list[Answers] = list(campaign.cluster.workers()) if campaign.cluster else [Worker(campaign.backend)]
+    workers = list(campaign.workers)
+    if not workers:
+        workers = list(campaign.cluster.workers()) if campaign.cluster else [Worker(campaign.backend)]
     try:
         first = workers[0]
         about = answer(first.ask({"do": "environment"}, timeout=START_SECONDS))
@@ -98,8 +101,9 @@ def run(targets: Sequence[str], campaign: Campaign, command: str) -> Run:
             with campaign.cluster.flag(stop) if campaign.cluster else nullcontext(stop.touch) as ask_to_stop:
                 _hunt_all(workers, quarries, campaign, stop, ask_to_stop)
     finally:
-        for worker in workers:
-            worker.stop()
+        if not campaign.workers:
+            for worker in workers:
+                worker.stop()
     kernels = [_kernel_run(quarry) for quarry in quarries]
     incomplete = [f"{kernel.name}: {kernel.message}" for kernel in kernels if kernel.status in ("crashed", "timeout")]
     if campaign.interrupted:
