@@ -37,7 +37,7 @@ def _section(path: Path) -> str:
     run = record.load(path)
     environment = dict(words.flat(run.environment))
     about = [f"{name} {environment[name]}" for name in ("gpu", "driver", "torch", "triton") if name in environment]
-    lines = [f"## {path.parent.name}: {path.stem.removeprefix('bench_')}", "", "```sh", run.command, "```", ""]
+    lines = [f"## {path.parent.name}: {path.stem.removeprefix('bench_')}", "", f"Made by `{run.command}`.", ""]
     lines += [", ".join(about), ""] if about else []
     lines += ["```text", *bench_table.tables(run), *bench_table.notes(run), "```", ""]
     return "\n".join(lines)

@@ -9,9 +9,11 @@ import verify
 from kernels import linear_act as triton_linear
 from kernels import linear_geglu as triton_linear_geglu
 
-# float32 accumulation: half an ulp of rounding in 16 bits; in float32 the sum of K products itself
+# float32 accumulation: half an ulp of rounding in 16 bits; in float32 the sum of K products itself. Its a-priori bound
+# is K/2 to K units, 64 or more for the sums measured; 16.3 is the most seen (H200: dweight over 128 rows of which one
+# is an outlier, so that every product rounds at its size; the same product inside PyTorch 11.8)
 HALVES = {"bfloat16": 0.6, "float16": 0.6}
-FLOAT32 = {"float32": 16}
+FLOAT32 = {"float32": 32}
 ALL = HALVES | FLOAT32
 
 

@@ -7,6 +7,7 @@ import torch
 from mpmath import mp
 
 import verify
+from verify.figure import shown
 
 X = torch.tensor([-30.0, -3.0, 0.5, 2.0])
 
@@ -56,3 +57,14 @@ def test_the_correct_bound_is_the_sharp_one() -> None:
     verify.assert_ulp(got, op="silu", inputs=(X,), max_ulp=0.5)
     with pytest.raises(AssertionError):
         verify.assert_ulp(torch.nextafter(got, torch.tensor(9.0)), op="silu", inputs=(X,), max_ulp=0.5)
+
+
+def test_the_error_has_the_digits_of_a_bound_and_is_rounded_up() -> None:
+    x = torch.tensor([0.5])
+    got = torch.nextafter(torch.nn.functional.silu(x.double()).float(), torch.tensor(9.0))
+    with pytest.raises(AssertionError) as caught:
+        verify.assert_ulp(got, op="silu", inputs=(x,), max_ulp=0.1)
+    told = str(caught.value).split()[2]
+    with mp.workdps(40):
+        error = abs(mp.mpf(got.item()) - mp.mpf(0.5) / (1 + mp.exp(-0.5))) * mp.mpf(2) ** 25
+    assert told == shown(float(error)) and float(told) >= error

@@ -333,4 +333,4 @@ def test_the_page_of_ops_shows_what_the_command_prints(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     for line in shown.splitlines():
         assert line in done.stdout
-    assert "wrong at 1 infinite or NaN inputs, right at all others" in done.stdout
+    assert "wrong at 1 infinite or NaN input, right at all others" in done.stdout

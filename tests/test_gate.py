@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.gate_records import ALL, HASH, PROVEN, SEEN, book, bound, figures, kernel, result, run
+from tests.gate_records import ALL, HASH, PROVEN, SEEN, book, bound, figures, kernel, result, run, worst
 from verify import gate, ratchet, readings, record, regimes
 from verify.bounds import Book
 from verify.errors import UsageError
@@ -425,3 +425,30 @@ def test_the_book_is_not_touched() -> None:
     judge([run(kernel(result(nan)))], kept)
     ratchet.propose([run(kernel(result(0.6)))], kept)
     assert kept.bounds == before
+
+
+def test_an_element_stands_beside_the_regime_that_its_input_lies_in() -> None:
+    def element(x: str, ulp: Any) -> record.Worst:
+        return msgspec.structs.replace(worst(0.0), inputs={"x": x}, got="nan", ulp=ulp)
+
+    def part(name: str, low: float | None, high: float | None, value: float) -> RegimeFigures:
+        return RegimeFigures(name, low, high, figures(value, nonfinite=1), operand="x")
+
+    parts = [
+        part("vanishing", None, -14.0, nan),
+        part("negative", -14.0, 0.0, 2.0),
+        part("positive", 0.0, 5.0, 2.0),
+        part("saturated", 5.0, None, nan),
+        part(readings.NONFINITE, None, None, 0.0),
+    ]
+    elements = [element("-3.23e38 (0xff73)", "inf"), element("1e+38 (0x7e96)", "inf"), element("3 (0x4040)", 2.0)]
+    elements += [element("-4 (0xc080)", 2.0), element("inf (0x7f80)", "inf")]
+    told = msgspec.structs.replace(result(nan), regimes=parts, worst=elements)
+    shown = {reading.key.regime: readings.inputs(reading.worst) for reading in readings.readings(run(kernel(told)))}
+    assert shown == {
+        "vanishing": "x = -3.23e38 (0xff73)",
+        "negative": "x = -4 (0xc080)",
+        "positive": "x = 3 (0x4040)",
+        "saturated": "x = 1e+38 (0x7e96)",
+        readings.NONFINITE: "x = inf (0x7f80)",
+    }

@@ -257,6 +257,27 @@ def test_a_cancelling_op_is_gated_by_the_scaled_error() -> None:
     assert tally.figures().scaled_max == tally.scaled_maximum
 
 
+def test_an_error_of_more_ulps_than_a_float_counts_has_a_scaled_figure() -> None:
+    """A row of one number: its gradient is exactly 0, and what is left of g - mean(g) belongs to the size of g."""
+    op, fmt = ops.get("layer_norm"), named("float64")
+    inputs: dict[str, Tensor | None] = dict.fromkeys(o.name for o in op.operands)
+    inputs["x"] = torch.tensor([[3.0]], dtype=torch.float64)
+    upstream = {"y": torch.tensor([[0.5]], dtype=torch.float64)}
+    problem = Problem(inputs=inputs, params=op.resolve({}), results=("dx",), upstream=upstream)
+    truth = evaluate(op, problem, {"dx": fmt})["dx"]
+    got = torch.tensor([[-1e-14]], dtype=torch.float64)
+    outcome = judge_result(op, problem, "dx", got, truth, fmt, policy=Policy())
+    expected = 1e-14 / 2.0 ** (truth.scale_exponent(0, fmt))
+    assert 0.05 < expected < 1
+    assert outcome.exact[0].ulp == -torch.inf
+    assert outcome.tallies[0].scaled_maximum == pytest.approx(expected, rel=1e-12)
+    assert not outcome.tallies[0].nonfinite
+    direct = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound, scale=truth.scale)
+    assert direct.scaled is not None and direct.scaled_width is not None
+    assert float(direct.scaled[0]) == pytest.approx(-expected, rel=1e-12)
+    assert float(direct.scaled_width[0]) < 1e-12
+
+
 def test_the_judged_figures_agree_with_the_tensor_code_within_its_width() -> None:
     x = spread(3000)
     whole, fmt = gelu(x), named("float32")

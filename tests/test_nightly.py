@@ -9,7 +9,7 @@ import pytest
 
 from tests.report.sample import passing
 from verify import nightly, session
-from verify.errors import UsageError
+from verify.errors import TruthError, UsageError
 from verify.nightly import Night, Work
 from verify.record import Run
 
@@ -109,6 +109,69 @@ def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: 
     assert found.verdict == "incomplete"
     with pytest.raises(UsageError, match="no stage of the nightly run gave a record"):
         nightly.run(mine, (Work("speed", 1.0, impossible),), "verify nightly")
+
+
+HUNTED = """
+from dataclasses import replace
+import torch
+import verify
+from verify.ops import get, register
+from verify.ops.op import Fast
+
+def _off(problem):
+    return {name: Fast(fast.value * 1.5, fast.scale) for name, fast in get("softmax").fast(problem).items()}
+
+register(replace(get("softmax"), name="softmax_off", fast=_off))
+
+@verify.kernel(op="softmax_off", dtypes=["float32"], gradients=False)
+def broken(x):
+    return torch.softmax(x, -1)
+
+@verify.kernel(op="softmax", dtypes=["float32"], gradients=False, max_ulp=1e9)
+def sound(x):
+    return torch.softmax(x.double(), -1).to(x.dtype)
+"""
+
+
+def test_an_error_of_the_harness_in_one_hunt_ends_neither_the_stage_nor_the_night(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nightly, "HUNT_SECONDS", 0.5)
+    (tmp_path / "accuracy.py").write_text(HUNTED)
+    mine = night(tmp_path)
+    found = nightly.run(mine, (Work("hunt", 1.0, nightly.hunt),), "verify nightly")
+    assert [(kernel.name, kernel.status) for kernel in found.kernels] == [("sound", "ok")]
+    (line,) = found.incomplete
+    assert line.startswith(
+        f"hunt of {mine.targets[0]}::broken: the harness is in error, no verdict: the fast reference"
+    )
+    assert [(stage.name, stage.status) for stage in found.stages] == [("hunt", "incomplete")]
+    assert found.verdict == "incomplete", "which the command line ends with a failing code"
+    assert len(list((mine.folder / "hunt").iterdir())) == 1, "the next start does the hunt in error again"
+
+
+def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) -> None:
+    def sound(night: Night, until: float | None) -> Run:
+        return passing()
+
+    def broken(night: Night, until: float | None) -> Run:
+        raise TruthError("two routes disagree")
+
+    def units(night: Night, until: float | None) -> Run:
+        return nightly._units(night, until, "units", {"a": lambda: broken(night, until)})
+
+    works = (Work("broken", 1.0, broken), Work("units", 1.0, units), Work("sound", 1.0, sound))
+    mine = night(tmp_path)
+    found = nightly.run(mine, works, "verify nightly")
+    assert [stage.status for stage in found.stages] == ["incomplete", "incomplete", "ok"]
+    assert found.incomplete == mine.usage
+    assert found.incomplete == [
+        "broken: the harness is in error, no verdict: two routes disagree",
+        "units: the harness is in error, no verdict: a: two routes disagree",
+    ]
+    assert found.verdict == "incomplete"
+    with pytest.raises(TruthError, match="no stage of the nightly run gave a record: broken: the harness is in error"):
+        nightly.run(mine, works[:2], "verify nightly")
 
 
 def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:

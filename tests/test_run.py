@@ -131,7 +131,9 @@ def test_a_missing_gradient_is_noted_not_passed_over() -> None:
     kernel = verify.kernel(op="silu", dtypes=["float16"], name="forward_only")(lambda x: silu(x.detach()))
     run = measured(kernel)
     assert [item.output for item in run.results] == ["y"]
-    assert run.notes == ["no gradient dx: autograd has no path to it"]
+    assert run.notes == ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
+    on_purpose = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(lambda x: silu(x))
+    assert measured(on_purpose).notes == []
 
 
 def test_a_promised_gradient_that_is_missing_is_an_error() -> None:
@@ -164,6 +166,27 @@ def test_a_peer_has_no_baseline_of_its_own() -> None:
     assert only(run).baseline is None
 
 
+def test_a_peer_that_refuses_a_case_is_shown_for_the_others_and_a_judged_kernel_is_not() -> None:
+    def narrow(x, weight, bias, *, eps):
+        if x.shape[-1] > 1000:
+            raise ValueError("rows of at most 1,000")
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def run_of(peer: bool, function=narrow):  # type: ignore[no-untyped-def]
+        options = {"op": "layer_norm", "dtypes": ["bfloat16"], "gradients": False, "name": "narrow"}
+        return measured(verify.kernel(**options, peer=peer)(function))
+
+    shown = run_of(True)
+    assert shown.status != "error" and only(shown).figures.n > 0
+    assert any(note.startswith("bfloat16 [3, 2048]: not measured: narrow raised ValueError") for note in shown.notes)
+    assert run_of(False).status == "error"
+
+    def never(x, weight, bias, *, eps):
+        raise ValueError("not today")
+
+    assert run_of(True, never).status == "error", "of which nothing was measured"
+
+
 def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], elements=1 << 12))
     monkeypatch.setattr(running, "ROOM_PEER", 0)
@@ -187,3 +210,8 @@ def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: 
     assert sizes == (matrices if op == "linear" else widths - {0})
     regimes = [case.regime for case in group.cases]
     assert min(map(regimes.count, regimes)) >= 2
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 infinite or NaN input,"), (2, "2 infinite or NaN inputs,")])
+def test_one_input_is_not_many(count: int, said: str) -> None:
+    assert running.only_at_special(count) == f"wrong at {said} right at all others"

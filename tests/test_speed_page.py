@@ -39,7 +39,7 @@ def test_a_record_becomes_a_section(generator: ModuleType, tmp_path: Path, monke
     record.save(run, tmp_path / "sm_90" / "bench_gelu.json")
     assert generator.main([]) == 0
     text = generator.PAGE.read_text()
-    assert "## sm_90: gelu\n\n```sh\nverify bench gelu\n```\n\ntorch 2.0\n" in text
+    assert "## sm_90: gelu\n\nMade by `verify bench gelu`.\n\ntorch 2.0\n" in text
     line = next(line for line in text.splitlines() if line.startswith("  mine "))
     assert line.split() == ["mine", "bfloat16", "-", "-", "0.50", "0.125", "±0.001", "-", "not", "judged"]
     assert generator.main(["--check"]) == 0

@@ -570,6 +570,22 @@ def test_the_same_bits_are_the_same_bits(backend) -> None:  # type: ignore[no-un
     assert not same_bits([values], [values[None]])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_tensors_of_any_layout_are_joined_by_their_elements(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU `same_bits` asks one question for many tensors; here it is made to."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    square = torch.arange(12.0).reshape(3, 4).to(dtype)
+    given = [square[:, ::2], square.T, square[0].expand(5, 4), square[1, 1], square[:0], square[1:, 1]]
+    copies = [each.clone(memory_format=torch.contiguous_format) for each in given]
+    assert same_bits(given, copies)
+    for place in (0, 1, 2, 3, 5):
+        other = [each.clone() for each in copies]
+        other[place].view(-1)[-1] = -1.0
+        assert not same_bits(given, other), place
+
+
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "float64"])
 def test_one_product_scales_as_three_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exponents of formats up to float32 are small enough: no figure changes."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from verify import formats, ops
 from verify.errors import UsageError
+from verify.figure import shown
 from verify.judge import judge_result
 from verify.ops.op import Op, Problem
 from verify.truth.exact import digits
@@ -69,7 +70,7 @@ def assert_ulp(
         exact = digits(definition.points(problem, result, [index])[0])
         unit = "ULP of scale" if definition.gate == "scaled" else "ULP"
         raise AssertionError(
-            f"{definition.name}.{result} is {error:.6g} {unit} off at flat index {index}, the bound is {max_ulp:g}\n"
+            f"{definition.name}.{result} is {shown(error)} {unit} off at flat index {index}, the bound is {max_ulp:g}\n"
             f"  got   {fmt.to_float(pattern)!r} ({fmt.hex(pattern)})\n"
             f"  truth {exact}"
         )

@@ -25,3 +25,13 @@ def shown(value: float) -> str:
     ['0.5', '0.5001', '238.8', '1.678e+07', 'inf', 'NaN']
     """
     return "NaN" if math.isnan(value) else f"{rounded_up(value):.{DIGITS}g}"
+
+
+def signed(value: float) -> str:
+    """The same of an error with its side.
+
+    >>> [signed(value) for value in (0.0, -0.50001, 254.91, float("-inf"), float("nan"))]
+    ['+0', '-0.5001', '+255', '-inf', 'NaN']
+    """
+    text = shown(abs(value))
+    return text if math.isnan(value) else ("-" if value < 0 else "+") + text

@@ -20,7 +20,7 @@ from verify.ops.op import Op, Problem
 from verify.tally import KEEP, Tally, tally, top, worst_of
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import Truth, check_bound
-from verify.ulp import Errors, Policy, bits_of, errors, ldexp
+from verify.ulp import Errors, Policy, bits_of, errors
 
 ESCALATION_LIMIT = 50_000  # undecided elements per result that are judged, unless another `room` is asked for
 CONTENDER_ROUNDS = 6
@@ -172,9 +172,9 @@ def _patched(found: Errors, exact: dict[int, Judged]) -> Errors:
     width = _replaced(found.width, where, [0.0] * len(verdicts))
     scaled, scaled_width = found.scaled, found.scaled_width
     if scaled is not None and scaled_width is not None and found.scale_exponent is not None:
-        exponents = torch.tensor([item.exponent for item in verdicts], device=device)
-        scaled = scaled.clone()
-        scaled[where] = ldexp(ulp[where], exponents - found.scale_exponent[where])
+        units = found.scale_exponent[where].tolist()
+        figures = [item.scaled(unit) for item, unit in zip(verdicts, units, strict=True)]
+        scaled = _replaced(scaled, where, figures)
         scaled_width = _replaced(scaled_width, where, [0.0] * len(verdicts))
     # whether a zero has the right sign is the fast pass's word: an exact zero has none
     wrong = torch.tensor([item.misrounded for item in verdicts], device=device)

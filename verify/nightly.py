@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from verify.cluster import Cluster, digest
-from verify.errors import UsageError
+from verify.errors import TruthError, UsageError
 from verify.isolate import Answers, Worker
 from verify.merge import merge
 from verify.record import KernelRun, Run, Stage, load, save, write_atomically
@@ -34,6 +34,7 @@ from verify.session import run as run_kernels
 Say = Callable[[str], None]
 
 SETTINGS = "night.json"
+IN_ERROR = "the harness is in error, no verdict"
 SPENT = "the time budget was spent"  # how a line ends that says what was not reached
 HUNT_SECONDS = 20.0  # for one result, at most
 MOST_HUNTS = 8  # at a time: the search itself is the device's work, judging what it found the processor's
@@ -76,6 +77,8 @@ def run(night: Night, works: Sequence[Work], command: str) -> Run:
     started = time.monotonic()
     records: list[Run] = []
     stages: list[Stage] = []
+    lines: list[str] = []  # of the stages that gave no record
+    in_error = False
     shares = sum(work.share for work in works)
     for work in works:
         begun = time.monotonic()
@@ -90,17 +93,20 @@ def run(night: Night, works: Sequence[Work], command: str) -> Run:
         except NothingToDoError as nothing:
             stages.append(Stage(name=work.name, status="skipped", message=str(nothing), seconds=_since(begun)))
             continue
-        except UsageError as error:
-            stages.append(Stage(name=work.name, status="incomplete", message=error.message, seconds=_since(begun)))
-            night.usage.append(f"{work.name}: {error.message}")
+        except (UsageError, TruthError) as error:
+            in_error = in_error or isinstance(error, TruthError)
+            message = error.message if isinstance(error, UsageError) else f"{IN_ERROR}: {error}"
+            stages.append(Stage(name=work.name, status="incomplete", message=message, seconds=_since(begun)))
+            lines.append(f"{work.name}: {message}")
             continue
         records.append(record)
         stages.append(_stage(work.name, record, begun))
     if not records:
         reasons = [f"{stage.name}: {stage.message}" for stage in stages]
-        raise UsageError("no stage of the nightly run gave a record: " + "; ".join(reasons or ["none was chosen"]))
+        said = "no stage of the nightly run gave a record: " + "; ".join(reasons or ["none was chosen"])
+        raise TruthError(said) if in_error else UsageError(said)
+    night.usage += lines
     merged = merge(records, command=command, profile=night.profile, stages=stages)
-    lines = [f"{stage.name}: {stage.message}" for stage in stages if stage.status == "incomplete" and stage.message]
     return msgspec.structs.replace(merged, incomplete=list(dict.fromkeys([*merged.incomplete, *lines])))
 
 
@@ -359,18 +365,26 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
 
 
 def _units(night: Night, until: float | None, stage: str, makes: dict[str, Callable[[], Run]]) -> Run:
-    """Every unit that is finished or that the budget allows to begin; the others are named."""
-    records, late = [], []
+    """Every unit that is finished or that the budget allows to begin; the others, and those in error, are named."""
+    records: list[Run] = []
+    late: list[str] = []
+    in_error: dict[str, str] = {}
     for name, make in makes.items():
         out_of_time = until is not None and time.monotonic() >= until
         if out_of_time and not unit_path(night, stage, name).exists():
             late.append(f"{stage} of {name}: not begun: the time budget was spent")
             continue
-        records.append(unit(night, stage, name, make))
+        try:
+            records.append(unit(night, stage, name, make))
+        except TruthError as error:
+            in_error[name] = str(error)
+    if not records and in_error:
+        raise TruthError("; ".join([*(f"{name}: {error}" for name, error in in_error.items()), *late]))
     if not records:
         raise UsageError(f"the time budget was spent before the first of {len(makes)}")
     merged = merge(records, command=f"verify nightly: {stage}", profile=night.profile)
-    return msgspec.structs.replace(merged, incomplete=[*merged.incomplete, *late])
+    broken = [f"{stage} of {name}: {IN_ERROR}: {error}" for name, error in in_error.items()]
+    return msgspec.structs.replace(merged, incomplete=[*merged.incomplete, *broken, *late])
 
 
 def _as_peers(night: Night, record: Run) -> Run:

@@ -109,7 +109,7 @@ def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, st
             source=result.source,
             properties=result.properties if _HASH.fullmatch(result.properties) else "",
             bits=_bits(result),
-            worst=_worst(result, value),
+            worst=_worst(result, part, value),
             record=record,
             commit=commit,
             created=created,
@@ -147,17 +147,44 @@ def _bits(result: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _worst(result: Result, value: float) -> Worst | None:
-    """The kept element with this error; the record keeps the worst of a result, not of every regime."""
+def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
+    """The kept element of a regime with its error; the record keeps the worst of a result, not of every regime."""
     for worst in result.worst:
+        if not _lies_in(worst, result, part):
+            continue
         error = worst.scaled_ulp if result.gate == "scaled" else worst.ulp
         size = math.nan if error is None else abs(value_of(error))
-        if size == value or (math.isnan(size) and math.isnan(value)):
+        # a NaN result makes the maximum NaN, and the error of its element is infinite
+        if size == value or not (math.isfinite(size) or math.isfinite(value)):
             return worst
         # the upper end of an interval lies a little above the error of the element itself
         if math.isfinite(size) and math.isfinite(value) and size > 0 and 0 <= value - size <= 1e-6 * size:
             return worst
     return None
+
+
+def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
+    """Whether an element belongs to a regime, as far as its inputs say."""
+    strange = not all(math.isfinite(_decimal(text)) for text in worst.inputs.values())
+    if part.name == NONFINITE:
+        return strange
+    if strange and any(other.name == NONFINITE for other in result.regimes):
+        return False
+    if part.operand not in worst.inputs:
+        return True
+    place = _decimal(worst.inputs[part.operand])
+    low = -math.inf if part.low is None else value_of(part.low)
+    high = math.inf if part.high is None else value_of(part.high)
+    slack = abs(place) / 256  # the record has the shortest decimal that names a bfloat16
+    return low - slack <= place < high + slack
+
+
+def _decimal(text: str) -> float:
+    """The number in `-4.34 (0xc08b)`; 0 where a record has no number, since that says nothing of a regime."""
+    try:
+        return float(text.partition(" ")[0])
+    except ValueError:
+        return 0.0
 
 
 def rank(basis: Basis) -> tuple[int, int]:

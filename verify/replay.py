@@ -21,7 +21,7 @@ from verify.measure import Measured, run_baseline, run_kernel
 from verify.record import LawRun, Number, Worst, value_of
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import evaluate
-from verify.ulp import bits_of, pattern_at, ulp_exponent
+from verify.ulp import bits_of, pattern_at
 
 if TYPE_CHECKING:
     from verify.laws.law import Law
@@ -149,11 +149,6 @@ def _judge(
     scaled = None
     if kernel.op.gate == "scaled":
         truth = evaluate(kernel.op, problem, {result: formats.named("float32")})[result]
-        scale = torch.maximum(truth.scale.reshape(-1)[index], truth.value.reshape(-1)[index].abs())
-        exponent = int(ulp_exponent(scale.reshape(1), fmt)[0])
-        try:
-            scaled = math.ldexp(judged.ulp, judged.exponent - exponent)
-        except OverflowError:
-            scaled = math.copysign(math.inf, judged.ulp)
+        scaled = judged.scaled(truth.scale_exponent(index, fmt))
     worst = describe(kernel.op, case, problem, result, got, index, judged, target, scaled=scaled)
     return worst, judged

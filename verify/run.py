@@ -180,12 +180,18 @@ def _measure_group(
         sample, room = 1, room_peer
     if group.exhaustive:
         room = room_peer = ESCALATION_LIMIT
+    refused: list[KernelError] = []
     for case in group.cases:
-        measured = run_kernel(kernel, case, backend.device)
-        for name in measured.missing:
-            note = f"no gradient {name}: autograd has no path to it"
-            if note not in notes:
-                notes.append(note)
+        try:
+            measured = run_kernel(kernel, case, backend.device)
+        except KernelError as error:
+            refused.append(error)
+            # a peer is shown for what it can do; of a judged kernel every case was promised
+            if not kernel.peer or len(refused) == len(group.cases):
+                raise
+            notes.append(f"{dtype} {list(case.dims)}: not measured: {error}")
+            continue
+        notes += [note for note in _missing(measured) if note not in notes]
         question = _question(kernel, case, measured, group, target, seed)
         _collect(question, measured.results, ours, keep=keep, sample=sample, room=room)
         if not kernel.peer:
@@ -197,6 +203,13 @@ def _measure_group(
         _result(kernel, name, dtype, item, theirs.get(name), group, seed, special.get(name, []))
         for name, item in ours.items()
     ]
+
+
+def _missing(measured: Measured) -> list[str]:
+    """Why gradients have no figures: a forgotten backward pass must not look like one that was left out on purpose."""
+    if measured.missing and not any(name.startswith("d") for name in measured.results):
+        return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
+    return [f"no gradient {name}: autograd has no path to it" for name in measured.missing]
 
 
 def _special(
@@ -338,7 +351,7 @@ def _result(
     if not judged <= limit:
         reason = over_the_limit(figures, judged, limit, gate)
     elif special.nonfinite:
-        reason = f"wrong at {special.nonfinite:,} infinite or NaN inputs, right at all others"
+        reason = only_at_special(special.nonfinite)
         worst = [entry for _, entry in [*item.special, *item.worst]]  # first what the reason speaks of
     exhaustive = group.exhaustive
     operand = deciding_operand(kernel.op)
@@ -401,6 +414,10 @@ def over_the_limit(figures: Figures, judged: float, limit: float, gate: str) -> 
     if proven is not None and not value_of(proven) > limit:
         return f"not proven within {limit:g} {unit}: up to {shown(judged)} cannot be excluded"
     return f"{shown(judged)} {unit}, the limit is {limit:g}"
+
+
+def only_at_special(count: int) -> str:
+    return f"wrong at {count:,} infinite or NaN input{'' if count == 1 else 's'}, right at all others"
 
 
 def judged_upper(figures: Figures, gate: str) -> float:

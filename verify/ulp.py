@@ -69,6 +69,11 @@ def bits_of(tensor: Tensor) -> Tensor:
     return raw if width == 64 else raw & ((1 << width) - 1)
 
 
+def usable_scale(scale: Tensor, value: Tensor) -> Tensor:
+    """What scaled errors are measured by. An unusable scale must not make one look small: the result is the least."""
+    return torch.where(torch.isfinite(scale), torch.maximum(scale, value.abs()), value.abs())
+
+
 def same_bits(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
     """Whether tensors are the same bit for bit, pair by pair. NaN equals itself, the two zeros differ.
 
@@ -77,9 +82,13 @@ def same_bits(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(left, right, strict=True)):
         return False
     if len(left) > 1 and all(a.is_cuda for a in left) and sum(a.numel() * a.element_size() for a in left) <= _JOINED:
-        joined = [torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in side]) for side in (left, right)]
-        return torch.equal(*joined)
+        return torch.equal(_joined(left), _joined(right))
     return all(torch.equal(_raw(a), _raw(b)) for a, b in zip(left, right, strict=True))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of all tensors, in their order: for sides of equal shapes and dtypes as good as each pair."""
+    return torch.cat([_raw(tensor).reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def _raw(tensor: Tensor) -> Tensor:
@@ -236,13 +245,14 @@ def errors(
     relative_width: Tensor | None = None
     scale_exponent: Tensor | None = None
     if scale is not None:
-        # an unusable scale must not make an error look small: the result itself is the strictest one
-        usable = torch.isfinite(scale.reshape(-1))
-        scale = torch.where(usable, torch.maximum(scale.reshape(-1), value.abs()), value.abs())
-        scale_exponent = ulp_exponent(scale, fmt)
+        scale_exponent = ulp_exponent(usable_scale(scale.reshape(-1), value), fmt)
         relative = scaled_by(signed, exponent - scale_exponent)
+        # an error may have more ulps of a tiny truth than a float64 can count, and few of the scale
+        countless = torch.isinf(signed) & torch.isfinite(actual) & torch.isfinite(value)
+        relative = torch.where(countless, scaled_by(actual - value, -scale_exponent), relative)
         relative_width = scaled_by(bound, -scale_exponent)
-        relative_width = torch.where(torch.isinf(signed) | settled | certain, zero, relative_width)
+        known = (torch.isinf(signed) & ~countless) | settled | certain
+        relative_width = torch.where(known, zero, relative_width)
     return Errors(
         ulp=signed,
         width=width,

@@ -237,6 +237,18 @@ def test_bad_usage_is_exit_2_and_states_the_rule(ran, arguments: tuple[str, ...]
     assert "Traceback" not in done.stderr
 
 
+def test_a_wrong_command_is_answered_once_and_never_with_itself(ran) -> None:
+    done = verify("run", "nowhere.py", "--backend", "interpreter", cwd=ran[2])
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("nowhere.py") == 1
+    assert (done.stdout + done.stderr).count("next: ") == 1
+
+
+def test_one_kernel_is_listed_as_one(ran) -> None:
+    done = verify("list", "accuracy.py::good", cwd=ran[2])
+    assert done.stdout.endswith("1 kernel. Next: verify run accuracy.py::good\n")
+
+
 def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
     folder = ran[2]
     (folder / "hang.py").write_text(

@@ -84,10 +84,10 @@ def test_every_number_of_the_best_stretches_is_tried(backend: Backend) -> None:
     assert largest(found) > 1e6
 
 
-def verify_kernel(name: str):  # type: ignore[no-untyped-def]
+def verify_kernel(name: str, *, op: str = "silu", **more: object):  # type: ignore[no-untyped-def]
     import verify
 
-    return verify.kernel(op="silu", dtypes=["float32"], gradients=False, name=name)
+    return verify.kernel(op=op, dtypes=["float32"], gradients=False, name=name, **more)
 
 
 # -- rows and dot products -----------------------------------------------------------------------------
@@ -98,6 +98,18 @@ def test_rows_that_cancel_are_found(backend: Backend) -> None:
     control = hunted(backend, "one_pass", 1 << 11, largest=100.0, population=64, width=32, strategy="random")
     assert largest(found) > 10 * largest(control) > 0
     assert found.finds[0].case.dims == (1, 32)
+
+
+def test_the_reference_is_right_on_rows_that_a_search_makes_cancel(backend: Backend) -> None:
+    """Large elements that cancel hide the mean from 100 bits: the search goes there, and the certificate must hold."""
+
+    @verify_kernel("in_float64", op="layer_norm", operands=["x"])
+    def in_float64(x: torch.Tensor, *, eps: float) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x.double(), x.shape[-1:], eps=eps).to(x.dtype)
+
+    settings = Settings(evaluations=1 << 11, width=8)
+    found = hunt(in_float64, "k.py::in_float64", backend, "float32", "y", settings, population=128)
+    assert largest(found) > 1e6, "float64 keeps less of such rows than the reference"
 
 
 def test_dot_products_are_crossed_and_found(backend: Backend) -> None:

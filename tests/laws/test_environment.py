@@ -9,10 +9,13 @@ import pytest
 import torch
 
 import verify
-from tests.laws.silu import silu_in_an_operator
+from tests.laws.silu import silu, silu_in_an_operator
 from tests.laws.trial import breaks, holds, skips
 from verify import backends
+from verify.cases import Case
 from verify.declaration import Kernel
+from verify.laws import registry
+from verify.laws.law import Subject
 
 DTYPES = ["float32", "float64"]
 
@@ -136,6 +139,16 @@ def test_nor_on_one_beside_operands_that_have_memory(launch: Callable[..., None]
 
 def test_a_traceable_kernel_compiles_to_the_same_bits() -> None:
     holds("compiled", silu_kernel(lambda x: silu_in_an_operator(x, ""), gradients=False))
+
+
+def test_a_triton_kernel_outside_of_an_operator_compiles_too() -> None:
+    holds("compiled", silu_kernel(lambda x: silu(x, "")))
+
+
+def test_a_case_that_spells_out_its_elements_is_tried_in_a_larger_shape_too() -> None:
+    case = Case(dtype="float32", dims=(1,), fill="ones", values={"x": "bf298000"})
+    kernel = silu_kernel(lambda x: silu_in_an_operator(x, ""), gradients=False)
+    registry.get("compiled").check(Subject(kernel, "float32", backends.select(), None), case)
 
 
 def test_a_kernel_that_behaves_differently_when_compiled_is_found() -> None:

@@ -91,6 +91,11 @@ _HAND_TUNED: set[tuple[str | None, int]] = set()
 
 
 def _launch(x: Tensor, upstream: Tensor, *, gradient: bool, bug: str | None, tuned: str) -> Tensor:
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        return _launch_there(x, upstream, gradient=gradient, bug=bug, tuned=tuned)
+
+
+def _launch_there(x: Tensor, upstream: Tensor, *, gradient: bool, bug: str | None, tuned: str) -> Tensor:
     x, upstream = x.contiguous(), upstream.contiguous()  # on purpose: the kernels know adjacent elements only
     n = x.numel()
     if bug == "elements counted over three dimensions":

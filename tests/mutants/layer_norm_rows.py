@@ -131,9 +131,10 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, bug: str | 
         block = triton.next_power_of_2(width)
         if bug == "block too small" and block >= 256:
             block //= 2
-        _forward_kernel[(triton.cdiv(count, ROWS),)](
-            x, weight, bias, y, mean, rstd, count, width, eps, ROWS=ROWS, BLOCK=block, BUG=bug or ""
-        )
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward_kernel[(triton.cdiv(count, ROWS),)](
+                x, weight, bias, y, mean, rstd, count, width, eps, ROWS=ROWS, BLOCK=block, BUG=bug or ""
+            )
     return y, (x, weight, mean, rstd)
 
 
@@ -152,20 +153,21 @@ def _backward(saved: tuple[Tensor, ...], dy: Tensor, *, bug: str | None) -> Any:
             dx.zero_()
             partial_sums.zero_()
             programs = max(count // ROWS, 1)
-        _backward_kernel[(programs,)](
-            x,
-            weight,
-            dy,
-            mean,
-            rstd,
-            dx,
-            partial_sums,
-            count,
-            width,
-            ROWS=ROWS,
-            BLOCK=triton.next_power_of_2(width),
-            BUG=bug or "",
-        )
+        with torch.cuda.device_of(x):
+            _backward_kernel[(programs,)](
+                x,
+                weight,
+                dy,
+                mean,
+                rstd,
+                dx,
+                partial_sums,
+                count,
+                width,
+                ROWS=ROWS,
+                BLOCK=triton.next_power_of_2(width),
+                BUG=bug or "",
+            )
     if bug == "partial sums not zeroed" and programs:
         partial_sums = torch.cat([partial_sums, torch.empty_like(partial_sums[:1])])
     dweight, dbias = partial_sums.sum(0).to(weight.dtype)

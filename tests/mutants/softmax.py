@@ -88,7 +88,8 @@ def _forward(x: Tensor, *, bug: str | None) -> Any:
         x.amax(-1)
     if rows:
         block = triton.next_power_of_2(width)
-        _forward_kernel[(triton.cdiv(rows, ROWS),)](x, y, wide, rows, width, ROWS=ROWS, BLOCK=block, BUG=bug or "")
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward_kernel[(triton.cdiv(rows, ROWS),)](x, y, wide, rows, width, ROWS=ROWS, BLOCK=block, BUG=bug or "")
     if bug == "softmax saved in the input's dtype":
         wide = y.to(torch.float64)
     return y, (wide,)
@@ -102,7 +103,9 @@ def _backward(saved: tuple[Tensor, ...], dy: Tensor, *, bug: str | None) -> Tens
     dx = torch.empty_like(dy)
     if rows:
         block = triton.next_power_of_2(width)
-        _backward_kernel[(triton.cdiv(rows, ROWS),)](wide, dy, dx, rows, width, ROWS=ROWS, BLOCK=block, BUG=bug or "")
+        grid = (triton.cdiv(rows, ROWS),)
+        with torch.cuda.device_of(dy):
+            _backward_kernel[grid](wide, dy, dx, rows, width, ROWS=ROWS, BLOCK=block, BUG=bug or "")
     return dx
 
 

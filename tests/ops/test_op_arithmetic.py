@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 
-from verify.ops.compensated import add, divide, tree_sum, two_sum
+from verify.ops.compensated import add, deviations, divide, tree_sum, two_sum
 from verify.ops.dyadic import add_rows, at_exponent, dot, dyadic, dyadics, multiply_rows
 from verify.ops.elements import mpf_to_arb, pick, to_arb
 from verify.ops.numeric import derivative_at, limit_at, value_at
@@ -75,6 +76,36 @@ def test_tree_sum_keeps_a_hundred_bits(count: int, dim: int) -> None:
     mean = divide((high, low), count)
     error = abs(Fraction(mean[0].item()) + Fraction(mean[1].item()) - exact / count)
     assert error <= exact / count * Fraction(1, 2**100)
+
+
+@pytest.mark.parametrize("spread", [20, 140, 300])
+@pytest.mark.parametrize("terms", [1, 3])
+def test_deviations_are_right_however_much_cancels(terms: int, spread: int) -> None:
+    """Pairs that cancel but for a little, on every scale; the mean by double-doubles is noise there."""
+    draw = random.Random(spread)
+
+    def number() -> float:
+        return draw.choice((-1, 1)) * draw.uniform(1, 2) * 2.0 ** draw.randint(-spread, spread)
+
+    for width in (1, 2, 5, 64, 301):
+        half = [number() for _ in range(width // 2)]
+        rows = [[*half, *(-each for each in half), *([number()] * (width % 2))], [number()] * width, [0.0] * width]
+        for row in rows:
+            draw.shuffle(row)
+        parts = [torch.tensor(rows, dtype=torch.float64)]
+        while len(parts) < terms:  # each takes the others away, and leaves something smaller
+            parts.append(-sum(parts) + torch.tensor(number() * 2.0**-spread, dtype=torch.float64))
+        found = deviations(parts).tolist()
+        for line, got in enumerate(found):
+            sums = [
+                sum(map(Fraction, column), Fraction(0))
+                for column in zip(*(part[line].tolist() for part in parts), strict=True)
+            ]
+            mean = sum(sums, Fraction(0)) / width
+            for one, value in zip(got, sums, strict=True):
+                assert abs(Fraction(one) - (value - mean)) <= abs(value - mean) * 4 / 2**53, (width, line)
+    smallest = 2.0**-1074
+    assert deviations([torch.tensor([2 * smallest, 0.0], dtype=torch.float64)]).tolist() == [smallest, -smallest]
 
 
 def test_tree_sum_without_a_limit_is_the_plain_sum() -> None:

@@ -22,7 +22,7 @@ NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_n
 OPS = (*NORMS, "softmax")
 RECIPES = (
     *("randn", "mean 1e3", "mean 1e4", "near constant", "constant", "outlier", "tiny", "huge"),
-    *("largest", "wide range", "subnormal", "cancelling"),
+    *("largest", "wide range", "subnormal", "cancelling", "pairs"),
 )
 PREC = 160
 
@@ -33,6 +33,12 @@ def rows(recipe: str, shape: tuple[int, ...], seed: int) -> Tensor:
     if recipe == "outlier":
         x[..., 0] = 1e4
     exponents = torch.randint(-60, 60, shape, generator=generator).double()
+    # equal and opposite but for a few, of all magnitudes: the mean is far below what double-doubles keep of the largest
+    half, width = shape[-1] // 2, shape[-1]
+    pairs = x * torch.exp2(2 * exponents)
+    pairs[..., half : 2 * half] = -pairs[..., :half]
+    pairs = pairs[..., torch.randperm(width, generator=generator)]
+    pairs[..., 0] *= 2.0**-60
     return {
         "mean 1e3": x + 1e3,
         "mean 1e4": x + 1e4,
@@ -43,6 +49,7 @@ def rows(recipe: str, shape: tuple[int, ...], seed: int) -> Tensor:
         "largest": x * 5e37,
         "wide range": x * torch.exp2(exponents),
         "subnormal": x * 1e-42,
+        "pairs": pairs,
         "cancelling": x * (1e30 if seed % 2 else -1e30),
     }.get(recipe, x)
 
@@ -190,7 +197,20 @@ def test_the_sum_is_exact_and_y_belongs_to_the_unrounded_sum() -> None:
     expected = half / math.sqrt(half * half + 1e-5)
     got = op.fast(problem)["y"].value[0].tolist()
     assert got == pytest.approx([-expected, expected], rel=1e-14)
-    assert float(op.points(problem, "y", [1])[0].mp(100)) == pytest.approx(expected, rel=1e-15)
+    assert float(op.points(problem, "y", [1])[0].mp(100)) == pytest.approx(expected, rel=1e-15, abs=0)
+
+
+def test_a_mean_that_large_elements_hide_counts_beside_small_ones() -> None:
+    """2^100 and 2^40 cancel, 2^-40 is left: the mean is 2^-43, the root of the variance 2^99. Hunts find such rows."""
+    op = get("layer_norm")
+    x = torch.tensor([[2.0**100, -(2.0**40), -(2.0**100), 0.0, 2.0**40, 0.0, 2.0**-40, 0.0]])
+    inputs = {"x": torch.cat([x, torch.arange(16.0).view(2, 8)]), "weight": torch.ones(8), "bias": torch.zeros(8)}
+    problem = Problem(inputs, op.resolve({}), {"y": torch.tensor([[1.0], [0.0], [0.0]]).expand(3, 8)}, ("y", "dweight"))
+    fast = op.fast(problem)
+    expected = [-(2.0**-142), -(2.0**-142), 7 * 2.0**-142, -(2.0**-142)]
+    for found in (fast["y"].value[0], fast["dweight"].value):
+        assert [found[column].item() for column in (3, 5, 6, 7)] == pytest.approx(expected, rel=1e-15, abs=0)
+    assert op.points(problem, "y", [3])[0].mp(100) == pytest.approx(-(2.0**-142), rel=1e-15, abs=0)
 
 
 def test_rms_norm_by_hand() -> None:

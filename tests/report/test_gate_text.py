@@ -217,3 +217,28 @@ def test_many_keys_of_one_reason_are_one_line() -> None:
     assert page.lines[1].text == spent
     few = judge([run(kernel(result(0.5, low=0.5)))], book(bound(1.0, arch="sm_80")))
     assert "<code>low</code> |  | 0.5 |" in gate_markdown.render(few)  # a few have a row each
+
+
+def test_a_proposal_names_every_key_that_it_leaves() -> None:
+    parts = dict.fromkeys(("saturated", "vanishing", "around zero"), nan)
+    found = ratchet.propose([run(kernel(result(**parts)), arch="sm_90")], book())
+    text = bounds_text.proposal(found, width=200, color=False, written=[])
+    [told] = [line for line in text.splitlines() if "left as it is" in line]
+    assert "gelu 3 results (sm_90): nonfinite" in told
+    assert all(f"gelu/y/bfloat16/{name}" in text for name in parts)
+
+
+def test_a_bound_is_never_shown_below_what_was_measured() -> None:
+    found = ratchet.propose([run(kernel(result(2.1331, output="dw")))], book())
+    text = bounds_text.proposal(found, width=120, color=False, written=[])
+    [line] = [line for line in text.splitlines() if "  dw  " in line]
+    assert line.split()[4:6] == ["2.134", "2.134"]
+
+
+def test_a_truth_that_no_format_holds_is_shortened_in_the_verdict_of_the_gate() -> None:
+    tiny = result(0.9)
+    [worst] = tiny.worst
+    tiny = msgspec.structs.replace(tiny, worst=[msgspec.structs.replace(worst, truth="-7.433123e-" + 77 * "2")])
+    found = judge([run(kernel(tiny))], book(bound(0.5)))
+    assert "    truth     -7.433…·10^(-2.2e76)\n" in gate_text.render(found, width=120, color=False)
+    assert "22222222" not in gate_markdown.render(found)

@@ -15,7 +15,7 @@ BROKEN = LawRun(
     status="broken",
     cases=7,
     message="results depend on the layout of the operands, not only on their values",
-    facts={"layouts": "x transposed", "at": "y [1, 1] of shape [2, 2]", "got": "<b>1.0</b> (0x3f80)"},
+    facts={"layouts": "x transposed", "at": "y [1, 1] of shape [2, 2]", "returned": "<b>1.0</b> (0x3f80)"},
     case='{"dtype":"bfloat16"}',
     replay="verify replay a.py::k '{\"dtype\":\"bfloat16\"}' --law 'layout independence'",
 )
@@ -85,3 +85,9 @@ def test_a_law_skipped_in_some_dtypes_names_them() -> None:
     assert verdict.skipped_laws([*both, msgspec.structs.replace(KEPT, dtype="float64")]) == [
         ("needs a CUDA device", "CUDA graph (bfloat16, float32)")
     ]
+
+
+def test_the_name_of_a_fact_is_whole(run: Run) -> None:
+    text = terminal.render(run, width=80, color=False)
+    assert "    returned  <b>1.0</b> (0x3f80)\n" in text
+    assert "    why      results depend" in text

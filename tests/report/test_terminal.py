@@ -141,6 +141,11 @@ def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None
         assert text.endswith(f"\nnext: {verdict.next_command(run)}\n")
 
 
+def test_notes_of_judged_kernels_are_shown() -> None:
+    text = terminal.render(sample(), width=120, color=False)
+    assert "○ notes\n    gelu_erf: subnormal outputs are kept: no flush to zero was seen\n" in text
+
+
 def test_failed_kernels_show_message_and_hint() -> None:
     text = terminal.render(sample(), width=120, color=False)
     assert (

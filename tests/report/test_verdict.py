@@ -122,6 +122,7 @@ def test_the_next_command() -> None:
     assert verdict.next_command(make(hung)) == "verify run accuracy.py::geglu_slow"
     assert verdict.next_command(incomplete()) == "verify run accuracy.py --profile default"
     assert verdict.next_command(empty()) == "verify list"
+    assert verdict.next_command(passing()) == f"{passing().command} --json run.json --html report.html"
     assert verdict.next_command(passing(), record="a b.json") == ("verify report 'a b.json' --html report.html")
 
 

@@ -154,3 +154,9 @@ def test_settings_are_flattened() -> None:
 def test_durations() -> None:
     texts = [words.seconds(value) for value in (0.307, 12.44, 59.99, 60.0, 212.7)]
     assert texts == ["0.31 s", "12.4 s", "60.0 s", "1 min 0 s", "3 min 32 s"]
+
+
+def test_an_exponent_that_no_format_holds_is_shortened() -> None:
+    assert words.truth("-7.43312345e-" + "22" + 75 * "1") == "-7.433…·10^(-2.2e76)"
+    assert words.truth("2.5e+" + 20 * "3") == "2.5…·10^(3.3e19)"
+    assert words.truth("-3.04e-5") == "-3.04e-5"

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -104,6 +105,24 @@ def uninstall() -> None:
     if _active is not None:
         _active.restore()
         _active = None
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """While open, `torch.compile` runs what the interpreter launches, instead of tracing the interpreter's numpy code.
+
+    Not for good: `torch.compiler.disable` imports the compiler, which takes seconds.
+    """
+    import torch
+    from triton.runtime.interpreter import GridExecutor
+
+    patches = _Patches()
+    call = torch.compiler.disable(GridExecutor.__call__)  # type: ignore[no-untyped-call]
+    patches.set(GridExecutor, "__call__", call)
+    try:
+        yield
+    finally:
+        patches.restore()
 
 
 # -- compatibility --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from verify.cli import replay, screen
+from verify.figure import signed
 
 _KINDS = {
     "cast": "rounding of the inputs",
@@ -114,7 +115,7 @@ def _lost(bits: Any) -> str:
 
 
 def _figure(value: Any) -> str:
-    return f"{float(value):+.4g}"
+    return signed(float(value))
 
 
 def _plain(value: Any) -> str:

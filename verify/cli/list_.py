@@ -33,6 +33,7 @@ def _kernels(options: argparse.Namespace) -> int:
     from verify import config
     from verify.errors import UsageError
     from verify.isolate import Worker
+    from verify.report.words import plural
     from verify.session import describe_target
 
     targets = options.targets
@@ -64,7 +65,8 @@ def _kernels(options: argparse.Namespace) -> int:
             peer = "  (peer: measured, not judged)" if item["peer"] else ""
             print(screen.plain(f"{item['target']}  {item['op']}({params}){peer}"))
             print(screen.plain(f"    {item['promise']}"))
-        print(f"{len(found)} kernels. Next: verify run {screen.plain(found[0]['target']) if found else 'FILE.py'}")
+        following = screen.plain(found[0]["target"]) if found else "FILE.py"
+        print(f"{plural(len(found), 'kernel')}. Next: verify run {following}")
     for failure in failed:
         print(f"verify: {failure}", file=sys.stderr)
     return 2 if failed else 0

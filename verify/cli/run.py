@@ -85,7 +85,8 @@ def main(options: argparse.Namespace) -> int:
     with spread.cluster(options, targets, options.backend) as session.cluster:
         result = run(targets, session, command_line(_arguments(options)))
     progress.clear()
-    sinks.deliver(result, options)
+    # where nothing was measured, what is wrong with the command is all there is to say
+    sinks.deliver(result, options, (lambda: "") if session.usage and not result.kernels else None)
     for line in session.usage:
         print(f"verify: {line}", file=sys.stderr)
     if result.verdict == "fail":

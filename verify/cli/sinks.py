@@ -22,8 +22,9 @@ def deliver(result: Run, options: argparse.Namespace, show: Callable[[], str] | 
     from verify.record import encode, save, write_atomically
 
     markdown_path = getattr(options, "markdown", None)
-    if options.json and options.json != "-":
-        save(result, options.json)
+    record = options.json if options.json and options.json != "-" else ""
+    if record:
+        save(result, record)
     if options.html:
         from verify.report import html
 
@@ -31,11 +32,11 @@ def deliver(result: Run, options: argparse.Namespace, show: Callable[[], str] | 
     if markdown_path:
         from verify.report import markdown
 
-        write_atomically(markdown_path, markdown.render(result).encode())
+        write_atomically(markdown_path, markdown.render(result, record=record).encode())
     if options.json == "-":
         sys.stdout.write(encode(result).decode())
         return
-    sys.stdout.write(show() if show else _table(result, options.json or "run.json"))
+    sys.stdout.write(show() if show else _table(result, record))
     for label, path in (("record", options.json), ("report", markdown_path), ("report", options.html)):
         if path:
             print(f"{label}: {Path(path).resolve()}")

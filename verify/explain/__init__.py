@@ -30,6 +30,7 @@ from verify.declaration import Kernel
 from verify.errors import KernelError, UsageError
 from verify.explain import elementwise, rows
 from verify.explain.steps import BITS, Budget, Model, Share, budget, trace
+from verify.figure import signed
 from verify.formats import Format, power_of_two
 from verify.measure import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem
@@ -462,11 +463,11 @@ def _cause(stages: list[Stage], formula: float, total: float) -> str:
     place = max(range(len(stages)), key=lambda at: abs(value_of(stages[at].effect)))
     stage, effect = stages[place], value_of(stages[place].effect)
     if abs(formula) > abs(effect):
-        return f"the formula itself: with every step exact it is {formula:+.4g} ULP off"
+        return f"the formula itself: with every step exact it is {signed(formula)} ULP off"
     if stage.kind == "output":
-        return f"rounding the result: {effect:+.4g} of {total:+.4g} ULP"
+        return f"rounding the result: {signed(effect)} of {signed(total)} ULP"
     off = "" if stage.off is None else f", {abs(value_of(stage.off)):.3g} ulp off,"
-    text = f"{stage.text}{off} moves the result by {effect:+.4g} of {total:+.4g} ULP"
+    text = f"{stage.text}{off} moves the result by {signed(effect)} of {signed(total)} ULP"
     later = [item for item in stages[place:] if item.lost_bits is not None and value_of(item.lost_bits) >= _CANCELS]
     if later:
         worst = max(later, key=lambda item: value_of(item.lost_bits or 0.0))

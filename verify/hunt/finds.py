@@ -24,7 +24,7 @@ from verify.ops.op import Problem
 from verify.record import Worst
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import Truth, evaluate
-from verify.ulp import from_bits, ulp_exponent
+from verify.ulp import from_bits
 
 _SAME = 1.0 - 1e-6  # a repeated error may differ from the searched one by the width of the fast truth
 
@@ -116,18 +116,7 @@ def _find(
     *,
     alone: bool,
 ) -> Find:
-    scaled = _scaled(truth, index, judged, space) if space.kernel.op.gate == "scaled" else None
+    scaled = judged.scaled(truth.scale_exponent(index, space.fmt)) if space.kernel.op.gate == "scaled" else None
     worst = describe(space.kernel.op, case, problem, space.result, got, index, judged, target, scaled=scaled)
     error = abs(judged.ulp if scaled is None else scaled)
     return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)
-
-
-def _scaled(truth: Truth, index: int, judged: Judged, space: Space) -> float:
-    """The exact error in units of ulp(scale)."""
-    size, scale = truth.value.reshape(-1)[index].abs(), truth.scale.reshape(-1)[index]
-    scale = torch.maximum(scale, size) if bool(torch.isfinite(scale)) else size
-    exponent = int(ulp_exponent(scale.reshape(1), space.fmt)[0])
-    try:
-        return math.ldexp(judged.ulp, judged.exponent - exponent)
-    except OverflowError:
-        return math.copysign(math.inf, judged.ulp)

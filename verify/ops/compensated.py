@@ -1,11 +1,15 @@
 """Double-double sums on tensors: error-free transformations, so that a row's mean keeps 100 bits.
 
 A double-double is an unevaluated pair (high, low) of float64 tensors. Sums run as a binary tree
-over one dimension, vectorised over the others, on the tensor's own device."""
+over one dimension, vectorised over the others, on the tensor's own device.
+
+100 bits are not enough where the elements of a row cancel to less than that of the largest: `deviations` adds integers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,7 @@ from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
 _FEW = 1 << 12  # elements up to which calling torch takes a CPU longer than adding them
+_LOST = 2.0**-960  # where `deviations` asks for no further digit
 
 
 def two_sum(a: Tensor, b: Tensor) -> Pair:
@@ -77,3 +82,32 @@ def divide(a: Pair, divisor: int) -> Pair:
     remainder = (a[0] - head * divisor) - (quotient - head) * divisor
     rest = (remainder + a[1]) / divisor
     return quotient, torch.where(torch.isfinite(rest), rest, 0.0)
+
+
+def deviations(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of finite tensors, less its mean over the last dimension: off by a few roundings, whatever cancels.
+
+    Numbers are cut into digits so short that float64 adds those of a row exactly. What is below 2^-960 of the largest
+    number of its row may be left out: float64 inputs alone reach that far.
+    """
+    width = parts[0].shape[-1]
+    bits = 50 - (len(parts) * width).bit_length()
+    largest = torch.stack([part.abs().amax(-1, keepdim=True) for part in parts]).amax(0)
+    exponent = torch.frexp(largest).exponent.clamp_min(-1000)  # of subnormals: 2^1074 is no float64
+    rest = [torch.ldexp(part, -exponent) for part in parts]
+    digits: list[Tensor] = []
+    unit = 1.0
+    while unit > _LOST and any(bool(part.any()) for part in rest):
+        unit = math.ldexp(unit, -bits)
+        cut = [(part / unit).round() for part in rest]
+        rest = [part - digit * unit for part, digit in zip(rest, cut, strict=True)]
+        digit = torch.stack(cut).sum(0)
+        digits.append(width * digit - digit.sum(-1, keepdim=True))
+    # From the lowest digit up, each brought below half its base: the first one that is not zero then decides.
+    base = 2.0**bits
+    value = carry = torch.zeros_like(parts[0])
+    for digit in reversed(digits):
+        digit = digit + carry
+        carry = (digit / base).round()
+        value = (value + (digit - carry * base)) / base
+    return torch.ldexp((value + carry) / width, exponent)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.ops.compensated import Pair, add, divide, tree_sum
+from verify.ops.compensated import Pair, add, deviations, divide, tree_sum
 from verify.ops.normalize_exact import Normalization, column_point, element_point
 from verify.ops.op import Fast, Op, Operand, Point, Problem
 from verify.ops.rowwise import Rows, rowwise
@@ -30,6 +30,9 @@ from verify.ops.rowwise import Rows, rowwise
 # Rows are scaled by a power of two into this range of exponents of their largest element, so that
 # squares neither overflow nor, as far as eps matters, vanish.
 _LOWEST, _HIGHEST = -400, 1000
+# Elements that are nearer to their row's mean than that, relative to the row's largest, are not left to a mean of 100
+# bits: where large elements cancel, nothing of it need be right.
+_CLOSE = 2.0**-40
 
 
 def _mean(values: Tensor, dim: int = -1) -> Tensor:
@@ -70,6 +73,12 @@ class _Row:
             mean = divide(tree_sum((high, low), -1), high.shape[-1])
             high, low = add((high, low), (-mean[0], -mean[1]))
         centred = high + low
+        if centre:
+            close = centred.abs() < _CLOSE * factor * largest
+            rows = close.any(-1)
+            if bool(rows.any()):
+                again = deviations([part.expand_as(centred)[rows] for part in parts]) * factor[rows]
+                centred[rows] = torch.where(close[rows], again, centred[rows])
         eps = float(problem.params["eps"]) * factor * factor
         rstd = 1.0 / torch.sqrt(_mean(centred * centred) + eps)
         lost = ~torch.isfinite(largest)

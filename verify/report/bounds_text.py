@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verify.bounds import Bound
+from verify.figure import shown
+from verify.gate import MEANING, Row, Status
 from verify.ratchet import Change, Proposal, explained, needs_approval
-from verify.record import number
-from verify.report import gate_text, words
+from verify.report import words
 from verify.report.page import Cell, Page
 from verify.report.signs import Signs
 
 MOST_ROWS = 60
+MOST_KEYS = 60  # of one kernel, named in one paragraph
 STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
@@ -39,25 +41,35 @@ def proposal(
     """What was proposed, what could not be, and the next command."""
     page, signs = Page(width=width, color=color), Signs.choose(glyphs)
     changes(page, found.changes, signs)
-    for arch, kernel, reason, rows in gate_text.groups(found.left):
+    for (arch, kernel, status), rows in _left(found).items():
         page.blank()
-        status = rows[0].status
         wrong = status in ("breached", "nonfinite", "crashed")
         sign = signs.status["wrong" if wrong else "skipped"]
         what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
+        reasons = {row.reason for row in rows}
+        reason = rows[0].reason if len(reasons) == 1 else MEANING[status]
         page.line(
             Cell(f"{sign} left as it is  ", "bold red" if wrong else "yellow"),
             Cell(kernel, "bold"),
             f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
         )
-        if status == "breached":
-            for row in rows[: gate_text.MOST_LINES]:
-                page.line(str(row.key), indent=4)
+        keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed before it had any is one row
+        more = [f"{signs.ellipsis} {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
+        if keys:
+            page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
     page.blank()
     page.line(Cell(f"{signs.status['ok']} ", "green"), summary(found.changes, written, dry))
     breached = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
     page.command("next: verify gate RUN.json" if breached or not written else "next: verify bounds review")
     return page.text()
+
+
+def _left(found: Proposal) -> dict[tuple[str, str, Status], list[Row]]:
+    """What was left, by machine, kernel and status: one paragraph each."""
+    groups: dict[tuple[str, str, Status], list[Row]] = {}
+    for row in found.left:
+        groups.setdefault((row.key.arch, row.key.kernel, row.status), []).append(row)
+    return groups
 
 
 def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
@@ -108,16 +120,16 @@ def review_sentence(found: Sequence[Change], base: str) -> str:
 
 
 def _cells(change: Change, signs: Signs) -> list[Cell]:
-    key, shown = change.key, change.new or change.old
-    assert shown is not None
+    key, bound = change.key, change.new or change.old
+    assert bound is not None
     return [
         Cell(key.output),
         Cell(key.dtype),
         Cell(key.regime),
         Cell(value(change.old)),
         Cell(value(change.new)),
-        Cell(words.ulp(number(shown.evidence.measured))),
-        Cell(words.basis_short(shown.basis)),
+        Cell(shown(bound.evidence.measured)),
+        Cell(words.basis_short(bound.basis)),
         Cell(f"{signs.status[SIGN[change.kind]]} {change.kind}", STYLE[change.kind]),
     ]
 
@@ -137,7 +149,7 @@ def _loosened(page: Page, change: Change, signs: Signs) -> None:
     )
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")
     page.field("reason", bound.reason if explained(change) else "none: the value was changed by hand")
-    page.field("measured", f"{words.ulp(number(bound.evidence.measured))} ULP, {words.basis(bound.basis)}")
+    page.field("measured", f"{shown(bound.evidence.measured)} ULP, {words.basis(bound.basis)}")
     if bound.evidence.worst:
         page.field("input", bound.evidence.worst)
     page.field("evidence", f"record {bound.evidence.record}, commit {bound.evidence.commit}, {bound.evidence.date}")

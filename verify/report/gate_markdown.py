@@ -110,7 +110,7 @@ def _detail(row: Row) -> str:
         facts += [
             ("input", code(inputs(reading.worst))),
             ("got", f"{code(reading.worst.got)} ({code(reading.worst.got_hex)})"),
-            ("truth", code(reading.worst.truth)),
+            ("truth", code(words.truth(reading.worst.truth))),
         ]
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
     replay = f"\n{fenced(reading.worst.replay)}" if reading.worst is not None else ""

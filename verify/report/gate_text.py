@@ -224,7 +224,7 @@ def _block(page: Page, row: Row, signs: Signs, records: Sequence[str]) -> None:
     if reading.worst is not None:
         page.field("input", inputs(reading.worst))
         page.field("got", f"{reading.worst.got} ({reading.worst.got_hex})")
-        page.field("truth", reading.worst.truth)
+        page.field("truth", words.truth(reading.worst.truth))
         page.field("replay", "")
         page.command(reading.worst.replay, indent=4)
     if row.status == "breached":

@@ -20,7 +20,7 @@ MOST_LINES = 12
 MOST_ROWS = 60  # of results in order, and of peers
 
 
-def render(run: Run, *, limit: int = 60_000, record: str = "run.json") -> str:
+def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     """The whole comment, at most `limit` characters; `record` is the path for the next command."""
     sign = {"pass": "✓", "fail": "✗", "incomplete": "○"}[run.verdict]
     budget = Budget(limit)

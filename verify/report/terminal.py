@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MARGIN = 4  # of the details below a heading
+NAME, MOST_NAME = 7, 20  # columns for the name of a field
 MOST_BLOCKS = 12  # wrong results told in full
-MOST_REASONS = 16  # why laws were not tried
+MOST_REASONS = 16  # why laws were not tried, and notes
 MOST_LINES = 12  # of a message, which may be a whole traceback; the record has the rest
 
 
-def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: str = "run.json") -> str:
+def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: str = "") -> str:
     """The whole report as text, ending in a newline.
 
     No line is longer than `width` except commands, which stay whole so that they can be copied.
-    `record` is the path of the saved record, for the next command.
+    `record` is the path of the saved record, for the next command; empty when it was not saved.
     """
     from rich.console import Console
 
@@ -54,7 +55,8 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
     if len(wrong) > MOST_BLOCKS:
         console.print()
         rest = words.plural(len(wrong) - MOST_BLOCKS, "more wrong result")
-        _indented(console, f"{signs.ellipsis} {rest}; `verify report {record} --html PATH` shows all")
+        how = f"`verify report {record} --html PATH`" if record else "--html PATH"
+        _indented(console, f"{signs.ellipsis} {rest}; {how} shows all")
     broken = verdict.broken_laws(run)
     for owner, law in broken[:MOST_BLOCKS]:
         _law(console, owner, law, signs)
@@ -65,6 +67,7 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
     for kernel in verdict.failures(run):
         _failure(console, kernel, signs)
     _not_measured(console, run, signs)
+    _notes(console, run, signs)
     _untried_laws(console, run, signs)
     _closing(console, run, signs, record)
     stream = console.file
@@ -102,8 +105,10 @@ def _wrong(console: Console, kernel: KernelRun, result: Result, signs: Signs) ->
 def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
     _heading(console, "wrong", verdict.law_title(kernel, law), "law broken", signs)
     _field(console, "why", words.clean(law.message))
-    for name, value in law.facts.items():
-        _field(console, words.clean(name), words.clean(value))
+    facts = {words.clean(name): words.clean(value) for name, value in law.facts.items()}
+    width = min(max(map(len, facts), default=0), MOST_NAME)
+    for name, value in facts.items():
+        _field(console, name, value, width=max(width, NAME))
     _field(console, "replay", "")
     _command(console, " " * MARGIN + words.clean(law.replay))
 
@@ -136,6 +141,19 @@ def _not_measured(console: Console, run: Run, signs: Signs) -> None:
     for kernel in run.kernels:
         if kernel.status == "skipped" and kernel.hint:
             _field(console, "next", words.clean(kernel.hint))
+
+
+def _notes(console: Console, run: Run, signs: Signs) -> None:
+    """What was noticed about judged kernels: figures that are not there must not look like figures in order."""
+    notes = [f"{kernel.name}: {note}" for kernel in run.kernels if not kernel.peer for note in kernel.notes]
+    if not notes:
+        return
+    _heading(console, "skipped", "notes", "", signs)
+    for note in notes[:MOST_REASONS]:
+        _indented(console, words.clean(note))
+    if len(notes) > MOST_REASONS:
+        rest = words.plural(len(notes) - MOST_REASONS, "more note")
+        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
 
 
 def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
@@ -175,13 +193,13 @@ def _heading(console: Console, status: str, text: str, word: str, signs: Signs) 
     console.print(line, overflow="fold")
 
 
-def _field(console: Console, name: str, value: str) -> None:
+def _field(console: Console, name: str, value: str, *, width: int = NAME) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(width=7)
+    row.add_column(width=width, overflow="fold")
     row.add_column(overflow="fold")
     row.add_row(Text(name, style="dim"), Text(value))
     console.print(Padding(row, (0, 0, 0, MARGIN)))

@@ -358,10 +358,10 @@ def rerun(kernel: KernelRun) -> str:
     return f"verify run {shlex.quote(clean(kernel.target))}"
 
 
-def next_command(run: Run, *, record: str = "run.json") -> str:
+def next_command(run: Run, *, record: str = "") -> str:
     """The one command to type next: replay the worst, rerun what failed, or write the report.
 
-    `record` is where the run was saved, if the caller knows.
+    `record` is where the run was saved, if it was: a command that names another file would fail.
     """
     worst = worst_result(run)
     if worst is not None and worst.worst is not None:
@@ -376,4 +376,6 @@ def next_command(run: Run, *, record: str = "run.json") -> str:
         if "skipped" in found and not run.incomplete:
             return "verify doctor"
         return clean(run.command) if run.incomplete and run.command else "verify list"
-    return f"verify report {shlex.quote(record)} --html report.html"
+    if record:
+        return f"verify report {shlex.quote(record)} --html report.html"
+    return f"{clean(run.command)} --json run.json --html report.html" if run.command else "verify list"

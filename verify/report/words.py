@@ -220,10 +220,10 @@ def escaped(text: str) -> str:
 
 
 def truth(text: str) -> str:
-    """An exact value as the record has it; an exponent that no format holds is shortened: -2.77e-2.5e+76."""
+    """An exact value as the record has it; an exponent that no format holds is shortened: -2.774…·10^(-2.5e76)."""
     mantissa, sign, exponent = clean(text).partition("e")
     digits = exponent.lstrip("+-")
     if not sign or len(digits) < 12 or not digits.isdigit():
         return mantissa + sign + exponent
-    side = "-" if exponent.startswith("-") else "+"
-    return f"{mantissa[:6]}…e{side}{digits[0]}.{digits[1]}e{len(digits) - 1}"
+    side = "-" if exponent.startswith("-") else ""
+    return f"{mantissa[:6]}…·10^({side}{digits[0]}.{digits[1]}e{len(digits) - 1})"

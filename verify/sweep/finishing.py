@@ -17,7 +17,7 @@ from verify.formats import Format, power_of_two
 from verify.ops.op import Point, Regime
 from verify.record import Basis, Curve, Hard, KernelRun, RegimeFigures, Result, Worst, number, value_of
 from verify.regimes import NONFINITE, deciding_operand
-from verify.run import KEEP_RIGHT, KEEP_SPECIAL, judged_upper, over_the_limit
+from verify.run import KEEP_RIGHT, KEEP_SPECIAL, judged_upper, only_at_special, over_the_limit
 from verify.sweep.checking import BASELINE
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.sweep.partial import Bucket, Leader, Part, Partial
@@ -74,7 +74,7 @@ class _Finished:
         if not judged <= limit:
             reason = over_the_limit(figures, judged, limit, gate)
         elif special.nonfinite:
-            reason = f"wrong at {special.nonfinite:,} infinite or NaN inputs, right at all others"
+            reason = only_at_special(special.nonfinite)
         worst = self._worst(ours, KEEP if reason else KEEP_RIGHT)
         strange = self._strange(ours)
         peer = None if self.theirs is None else _Judging(self.kernel, self.space, self.name, self.theirs)

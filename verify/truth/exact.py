@@ -30,7 +30,8 @@ _SETTLED = Fraction(1, 1 << 40)  # an error figure is known once its interval is
 class Judged:
     """The verdict on one element. `ulp` is signed, in units of 2^exponent, infinite for a mismatch.
 
-    `right_bits` is the correctly rounded pattern, None where the truth is NaN.
+    `right_bits` is the correctly rounded pattern, None where the truth is NaN. `error` is what `ulp` is the nearest
+    float to, None where no number says it.
     """
 
     ulp: float
@@ -40,6 +41,13 @@ class Judged:
     enclosure: Enclosure
     precision: int
     routes: int
+    error: Fraction | None = None
+
+    def scaled(self, exponent: int) -> float:
+        """The error in units of 2^exponent. It may fit a float where that in ulps of a tiny truth does not."""
+        if self.error is None:
+            return self.ulp
+        return _to_float(self.error * power_of_two(self.exponent - exponent))
 
 
 def enclose(point: Point, precision: int, *, both: bool) -> tuple[Enclosure | None, int]:
@@ -99,7 +107,8 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         return _magnitude(fmt, fmt.round(enclosure.low)) == _magnitude(fmt, fmt.round(enclosure.high))
 
     enclosure, precision, routes = settle(point, decided, both=both)
-    right, ulp, exponent = _compare(fmt, got, enclosure, policy)
+    right, error, exponent = _compare(fmt, got, enclosure, policy)
+    ulp = _to_float(error) if isinstance(error, Fraction) else error
     misrounded = not _same(fmt, got, right)
     if ulp == 0.0 and right is not None and enclosure.kind == "real":
         misrounded = False  # exact, or excused by the policy
@@ -109,11 +118,15 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         # where the truth itself is zero, its sign is not known here
         side = -1 if enclosure.high < 0 else int(enclosure.low > 0)
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
-    return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes)
+    told = error if isinstance(error, Fraction) else None
+    return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
 
 
-def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tuple[int | None, float, int]:
-    """(correctly rounded pattern, signed error, exponent of its unit) under a policy."""
+def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tuple[int | None, Fraction | float, int]:
+    """(correctly rounded pattern, signed error, exponent of its unit) under a policy.
+
+    The error is a float where it is no number: infinite for a mismatch, 0 for what the policy excuses.
+    """
     infinite = float("inf")
     if enclosure.kind == "nan":
         accepted = fmt.is_nan(got) or policy.nan == "any"
@@ -134,7 +147,7 @@ def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tup
             return right, infinite, exponent
         # e4m3fn overflows to NaN, which stands where infinity would
         place = -fmt.overflow if negative else fmt.overflow
-        return right, _to_float((place - (low + high) / 2) / power_of_two(exponent)), exponent
+        return right, (place - (low + high) / 2) / power_of_two(exponent), exponent
     if enclosure.kind != "real" and fmt.is_inf(got) and fmt.is_negative(got) != negative:
         return right, infinite, exponent
     if policy.overflow == "strict" and fmt.is_inf(got) != (enclosure.kind != "real"):
@@ -145,7 +158,7 @@ def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tup
     if flushed and _magnitude(fmt, got) == 0:
         return right, 0.0, exponent
     smallest, largest = error_range(fmt, got, inner)
-    return right, _to_float((smallest + largest) / 2), exponent
+    return right, (smallest + largest) / 2, exponent
 
 
 def _nearest(fmt: Format, real: Fraction, *, saturate: bool) -> int:

@@ -22,6 +22,7 @@ from verify.ops.op import Op, Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure, to_double_double
 from verify.truth.exact import settle
+from verify.ulp import ulp_exponent, usable_scale
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
@@ -38,6 +39,11 @@ class Truth:
     bound: Tensor
     scale: Tensor
     certificate: str
+
+    def scale_exponent(self, index: int, fmt: Format) -> int:
+        """The exponent of the unit in which the scaled error of one element is told."""
+        scale, value = (each.reshape(-1)[index : index + 1] for each in (self.scale, self.value))
+        return int(ulp_exponent(usable_scale(scale, value), fmt)[0])
 
     def cpu(self) -> Truth:
         """The same truth in the memory of the host."""
