@@ -542,6 +542,7 @@ def test_one_dimension():
     assert torch.equal(layer_norm(x), layer_norm(x[None])[0])
 
 
+@pytest.mark.slow  # the same laws stand in properties/layer_norm.py
 def test_gradcheck_and_gradgradcheck_in_float64():
     shapes = ((2, 3), (2, 3), (3,), (3,), (3,))
     leaves = [draw(*s, seed=k).to(DEVICE).requires_grad_() for k, s in enumerate(shapes)]
