@@ -141,6 +141,10 @@ class Format:
         magnitude = self._checked(bits) & ~self.sign_bit
         return -magnitude if bits & self.sign_bit else magnitude
 
+    def signed(self, bits: int) -> int:
+        """A pattern as the signed integer of its width, which is what a tensor of integers holds."""
+        return bits - (1 << self.bits) if bits >= self.sign_bit else bits
+
     def from_ordinal(self, ordinal: int) -> int:
         """The pattern at an ordinal; 0 gives +0."""
         bits = abs(ordinal)

@@ -268,10 +268,12 @@ def hunt(night: Night, until: float | None) -> Run:
 
     with ExitStack() as stack:
         # they serve every kernel: a process that has met the GPU took seconds to get there
-        room = min(MOST_HUNTS, night.jobs or _about(night)["room"])
-        workers: list[Answers] = (
-            [] if night.cluster else [stack.enter_context(Worker(night.backend)) for _ in range(room)]
-        )
+        workers: list[Answers] = []
+        if not night.cluster:
+            first = stack.enter_context(Worker(night.backend))
+            room = night.jobs or answer(first.ask({"do": "environment"}, timeout=START_SECONDS))["room"]
+            more = min(MOST_HUNTS, room) - 1
+            workers = [first, *(stack.enter_context(Worker(night.backend)) for _ in range(more))]
         makes: dict[str, Callable[[], Run]] = {
             target: partial(one, target, found, workers) for target, found in jobs.items()
         }

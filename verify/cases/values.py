@@ -218,8 +218,7 @@ def _mixed(
 @lru_cache
 def _heads(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     """The special patterns and those around the landmarks, as signed integers."""
-    fixed = [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]
-    return tuple(bits - (1 << fmt.bits) if bits >= fmt.sign_bit else bits for bits in fixed)
+    return tuple(map(fmt.signed, [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]))
 
 
 def _shuffled(

@@ -88,7 +88,7 @@ def _signed(fmt: Format, infinite: bool, largest: bool) -> tuple[int, ...]:
         patterns = [bits for bits in patterns if not fmt.is_inf(bits)]
     if not largest:
         patterns = [bits for bits in patterns if not fmt.is_finite(bits) or bits & ~fmt.sign_bit < fmt.max_bits - 1]
-    return tuple(bits - (1 << fmt.bits) if bits >= fmt.sign_bit else bits for bits in patterns)
+    return tuple(map(fmt.signed, patterns))
 
 
 def _check(subject: Subject, case: Case) -> None:
