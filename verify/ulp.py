@@ -88,7 +88,12 @@ def same_bits(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     """The bytes of all tensors, in their order: for sides of equal shapes and dtypes as good as each pair."""
-    return torch.cat([_raw(tensor).reshape(-1).view(torch.uint8) for tensor in tensors])
+    return torch.cat([_flat(_raw(tensor)).view(torch.uint8) for tensor in tensors])
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A contiguous tensor in one dimension. With a single element it may still carry any stride, which views refuse."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _raw(tensor: Tensor) -> Tensor:
