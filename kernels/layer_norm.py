@@ -22,27 +22,41 @@ constant row has v - mean = 0 exactly), and N var = S2 - S1^2/N, with the pair a
 - float32 rows take k = v[0]. v - k is exact unless exponents lie more than 29 binades apart, and
   S2 / (N var) = 1 + (k - mean)^2 / var <= 1 + N because k is one of the N values. So var is off by
   less than about 8 N 2^-53: 2^-38 at N = 4,096, 2^-34 at N = 65,537.
-- 16-bit rows take k = 0. If mean^2 / var <= 2^20, var loses 20 bits of 53. If it is larger, the
+- Sums of 16-bit operands likewise; v - k is the float64 sum of the differences of their two parts.
+- Other sums are rounded to float64, off by 2^-53 |v|. Where mean^2 > 2^20 var, one operand may hide
+  another: such rows are marked in the statistics and redone in float64 pairs by a kernel that
+  follows. Constant rows are among them. Three operands that need more than 106 bits are not exact.
+- Plain 16-bit rows take k = 0. If mean^2 / var <= 2^20, var loses 20 bits of 53. If it is larger, the
   values share nearly one binade, their squares have 16 (bfloat16) or 22 (float16) bits, and both
   sums are exact.
 Squares of float32 numbers neither overflow nor underflow in float64: 1e30 and 1e-38 are no special
 cases. eps reaches the kernel as the bits of a float64 (Triton passes Python floats as float32).
 
 **Rounding points, forward**, in ulps of |weight xhat| + |bias|:
-- EXACT (float32 rows, residuals, float64 weights): v - mean, times rstd, times weight plus bias in
+- EXACT (rows or residuals in float32, float64 weights): v - mean, times rstd, times weight plus bias in
   float64; y is rounded to float32 and, for 16-bit outputs, once more: 0.5 + 2^-13.
 - FAST (16-bit rows): the row's statistics become float32 pairs, scaled by `up`, a power of two (1
   unless rstd is outside 2^-40..2^40) that keeps rows near 1e38 or 1e-40 in range; three float32
-  FMAs, then the output's rounding: 0.502 (float16), 0.5002 (bfloat16).
+  FMAs, then the output's rounding: 0.502 (float16), 0.5002 (bfloat16). With a residual, v is a
+  float32 pair (error-free sums; three operands leave 2^-48 of the largest), d = (high - mean_high) +
+  (low - mean_low) is rounded to 24 bits of d and off by 2^-48 |mean| more. Rows with
+  |mean| rstd > 2^14, or where a sum leaves float32, are done in float64 pairs as in WIDE.
 - WIDE (x, residual or input_bias in float64): sums as float64 pairs, scaled to [1, 2) by a power of
   two, S1 and S2 = sum((v - mean)^2) compensated (error-free extraction); then the mean's two parts,
   rstd, weight and bias: below 4.
 
 **Rounding points, backward**, in ulps of rstd (|g| + mean|g| + |xhat| mean|g xhat|) for dx, of
 sum|dy xhat| for dweight, sum|dy| for dbias:
-- EXACT and WIDE: float64 throughout, one rounding at the output; column sums in float64.
-- FAST (rows and vectors of 16 bits): float32 throughout, far below a 16-bit ulp; a float32 column
-  sum takes at most 1,024 rows, sums of these are float64.
+- EXACT and WIDE: float64 throughout, one rounding at the output; column sums in float64. EXACT: dx
+  of marked rows is redone from pairs, and so are the column sums of programs that had such a row.
+- FAST (rows and vectors of 16 bits, up to 8,192 columns): float32 throughout, far below a 16-bit
+  ulp; a float32 column sum takes at most 1,024 rows, sums of these are float64. float32 is not
+  enough where terms leave its range, or are so large that the ulp of the output stops growing with
+  them: rows with rstd |g| >= 2^17 (float16) or 2^116 (bfloat16), |dy| or |g| >= 2^100, both sums below
+  2^-60, or hard in the forward pass. They are found from the sums themselves (one of them is scaled
+  by a power of two that makes it overflow) and redone in float64; so are the column sums of programs
+  that had such a row. Rows with dy = 0 are not redone. Large sums of many small terms are redone,
+  too: right, and slower.
 - PAIRED (float32 rows of 4,097 to 8,192 columns, whose float64 intermediates do not fit in the
   registers of a multiprocessor): c1 and c2 from float64 sums. With d = v - mean_high, g + g_low =
   dy weight exactly and, as float32 pairs, r = rstd, B = rstd^2 c2, C = B mean_low - rstd c1,
@@ -50,12 +64,15 @@ sum|dy xhat| for dweight, sum|dy| for dbias:
   Roundings: d (1 ulp of the xhat term), C + low, the inner and the outer FMA (1/2 each, not all at
   once): below 2, 0.53 measured on random data. dbias is summed in float64; dweight in float32 over
   at most 64 rows, then in float64: 0.1 on random data, 16 at worst if all 64 rows are the same.
+  Rows that float32 may not hold (|dy| or |g| >= 2^92, rstd >= 2^24, c1 and c2 both below 2^-60,
+  (|c1| + |c2|) min(1, rstd^2) below 2^-100 or rstd^2 times them beyond 2^120) are redone as in FAST.
 
-**Order.** Every sum has an order fixed by (M, N, dtypes): no atomics; results depend neither on
-scheduling nor on the number of multiprocessors. A row's y, s and dx do not depend on M. Each of a
-fixed number of programs sums the columns over its own rows; a second kernel adds these partial sums
-in float64. The same bits come out of a faithful interpreter except for the order inside a block's
-sum and rsqrt of float64 (1 ulp), both about 2^-52 before a rounding to 24 bits or fewer.
+**Order.** Every sum has an order fixed by (M, N, dtypes) and by which rows are hard: no atomics;
+results depend neither on scheduling nor on the number of multiprocessors. A row's y, s and dx do not
+depend on M. Each of a fixed number of programs sums the columns over its own rows; a second kernel
+adds these partial sums in float64. The same bits come out of a faithful interpreter except for the
+order inside a block's sum and rsqrt of float64 (1 ulp), both about 2^-52 before a rounding to 24 bits
+or fewer.
 
 **Memory.** Rows that fit in registers are loaded and stored once, and the next row is loaded while
 the present one is reduced (backward). Longer rows are read twice, from L2 if they fit there. Row
@@ -73,6 +90,11 @@ import triton
 import triton.language as tl
 
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
+
+# 16-bit sums with |mean| rstd above this are worked on in float64
+_FAR = tl.constexpr(2.0**14)
+# sums worked on in float64 are redone in pairs where mean^2 exceeds this times the variance
+_FAR_SQUARED = tl.constexpr(2.0**20)
 
 # ------------------------------------------------------------------------------- pieces of kernels
 
@@ -114,26 +136,36 @@ def _float64(bits):
 @triton.jit
 def _rounded(value, pointer):
     """`value` as float32, unless `pointer` holds float64; the store rounds float32 to 16 bits."""
-    if pointer.dtype.element_ty == tl.float64:
+    if pointer.dtype.scalar.element_ty == tl.float64:
         return value.to(tl.float64)
     else:
         return value.to(tl.float32)
 
 
 @triton.jit
+def _sum_of_three(x, i, r):
+    """x + i + r to 2^-52 of the sum, also where r cancels what hid a small i."""
+    v, e = _two_sum(x, i)
+    return (v + r) + e
+
+
+@triton.jit
 def _value(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
     """x [+ input_bias] [+ residual] in float64: exact unless exponents are 29 binades apart."""
     v = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float64)
-    if HAS_I:
-        v += tl.load(i_ptr + cols, mask=mask, other=0.0).to(tl.float64)
     if HAS_R:
-        v += tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        r = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+    if HAS_I:
+        i = tl.load(i_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        v = _sum_of_three(v, i, r) if HAS_R else v + i
+    elif HAS_R:
+        v += r
     return v
 
 
 @triton.jit
 def _value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
-    """x [+ input_bias] [+ residual] as a float64 pair, for float64 operands."""
+    """x [+ input_bias] [+ residual] as a float64 pair, for float64 operands and for rows that are redone."""
     v = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float64)
     low = v * 0.0
     plain = v
@@ -155,6 +187,29 @@ def _value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.
 
 
 @triton.jit
+def _half_pair(x, i, r, HAS_I: tl.constexpr, HAS_R: tl.constexpr):
+    """x [+ i] [+ r] of 16-bit numbers as a float32 pair; NaN where a sum leaves float32.
+
+    Exact for two operands. The low parts of three are added with one rounding, 2^-48 of the largest."""
+    v = x.to(tl.float32)
+    low = v * 0.0
+    if HAS_I:
+        v, low = _two_sum(v, i.to(tl.float32))
+    if HAS_R:
+        v, e = _two_sum(v, r.to(tl.float32))
+        if HAS_I:
+            # v is to be the rounded sum. Where h and r cancel, v is 0 or more than ulp(h) >= |low + e|:
+            # three operations are exact.
+            low += e
+            h = v
+            v = h + low
+            low -= v - h
+        else:
+            low = e
+    return v, low
+
+
+@triton.jit
 def _moments(s1, s2, shift, n, inv):
     """Mean as a pair, and variance, from the sums of v - shift and of its square."""
     m = s1 * inv
@@ -172,10 +227,20 @@ def _scaled(mean, mean_low, rstd):
     float32 arithmetic on up * v then neither overflows nor underflows. up * mean is rounded to
     float32 here, its remainder goes to the low part."""
     k = _exponent(rstd)
-    k = tl.where((k >= -40) & (k <= 40), 0, tl.minimum(tl.maximum(k, -126), 126))
+    k = tl.where((k >= -40) & (k <= 40), 0, tl.minimum(k, 125 - _exponent(mean)))  # constant rows: rstd is of eps
+    k = tl.minimum(tl.maximum(k, -126), 126)
     up = _power_of_two(k)
     m = (mean * up).to(tl.float32).to(tl.float64)
     return up, m, (mean * up - m) + mean_low * up, rstd * _power_of_two(-k)
+
+
+@triton.jit
+def _mark(mean, var):
+    """0.5 where the sums of a row may need pairs, else 1 (zero rows and NaN, too).
+
+    A float64 sum is off by 2^-53 |mean|: where |mean| is at most 2^10 standard deviations, that is as
+    little as the mean itself is off. `up` times the mark tells the kernels that redo such rows."""
+    return tl.where(mean * mean > _FAR_SQUARED * var, 0.5, 1.0)
 
 
 @triton.jit
@@ -196,6 +261,15 @@ def _load_stats(stats_ptr, there):
 
 
 @triton.jit
+def _xhat(v, low, up, mean, mean_low, rstd, PAIR: tl.constexpr):
+    """(v up - mean - mean_low) rstd in v's dtype; two roundings, three if PAIR."""
+    if PAIR:
+        return (tl.fma(v, up, -mean) + tl.fma(low, up, -mean_low)) * rstd
+    else:
+        return tl.fma(tl.fma(v, up, -mean), rstd, -mean_low * rstd)
+
+
+@triton.jit
 def _affine(y, w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
     """y weight + bias, one rounding in y's dtype."""
     if HAS_B:
@@ -209,6 +283,57 @@ def _affine(y, w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexp
 
 
 # -------------------------------------------------------------------------------- forward kernels
+
+
+@triton.jit
+def _forward_hard_row(
+    x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, n_cols, eps, inv,
+    BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
+):  # fmt: skip
+    """One row of sums in float64 pairs, read block by block: the pointers are those of the row."""
+    n = inv * 0.0 + n_cols
+    acc1 = tl.zeros((BLOCK,), tl.float64)
+    acc2 = tl.zeros((BLOCK,), tl.float64)
+    shift, shift_low = _value_pair(x_ptr, r_ptr, i_ptr, 0, True, 1, HAS_I)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        v, low = _value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, 1, HAS_I)
+        d = tl.where(cols < n_cols, (v - shift) + (low - shift_low), 0.0)
+        acc1 += d
+        acc2 = tl.fma(d, d, acc2)
+    s1, s2 = _sums(acc1, acc2)
+    mean, mean_low, var = _moments(s1, s2, shift, n, inv)
+    mean_low += shift_low
+    rstd = tl.rsqrt(var + eps)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        v, low = _value_pair(x_ptr, r_ptr, i_ptr, cols, mask, 1, HAS_I)
+        y = _affine(((v - mean) + (low - mean_low)) * rstd, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        tl.store(y_ptr + cols, _rounded(y, y_ptr), mask=mask)
+        tl.store(s_ptr + cols, _rounded(v, s_ptr), mask=mask)
+    # marked; the mean may be no float32, the backward pass finds these rows hard, too
+    _store_stats(stats_ptr, 0.5, mean * 0.5, mean_low * 0.5, rstd * 2.0)
+
+
+@triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
+def _forward_hard_rows_kernel(
+    x_ptr, r_ptr, i_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, x_stride, r_stride, n_cols, eps_bits, inv_bits, n_rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+):  # fmt: skip
+    """The marked rows of a forward kernel that added up residuals in float64, in float64 pairs."""
+    start = tl.program_id(0).to(tl.int64) * ROWS
+    rows = start + tl.arange(0, ROWS)
+    if tl.min(tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0), 0) < 1:
+        for k in range(ROWS):
+            row = start + k
+            if tl.load(stats_ptr + row * 4, mask=row < n_rows, other=1.0) < 1:
+                _forward_hard_row(
+                    x_ptr + row * x_stride, i_ptr, r_ptr + row * r_stride, w_ptr, b_ptr, y_ptr + row * n_cols,
+                    s_ptr + row * n_cols, stats_ptr + row * 4, n_cols, _float64(eps_bits), _float64(inv_bits),
+                    BLOCK=BLOCK, HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
@@ -229,6 +354,7 @@ def _forward_kernel(
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
+    MARK: tl.constexpr,  # FAST: the backward pass adds up in float64
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -241,9 +367,23 @@ def _forward_kernel(
     x_ptr += row * x_stride
     r_ptr += row * r_stride
     if FAST:
-        x = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float32)
-        d = x.to(tl.float64)
+        x = tl.load(x_ptr + cols, mask=mask, other=0.0)
         shift = 0.0
+        if HAS_R:
+            r = tl.load(r_ptr + cols, mask=mask, other=0.0)
+            i = x
+            if HAS_I:
+                i = tl.load(i_ptr + cols, mask=mask, other=0.0)
+            x, low = _half_pair(x, i, r, HAS_I, HAS_R)
+            i0 = tl.load(i_ptr) if HAS_I else 0.0
+            shift, shift_low = _half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
+            shift = shift.to(tl.float64)
+            d = (x.to(tl.float64) - shift) + (low - shift_low).to(tl.float64)
+            if not FULL:
+                d = tl.where(mask, d, 0.0)
+        else:
+            x = x.to(tl.float32)
+            d = x.to(tl.float64)
     else:
         v = _value(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
         shift = _value(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
@@ -252,18 +392,36 @@ def _forward_kernel(
     n = row.to(tl.float64) * 0.0 + n_cols  # n_cols itself is no tensor when it is 1
     mean, mean_low, var = _moments(s1, s2, shift, n, _float64(inv_bits))
     rstd = tl.rsqrt(var + _float64(eps_bits))
-    if FAST:
-        up, mean, mean_low, rstd = _scaled(mean, mean_low, rstd)
-        d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
-        y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+    if FAST and HAS_R:
+        mean_low += shift_low.to(tl.float64)  # a constant row has v - mean = 0 exactly
+        # the pairs hold 48 bits of v; NaN: a sum left float32, or the row has inf or NaN
+        if tl.abs(mean) * rstd <= _FAR:
+            mark = _mark(mean, var) if MARK else 1.0
+            up, mean, mean_low, rstd = _scaled(mean, mean_low, rstd)
+            y = _xhat(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
+            y = _affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+            tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
+            tl.store(s_ptr + row * n_cols + cols, x, mask=mask)
+            _store_stats(stats_ptr + row * 4, up * mark, mean * mark, mean_low * mark, rstd / mark)
+        else:
+            _forward_hard_row(
+                x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
+                n_cols, _float64(eps_bits), _float64(inv_bits),
+                BLOCK=min(BLOCK, 512), HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B,
+            )  # fmt: skip
     else:
-        up = 1.0
-        y = ((v - mean) - mean_low) * rstd
-    y = _affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
-    tl.store(y_ptr + row * n_cols + cols, _rounded(y, y_ptr), mask=mask)
-    if HAS_R:
-        tl.store(s_ptr + row * n_cols + cols, _rounded(v, s_ptr), mask=mask)
-    _store_stats(stats_ptr + row * 4, up, mean, mean_low, rstd)
+        if FAST:
+            up, mean, mean_low, rstd = _scaled(mean, mean_low, rstd)
+            d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
+            y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+        else:
+            up = _mark(mean, var) if HAS_R else 1.0
+            y = ((v - mean) - mean_low) * rstd
+        y = _affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        tl.store(y_ptr + row * n_cols + cols, _rounded(y, y_ptr), mask=mask)
+        if HAS_R:
+            tl.store(s_ptr + row * n_cols + cols, _rounded(v, s_ptr), mask=mask)
+        _store_stats(stats_ptr + row * 4, up, mean, mean_low, rstd)
 
 
 @triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
@@ -351,6 +509,8 @@ def _forward_loop_kernel(
         s1, s2 = _sums(acc, acc_low)
         mean, mean_low, var = _moments(s1, s2, shift, n, inv)
         rstd = tl.rsqrt(var + eps)
+        if HAS_R:
+            mark = _mark(mean, var)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = cols < n_cols
@@ -360,19 +520,12 @@ def _forward_loop_kernel(
         tl.store(y_ptr + row * n_cols + cols, _rounded(y, y_ptr), mask=mask)
         if HAS_R:
             tl.store(s_ptr + row * n_cols + cols, _rounded(v, s_ptr), mask=mask)
+    if HAS_R and not WIDE:
+        up = mark
     _store_stats(stats_ptr + row * 4, up, mean, mean_low, rstd)
 
 
 # ------------------------------------------------------------------------------- backward kernels
-
-
-@triton.jit
-def _xhat(v, low, up, mean, mean_low, rstd, WIDE: tl.constexpr):
-    """(v up - mean - mean_low) rstd in v's dtype; two roundings, three if WIDE."""
-    if WIDE:
-        return (tl.fma(v, up, -mean) + tl.fma(low, up, -mean_low)) * rstd
-    else:
-        return tl.fma(tl.fma(v, up, -mean), rstd, -mean_low * rstd)
 
 
 @triton.jit
@@ -416,6 +569,48 @@ def _row_sums_kernel(
 
 
 @triton.jit
+def _backward_hard_row(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, n_cols,
+    BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
+    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+):  # fmt: skip
+    """dx, c1 and c2 of one row in float64, read block by block; the pointers are those of the row."""
+    up, mean, mean_low, rstd = _load_stats(stats_ptr, True)
+    acc1 = tl.zeros((BLOCK,), tl.float64)
+    acc2 = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        v, low = _value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        if HAS_W:
+            g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        xhat = tl.where(mask, _xhat(v, low, up, mean, mean_low, rstd, 1), 0.0)
+        acc1 += g
+        acc2 = tl.fma(g, xhat, acc2)
+    c1, c2 = _sums(acc1, acc2)
+    n = up * 0.0 + n_cols
+    c1 /= n
+    c2 /= n
+    tl.store(sums_ptr, c1)
+    tl.store(sums_ptr + 1, c2)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        v, low = _value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        if HAS_W:
+            g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        xhat = _xhat(v, low, up, mean, mean_low, rstd, 1)
+        dx = (tl.fma(-xhat, c2, g - c1) * rstd) * up
+        if HAS_DS:
+            dx += tl.load(ds_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        tl.store(dx_ptr + cols, _rounded(dx, dx_ptr), mask=mask)
+        if HAS_DR:
+            tl.store(dr_ptr + cols, _rounded(dx, dr_ptr), mask=mask)
+
+
+@triton.jit
 def _backward_kernel(
     dy_ptr,  # [M, N] rows of stride dy_stride
     ds_ptr,  # [M, N] rows of stride ds_stride: upstream gradient of s
@@ -424,7 +619,9 @@ def _backward_kernel(
     i_ptr,
     w_ptr,
     stats_ptr,
-    sums_ptr,  # [M, 2] float64: c1, c2 (unless WHOLE)
+    sums_ptr,  # [M, 2] float64: c1, c2 (if WHOLE: out, with NEED_I)
+    hard_ptr,  # FAST: [programs] int32, out: 0 (_hard_rows_kernel sets it where a row was redone)
+    suspect_ptr,  # FAST: [M] int32, out: 0, or 1 if the row is to be redone, 2 if only unless dy = 0
     dx_ptr,  # [M, N] contiguous, out, in x's dtype
     dr_ptr,  # [M, N] contiguous, out, in the residual's dtype
     part_ptr,  # [NEED_W + NEED_B + NEED_I, programs, N] out: partial column sums
@@ -439,6 +636,7 @@ def _backward_kernel(
     WHOLE: tl.constexpr,  # a block holds the whole row: c1 and c2 are computed here
     FAST: tl.constexpr,
     WIDE: tl.constexpr,
+    TOP: tl.constexpr,  # FAST: rows with rstd |g| < 2^TOP are worked on in float32
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -448,7 +646,9 @@ def _backward_kernel(
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
 ):
-    """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums."""
+    """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
+
+    FAST: what comes of rows that float32 cannot hold is redone by the kernels that follow."""
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -460,33 +660,61 @@ def _backward_kernel(
     inv = (1.0 / (pid.to(tl.float64) * 0.0 + n_cols)).to(T)
     if HAS_W:
         w_raw = tl.load(w_ptr + cols, mask=mask, other=0.0)
+    if FAST and HAS_I:
+        i_raw = tl.load(i_ptr + cols, mask=mask, other=0.0)
     # The next row's data and statistics are loaded while this row is reduced: without it each
     # row waits for memory twice (0.74 of copy instead of 0.94 at N = 4096).
-    x_next = tl.load(x_ptr + pid * x_stride + cols, mask=mask & (pid < n_rows), other=0.0)
-    dy_next = tl.load(dy_ptr + pid * dy_stride + cols, mask=mask & (pid < n_rows), other=0.0)
+    there = mask & (pid < n_rows)
+    x_next = tl.load(x_ptr + pid * x_stride + cols, mask=there, other=0.0)
+    dy_next = tl.load(dy_ptr + pid * dy_stride + cols, mask=there, other=0.0)
+    r_next = x_next
+    ds_next = dy_next
+    if FAST and HAS_R:
+        r_next = tl.load(r_ptr + pid * r_stride + cols, mask=there, other=0.0)
+    if FAST and HAS_DS:
+        ds_next = tl.load(ds_ptr + pid * ds_stride + cols, mask=there, other=0.0)
     up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + pid * 4, pid < n_rows)
     for row_ in range(pid, n_rows, programs):
         row = pid * 0 + row_  # 64 bits wide, interpreted too
         x_raw = x_next
         dy_raw = dy_next
+        r_raw = r_next
+        ds_raw = ds_next
         up = up_n.to(T)
         mean = mean_n.to(T)
         mean_low = low_n.to(T)
         rstd = rstd_n.to(T)
+        if FAST:
+            e = _exponent(rstd_n) + _exponent(up_n)
+            if HAS_R:
+                far = tl.abs(mean_n) * rstd_n > _FAR
+            else:
+                far = e > TOP - 4
         nxt = row + programs
-        x_next = tl.load(x_ptr + nxt * x_stride + cols, mask=mask & (nxt < n_rows), other=0.0)
-        dy_next = tl.load(dy_ptr + nxt * dy_stride + cols, mask=mask & (nxt < n_rows), other=0.0)
+        there = mask & (nxt < n_rows)
+        x_next = tl.load(x_ptr + nxt * x_stride + cols, mask=there, other=0.0)
+        dy_next = tl.load(dy_ptr + nxt * dy_stride + cols, mask=there, other=0.0)
+        if FAST and HAS_R:
+            r_next = tl.load(r_ptr + nxt * r_stride + cols, mask=there, other=0.0)
+        if FAST and HAS_DS:
+            ds_next = tl.load(ds_ptr + nxt * ds_stride + cols, mask=there, other=0.0)
         up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + nxt * 4, nxt < n_rows)
         v = x_raw.to(T)
         low = v
         if WIDE:
             v, low = _value_pair(x_ptr + row * x_stride, r_ptr + row * r_stride, i_ptr, cols, mask, HAS_R, HAS_I)
-        else:
-            if HAS_I:
-                v += tl.load(i_ptr + cols, mask=mask, other=0.0).to(T)
+        elif FAST:
             if HAS_R:
-                v += tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0).to(T)
-        xhat = _xhat(v, low, up, mean, mean_low, rstd, WIDE)
+                v, low = _half_pair(x_raw, i_raw if HAS_I else x_raw, r_raw, HAS_I, HAS_R)
+        else:
+            if HAS_R:
+                r64 = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0).to(T)
+            if HAS_I:
+                i64 = tl.load(i_ptr + cols, mask=mask, other=0.0).to(T)
+                v = _sum_of_three(v, i64, r64) if HAS_R else v + i64
+            elif HAS_R:
+                v += r64
+        xhat = _xhat(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R))
         if not FULL:
             xhat = tl.where(mask, xhat, 0.0)
         dy = dy_raw.to(T)
@@ -495,7 +723,22 @@ def _backward_kernel(
         if NEED_B:
             acc_b += dy
         g = dy * w_raw.to(T) if HAS_W else dy
-        if WHOLE:
+        if FAST:
+            # 2^lift makes float32 overflow where |dy| or |g| reaches 2^TOP / rstd or 2^100: then the
+            # sum is inf or NaN.
+            lift = tl.minimum(tl.maximum(128 - TOP + e + 1, 28), 126)
+            lifted = dy * _power_of_two(lift).to(T)
+            if HAS_W:
+                lifted *= w_raw.to(T)
+            c1, c2 = _sums(lifted, g * xhat)
+            c1 *= _power_of_two(-lift).to(T)
+            size = tl.abs(c1) + tl.abs(c2)
+            usual = (size >= 2.0**-60) & (size < float("inf"))
+            suspect = tl.where(far | (e > TOP - 4) | (usual == 0), 1, 0)
+            tl.store(suspect_ptr + row, tl.where(size == 0, suspect * 2, suspect))
+            c1 *= inv
+            c2 *= inv
+        elif WHOLE:
             c1, c2 = _sums(g, g * xhat)
             c1 *= inv
             c2 *= inv
@@ -504,12 +747,19 @@ def _backward_kernel(
             c2 = tl.load(sums_ptr + row * 2 + 1)
         dx = (tl.fma(-xhat, c2, g - c1) * rstd) * up
         if HAS_DS:
-            dx += tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0).to(T)
+            if not FAST:
+                ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
+            dx += ds_raw.to(T)
         if NEED_I:
             acc_i += dx
+            if WHOLE and not WIDE:
+                tl.store(sums_ptr + row * 2, c1.to(tl.float64))
+                tl.store(sums_ptr + row * 2 + 1, c2.to(tl.float64))
         tl.store(dx_ptr + row * n_cols + cols, _rounded(dx, dx_ptr), mask=mask)
         if HAS_DR:
             tl.store(dr_ptr + row * n_cols + cols, _rounded(dx, dr_ptr), mask=mask)
+    if FAST:
+        tl.store(hard_ptr + pid, 0)
     size = programs.to(tl.int64) * n_cols
     part_ptr += pid * n_cols
     if NEED_W:
@@ -521,6 +771,44 @@ def _backward_kernel(
 
 
 @triton.jit
+def _hard_rows_kernel(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, n_cols,
+    MARKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+):  # fmt: skip
+    """dx, c1 and c2 of suspect (MARKED: marked) rows in float64 pairs, and which programs had them."""
+    start = tl.program_id(0).to(tl.int64) * ROWS
+    rows = start + tl.arange(0, ROWS)
+    if MARKED:
+        suspects = (tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0) != 1).to(tl.int32)
+    else:
+        suspects = tl.load(suspect_ptr + rows, mask=rows < n_rows, other=0)
+    if tl.max(suspects, 0) > 0:
+        for k in range(ROWS):
+            row = start + k
+            if MARKED:
+                suspect = (tl.load(stats_ptr + row * 4, mask=row < n_rows, other=1.0) != 1).to(tl.int32)
+            else:
+                suspect = tl.load(suspect_ptr + row, mask=row < n_rows, other=0)
+            if suspect == 2:  # sums of 0 are right where all terms are 0
+                top = tl.zeros((BLOCK,), tl.float32)
+                for first in range(0, n_cols, BLOCK):
+                    cols = first + tl.arange(0, BLOCK)
+                    dy = tl.load(dy_ptr + row * dy_stride + cols, mask=cols < n_cols, other=0.0)
+                    top = tl.maximum(top, tl.abs(dy.to(tl.float32)))
+                suspect = (tl.max(top, 0) > 0).to(tl.int32)
+            if suspect > 0:
+                tl.store(hard_ptr + row % programs, 1)
+                _backward_hard_row(
+                    dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
+                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr + row * 4, sums_ptr + row * 2,
+                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
+                    BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+                )  # fmt: skip
+
+
+@triton.jit
 def _backward_paired_kernel(
     dy_ptr,  # float32; as in _backward_kernel
     x_ptr,
@@ -528,6 +816,7 @@ def _backward_paired_kernel(
     stats_ptr,
     dx_ptr,
     part_ptr,  # [NEED_W + NEED_B, programs, N] float64, out
+    suspect_ptr,  # [M] int32, out, as in _backward_kernel
     dy_stride,
     x_stride,
     n_rows,
@@ -585,9 +874,12 @@ def _backward_paired_kernel(
             xhat = tl.fma(d, r, tl.fma(d, r_low, shift))
             new_w = new_w + (tl.fma(g, xhat, acc_w[k]),)
             new_b = new_b + (acc_b[k] + g.to(D),)
+            lifted = g * 2.0**36  # overflows where |dy| or |g| reaches 2^92: s1 is inf or NaN
             if HAS_W:
-                g *= tl.load(w_ptr + cols + k * BLOCK, mask=mask, other=0.0)
-            s1 += g.to(D)
+                w = tl.load(w_ptr + cols + k * BLOCK, mask=mask, other=0.0)
+                g *= w
+                lifted *= w
+            s1 += lifted.to(D)
             s2 = tl.fma(g.to(D), d.to(D), s2)
         acc_w = new_w
         acc_b = new_b
@@ -596,6 +888,13 @@ def _backward_paired_kernel(
         x_next = ()
         dy_next = ()
         s1, s2 = _sums(s1, s2)
+        s1 *= 2.0**-36
+        # b d is of ordinary size where b may not be. rstd < 2^24: rstd |g| < 2^116
+        size = (tl.abs(s1) + tl.abs(s2) * rstd) * inv
+        usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
+        usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
+        suspect = tl.where(usual, 0, 1)
+        tl.store(suspect_ptr + row, tl.where(size == 0, suspect * 2, suspect))
         b = (s2 - low64 * s1) * (rstd * rstd * rstd * inv)
         c = b * low64 - s1 * (inv * rstd)
         b_high = b.to(F)
@@ -629,31 +928,105 @@ def _backward_paired_kernel(
 
 
 @triton.jit
+def _hard_columns(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, columns, n_cols, which,
+    HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr,
+    NEED_W: tl.constexpr, NEED_B: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What all rows of the programs with hard rows add to the sum number `which` of these columns."""
+    cols = columns[None, :]
+    acc = tl.zeros((ROWS, BLOCK), tl.float64)
+    for start in range(0, n_rows, ROWS):
+        r = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        hard = tl.load(hard_ptr + r % programs, mask=r < n_rows, other=0)
+        if tl.max(tl.max(hard, 1), 0) > 0:
+            here = hard > 0
+            mask = here & (cols < n_cols)
+            term = tl.load(dy_ptr + r * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
+            v, low = _value_pair(x_ptr + r * x_stride, r_ptr + r * r_stride, i_ptr + r * 0, cols, mask, HAS_R, HAS_I)
+            up, mean, mean_low, rstd = _load_stats(stats_ptr + r * 4, here)
+            xhat = _xhat(v, low, up, mean, mean_low, rstd, 1)
+            # The mean of three 16-bit operands is rounded, their pair is not: 0 if it is one number.
+            xhat *= (up * 0.0 + n_cols > 1).to(tl.float64)  # NaN stays
+            g = term
+            if HAS_W:
+                g *= tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float64)
+            c1 = tl.load(sums_ptr + r * 2, mask=here, other=0.0)
+            c2 = tl.load(sums_ptr + r * 2 + 1, mask=here, other=0.0)
+            dx = (tl.fma(-xhat, c2, g - c1) * rstd) * up
+            if HAS_DS:
+                dx += tl.load(ds_ptr + r * ds_stride + cols, mask=mask, other=0.0).to(tl.float64)
+            first = term * xhat
+            term = tl.where(which < NEED_W, first, tl.where(which < NEED_W + NEED_B, term, dx))
+            acc += tl.where(mask, term, 0.0)
+    return tl.sum(acc, 0)
+
+
+@triton.jit
 def _columns_kernel(
     part_ptr,  # [K, programs, N]
     dw_ptr,  # [N] out
     db_ptr,
     di_ptr,
+    dy_ptr,  # the rest as in _backward_kernel, for REDO
+    ds_ptr,
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    w_ptr,
+    stats_ptr,
+    sums_ptr,
+    hard_ptr,
+    dy_stride,
+    ds_stride,
+    x_stride,
+    r_stride,
+    n_rows,
     programs,
     n_cols,
+    REDO: tl.constexpr,
+    HAS_R: tl.constexpr,
+    HAS_I: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_DS: tl.constexpr,
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The partial column sums added up, in float64 and in a fixed order."""
+    """The partial column sums added up, in float64 and in a fixed order.
+
+    REDO: those of programs with hard rows are redone."""
     which = tl.program_id(1)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     # (nested conditions: the outer one is decided when the kernel is compiled)
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
     part_ptr += which.to(tl.int64) * programs * n_cols
+    any_hard = 0
+    if REDO:
+        flags = tl.zeros((512,), tl.int32)
+        for start in range(0, programs, 512):
+            at = start + tl.arange(0, 512)
+            flags = tl.maximum(flags, tl.load(hard_ptr + at, mask=at < programs, other=0))
+        any_hard = tl.max(flags, 0)
     for start in range(0, programs, ROWS):
         r = rows + start
         mask = (cols < n_cols)[None, :] & (r < programs)
+        if REDO:  # noqa: SIM102
+            if any_hard > 0:
+                mask = mask & (tl.load(hard_ptr + r, mask=r < programs, other=0) == 0)
         acc += tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
     total = tl.sum(acc, 0)
+    if REDO:  # noqa: SIM102
+        if any_hard > 0:
+            total += _hard_columns(
+                dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
+                dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, cols, n_cols, which,
+                HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK,
+            )  # fmt: skip
     if NEED_W:  # noqa: SIM102
         if which == 0:
             tl.store(dw_ptr + cols, _rounded(total, dw_ptr), mask=cols < n_cols)
@@ -730,6 +1103,8 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
         "HAS_W": int(weight is not None),
         "HAS_B": int(bias is not None),
     }
+    half = _is_half(x) and _is_half(residual) and _is_half(input_bias)
+    redo = residual is not None and not wide
     with _Device(x):
         if wide or block > 16384:
             _forward_loop_kernel[(m,)](
@@ -737,14 +1112,22 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
                 **flags, num_warps=8,
             )  # fmt: skip
         else:
-            fast = residual is None and _is_half(x) and not _is_wide(weight, bias)
+            fast = half and not _is_wide(weight, bias)
+            redo = redo and not fast  # by the kernel itself
+            mark = block > 8192 or not (_is_half(weight) and _is_half(bias))
             warps = max(1 if fast or block < 1024 else 2, min(16, block // 1024))
+            if fast and residual is not None:
+                warps = max(1, min(16, block // 512))
             # 64 registers: a quarter more rows in flight than the 79 the compiler would take
-            limit = {"maxnreg": 64} if fast and block >= 2048 else {}
+            limit = {"maxnreg": 64} if fast and (block >= 2048 or residual is not None) else {}
             _forward_kernel[(m,)](
-                *common, *scalars, BLOCK=block, FULL=int(block == n), FAST=int(fast),
+                *common, *scalars, BLOCK=block, FULL=int(block == n), FAST=int(fast), MARK=int(mark),
                 **flags, num_warps=warps, **limit,
             )  # fmt: skip
+        if redo:
+            _forward_hard_rows_kernel[(triton.cdiv(m, 32),)](
+                *common, *scalars, m, ROWS=32, BLOCK=min(block, 512), **flags, num_warps=4
+            )
     return y, s, stats
 
 
@@ -771,10 +1154,11 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
         for wanted, t in zip(need, (weight, bias, input_bias), strict=True)
     )
     need_w, need_b, need_i = (int(wanted) for wanted in need)
+    kinds = need_w + need_b + need_i
     block = triton.next_power_of_2(n)
     plain = residual is None and input_bias is None
     wide = _is_wide(x, residual, input_bias)
-    fast = plain and block <= 8192 and all(_is_half(t) for t in (x, weight, bias))
+    fast = block <= 8192 and all(_is_half(t) for t in (x, residual, input_bias, weight, bias))
     paired = plain and 4096 < block <= 8192 and m >= _PAIRED_ROWS and ds is None
     paired = paired and all(t is None or t.dtype == torch.float32 for t in (x, weight, bias))
     whole = not wide and (fast or block <= 4096)
@@ -782,9 +1166,14 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     if paired:
         waves = triton.cdiv(m, _PAIRED_PROGRAMS * _PAIRED_SUM)
         programs, warps = _PAIRED_PROGRAMS * waves, 16
-    elif fast:
+    elif fast and plain:
         programs = max(_PROGRAMS * 1024 // max(block, 1024), triton.cdiv(m, 1024))
         warps = max(1, min(16, block // 512))
+    elif fast:  # four rows are read, half as many programs have as much of them in flight
+        programs = max(_PROGRAMS // 2 * 1024 // max(block, 1024), _PROGRAMS // 8, triton.cdiv(m, 1024))
+        warps = max(1, min(16, block // 256))
+    elif whole and not kinds:  # nothing to sum over rows: more rows in flight
+        programs, warps = m, max(1, min(16, block // 512))
     elif whole:
         programs = _PROGRAMS // 2 * 1024 // max(block, 1024)
         warps = max(1, min(16, block // 256))
@@ -793,8 +1182,15 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
         columns = triton.cdiv(n, block)
         programs, warps = max(_PROGRAMS // 64, triton.cdiv(_PROGRAMS, columns)), 4
     programs = max(1, min(m, programs))
-    kinds = need_w + need_b + need_i
     part = torch.empty((kinds, programs, n), dtype=torch.float32 if fast else torch.float64, device=x.device)
+    marked = residual is not None and not wide and not fast
+    redo = fast or paired or marked
+    sums = stats if whole and not redo else torch.empty((m, 2), dtype=torch.float64, device=x.device)
+    flags = torch.empty if fast else torch.zeros  # the fast kernel clears its own
+    hard = flags(programs + (0 if marked else m) if redo else 0, dtype=torch.int32, device=x.device)
+    suspect = hard[programs:]
+    # no dx of 2^17 is a float16; a bfloat16 may have 2^127, the terms of its sum need room
+    top = 17 if torch.float16 in (x.dtype, r2.dtype) else 116
     weight_, input_bias_ = (x2 if t is None else t.contiguous() for t in (weight, input_bias))
     needs = {"NEED_W": need_w, "NEED_B": need_b}
     has = {
@@ -805,32 +1201,40 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     with _Device(x):
         if paired:
             _backward_paired_kernel[(programs,)](
-                dy2, x2, weight_, stats, dx, part, dy2.stride(0), x2.stride(0), m, n,
+                dy2, x2, weight_, stats, dx, part, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=block // 8, PARTS=8, FULL=int(block == n), HAS_W=has["HAS_W"], **needs,
                 num_warps=warps,
             )  # fmt: skip
         else:
-            sums = stats
             if not whole:
-                sums = torch.empty((m, 2), dtype=torch.float64, device=x.device)
                 _row_sums_kernel[(m,)](
                     dy2, x2, r2, input_bias_, weight_, stats, sums,
                     dy2.stride(0), x2.stride(0), r2.stride(0), n,
                     BLOCK=min(triton.next_power_of_2(n), 2048), WIDE=int(wide), **has, num_warps=8,
                 )  # fmt: skip
             _backward_kernel[(programs, columns)](
-                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, dx, dr, part,
+                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr, part,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
                 BLOCK=block, FULL=int(n % block == 0), WHOLE=int(whole), FAST=int(fast),
-                WIDE=int(wide), **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
-                **needs, NEED_I=need_i, num_warps=warps,
+                WIDE=int(wide), TOP=top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
+                **needs, NEED_I=need_i, num_warps=warps, **({"maxnreg": 128} if fast else {}),
+            )  # fmt: skip
+        if redo:
+            _hard_rows_kernel[(triton.cdiv(m, 32),)](
+                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr,
+                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, programs, n,
+                MARKED=int(marked), ROWS=32, BLOCK=min(block, 512), **has, HAS_DS=int(ds is not None),
+                HAS_DR=int(two), num_warps=4,
             )  # fmt: skip
         if kinds:
             width, depth = (32 if n <= 8192 else 128), 64
             if programs > 132:  # deeper and narrower blocks keep more loads in flight
                 width, depth = 16, 256
             _columns_kernel[(triton.cdiv(n, width), kinds)](
-                part, dw, db, di, programs, n, **needs, NEED_I=need_i, ROWS=depth, BLOCK=width, num_warps=4,
+                part, dw, db, di, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
+                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, programs, n,
+                REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=need_i,
+                ROWS=depth, BLOCK=width, num_warps=4,
             )  # fmt: skip
     return dx, dr, di, dw, db
 

@@ -148,10 +148,11 @@ def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
     found["x"] = worst(pairs, x.dtype)
     if "residual" in gradients:
         got = gradients["residual"].double().flatten().tolist()
-        found["residual"] = worst(((got[k], t, s) for k, (_, t, s) in enumerate(pairs)), residual.dtype)
+        places = [i * n + j for i in range(m) for j in columns]
+        found["residual"] = worst(((got[k], t, s) for k, (_, t, s) in zip(places, pairs, strict=True)), residual.dtype)
     if "input_bias" in gradients:
         got = gradients["input_bias"].double().tolist()
-        found["input_bias"] = worst(zip(got, totals, magnitudes, strict=True), input_bias.dtype)
+        found["input_bias"] = worst(((got[j], totals[j], magnitudes[j]) for j in columns), input_bias.dtype)
     if weight is not None:
         got = gradients["weight"].double().tolist()
         pairs = []
@@ -334,6 +335,211 @@ def test_paired_kernel_sums_dbias_without_drift(monkeypatch):
     assert error(float(naive), truth, truth, torch.float32) > 2
     _, gradients = run(draw(m, n).float(), None, torch.zeros(n), dy, 1e-5)
     assert error(float(gradients["bias"][7]), truth, truth, torch.float32) <= 0.501
+
+
+def beyond_float32(dtype, n, residual):
+    """x, dy, r: rows whose gradients float32 cannot hold, and ordinary ones between them."""
+    top = torch.finfo(dtype).max
+    least = 2.0 ** (FORMATS[dtype][1] - FORMATS[dtype][0] + 1)
+    sign = 1.0 - 2.0 * (torch.arange(n) % 2).double()
+    z = [draw(n, seed=20 + k) for k in range(12)]
+    one = torch.ones(n, dtype=torch.float64)
+    near = one.clone()  # constant but for small steps: rstd is large, nothing cancels exactly
+    near[::5] += 2.0 ** (1 - FORMATS[dtype][0])
+    one_large = z[8].clone()
+    one_large[n // 2] = top
+    # x, dy: rstd = 316 and large dy; large dy of both signs; an outlier; large x and dy, and dx of
+    # ordinary size; gradients at the lower end; no gradient; an ordinary row
+    rows = (
+        (1.69e-6 * one, z[0] * top / 4),
+        (near * least * 8, -top * one),
+        (near * least * 8, top * near.flip(0) * 0.99),
+        (z[1], top * sign),
+        (z[2], one_large),
+        (z[3].clamp(-1, 1) * top, z[3].clamp(-1, 1) * top),
+        (z[4] * 1e-6, z[5] * least * 20),
+        (z[6], 0 * one),
+        (z[7], z[9]),
+    )
+    x = torch.stack([a.clamp(-top, top) for a, _ in rows]).to(dtype)
+    dy = torch.stack([b.clamp(-top, top) for _, b in rows]).to(dtype)
+    if not residual:
+        return x, dy, None
+    r = draw(len(rows), n, seed=40).to(dtype)
+    r[0], r[5] = x[0], x[5]  # twice the largest number, and a constant row
+    r[1], r[2] = 0, (-x[2].double() + z[10] * least * 4).to(dtype)
+    r[8] = 1e4 * (1 + 0 * r[8]) + 1e-3 * r[8]
+    return x, dy, r
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name_of)
+@pytest.mark.parametrize("form", ["plain", "bare", "residual", "residual bias"])
+def test_gradients_that_float32_cannot_hold(form, dtype, monkeypatch):
+    """Several rows of each kind share a program, so that its column sums have to be redone."""
+    monkeypatch.setattr(module, "_PROGRAMS", 6)
+    for n in (33, 64):
+        x, dy, r = beyond_float32(dtype, n, form.startswith("residual"))
+        ds = None if r is None else draw(*x.shape, seed=7).to(dtype)
+        weight, bias = (draw(n, seed=1) + 2).to(dtype), draw(n, seed=2).to(dtype)
+        if form == "bare":
+            weight = bias = None
+        input_bias = draw(n, seed=3).to(dtype) if form.endswith("bias") else None
+        outputs, gradients = run(x, weight, bias, dy, 1e-5, r, input_bias, ds)
+        upstream = (dy,) if ds is None else (dy, ds)
+        found = exact_errors((x, weight, bias, r, input_bias), outputs, upstream, gradients, 1e-5)
+        assert max(found.values()) <= 0.51, found
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name_of)
+def test_sums_that_float32_cannot_hold(dtype):
+    """Sums of 16-bit operands: beyond the largest number and back, far apart, constant, one number."""
+    top = torch.finfo(dtype).max
+    for n in (1, 40):
+        z = draw(n, seed=50).clamp(-1, 1)
+        one = torch.ones(n, dtype=torch.float64)
+        x = torch.stack([top * one, z * top, 1e4 * one, 1000 * one, 1e-4 * z, top * one]).to(dtype)
+        r = torch.stack([top / 2 * z, z * top, 1e-7 * z, 0.1 * z, top * one, -top * one]).to(dtype)
+        for i in (None, draw(n, seed=51).to(dtype), (top * one).to(dtype)):
+            outputs, _ = run(x, None, None, x.new_zeros(x.shape), 1e-5, r, i)
+            found = exact_errors((x, None, None, r, i), outputs, (), None, 1e-5)
+            assert found["y"] <= Y_BOUND[dtype], (n, i, found)
+            assert found["s"] <= 0.51, (n, i, found)
+
+
+def test_three_operands_far_apart_do_not_lose_the_last():
+    """The low part of a float32 pair has no room for 3e-4 and 1e-11 at once."""
+    x = torch.full((1, 40), 1e4, dtype=torch.bfloat16)
+    r, i = (1e-11 * draw(1, 40)).bfloat16(), torch.full((40,), 3e-4, dtype=torch.bfloat16)
+    outputs, _ = run(x, None, None, x * 0, 1e-5, r, i)
+    found = exact_errors((x, None, None, r, i), outputs, (), None, 1e-5)
+    assert found["y"] <= Y_BOUND[torch.bfloat16], found
+
+
+def hidden(m, n):
+    """x, r: in every other row one operand hides the other from a float64 sum; ordinary rows between."""
+    z = draw(m, n, seed=60)
+    x, r = draw(m, n, seed=61), draw(m, n, seed=62)
+    step = 1.0 + torch.arange(n).double() * 2.0**-20  # slowly varying
+    far = ((-6.1e16, 1e-3), (3.3e38, 1.0), (32.0, 1e-12), (1e9, 1e-6))
+    for k in range(0, m, 2):
+        large, small = far[k // 2 % len(far)]
+        x[k], r[k] = small * z[k], large * (step if k // 2 == 3 else 1)
+        if k % 4:
+            x[k], r[k] = r[k].clone(), x[k].clone()
+    return x, r
+
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+HIDDEN = (  # x, residual, weight; columns; three operands
+    (F32, F32, F32, 40, False),
+    (F32, F32, F32, 33, True),
+    (BF16, F32, BF16, 40, True),
+    (F32, BF16, F32, 40, False),
+    (BF16, BF16, F32, 40, False),
+    (F32, F32, F32, 4_099, False),
+    (BF16, BF16, BF16, 8_195, False),
+    (F32, F32, F32, 16_389, False),
+)
+
+
+@pytest.mark.parametrize(("x_dtype", "r_dtype", "w_dtype", "n", "three"), HIDDEN)
+def test_operands_hidden_from_a_float64_sum(x_dtype, r_dtype, w_dtype, n, three, monkeypatch):
+    """y, dx, dresidual, dweight and dinput_bias are those of the exact sum, in every kernel."""
+    monkeypatch.setattr(module, "_PROGRAMS", 6)  # hard rows and others share a program
+    x, r = hidden(8 if n < 100 else 2, n)
+    x, r = x.to(x_dtype), r.to(r_dtype)
+    dy, ds = draw(*x.shape, seed=63).to(x_dtype), (draw(*x.shape, seed=64) * 1e-3).to(r_dtype)
+    weight, bias = draw(n, seed=1).to(w_dtype), None
+    i = (1e-3 * draw(n, seed=65)).to(x_dtype) if three else None
+    outputs, gradients = run(x, weight, bias, dy, 1e-5, r, i, ds)
+    pick = None if n < 100 else [0, 1, n - 1, *range(5, n, 901)]
+    found = exact_errors((x, weight, bias, r, i), outputs, (dy, ds), gradients, 1e-5, pick=pick)
+    assert max(found.values()) <= 0.51, found
+
+
+def test_a_hidden_third_operand_that_the_residual_uncovers():
+    """(x + input_bias) + residual in plain float64 would be 0."""
+    n = 40
+    x = torch.full((2, n), 1e20)
+    i = (1e-3 * draw(n, seed=66)).float()
+    outputs, _ = run(x, None, None, draw(2, n, seed=67).float(), 1e-5, -x, i)
+    found = exact_errors((x, None, None, -x, i), outputs, (), None, 1e-5)
+    assert found["y"] <= Y_BOUND[torch.float32], found
+
+
+def test_a_row_with_hidden_operands_depends_neither_on_the_others_nor_on_strides():
+    x, r = (t.float() for t in hidden(8, 40))
+    dy = draw(8, 40, seed=63).float()
+    outputs, gradients = run(x, None, None, dy, 1e-5, r)
+    apart = [torch.stack((t, t + 1), 1)[:, 0] for t in (x, dy, r)]
+    strided, grads = run(apart[0], None, None, apart[1], 1e-5, apart[2])
+    assert torch.equal(strided[0], outputs[0])
+    assert torch.equal(grads["x"], gradients["x"])
+    for k in range(8):
+        row = slice(k, k + 1)
+        alone, grads = run(x[row], None, None, dy[row], 1e-5, r[row])
+        assert torch.equal(alone[0], outputs[0][row])
+        assert torch.equal(grads["x"], gradients["x"][row])
+
+
+def test_one_number_per_row_has_no_gradient_of_weight():
+    """Three operands far apart, gradients that make 16-bit rows suspect."""
+    for dtype in (*HALF, torch.float32):
+        top = torch.finfo(dtype).max
+        x = torch.tensor([[30.0], [3.0], [1e4]]).to(dtype)
+        r, i = torch.tensor([[1e-17], [1e-7], [1e-7]]).to(dtype), torch.tensor([3e-5]).to(dtype)
+        one = torch.ones(1, dtype=dtype)
+        for eps in (1e-5, 1e30):
+            _, gradients = run(x, one, one, x.new_full(x.shape, top), eps, r, i)
+            assert float(gradients["weight"]) == 0, (dtype, eps, gradients["weight"])
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_paired_kernel_beyond_float32(bare, monkeypatch):
+    """g rstd, g, dy xhat and rstd^2 c2 leave float32 upwards and downwards; dx may be finite or not."""
+    monkeypatch.setattr(module, "_PAIRED_ROWS", 1)
+    monkeypatch.setattr(module, "_PAIRED_PROGRAMS", 3)
+    n = 4_097
+    z = [draw(n, seed=70 + k) for k in range(8)]
+    top = torch.finfo(torch.float32).max
+    rows = (  # x, dy
+        (1e-6 * z[0], z[1] * 1e37),
+        (1e-6 * z[0], 3.4e38 * z[0].sign()),
+        (z[2] * 1e3, z[3].clamp(-1, 1) * top),
+        (z[0].clamp(-1, 1) * top, z[0].clamp(-1, 1) * top),
+        (1e-6 * z[4], z[5] * 1e-42),
+        (z[4], z[5]),
+        (1e11 * z[4], z[4] * 1e-14),
+        (z[6], 0 * z[7]),
+    )
+    x, dy = (torch.stack([row[k] for row in rows]).float() for k in range(2))
+    weight = None if bare else (draw(n, seed=1) * 4).float()
+    bias = None if bare else draw(n, seed=2).float()
+    outputs, gradients = run(x, weight, bias, dy, 1e-5)
+    pick = [0, 1, 2_048, n - 1, *range(5, n, 801)]
+    found = exact_errors((x, weight, bias), outputs, (dy,), gradients, 1e-5, pick=pick)
+    assert found["x"] <= 0.7, found
+    assert found.get("weight", 0) <= 2 and found.get("bias", 0) <= 0.501, found
+
+
+def test_a_large_constant_row_with_a_tiny_eps_gives_the_bias():
+    """rstd asks for a scale of 2^49, which the values have no room for."""
+    x, bias = torch.full((1, 5), 1e36, dtype=torch.bfloat16), torch.arange(5).bfloat16()
+    outputs, gradients = run(x, bias + 1, bias, torch.ones_like(x), 1e-30)
+    assert torch.equal(outputs[0][0], bias)
+    assert (gradients["weight"] == 0).all()
+    assert gradients["x"].isfinite().all()
+
+
+def test_only_what_exceeds_float32_is_infinite():
+    n = 40
+    x = (1e-6 * draw(2, n, seed=80)).float()
+    dy = (draw(2, n, seed=81) * 2e36).float()
+    outputs, gradients = run(x, None, None, dy, 1e-5)
+    found = exact_errors((x, None, None), outputs, (dy,), gradients, 1e-5)
+    assert found["x"] <= 0.501, found
+    infinite = gradients["x"].isinf()
+    assert infinite.any() and not infinite.all()
 
 
 MIXED = (  # x, weight, bias, residual, input_bias
