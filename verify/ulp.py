@@ -129,7 +129,11 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def ulp_exponent(value: Tensor, fmt: Format, low: Tensor | None = None) -> Tensor:
-    """Exponent e (int64) of the spacing 2^e of a format at float64 `value` (+ `low`)."""
+    """Exponent e (int64) of the spacing 2^e of a format at float64 `value` (+ `low`).
+
+    Beyond the largest number it stays that of the largest, for a scale too: in a wider unit every finite result would
+    be right beside large enough terms, and so would infinity.
+    """
     raw = value.view(torch.int64)
     exponent = ((raw >> 52) & 0x7FF) - 1023
     if low is not None:

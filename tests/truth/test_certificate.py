@@ -9,9 +9,12 @@ from pathlib import Path
 import mpmath
 import pytest
 import torch
+from torch import Tensor
 
 from verify import ops
 from verify.errors import TruthError, UsageError
+from verify.ops import normalize
+from verify.ops.compensated import Pair
 from verify.ops.op import Fast, Op, Point
 from verify.truth import certificate, certify
 from verify.truth.certificate import (
@@ -162,6 +165,27 @@ def test_certify_measures_a_reference_that_is_off(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ops, "get", lambda name: spoiled(good, float("nan")))
     for entry in certify.certify(["gelu"], device="cpu", seed=1, elements=128):
         assert entry.units == float("inf")
+
+
+def test_certify_sees_what_a_mean_of_one_word_loses_where_large_elements_cancel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alone: the other recipes are left out. Sums and the separate treatment of small elements are made plain."""
+    monkeypatch.setattr(certify, "ROW_REGIMES", ())
+    monkeypatch.setattr(certify, "WIDE", ())
+    good = {entry.result: entry for entry in certify.certify(["layer_norm"], device="cpu", seed=1)}
+    assert 0 < good["y"].units <= 8
+    assert good["y"].worst.startswith("cancelling float32 (3, ")
+    monkeypatch.setattr(normalize, "_CLOSE", 0.0)
+    monkeypatch.setattr(normalize, "tree_sum", plain_sum)
+    bad = {entry.result: entry for entry in certify.certify(["layer_norm"], device="cpu", seed=1)}
+    assert bad["y"].units > 1e4
+    assert bad["dweight"].units > 1e4
+
+
+def plain_sum(values: Tensor | Pair, dim: int) -> Pair:
+    total = (values if isinstance(values, Tensor) else values[0] + values[1]).sum(dim, keepdim=True)
+    return total, torch.zeros_like(total)
 
 
 def third(precision: int) -> mpmath.mpf:

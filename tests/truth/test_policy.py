@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from verify.cases.values import special_patterns
-from verify.formats import FORMATS, Format
+from verify.formats import FORMATS, Format, named
 from verify.ops.op import Point
 from verify.truth.enclosure import Enclosure, to_double_double
 from verify.truth.exact import judge
-from verify.ulp import Policy, errors, from_bits
+from verify.truth.fast import Truth
+from verify.ulp import Policy, errors, from_bits, pattern_at
 
 POLICIES = [
     Policy(nan=nan, overflow=overflow, signed_zero=zero, subnormals=subnormals)
@@ -113,3 +114,23 @@ def test_a_float64_truth_between_the_largest_and_its_overflow_is_left_to_the_jud
     exact = judge(point_at(real), fmt, fmt.max_bits)
     assert exact.ulp == -0.625
     assert exact.misrounded
+
+
+def test_a_scale_beyond_the_format_is_the_same_unit_for_the_judge_of_single_elements() -> None:
+    """dx of a float16 layer norm whose terms are near 2e7: 18.5 off is 0.58 of the 32 between its largest numbers."""
+    fmt, value = named("float16"), Fraction(-36082.5)
+    got = torch.tensor([-36064.0], dtype=torch.float16)
+    truth = Truth(
+        torch.tensor([float(value)], dtype=torch.float64),
+        None,
+        torch.zeros(1).double(),
+        torch.tensor([2e7]).double(),
+        "test",
+    )
+    found = errors(got, truth.value, fmt, scale=truth.scale)
+    judged = judge(point_at(value), fmt, pattern_at(got, 0))
+    assert found.scaled is not None and found.scaled.item() == 18.5 / 32
+    assert judged.scaled(truth.scale_exponent(0, fmt)) == 18.5 / 32
+    wide = Truth(truth.value, None, truth.bound, torch.tensor([1e30], dtype=torch.float64), "test")
+    infinite = judge(point_at(Fraction(5)), fmt, fmt.inf_bits)
+    assert infinite.scaled(wide.scale_exponent(0, fmt)) == (65536 - 5) / 32

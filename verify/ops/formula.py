@@ -35,9 +35,11 @@ class Curve:
     """A function of one real variable and its derivative.
 
     `bend(x)` is the magnitude of the terms of the second derivative in float64: it says how an
-    error of the argument reaches the slope, which the scale of a fused linear layer needs.
+    error of the argument reaches the slope, which the scale of a fused linear layer needs. `steep`
+    are the places where the magnitude of the slope has a maximum.
     """
 
     value: Formula
     slope: Formula
     bend: Callable[[Tensor], Tensor]
+    steep: tuple[float, ...] = ()

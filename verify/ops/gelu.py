@@ -283,11 +283,13 @@ ERF = Curve(
     value=Formula(mp=_erf_value_mp, arb=_erf_value_arb, fast=_erf_value_fast),
     slope=Formula(mp=_erf_slope_mp, arb=_erf_slope_arb, fast=_erf_slope_fast),
     bend=_erf_bend,
+    steep=(-math.sqrt(2.0), math.sqrt(2.0)),  # gelu'' = phi(x) (2 - x^2)
 )
 TANH = Curve(
     value=Formula(mp=_tanh_value_mp, arb=_tanh_value_arb, fast=_tanh_value_fast),
     slope=Formula(mp=_tanh_slope_mp, arb=_tanh_slope_arb, fast=_tanh_slope_fast),
     bend=_tanh_bend,
+    steep=(-1.4185040087908284, 1.4185040087908284),
 )
 PARAMS = {"approximate": "none"}
 CHOICES = {"approximate": ("none", "tanh")}

@@ -10,6 +10,12 @@ when the op does not centre), c = s - m, var = mean(c^2), r = 1 / sqrt(var + eps
 and ds is the gradient of every summand (summed over rows for the broadcast bias). Truth: eps is the
 exact value of the Python float; s and y both belong to the exact, unrounded sum.
 
+The scale of y is |w| size + |b| and that of dw the sum of |dy| size; size is |xhat| when the op does not centre. When
+it does, an element at the mean of its row is what is left of cancelled terms, an exact 0 even, and a scale of |xhat|
+would ask for digits of it that nobody's mean has. So size = max(|xhat|, u rms): rms = sqrt(var) r is the root mean
+square of the row's xhat, at most 1, and u = 2^-24 (2^-53 for float64 data) the unit roundoff of float32 (float64). One
+ulp of u rms in that format is at least u^2 rms: what a mean in two of its words leaves (docs/reductions.md).
+
 A row with an infinity or a NaN has no xhat (NaN throughout), with one exception: where nothing is centred, a number
 beside an infinity has the limit 0. The infinity itself stands for infinity / infinity, which has no value.
 """
@@ -33,6 +39,8 @@ _LOWEST, _HIGHEST = -400, 1000
 # Elements that are nearer to their row's mean than that, relative to the row's largest, are not left to a mean of 100
 # bits: where large elements cancel, nothing of it need be right.
 _CLOSE = 2.0**-40
+# The part of its row's deviation below which an element is judged as if it were that large.
+_LEAST, _LEAST_FLOAT64 = 2.0**-24, 2.0**-53
 
 
 def _mean(values: Tensor, dim: int = -1) -> Tensor:
@@ -53,7 +61,7 @@ def _columns(value: Tensor, scale: Tensor) -> Fast:
 
 
 class _Row:
-    """The rows of a problem in float64: s, xhat and rstd."""
+    """The rows of a problem in float64: s, xhat, rstd, and `size`, what stands for |xhat| in a scale."""
 
     def __init__(self, problem: Problem, centre: bool, summands: tuple[str, ...]) -> None:
         parts = [_operand(problem, name) for name in summands]
@@ -80,14 +88,20 @@ class _Row:
                 again = deviations([part.expand_as(centred)[rows] for part in parts]) * factor[rows]
                 centred[rows] = torch.where(close[rows], again, centred[rows])
         eps = float(problem.params["eps"]) * factor * factor
-        rstd = 1.0 / torch.sqrt(_mean(centred * centred) + eps)
+        variance = _mean(centred * centred)
+        rstd = 1.0 / torch.sqrt(variance + eps)
         lost = ~torch.isfinite(largest)
         xhat = (centred * rstd).masked_fill(lost, torch.nan)
         if not centre:
             # beside an infinity every number is divided by one: 0, with its sign; the infinity itself by itself: NaN
             beside = torch.isinf(largest) & torch.isfinite(self.sum)
             xhat = torch.where(beside, torch.copysign(torch.zeros_like(xhat), self.sum), xhat)
-        self.xhat = xhat
+        self.xhat, self.size = xhat, xhat.abs()
+        if centre:
+            given = [problem.inputs[name] for name in summands]
+            wide = any(each is not None and each.dtype == torch.float64 for each in given)
+            least = torch.sqrt(variance) * rstd * (_LEAST_FLOAT64 if wide else _LEAST)
+            self.size = torch.maximum(self.size, least)
         self.rstd = (rstd * factor).masked_fill(lost, torch.nan)
 
 
@@ -106,7 +120,7 @@ def _optional(problem: Problem, name: str) -> Tensor | None:
 def _forward(problem: Problem, row: _Row) -> Fast:
     weight, bias = _optional(problem, "weight"), _optional(problem, "bias")
     value = row.xhat if weight is None else row.xhat * weight
-    scale = value.abs()
+    scale = row.size if weight is None else row.size * weight.abs()
     return Fast(value, scale) if bias is None else Fast(value + bias, scale + bias.abs())
 
 
@@ -158,8 +172,7 @@ def _fast(problem: Problem, centre: bool, summands: tuple[str, ...]) -> dict[str
         elif result == "s":
             results[result] = Fast(row.sum, row.sum_scale)
         elif result == "dweight":
-            product = dy * row.xhat
-            results[result] = _columns(product, product.abs())
+            results[result] = _columns(dy * row.xhat, dy.abs() * row.size)
         elif result == "dbias":
             results[result] = _columns(dy, dy.abs())
         else:

@@ -3,7 +3,8 @@
 For every op, every combination of its named parameters and every result, cases are built as for kernels,
 in float32 and bfloat16 (the inputs a kernel will see). Elementwise results are compared on thousands of
 points, row-wise and contraction results on random elements of every row regime and of widths on both sides
-of powers of two. What comes out is the largest |fast - exact| / (2^-53 * scale).
+of powers of two, and of rows whose large elements cancel, which no recipe makes. What comes out is the largest
+|fast - exact| / (2^-53 * scale).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from verify import ops
 from verify.cases import Case, counter, inputs_of, problem_of
+from verify.cases.explicit import spell
 from verify.cases.values import fill
 from verify.declaration import expected_shape
 from verify.errors import TruthError
@@ -31,6 +33,7 @@ ELEMENTS = 4096
 PER_CASE = 48
 WIDTHS = (1, 2, 3, 31, 64, 257, 1024)
 WIDE = (5_000,)
+CANCELLING = (2, 31, 64, 257)
 MATRICES = ((5, 33, 7), (3, 300, 4))
 EPSILONS = (1e-5, 1e-12)
 BOTH_EVERY = 16  # one point in so many goes through both exact routes
@@ -79,6 +82,23 @@ def _cases(op: Op, params: dict[str, Any], seed: int, elements: int) -> Iterator
         yield case(dtype="float32", dims=(3, width), fill=recipe, params=extra)
     for width, recipe in itertools.product(WIDE, ("mean 1e4", "nearly constant", "huge 1e30")):
         yield case(dtype="float32", dims=(1, width), fill=recipe)
+    for place, width in enumerate(CANCELLING):
+        extra = {**params, "eps": EPSILONS[place % 2]} if has_eps else params
+        values = {each.name: _cancelling(each.name, 3, width, seed) for each in op.operands if each.role == "data"}
+        # a bias would hide them
+        values |= {each.name: "0" * 8 * width for each in op.operands if each.role == "shift" and each.optional}
+        yield case(dtype="float32", dims=(3, width), fill="randn", params=extra, values=values)
+
+
+def _cancelling(name: str, rows: int, width: int, seed: int) -> str:
+    """Rows of equal and opposite numbers of all magnitudes but for one: what is small is near the mean, and counts."""
+    stream, count, half = f"certify/{name}", rows * width, width // 2
+    exponents = (counter.below(seed, f"{stream}/exponent", count, 121) - 60).double()
+    numbers = (counter.bell(seed, stream, count) * torch.exp2(exponents)).reshape(rows, width)
+    numbers[:, half : 2 * half] = -numbers[:, :half]
+    numbers = numbers[:, counter.uniform(seed, f"{stream}/order", width).argsort()]
+    numbers[:, 0] *= 2.0**-60
+    return spell(numbers.float())
 
 
 def _certify_op(op: Op, params: dict[str, Any], device: str, seed: int, elements: int) -> list[Entry]:
@@ -104,10 +124,8 @@ def _certify_op(op: Op, params: dict[str, Any], device: str, seed: int, elements
                 )
                 counts[result] = counts.get(result, 0) + 1
                 if result not in worst or units > worst[result][0]:
-                    worst[result] = (
-                        units,
-                        f"{case.fill} {case.dtype} {case.dims} [{index}] -> {values[place]!r}",
-                    )
+                    recipe = "cancelling" if case.values else case.fill
+                    worst[result] = (units, f"{recipe} {case.dtype} {case.dims} [{index}] -> {values[place]!r}")
     return [
         Entry(
             op=op.name,

@@ -1,0 +1,210 @@
+"""The scales of rows: layer norm's beside its definition in fractions, that of a derived gradient beside a Jacobian."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from tests.ops.test_op_rows import problem_of
+from verify import formats
+from verify.ops import Op, Problem, get, registry
+from verify.ops.define_rows import row_op
+from verify.ops.op import Fast, Point
+from verify.truth.certificate import UNCERTIFIED
+from verify.truth.fast import Truth, check_bound
+from verify.ulp import errors
+
+LAYER_NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias")
+RECIPES = ("randn", "mean 1e4", "near constant", "constant", "outlier", "tiny", "huge", "wide range", "pairs")
+
+
+def sizes(row: list[Fraction], eps: float, least: float) -> list[Any]:
+    """max(|xhat|, least * rms) of a row: nothing but two square roots is rounded."""
+    mean = sum(row, Fraction(0)) / len(row)
+    variance = sum(((value - mean) ** 2 for value in row), Fraction(0)) / len(row)
+    deviation, root = (mp.sqrt(mp.mpf(v.numerator) / v.denominator) for v in (variance, variance + Fraction(eps)))
+    distances = [abs(value - mean) for value in row]
+    return [max(mp.mpf(d.numerator) / d.denominator, least * deviation) / root for d in distances]
+
+
+def rational_scales(problem: Problem, names: list[str], least: float) -> tuple[list[Any], list[Any]]:
+    """The scales of y, row after row, and of dweight."""
+    rows, width = next(t.shape for name in names if (t := problem.inputs[name]) is not None and t.ndim == 2)
+    inputs = {
+        name: torch.full((rows, width), default) if tensor is None else tensor.expand(rows, width)
+        for name, default in ((*((name, 0.0) for name in names), ("weight", 1.0), ("bias", 0.0)))
+        for tensor in [problem.inputs[name]]
+    }
+    dy = problem.upstream["y"]
+    y, dweight = [], [mp.zero] * width
+    for place in range(rows):
+        row = [sum((Fraction(float(inputs[n][place, c])) for n in names), Fraction(0)) for c in range(width)]
+        for column, size in enumerate(sizes(row, problem.params["eps"], least)):
+            weight, bias = (abs(float(inputs[name][place, column])) for name in ("weight", "bias"))
+            y.append(weight * size + bias)
+            dweight[column] += abs(float(dy[place, column])) * size
+    return y, dweight
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", LAYER_NORMS)
+def test_the_scale_is_the_one_of_its_definition(name: str, recipe: str) -> None:
+    op = get(name)
+    summands = [operand.name for operand in op.operands if operand.name not in ("weight", "bias")]
+    below = 0
+    for (dtype, least), bare in itertools.product(
+        ((torch.bfloat16, 2.0**-24), (torch.float32, 2.0**-24), (torch.float64, 2.0**-53)), (False, True)
+    ):
+        problem = problem_of(op, recipe, (2, 16), dtype)
+        if bare:
+            problem = Problem(problem.inputs | {"weight": None, "bias": None}, problem.params, problem.upstream)
+        problem = Problem(problem.inputs, problem.params, problem.upstream, ("y", "dweight"))
+        fast = op.fast(problem)
+        with mp.workprec(200):
+            for result, expected in zip(("y", "dweight"), rational_scales(problem, summands, least), strict=True):
+                for got, want in zip(fast[result].scale.flatten().tolist(), expected, strict=True):
+                    assert abs(got - want) <= 1e-14 * want, (result, dtype, bare)
+        if bare:
+            below += int((fast["y"].scale > fast["y"].value.abs()).sum())
+    # above |xhat| only where large elements cancel, or hide the mean
+    assert (below > 0) == (recipe == "pairs")
+
+
+def scaled(got: Tensor, problem: Problem) -> Tensor:
+    """The scaled errors of y, as they are judged."""
+    truth = get("layer_norm").fast(problem)["y"]
+    found = errors(got, truth.value, formats.of(got.dtype), scale=truth.scale).scaled
+    assert found is not None
+    return found.abs().reshape(got.shape)
+
+
+def bare(x: Tensor, eps: float = 1e-5) -> Problem:
+    return Problem({"x": x, "weight": None, "bias": None}, {"eps": eps})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_element_at_the_mean_is_held_to_a_mean_of_two_words_and_no_more(dtype: torch.dtype) -> None:
+    """Four of a row of six are its exact mean, which is what rows of large elements that cancel come to in a hunt."""
+    problem = bare(torch.tensor([[6.25, 6.25, 6.25, 8.25, 4.25, 6.25]], dtype=dtype))
+    truth = get("layer_norm").fast(problem)["y"]
+    at_mean = truth.value == 0
+    assert int(at_mean.sum()) == 4
+    assert truth.scale[at_mean].tolist() == pytest.approx([2.0**-24] * 4, rel=1e-5, abs=0)
+    two_words, one_word = (torch.where(at_mean, error, truth.value).to(dtype) for error in (2.0**-50, 2.0**-24))
+    assert float(scaled(two_words, problem).max()) <= 0.5
+    assert float(scaled(one_word, problem)[at_mean].min()) >= 2.0 ** formats.of(dtype).mantissa_bits
+
+
+def test_what_a_mean_of_one_word_loses_is_not_excused() -> None:
+    """PyTorch, and a mean of squares less a squared mean, in float32: on a large mean and on one that is exactly 0."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 256, generator=generator)
+    opposite = torch.cat([x[:, :127], -x[:, :127], torch.zeros(4, 2)], -1)[:, torch.randperm(256, generator=generator)]
+    for given in (x + 1e4, opposite):
+        mean = given.mean(-1, keepdim=True)
+        variance = (given.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0)
+        textbook = (given - mean) / torch.sqrt(variance + 1e-5)
+        for got in (torch.nn.functional.layer_norm(given, (256,)), textbook):
+            assert float(scaled(got, bare(given)).max()) > 1e4
+
+
+def test_a_constant_row_has_no_floor() -> None:
+    """Its deviation is 0: every result that is not 0 is wrong as before, in units of the smallest subnormal."""
+    x = torch.full((1, 24), 0.1)
+    assert get("layer_norm").fast(bare(x))["y"].scale.tolist() == [[0.0] * 24]
+    assert float(scaled(torch.full((1, 24), 2.0**-30), bare(x)).min()) == 2.0**119
+
+
+def test_of_many_equal_elements_beside_one_outlier_none_is_below_the_floor() -> None:
+    """One of N elements apart from the others: they have |xhat| = rms / sqrt(N - 1), and N is below 2^48."""
+    x = torch.zeros(1, 1 << 20)
+    x[0, 5] = 1e30
+    fast = get("layer_norm").fast(bare(x))["y"]
+    assert torch.equal(fast.scale, fast.value.abs())
+
+
+def test_nothing_is_added_to_the_scale_where_nothing_is_centred() -> None:
+    op = get("rms_norm")
+    problem = problem_of(op, "pairs", (2, 16), torch.float32)
+    fast = op.fast(Problem(problem.inputs | {"weight": None}, problem.params))["y"]
+    assert torch.equal(fast.scale, fast.value.abs()) and float(fast.scale.min()) < 2.0**-40
+
+
+# -- gradients of row ops that a user defines ---------------------------------------------------
+
+
+def exponentials(row: list[Any]) -> list[Any]:
+    weights = [mp.exp(value) for value in row]
+    return [weight / mp.fsum(weights) for weight in weights]
+
+
+def roundabout(x: Tensor) -> Tensor:
+    """The softmax by a formula with terms that are a million times too large."""
+    return torch.softmax((1e6 + 1) * x - 1e6 * x, -1)
+
+
+@pytest.fixture
+def own_softmax(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Op]:
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    return lambda reference: row_op("own_softmax", exact=exponentials, reference=reference, replace=True)
+
+
+def gradient_of(op: Op, x: Tensor, dy: Tensor) -> Fast:
+    return op.fast(Problem({"x": x}, {}, {"y": dy}, ("dx",)))["dx"]
+
+
+def test_the_scale_of_a_derived_gradient_is_the_sum_of_its_terms(own_softmax: Callable[..., Op]) -> None:
+    """|g_j dy_j / dx_i|, in rows of up to 64; the row's largest element where it is larger."""
+    op = own_softmax(lambda x: torch.softmax(x, -1))
+    generator = torch.Generator().manual_seed(1)
+    x, dy = (torch.randn(3, 64, generator=generator) for _ in range(2))
+    fast = gradient_of(op, x, dy)
+    y = torch.softmax(x.double(), -1)
+    jacobian = torch.diag_embed(y) - y[:, :, None] * y[:, None, :]
+    terms = (dy.double().abs()[:, :, None] * jacobian.abs()).sum(1)
+    expected = torch.maximum(terms, fast.value.abs().amax(-1, keepdim=True))
+    assert torch.allclose(fast.scale, expected, rtol=1e-12, atol=0)
+    assert int((terms > fast.value.abs().amax(-1, keepdim=True)).sum()) > 3, "the terms decide somewhere"
+    written_otherwise = gradient_of(own_softmax(roundabout), x, dy)
+    assert torch.allclose(written_otherwise.scale, fast.scale, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("width", [5, 64, 65, 700])
+def test_a_derived_gradient_that_cancels_is_not_called_wrong(own_softmax: Callable[..., Op], width: int) -> None:
+    """Equal upstream gradients: dx of a softmax is 0, and what float32 leaves of the terms is within a few ulp of them.
+
+    The groups of a wide row lose little of their terms' magnitude, and the reference itself keeps its bound.
+    """
+    op = own_softmax(lambda x: torch.softmax(x, -1))
+    x = torch.randn(4, width, generator=torch.Generator().manual_seed(2))
+    problem = Problem({"x": x}, {}, {"y": torch.full((4, width), 0.3)}, ("dx",))
+    fast = op.fast(problem)["dx"]
+    leaf = x.clone().requires_grad_()
+    (got,) = torch.autograd.grad(torch.softmax(leaf, -1), leaf, problem.upstream["y"])
+    zero = torch.zeros(4, width, dtype=torch.float64)
+    found = errors(got, zero, formats.named("float32"), scale=fast.scale).scaled
+    assert found is not None and float(found.abs().max()) <= 4
+    bound = fast.scale * UNCERTIFIED * 2.0**-53
+    truth = Truth(fast.value, None, bound, fast.scale, "none")
+    check_bound([Point(mp=lambda prec: mp.zero)] * 8, truth, range(8))
+    forgotten = torch.softmax(x, -1) * problem.upstream["y"]  # without the mean of the upstream gradient
+    wrong = errors(forgotten, zero, formats.named("float32"), scale=fast.scale).scaled
+    assert wrong is not None and float(wrong.abs().min()) > 1e6
+
+
+def test_an_upstream_gradient_that_is_not_finite_leaves_the_other_rows_their_scale(
+    own_softmax: Callable[..., Op],
+) -> None:
+    op = own_softmax(lambda x: torch.softmax(x, -1))
+    x, dy = torch.randn(2, 3, generator=torch.Generator().manual_seed(4)), torch.ones(2, 3)
+    dy[0, 1] = torch.inf
+    scale = gradient_of(op, x, dy).scale
+    assert torch.equal(scale[1], gradient_of(op, x[1:], dy[1:]).scale[0]) and bool((scale[1] > 0.01).all())
+    assert not bool(torch.isfinite(scale[0]).any())
