@@ -223,7 +223,8 @@ def _tile_kernel(
         b = tl.load(b_at, mask=b_mask, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=wide)
         if MODE % 4 != 0:
-            b = tl.load(b_at + N.to(tl.int64) * stride_bn, mask=b_mask, other=0.0)
+            gap = tl.cast(N, tl.int64)  # N.to would not compile for N = 1, which Triton makes a plain number
+            b = tl.load(b_at + gap * stride_bn, mask=b_mask, other=0.0)
             second = tl.dot(a, b, second, input_precision=PRECISION, out_dtype=wide)
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if HAS_BIAS:

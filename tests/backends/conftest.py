@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,3 +36,15 @@ def shipped(faithful: None) -> Iterator[None]:
         yield
     finally:
         interpreter.install()
+
+
+@pytest.fixture
+def k(faithful: None) -> types.ModuleType:
+    """The kernels; imported only once Triton interprets, and by path, whatever pytest's import mode."""
+    path = Path(__file__).with_name("interpreted_kernels.py")
+    if path.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[path.stem])
+    return sys.modules[path.stem]

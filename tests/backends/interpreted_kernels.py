@@ -254,6 +254,20 @@ def padded(x, out):
 
 
 @triton.jit
+def padded_descriptor(x, out):
+    nan = tl.make_tensor_descriptor(x, [6], [1], [8], padding_option="nan")
+    zero = tl.make_tensor_descriptor(x, [6], [1], [8])
+    tl.store(out + tl.arange(0, 8), nan.load([0]))
+    tl.store(out + 8 + tl.arange(0, 8), zero.load([0]))
+
+
+@triton.jit
+def approximate_division(x, y, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.fdiv(tl.load(x + i), tl.load(y + i), approx=True))
+
+
+@triton.jit
 def atomic_pairs(x, out, old, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(old + i, tl.atomic_add(out + i // 2, tl.load(x + i), mask=i < N - 2))
@@ -273,3 +287,118 @@ def elementwise(x, out, n, BLOCK: tl.constexpr):
 def float_argument(out, s, N: tl.constexpr):
     """s^2 - 1: the last bits say in which precision the argument was squared."""
     tl.store(out + tl.arange(0, N), tl.zeros((N,), tl.float32) + (s.to(tl.float32) * s - 1.0))
+
+
+# -- launch arguments: each of these stores a number made of n ------------------------------------
+
+
+@triton.jit
+def method_of_argument(out, n):
+    """Compiles for every n but 1."""
+    tl.store(out, n.to(tl.int64))
+
+
+@triton.jit
+def method_of_product(out, n):
+    tl.store(out, (3 * n - 1).to(tl.int64))
+
+
+@triton.jit
+def type_of_argument(out, n):
+    tl.store(out, tl.full((), 5, n.dtype))
+
+
+@triton.jit
+def method_in_a_device_function(out, n):
+    tl.store(out, as_int64(n))
+
+
+@triton.jit
+def as_int64(n):
+    return n.to(tl.int64)
+
+
+@triton.jit
+def method_of_tuple_element(out, sizes):
+    tl.store(out, sizes[0].to(tl.int64))
+
+
+@triton.jit
+def method_of_assigned(out, n):
+    m = n
+    tl.store(out, m.to(tl.int64))
+
+
+@triton.jit
+def method_of_augmented(out, n):
+    n += 1
+    tl.store(out, n.to(tl.int64))
+
+
+@triton.jit
+def method_of_returned(out, n):
+    tl.store(out, tl.cdiv(n, 4).to(tl.int64) + twice(n).to(tl.int64))
+
+
+@triton.jit
+def twice(n):
+    return 2 * n
+
+
+@triton.jit
+def cast_argument(out, n):
+    tl.store(out, tl.cast(n, tl.int64))
+
+
+@triton.jit(do_not_specialize=["n"])
+def method_of_listed(out, n):
+    tl.store(out, n.to(tl.int64))
+
+
+@triton.jit(do_not_specialize_on_alignment=["n"])
+def method_of_listed_for_alignment(out, n):
+    tl.store(out, n.to(tl.int64))
+
+
+@triton.jit
+def method_of_annotated(out, n: tl.int64):
+    tl.store(out, (n * 2147483647 * 4).to(tl.int64))
+
+
+@triton.jit
+def method_of_default(out, n=1):
+    tl.store(out, n.to(tl.int64))
+
+
+@triton.jit
+def method_of_flag(out, n):
+    tl.store(out, tl.where(~n, 10, 20) + n.to(tl.int32))
+
+
+@triton.jit
+def method_of_none(out, n):
+    if n is not None:
+        tl.store(out, n.to(tl.int64))
+
+
+@triton.jit
+def numbers(x, out, n, m, BLOCK: tl.constexpr):
+    """Index arithmetic in every way that kernels use."""
+    i = tl.arange(0, BLOCK)
+    at = (tl.program_id(0) * n + i) * m
+    total = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, n, 1):
+        total += start + (n << 3) // (m + 2) - (7 % n) + (-n) * m + (n ^ m) + (n | 2) + (1 + n) * (5 - m)
+    if n == 1 and m < 3:
+        total += 100
+    if not (n > m):
+        total += tl.cdiv(n, m) + tl.minimum(n, m) + tl.where(i < n, n, m)
+    small = tl.load(x + at, mask=i < n, other=0) * n + n / 4 * m
+    tl.store(out + i, total + small.to(tl.int64))
+
+
+@triton.jit
+def bytes_times(x, out, n):
+    i = tl.arange(0, 4)
+    x = tl.load(x + i)
+    tl.store(out + i, (x * n + x).to(tl.int64))

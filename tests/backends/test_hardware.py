@@ -11,12 +11,14 @@ import importlib.util
 import json
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
+VERSION = tuple(int(part) for part in metadata.version("triton").split(".")[:2])
 RECORDED: dict[str, list[str]] = json.loads((HERE / "hardware_sm_90.json").read_text())
 
 
@@ -45,7 +47,8 @@ def test_every_exact_operation_gives_the_bits_of_an_h200(script: types.ModuleTyp
             wrong.append(f"{item.name}: did not run")
         elif script.short_hash(script.canonical(outputs[item.name], item.result)) != want:
             wrong.append(item.name)
-    assert not wrong, wrong
+    # The record is Triton 3.6.0's. From 3.8 `-x` flips the sign bit, where 0 - x keeps +0.0 (docs/toolchains.md).
+    assert set(wrong) == ({f"{t} neg" for t in ("fp64", "fp32", "fp16", "bf16")} if VERSION >= (3, 8) else set())
     if compared < 500:
         pytest.skip(f"only {compared} of {len(RECORDED)} experiments have their recorded inputs here")
     assert compared == len(RECORDED)
@@ -62,8 +65,9 @@ def test_the_hash_sees_one_bit_and_ignores_the_payload_of_nan(script: types.Modu
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.filterwarnings("ignore")
 def test_the_shipped_interpreter_would_not_pass(script: types.ModuleType) -> None:
-    names = {n for n in RECORDED if n.startswith(("cast fp32 bf16", "bf16 +", "fp32 fma", "fp32 minimum"))}
-    assert len(names) >= 4
+    wrong = ("cast fp32 bf16", "bf16 +", "fp32 minimum", *(["fp32 fma"] if VERSION < (3, 9) else []))
+    names = {n for n in RECORDED if n.startswith(wrong)}
+    assert len(names) >= len(wrong)
     outputs = script.run_all("cpu", only=names)
     same = [
         i.name

@@ -87,6 +87,20 @@ def test_within_the_a_priori_bound(backend, dtype, approximate, with_bias):
     assert worst_ratio(y, x, weight, bias, approximate) <= 1.0
 
 
+@pytest.mark.parametrize(("m", "k", "d"), [(1, 1, 1), (3, 1, 1), (1, 5, 1), (1, 1, 3), (3, 5, 1)])
+def test_extents_of_one(backend, m, k, d):
+    """Triton compiles an int argument of 1 as a number without methods; N is d, and each stride may be 1."""
+    x, w, b = tensors(torch.float32, m, k, d, device=backend.device)
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+    y = linear_geglu(*leaves)
+    assert worst_ratio(y.detach(), x.detach(), w.detach(), b.detach(), "none") <= 1.0
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    p = F.linear(*wide)
+    want = torch.autograd.grad((p[:, :d] * F.gelu(p[:, d:])).sum(), wide)
+    for got, exact in zip(torch.autograd.grad(y.sum(), leaves), want, strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_the_bound_rejects_swapped_halves_a_lost_bias_and_an_early_rounding():
     x, weight, bias = tensors(torch.bfloat16)
     p1, p2 = (x.double() @ weight.double().t() + bias.double()).chunk(2, -1)

@@ -1,7 +1,8 @@
 """Mend Triton's interpreter, so that kernels run on the CPU compute what a GPU would.
 
 `install()` replaces, in Triton's interpreter, the operations that are not faithful as shipped, and `uninstall()`
-puts the shipped ones back. What is replaced, and why (Triton 3.6.0):
+puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a part of it, and the rest holds for
+3.7 to 3.9 too):
 
 | as shipped | here |
 |---|---|
@@ -15,7 +16,9 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0):
 | NaN padding of bfloat16 blocks is 0; no atomic addition of bfloat16 | `operators` |
 | sum over bfloat16 adds patterns; other reductions take one Python call per element | `reduce` |
 | `for i in range(0, n)` with a run-time n fails with numpy 2.4 | `_index` |
-| a float argument stays a Python float: no `eps.to(tl.float32)`, and float64 arithmetic | `_argument` |
+| a float argument stays a Python float: no `eps.to(tl.float32)`, and float64 arithmetic | `arguments` |
+| an int argument of 1 is a tensor, in a compiled kernel it is a constant; a bool argument fails | `arguments` |
+| annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
 | an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
 
@@ -77,7 +80,7 @@ def install() -> None:
     if _active is not None:
         return
     targets = _targets()
-    from verify.backends import operators, reduce
+    from verify.backends import arguments, operators, reduce
 
     shipped = targets["triton.runtime.interpreter"]
     patches = _Patches()
@@ -90,7 +93,11 @@ def install() -> None:
         patches.set(shipped.GridExecutor, "__call__", _run(shipped.GridExecutor.__call__, runs))
         patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
         patches.set(shipped, "_patch_lang", _binding(shipped._patch_lang, patches, shipped, runs))
-        patches.set(shipped, "_implicit_cvt", _argument(shipped._implicit_cvt, shipped))
+        patches.set(shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
+        function = shipped.InterpretedFunction
+        patches.set(function, "run", arguments.launching(function.run))
+        patches.set(function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
+        patches.set(shipped.ASTTransformer, "visit_AugAssign", arguments.augmented)
         patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
         _bind_libdevice(patches, shipped)
     except BaseException:
@@ -133,6 +140,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("TensorHandle", "InterpreterBuilder.create_atomic_rmw", "GridExecutor.__call__", "ReduceOps.apply_impl"),
         *("ReduceOps.generic_reduce", "ScanOps.apply_impl", "ScanOps.generic_scan", "_patch_lang"),
         *("_patch_lang_tensor", "_LangPatchScope", "_implicit_cvt", "_get_np_dtype"),
+        *("InterpretedFunction.run", "InterpretedFunction.__call__", "ASTTransformer.visit_Assign"),
         *("interpreter_builder", "interpreter_semantic"),
     ),
     "triton._C.libtriton": (
@@ -140,6 +148,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         *("interpreter.load", "interpreter.store"),
     ),
     "triton.runtime.autotuner": ("Autotuner._bench",),
+    "triton.runtime.jit": ("KernelParam.annotation_type", "KernelParam.is_constexpr"),
     "triton.language.extra.cuda.libdevice": ("erf",),
     "triton.language.extra.libdevice": ("erf",),
     "triton.language.standard": (
@@ -171,9 +180,9 @@ def _targets() -> dict[str, Any]:
         missing += _missing_methods(modules["triton.runtime.interpreter"].InterpreterBuilder)
     if missing:
         raise UsageError(
-            f"interpreter backend: it mends the interpreter of Triton 3.6; Triton {triton.__version__} lacks "
+            f"interpreter backend: it mends the interpreter of Triton 3.6 to 3.9; Triton {triton.__version__} lacks "
             f"{', '.join(missing[:5])}{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}",
-            hint="pip install 'triton==3.6.0', or run on a machine with a GPU",
+            hint="pip install 'triton>=3.6,<3.10', or run on a machine with a GPU",
         )
     return modules
 
@@ -222,20 +231,6 @@ def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) 
         scope.set_attr(tensor, "__bool__", truth)
 
     return patch
-
-
-def _argument(original: Callable[..., Any], shipped: Any) -> Callable[..., Any]:
-    """A launch argument as the kernel sees it: a float is a float32 scalar, as in a compiled kernel."""
-
-    def convert(argument: Any) -> Any:
-        if isinstance(argument, float):
-            from triton.language import core
-
-            handle = shipped.TensorHandle(np.array([argument], dtype=np.float32), core.float32)
-            return core.tensor(handle, core.float32)
-        return original(argument)
-
-    return convert
 
 
 def _first_config(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:

@@ -1,0 +1,183 @@
+"""Launch arguments as a compiled kernel sees them: an int of 1 is a constant, a bool one bit, `n: tl.int64` wide.
+
+Read in Triton 3.6.0 to 3.9.0 (`JITFunction.run`, `KernelParam` and `native_specialize_impl`; the rule is the same in
+all four): an int argument that is 1 is compiled in as `tl.constexpr(1)`, unless the parameter is listed in
+`do_not_specialize` or annotated with a type. `do_not_specialize_on_alignment` concerns divisibility by 16 alone, bools
+and floats are never constants, and None always is one. An int inside a tuple argument follows the same rule, whatever
+is said of the tuple. An attribute of a constant is looked up on the Python number, so `n.to(tl.int64)` compiles for
+every n but 1. What an assignment takes (`m = n`) is a tensor again, and in Triton 3.6 what a device function returns;
+from 3.7 a constant that is returned stays one, so `tl.cdiv(n, 4).to(tl.int64)` compiles for n = 1 in 3.6 alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+
+class Constant(int):
+    """An int argument of 1, and what is computed from it and other constants. It has no tensor's attributes."""
+
+    parameter: str
+
+    def __new__(cls, value: int, parameter: str) -> Constant:
+        self = super().__new__(cls, value)
+        self.parameter = parameter
+        return self
+
+    @property
+    def value(self) -> int:
+        """What tl.constexpr has besides the number's own attributes."""
+        return int(self)
+
+    def __getattr__(self, attribute: str) -> Any:
+        name = self.parameter
+        raise AttributeError(
+            f".{attribute} of {name} = 1: Triton compiles an int argument of 1 as a constant, which has no "
+            f".{attribute}: on a GPU this launch does not compile, with other values of {name} it does. Next: "
+            f"tl.cast({name}, ...), an assignment ({name}_ = {name}), or @triton.jit(do_not_specialize=[{name!r}])"
+        )
+
+
+def _operator(name: str, of_int: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Constant, *others: Any) -> Any:
+        out = of_int(int(self), *others)
+        return Constant(out, self.parameter) if type(out) is int else out  # NotImplemented: a tensor's turn
+
+    method.__name__ = name
+    return method
+
+
+for _name in "add sub mul floordiv mod pow lshift rshift and or xor".split():
+    for _side in ("", "r"):
+        _dunder = f"__{_side}{_name}__"
+        setattr(Constant, _dunder, _operator(_dunder, getattr(int, _dunder)))
+for _name in "neg pos invert".split():
+    setattr(Constant, f"__{_name}__", _operator(f"__{_name}__", getattr(operator, _name)))
+
+
+class Arguments:
+    """What Triton does to the arguments of one kernel."""
+
+    def __init__(self, fn: Any, options: dict[str, Any]) -> None:
+        from triton.runtime.jit import KernelParam
+
+        listed = options.get("do_not_specialize") or ()
+        self.parameters = {
+            name: KernelParam(i, parameter, i in listed or name in listed, False)
+            for i, (name, parameter) in enumerate(inspect.signature(fn).parameters.items())
+        }
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a launch, converted; a default that needs it is passed as a keyword."""
+        names = list(self.parameters)
+        positional = (*(self._converted(n, a) for n, a in zip(names, args, strict=False)), *args[len(names) :])
+        named = {n: self._converted(n, a) if n in self.parameters else a for n, a in kwargs.items()}
+        for name in names[len(args) :]:
+            parameter = self.parameters[name]
+            if name not in kwargs and parameter.has_default:
+                named[name] = self._converted(name, parameter.default)
+        return positional, named
+
+    def _converted(self, name: str, argument: Any) -> Any:
+        parameter = self.parameters[name]
+        if parameter.is_constexpr:
+            return argument
+        if isinstance(argument, tuple):
+            return _constants(argument, name)
+        if parameter.annotation_type and isinstance(argument, (int, float)):
+            return _typed(argument, parameter.annotation_type)
+        return argument if parameter.do_not_specialize else _constants(argument, name)
+
+
+def _constants(argument: Any, name: str) -> Any:
+    if isinstance(argument, tuple):
+        items = [_constants(a, name) for a in argument]
+        return type(argument)(*items) if hasattr(argument, "_fields") else type(argument)(items)
+    if type(argument) is int and argument == 1:
+        return Constant(1, name)
+    return argument
+
+
+def _typed(argument: int | float, annotation: str) -> Any:
+    """A scalar of the annotated type; the launcher packs the number into it."""
+    import triton.language as tl
+    from triton.language import core
+
+    dtype = tl.str_to_ty(annotation, None)
+    known = dtype.is_int() or dtype in (core.float32, core.float64)
+    return _scalar(argument, dtype) if known else argument
+
+
+def _scalar(argument: bool | int | float, dtype: Any) -> Any:
+    from triton.language import core
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+    return core.tensor(TensorHandle(np.array([argument]).astype(_get_np_dtype(dtype)), dtype), dtype)
+
+
+def converting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton's conversion of a single argument: a float is a float32 scalar, a bool one bit, a constant itself."""
+
+    def convert(argument: Any) -> Any:
+        from triton.language import core
+
+        if isinstance(argument, Constant):
+            return argument
+        if isinstance(argument, bool):
+            return _scalar(argument, core.int1)
+        if isinstance(argument, float):
+            return _scalar(argument, core.float32)
+        return original(argument)
+
+    return convert
+
+
+_known: WeakKeyDictionary[Any, Arguments] = WeakKeyDictionary()
+
+
+def launching(original: Callable[..., Any]) -> Callable[..., Any]:
+    """InterpretedFunction.run, whose arguments are those of a compiled kernel."""
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if self not in _known:
+            _known[self] = Arguments(self.fn, self.kwargs)
+        args, kwargs = _known[self].bind(args, kwargs)
+        return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    return run
+
+
+def augmented(self: Any, node: ast.AugAssign) -> Any:
+    """ASTTransformer.visit_AugAssign: `n += 1` is the assignment `n = n + 1`, after which n is a tensor."""
+    if not isinstance(node.target, ast.Name):
+        return self.generic_visit(node)
+    sum_ = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+    return self.visit(ast.copy_location(ast.Assign([node.target], ast.copy_location(sum_, node)), node))
+
+
+def returning(original: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
+    """InterpretedFunction.__call__: numbers that a device function returns are tensors where a compiled one's are."""
+    from triton.compiler.code_generator import CodeGenerator
+    from triton.language import core
+
+    if hasattr(CodeGenerator, "decide_return_type"):  # from Triton 3.7
+        return original
+
+    def decayed(value: Any) -> Any:
+        if isinstance(value, (int, float, core.constexpr)):
+            return semantic.to_tensor(value)
+        if type(value) is tuple:
+            return tuple(decayed(v) for v in value)
+        return value
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return decayed(original(self, *args, **kwargs))
+
+    return call
