@@ -1,14 +1,21 @@
-"""How `tests.mutants.endurance` shares out laws and twins, and what its report counts. Nothing is run here."""
+"""How `tests.mutants.endurance` shares out laws and twins, what a chunk tries, and what its report counts."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.mutants.endurance import FIRST, Entry, Schedule, entries_of, report
+import verify
+from tests.mutants.endurance import FIRST, Entry, Schedule, entries_of, report, rolled
+from verify.cases import Case
+from verify.cases.strategies import Sizes
+from verify.laws import registry
+from verify.laws.law import Broken, Law, Subject
 
 PAIRS = [(law, twin) for law in ("cheap", "dear") for twin in ("a", "b")]
 SECONDS = {"cheap": 0.001, "dear": 1.0}  # per case
@@ -85,3 +92,29 @@ def test_the_report_counts_each_chunk_once_and_fails_on_an_alarm(
     state.write_text(f"{json.dumps(fine)}\n{json.dumps(alarm)}\n", encoding="utf-8")
     assert report([state], None) == 1
     assert "ALARM shapes on a, chunk 2: the worker died" in capsys.readouterr().out
+
+
+@verify.kernel(op="silu", dtypes=["float32", "bfloat16"])
+def silu(x):  # type: ignore[no-untyped-def]
+    return x / (1 + (-x).exp())
+
+
+def test_a_rolled_chunk_has_new_cases_of_every_dtype_and_stops_at_an_alarm(backend: Any) -> None:
+    seen: list[Case] = []
+
+    def check(subject: Subject, case: Case) -> None:
+        seen.append(case)
+        if len(seen) == 27:
+            raise Broken("the 27th", case, {})
+
+    law: Law = replace(registry.get("determinism"), check=check)
+    subjects = [Subject(silu, dtype, backend, Sizes()) for dtype in silu.dtypes]
+    assert rolled(law, subjects, 1, 11) == (11, "")
+    first = [case.to_json() for case in seen]
+    assert [case.dtype for case in seen] == ["float32"] * 6 + ["bfloat16"] * 5
+    assert rolled(law, subjects, 2, 11) == (11, "")
+    assert len({case.to_json() for case in seen}) > 20
+    cases, alarm = rolled(law, subjects, 1, 11)
+    assert cases == 5 and alarm == f"the 27th {seen[-1].to_json()}"
+    assert [case.to_json() for case in seen[22:]] == first[:5]
+    assert rolled(law, [], 1, 11) == (0, "")

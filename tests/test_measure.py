@@ -13,7 +13,7 @@ from verify import ops
 from verify.cases import Case
 from verify.declaration import Kernel, kernel
 from verify.errors import KernelError
-from verify.measure import describe, run_baseline, run_kernel
+from verify.measure import Unchanged, describe, run_baseline, run_kernel, run_tensors
 from verify.ulp import bits_of
 
 CASE = Case(dtype="float32", dims=(4, 6), fill="normal", upstream="normal")
@@ -177,6 +177,18 @@ def test_overwriting_in_backward(target: str, message: str, monkeypatch: pytest.
     """A store from a Triton kernel bumps no version counter, so autograd does not notice."""
     monkeypatch.setattr(_ClobbersInBackward, "target", target)
     assert refusal(lambda x: _ClobbersInBackward.apply(x)) == message
+
+
+def test_what_several_calls_must_leave_alone_can_be_asked_about_together() -> None:
+    """A law that makes six calls waits for the device once; the answer still names the call's own gradient."""
+    unchanged, x = Unchanged(), torch.ones(4, 6)
+    honest, clobbers = declare(gelu), declare(lambda x: _ClobbersInBackward.apply(x))
+    run_tensors(honest, {"x": x}, {}, {"y": torch.ones(4, 6)}, unchanged=unchanged)
+    unchanged.demand()
+    run_tensors(clobbers, {"x": x}, {}, {"y": torch.ones(4, 6)}, unchanged=unchanged)
+    run_tensors(honest, {"x": x}, {}, {"y": torch.ones(4, 6)}, unchanged=unchanged)
+    with pytest.raises(KernelError, match="must not change the gradient that arrives at y; it differs after backward"):
+        unchanged.demand()
 
 
 # -- gradients ----------------------------------------------------------------------------------

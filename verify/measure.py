@@ -37,13 +37,33 @@ class Measured:
     missing: tuple[str, ...]  # gradients that the kernel does not provide
 
 
+class Unchanged:
+    """What a kernel must leave as it is. `demand` asks for all of it at once: on a GPU each question is a wait."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Tensor, Tensor, str]] = []
+
+    def watch(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], complaint: str) -> None:
+        """Tensors and copies of them made before; `complaint` is the message, with the name in place of {name}."""
+        self._pairs += [(before[name], after[name], complaint.replace("{name}", name)) for name in before]
+
+    def demand(self) -> None:
+        """Raise the complaint about the first tensor whose bits differ from those of its copy."""
+        pairs, self._pairs = self._pairs, []
+        if same_bits([before for before, _, _ in pairs], [after for _, after, _ in pairs]):
+            return
+        raise KernelError(next(words for before, after, words in pairs if not same_bits([before], [after])))
+
+
 def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
     """Run a declared kernel on contiguous copies of what the case's layouts hold."""
     return run_kernel(kernel, case, device, prepare=_contiguous_copy)
 
 
 def _twin(tensor: Tensor) -> Tensor:
-    """The same values in memory of their own with the same layout, which `clone` would not keep."""
+    """The same values in memory of their own with the same layout, which `clone` would not always keep."""
+    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
+        return tensor.clone()
     copied: Tensor = tensor.new_empty(0).set_(
         tensor.untyped_storage().clone(),  # type: ignore[no-untyped-call]
         tensor.storage_offset(),
@@ -112,24 +132,40 @@ def call_tensors(
 
 
 def gradients_of(
-    kernel: Kernel, graph: Graph, upstream: Mapping[str, Tensor], *, retain: bool = False
+    kernel: Kernel,
+    graph: Graph,
+    upstream: Mapping[str, Tensor],
+    *,
+    retain: bool = False,
+    unchanged: Unchanged | None = None,
 ) -> dict[str, Tensor]:
-    """The gradients that a call's backward pass gives for `upstream`, one tensor per output."""
+    """The gradients that a call's backward pass gives for `upstream`, one tensor per output.
+
+    Whether `upstream` is as it was is asked at once, or by whoever passes `unchanged`, which must then `demand` it.
+    """
     if not graph.leaves or not upstream:
         return {}
+    watched = Unchanged() if unchanged is None else unchanged
     required = kernel.gradients != "auto"
     found, _ = _gradients(
-        graph.outputs, dict(upstream), graph.leaves, required=required, label=kernel.name, retain=retain
+        graph.outputs, dict(upstream), graph.leaves, watched, required=required, label=kernel.name, retain=retain
     )
+    if unchanged is None:
+        watched.demand()
     return found
 
 
 def run_tensors(
-    kernel: Kernel, inputs: Mapping[str, Tensor | None], params: Mapping[str, Any], upstream: Mapping[str, Tensor]
+    kernel: Kernel,
+    inputs: Mapping[str, Tensor | None],
+    params: Mapping[str, Any],
+    upstream: Mapping[str, Tensor],
+    *,
+    unchanged: Unchanged | None = None,
 ) -> dict[str, Tensor]:
     """Outputs and gradients of one call on given tensors; without `upstream`, outputs only."""
     graph = call_tensors(kernel, inputs, params, differentiate=bool(upstream))
-    return graph.values | gradients_of(kernel, graph, upstream)
+    return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged)
 
 
 def run_baseline(op: Op, case: Case, device: str, outputs: tuple[str, ...]) -> Measured:
@@ -193,10 +229,14 @@ def _run(
     results = {name: tensor.detach() for name, tensor in produced.items()}
     upstream = {name: prepare(value) for name, value in upstream_of(op, case, results).items()}
     missing: tuple[str, ...] = ()
+    unchanged = Unchanged()
     if upstream and leaves:
-        gradients, missing = _gradients(produced, upstream, leaves, required=required, label=label)
+        gradients, missing = _gradients(produced, upstream, leaves, unchanged, required=required, label=label)
         results |= gradients
-    _check_untouched(inputs, given, label)
+    before = {name: value for name, value in inputs.items() if value is not None}
+    after = {name: value for name, value in given.items() if value is not None}
+    unchanged.watch(before, after, f"{label} must not change its inputs; {{name}} differs after the call")
+    unchanged.demand()
     return Measured(inputs, upstream, results, missing)
 
 
@@ -244,6 +284,7 @@ def _gradients(
     produced: dict[str, Tensor],
     upstream: dict[str, Tensor],
     leaves: dict[str, Tensor],
+    unchanged: Unchanged,
     *,
     required: bool,
     label: str,
@@ -268,9 +309,9 @@ def _gradients(
         )
     except Exception as error:
         raise KernelError(f"{label} raised in backward: {describe(error)}") from error
-    changed = _changed(arrived, upstream)
-    if changed:
-        raise KernelError(f"{label} must not change the gradient that arrives at {changed}; it differs after backward")
+    unchanged.watch(
+        arrived, upstream, f"{label} must not change the gradient that arrives at {{name}}; it differs after backward"
+    )
     gradients: dict[str, Tensor] = {}
     missing: list[str] = []
     for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
@@ -286,20 +327,6 @@ def _gradients(
     if missing and required:
         raise KernelError(f"{label} promises {', '.join(missing)}, but autograd has no path to it")
     return gradients, tuple(missing)
-
-
-def _check_untouched(inputs: dict[str, Tensor | None], given: dict[str, Tensor | None], label: str) -> None:
-    changed = _changed(inputs, given)
-    if changed:
-        raise KernelError(f"{label} must not change its inputs; {changed} differs after the call")
-
-
-def _changed(before: Mapping[str, Tensor | None], after: Mapping[str, Tensor | None]) -> str:
-    """The first tensor whose bits differ; "" if none does."""
-    pairs = {name: (a, b) for name, a in before.items() if a is not None and (b := after[name]) is not None}
-    if same_bits([a for a, _ in pairs.values()], [b for _, b in pairs.values()]):
-        return ""
-    return next(name for name, (a, b) in pairs.items() if not same_bits([a], [b]))
 
 
 @lru_cache

@@ -1,15 +1,18 @@
-"""What the harness itself costs per case of each law: `python -m tests.benchmarks.overhead [--json PATH]`.
+"""What the harness itself costs per case of each law: `python -m tests.benchmarks.overhead --json PATH --seconds 60`.
 
 The time of one check minus what the kernel itself takes, and without Hypothesis: cases are the law's fixed ones that
 are small (at most 512 elements in any operand or result). Each is checked `--repeats` times after a warm-up, with every
-tensor made anew; its figure is the fastest, a law's are the median and the maximum over its cases.
+tensor made anew; its figure is the fastest, a law's are the median and the maximum over its cases. With `--seconds`
+each law gets its part of that time: where it is short, cases are left out and the figure says how many were measured.
+The file is written anew after each law, so that a run that is cut off leaves those that were finished.
 
 What the kernel takes is the time of its public function and of autograd's backward pass, which anybody pays who calls
 it; what guard bands do inside of them counts as the harness's. The kernels are torch code that stands for a compiled
 one: their allocations are seen by the harness, what is launched on them is not. On a GPU the device is synchronised
-around every timed piece, so that waiting for a kernel counts as the kernel's time, and time is the wall clock's; on a
-CPU it is that of this process, which other processes do not change. Beside the time stands what it is made of: the
-harness's torch operations, and those that wait for the device's answer.
+around every timed piece, so that waiting for a kernel counts as the kernel's time, and time is the wall clock's; what
+synchronising an idle device takes is measured and taken off, for the clock asks for it and the harness does not. On a
+CPU time is that of this process, which other processes change little. Beside the time stands what it is made of: the
+harness's torch operations on the device (launches, on a GPU), and those that wait for the device's answer.
 
 Targets per case: 2 ms on a CPU core, 1 ms on a GPU. Three laws are left out, because their time is what they are about:
 `compiled` compiles, `side stream` waits for a busy stream, and a clock that synchronises cannot be captured in a graph.
@@ -46,8 +49,18 @@ class Clock:
 
     synchronise: Callable[[], None]
     now: Callable[[], float]
+    idle: float = 0.0  # what it takes to synchronise when there is nothing to wait for
     inside: float = 0.0
     in_kernel: bool = False
+
+    def calibrate(self) -> None:
+        """Measure `idle`."""
+        taken = []
+        for _ in range(200):
+            started = self.now()
+            self.synchronise()
+            taken.append(self.now() - started)
+        self.idle = statistics.median(taken)
 
     def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, timed as a part of the kernel."""
@@ -68,7 +81,8 @@ class Clock:
             finally:
                 self.synchronise()
                 self.in_kernel = not in_kernel
-                self.inside += (self.now() - started) * (1 if in_kernel else -1)
+                # either way one of the two synchronisations lies on the harness's side
+                self.inside += (self.now() - started) * (1 if in_kernel else -1) + self.idle
 
         return run
 
@@ -186,9 +200,10 @@ def watched(clock: Clock) -> Iterator[None]:
 
 
 def counted(check: Callable[[], Any], clock: Clock, device: str) -> tuple[int, int]:
-    """How many torch operations of the harness a check takes, and how many of them wait for the device's answer."""
+    """How many torch operations of the harness a check takes on the device, and how many of them wait for an answer."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
     found = [0, 0]
     kind = torch.device(device).type
@@ -198,9 +213,12 @@ def counted(check: Callable[[], Any], clock: Clock, device: str) -> tuple[int, i
             result = func(*args, **(kwargs or {}))
             if not clock.in_kernel and not func.is_view:
                 name = func._schema.name.partition("::")[2]
-                here = any(isinstance(value, torch.Tensor) and value.device.type == kind for value in args)
+                here = any(value.device.type == kind for value in tree_leaves(args) if isinstance(value, torch.Tensor))
+                made = any(
+                    value.device.type == kind for value in tree_leaves(result) if isinstance(value, torch.Tensor)
+                )
                 leaves = name == "_to_copy" and result.device.type != kind
-                found[0] += 1
+                found[0] += here or made
                 found[1] += here and (leaves or name in ("equal", "nonzero", "_local_scalar_dense", "is_nonzero"))
             return result
 
@@ -213,8 +231,21 @@ def small(case: Any) -> bool:
     return math.prod(case.dims) <= SMALL and all(size <= SMALL for size in case.dims)
 
 
-def measure(law: Any, kernel: Any, dtype: str, backend: Any, clock: Clock, repeats: int) -> Figure | None:
-    """The overhead of one law on one kernel; None where the law does not apply or is broken (then it is no cost)."""
+def spread(cases: list[Any]) -> list[Any]:
+    """The same cases in an order of which every beginning has some from everywhere: first and last are of a kind."""
+    step = max(1, len(cases) * 5 // 8)
+    while math.gcd(step, len(cases)) > 1:
+        step += 1
+    return [cases[at * step % len(cases)] for at in range(len(cases))]
+
+
+def measure(
+    law: Any, kernel: Any, dtype: str, backend: Any, clock: Clock, repeats: int, until: float = math.inf
+) -> Figure | None:
+    """The overhead of one law on one kernel; None where the law does not apply or is broken (then it is no cost).
+
+    No case is begun after `until` but the first.
+    """
     from verify.cases import values
     from verify.laws.engine import PROFILES, attempt
     from verify.laws.law import Broken, Subject
@@ -224,7 +255,10 @@ def measure(law: Any, kernel: Any, dtype: str, backend: Any, clock: Clock, repea
         return None
     figures = []
     operations, waits = 0, 0
-    for case in [case for case in law.fixed(subject) if small(case)][:40]:
+    chosen = [case for case in law.fixed(subject) if small(case)][:40]
+    for case in spread(chosen):
+        if figures and time.monotonic() > until:
+            break
         taken = []
         try:
             for _ in range(repeats + 1):
@@ -256,6 +290,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=["cuda", "interpreter"])
     parser.add_argument("--law", action="append", help="only this law (repeatable)")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for all laws together")
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     backend = backends.select(options.backend)
@@ -264,41 +299,48 @@ def main() -> int:
     import torch
 
     from verify.laws import registry
+    from verify.record import write_atomically
 
     torch.set_num_threads(1)
     if backend.name == "cuda":
         clock = Clock(torch.cuda.synchronize, time.perf_counter)
+        clock.calibrate()
     else:
         clock = Clock(lambda: None, time.process_time)
+    document = {
+        "backend": backend.name,
+        "device": backend.label,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "target_ms": TARGET_MS[backend.name],
+    }
     laws = [
         registry.get(name) for name in options.law or (law.name for law in registry.ALL if law.name not in LEFT_OUT)
     ]
-    figures = []
+    kernels = subjects(clock)
+    pieces = [(law, kernel, dtype) for law in laws for kernel in kernels for dtype in kernel.dtypes]
+    figures: list[Figure] = []
+    deadline = time.monotonic() + options.seconds
     with watched(clock):
-        for kernel in subjects(clock):
-            for law in laws:
-                for dtype in kernel.dtypes:
-                    figure = measure(law, kernel, dtype, backend, clock, options.repeats)
-                    if figure is not None:
-                        figures.append(figure)
-                        print(
-                            f"{figure.law:<28} {figure.kernel:<10} {figure.dtype:<8} {figure.cases:>3} cases  "
-                            f"median {figure.median:8.3f} ms  largest {figure.largest:8.3f} ms  "
-                            f"{figure.operations:>5} operations {figure.waits:>3} waits",
-                            flush=True,
-                        )
-    if options.json:
-        document = {
-            "backend": backend.name,
-            "device": backend.label,
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "target_ms": TARGET_MS[backend.name],
-            "figures": [asdict(figure) for figure in figures],
-        }
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for done, (law, kernel, dtype) in enumerate(pieces):
+            now = time.monotonic()
+            share = (deadline - now) / (len(pieces) - done)
+            figure = measure(law, kernel, dtype, backend, clock, options.repeats, now + share)
+            if figure is not None:
+                figures.append(figure)
+                print(
+                    f"{figure.law:<28} {figure.kernel:<10} {figure.dtype:<8} {figure.cases:>3} cases  "
+                    f"median {figure.median:8.3f} ms  largest {figure.largest:8.3f} ms  "
+                    f"{figure.operations:>5} operations {figure.waits:>3} waits",
+                    flush=True,
+                )
+            last_of_law = done + 1 == len(pieces) or pieces[done + 1][0] is not law
+            if options.json and last_of_law:
+                told = document | {"laws": f"{laws.index(law) + 1} of {len(laws)}"}
+                whole = told | {"figures": [asdict(each) for each in figures]}
+                write_atomically(options.json, json.dumps(whole, indent=1).encode() + b"\n")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -60,6 +61,23 @@ def test_all_but_one_choice_stay_plain() -> None:
     for case in others:
         changed = [case.fill != plain.fill, case.dims != plain.dims, case.params != {}, case.layouts != {}]
         assert sum(changed) == 1, case
+
+
+def test_a_rolled_case_is_one_of_the_space_and_every_choice_comes_up() -> None:
+    layouts = tuple(LAYOUTS)
+    chosen = space(norm, "float32", layouts=layouts, upstream_layouts=layouts, upstream=("normal", "ones"))
+    generator = random.Random(1)
+    rolled = [chosen.roll(generator) for _ in range(2_000)]
+    assert {case.fill for case in rolled} == set(ROW_RECIPES)
+    assert {case.params["eps"] for case in rolled} == set(EPSILONS)
+    assert {case.dims[-1] for case in rolled} == set(interesting_sizes(Sizes().width))
+    placed = {(name, layout) for case in rolled for name, layout in case.layouts.items()}
+    assert placed == {
+        (n, layout) for n in ("x", "weight", "bias", "dy") for layout in layouts if layout != "contiguous"
+    }
+    again = random.Random(1)
+    assert [chosen.roll(again) for _ in range(2_000)] == rolled
+    assert {case.upstream for case in (space(packed, "float32").roll(generator) for _ in range(50))} == {""}
 
 
 def test_fixed_shapes_respect_the_sizes_and_what_the_op_can_take() -> None:

@@ -37,10 +37,18 @@ class Here:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+    alive = False
+
+    def stop(self) -> None:
+        pass
+
+    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
         with tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
             line = json.dumps(request).encode() + b"\n"
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
             worker.main([str(os.dup(answers.fileno()))])
             answers.seek(0)
-            return json.loads(answers.read())
+            *told, answer = map(json.loads, answers.read().splitlines())
+        for event in told if progress is not None else ():
+            progress(event["progress"])
+        return answer

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from verify import record
+from tests.cli.here import Here, Said
+from verify import isolate, record
+from verify.cli import main
 
 KERNELS = """
 import os
@@ -94,6 +97,19 @@ def ran(
     options = ("--json", "run.json", "--backend", "interpreter")
     done = verify("run", "accuracy.py", *options, cwd=folder)
     return done, record.load(folder / "run.json"), folder
+
+
+@pytest.fixture
+def here(ran, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """A command in this process: what only reads its arguments and targets needs no worker of its own."""
+    monkeypatch.chdir(ran[2])
+    monkeypatch.setattr(isolate, "Worker", Here)
+
+    def call(*arguments: str) -> Said:
+        code = main(list(arguments))
+        return Said(code, *capsys.readouterr())
+
+    return call
 
 
 def test_every_kernel_has_its_own_result(ran) -> None:
@@ -225,13 +241,13 @@ def test_two_runs_give_the_same_record(ran) -> None:
         ),
     ],
 )
-def test_bad_usage_is_exit_2_and_states_the_rule(ran, arguments: tuple[str, ...], message: str) -> None:
+def test_bad_usage_is_exit_2_and_states_the_rule(here, ran, arguments: tuple[str, ...], message: str) -> None:
     folder = ran[2]
     (folder / "broken.py").write_text("1 / 0\n")
     declaration = "import verify\n@verify.kernel({})\ndef k(x):\n    return x\n"
     (folder / "unknown.py").write_text(declaration.format('op="gelo"'))
     (folder / "layout.py").write_text(declaration.format('op="gelu", layouts="diagonal"'))
-    done = verify(*arguments, cwd=folder)
+    done = here(*arguments)
     assert done.returncode == 2, done.stdout
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -244,8 +260,8 @@ def test_a_wrong_command_is_answered_once_and_never_with_itself(ran) -> None:
     assert (done.stdout + done.stderr).count("next: ") == 1
 
 
-def test_one_kernel_is_listed_as_one(ran) -> None:
-    done = verify("list", "accuracy.py::good", cwd=ran[2])
+def test_one_kernel_is_listed_as_one(here) -> None:
+    done = here("list", "accuracy.py::good")
     assert done.stdout.endswith("1 kernel. Next: verify run accuracy.py::good\n")
 
 

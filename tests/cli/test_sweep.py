@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.cli.here import Here, Said
+from verify import isolate
+from verify.cli import main
 from verify.formats import named
 from verify.record import Run, load
 from verify.sweep.journal import checked
@@ -34,6 +38,21 @@ def swept(*arguments: str, folder: Path = ROOT, **more: str) -> subprocess.Compl
     return subprocess.run(
         command(*arguments), cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300
     )
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """A sweep in this process: where nothing is killed it needs no process, and no worker, of its own."""
+    monkeypatch.setattr(isolate, "Worker", Here)
+
+    def call(*arguments: str, folder: Path = ROOT, **more: str) -> Said:
+        monkeypatch.chdir(folder)
+        for name, value in more.items():
+            monkeypatch.setenv(name, value)
+        code = main(command(*arguments)[3:])
+        return Said(code, *capsys.readouterr())
+
+    return call
 
 
 def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
@@ -71,8 +90,8 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
         ((f"{SUBJECTS}::good", "--dtype", "float64"), "--dtype asks for others"),
     ],
 )
-def test_what_cannot_be_swept_is_a_usage_error(arguments: tuple[str, ...], message: str) -> None:
-    done = swept(*arguments)
+def test_what_cannot_be_swept_is_a_usage_error(here, arguments: tuple[str, ...], message: str) -> None:
+    done = here(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr
 
@@ -116,7 +135,7 @@ def stripped(run: Run) -> object:
     return msgspec.structs.replace(run, id="", created="", seconds=0.0, command="", kernels=kernels)
 
 
-def test_a_killed_sweep_resumes_to_the_same_record(tmp_path: Path) -> None:
+def test_a_killed_sweep_resumes_to_the_same_record(here, tmp_path: Path) -> None:
     journal, gate = tmp_path / "j", tmp_path / "gate"
     target = f"{ROOT / SUBJECTS}::patient"
     arguments = [target, three_chunks(), "--dtype", "float32", "--output", "y", "--jobs", "1"]
@@ -134,10 +153,10 @@ def test_a_killed_sweep_resumes_to_the_same_record(tmp_path: Path) -> None:
     spans = [msgspec.json.decode(body) for line in journal.read_bytes().splitlines() if (body := checked(line))][1:]
     covered = sorted(chunk for span in spans for low, high in span["chunks"] for chunk in range(low, high))
     assert covered == [0, 1, 2]
-    fresh = swept(*arguments, "--json", "fresh.json", folder=tmp_path, VERIFY_TEST_GATE=str(gate))
+    fresh = here(*arguments, "--json", "fresh.json", folder=tmp_path, VERIFY_TEST_GATE=str(gate))
     assert fresh.returncode == 0, fresh.stderr
     assert stripped(load(tmp_path / "resumed.json")) == stripped(load(tmp_path / "fresh.json"))
-    other = swept(*arguments, "--hardest", "1", "--resume", str(journal), folder=tmp_path)
+    other = here(*arguments, "--hardest", "1", "--resume", str(journal), folder=tmp_path)
     assert other.returncode == 2 and "is the journal of another sweep" in other.stderr
 
 
@@ -162,12 +181,12 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None
     assert lines_of(watched) >= 3
 
 
-def test_a_changed_kernel_does_not_continue_the_old_sweep(tmp_path: Path) -> None:
+def test_a_changed_kernel_does_not_continue_the_old_sweep(here, tmp_path: Path) -> None:
     file, journal = tmp_path / "mine.py", tmp_path / "j"
     text = "import torch, verify\n@verify.kernel(op='silu', dtypes=['bfloat16'], gradients=False)\n"
     text += "def mine(x):\n    return torch.nn.functional.silu(x)\n"
     file.write_text(text)
-    assert swept(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path).returncode == 0
+    assert here(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path).returncode == 0
     file.write_text(text + "# changed\n")
-    done = swept(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path)
+    done = here(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path)
     assert done.returncode == 2 and "was begun elsewhere: its sources of" in done.stderr

@@ -84,6 +84,7 @@ def test_an_operand_that_a_refused_call_changed_is_found() -> None:
 
     found = breaks("error contract", gated_kernel(late), "an operand is changed by a call that was refused")
     assert "operand x1" in found.facts["written"]
+    assert found.facts["operand"] == "x2 one element longer than it must be"  # the mistake that did it, of all
 
 
 def test_a_refused_call_that_leaves_a_mark_is_found() -> None:

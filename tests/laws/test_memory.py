@@ -144,3 +144,15 @@ def test_views_and_in_place_results_are_left_where_they_are() -> None:
     assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     assert same is x
     assert len(guard.blocks) == 1 and torch.equal(fresh, torch.full((4, 4), 2.0))
+
+
+def test_what_lies_between_the_elements_of_an_operand_holds_the_fill() -> None:
+    """A kernel that reads there answers differently for each fill, which the law of initialised memory sees."""
+    wide = torch.arange(8.0)
+    for fill in (NAN_FILL, NUMBER_FILL):
+        moved = Guard(fill).embed(wide[::2], "operand x")
+        assert moved.tolist() == [0, 2, 4, 6]
+        between = moved.as_strided((7,), (1,))[1::2]
+        assert set(between.contiguous().view(torch.uint8).tolist()) == {fill}
+    shared = torch.arange(3.0)[:1].expand(3)
+    assert Guard(NAN_FILL).embed(shared, "operand x").tolist() == [0, 0, 0]

@@ -6,6 +6,10 @@ worker processes, `--gpus K` spreads them over the first K GPUs. A worker stays 
 is compiled for it serves many cases, and takes next the law that has had the least time: where time is short, cheap
 laws reach their number and dear ones have had as much of it as the others.
 
+The first chunk of a law and a twin is what the engine does: the law's fixed cases, then a short search. All others are
+rolled, each factor of a case by chance: a correct kernel gives a search nothing to find, and Hypothesis takes longer to
+draw a case than a law to check it.
+
 A finished chunk, with a seed of its own (its number), is a line of the state file, so that a run that was stopped goes
 on where it was. A worker that dies (an illegal access is the end of a process on a GPU) is an alarm, and replaced.
 `--report PATH ...` adds state files up, of several machines perhaps, that took `--shard K/N` of the twins each.
@@ -18,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -30,7 +35,7 @@ from typing import Any
 from verify import backends
 
 CHUNK_SECONDS = 3.0  # what a chunk should take: short against a run, long against starting a search
-FIRST, MOST = 5, 200  # cases of a pair's first chunk, and of any
+FIRST, MOST = 5, 1000  # cases of a pair's first chunks, and of any
 HANGS_SECONDS, GRACE_SECONDS = 600.0, 30.0  # for a chunk; for one that is under way when the time is over
 STAY_SECONDS = 20.0  # with one twin, if others are waiting
 # Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
@@ -72,34 +77,62 @@ def sizes_for(law: str) -> dict[str, Any]:
     return {name: replace(size, many_rows=70_000) for name, size in sizes.items()} if law in LARGE else sizes
 
 
+def rolled(law: Any, subjects: list[Any], number: int, count: int) -> tuple[int, str]:
+    """How many cases of a chunk were tried, as many in each dtype, and the alarm of the last one, "" if there is none.
+
+    What is rolled depends on the law, the twin, the dtype and the number of the chunk.
+    """
+    from verify.laws.engine import attempt
+    from verify.laws.law import Broken
+
+    tried = 0
+    for place, subject in enumerate(subjects):
+        space = law.space(subject)
+        generator = random.Random(f"{law.name}/{subject.kernel.name}/{subject.dtype}/{number}")
+        for _ in range(place, count, len(subjects)):
+            case = space.roll(generator)
+            tried += 1
+            try:
+                attempt(law, subject, case)
+            except Broken as broken:
+                return tried, f"{broken.rule} {case.to_json()}"
+    return tried, ""
+
+
 def work(backend: backends.Backend) -> int:
     """Answer each line {law, twin, number, cases} with the chunk's entry. Ends after an alarm: the GPU may be lost."""
     import torch
 
     from tests.mutants.matrix import try_law
     from verify.laws.engine import Profile
+    from verify.laws.law import Subject
 
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a kernel prints is no answer
     pairs = pairs_of(backend)
     print(json.dumps([*pairs]), file=answers, flush=True)
+    applying: dict[tuple[str, str], list[Subject]] = {}
     for line in sys.stdin:
         task = json.loads(line)
-        law, twin = pairs[task["law"], task["twin"]]
-        number = task["number"]
-        # the fixed cases once, then drawn ones from a new seed each time
-        profile = Profile(
-            "endurance", task["cases"], sizes_for(law.name), seed=number, fixed=None if number == 0 else 0
-        )
+        pair = task["law"], task["twin"]
+        law, twin = pairs[pair]
+        sizes = sizes_for(law.name)
         started = time.monotonic()
         try:
-            trial = try_law(law, twin, backend, profile)
-            alarm = f"{trial.reason} {trial.case}" if trial.fate in ("killed", "harness error") else ""
-            cases = trial.cases
+            if task["number"] == 0:
+                trial = try_law(law, twin, backend, Profile("endurance", task["cases"], sizes))
+                alarm = f"{trial.reason} {trial.case}" if trial.fate in ("killed", "harness error") else ""
+                cases = trial.cases
+            else:
+                if pair not in applying:
+                    subjects = [Subject(twin, dtype, backend, sizes[backend.name]) for dtype in twin.dtypes]
+                    applying[pair] = [subject for subject in subjects if law.applies(subject) is None]
+                cases, alarm = rolled(law, applying[pair], task["number"], task["cases"])
         except Exception as error:
             alarm, cases = f"the harness failed: {type(error).__name__}: {error}", 0
         entry = task | {"cases": cases, "alarm": alarm, "seconds": round(time.monotonic() - started, 3)}
+        entry["device"] = backend.label
         if backend.name == "cuda" and law.name in LARGE:
             torch.cuda.empty_cache()  # the other workers need the memory
         print(json.dumps(entry), file=answers, flush=True)
@@ -277,7 +310,9 @@ def report(paths: list[Path], out: Path | None) -> int:
     total = sum(row["cases"] for row in rows)
     print(f"{total:,} cases of {len(rows)} laws, {len(found)} alarms")
     if out is not None:
-        out.write_text(json.dumps({"cases": total, "laws": rows, "alarms": found}, indent=1) + "\n", encoding="utf-8")
+        devices = sorted({entry["device"] for entry in chunks.values() if "device" in entry})
+        document = {"devices": devices, "cases": total, "laws": rows, "alarms": found}
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(bool(found) or not rows)
 
 

@@ -149,7 +149,7 @@ _add(
     "input or saved tensor overwritten",
     "backward",
     "one buffer per shape",
-    killed_by=(OVERWRITTEN, STALE),
+    killed_by=(STALE,),
 )
 _add(
     "saved outside of autograd",

@@ -8,7 +8,7 @@ of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generato
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
-_Words = TypeVar("_Words", Tensor, NDArray[np.int64])
 _FEW = 1 << 12  # words up to which calling torch takes a CPU longer than mixing them
 
 
@@ -30,18 +29,29 @@ def key_of(seed: int, stream: str) -> int:
 
 def words(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """`count` uniform 64-bit words as int64, for positions start, start + 1, ..."""
-    return _mixed(torch.tensor(_signed(key_of(seed, stream)), device=device), count, start)
+    if _few(count, device):
+        return torch.from_numpy(_mixed([key_of(seed, stream)], count, start)[0].view(np.int64))
+    return _finalised(torch.tensor(_signed(key_of(seed, stream)), device=device), count, start)
 
 
-def _mixed(keys: Tensor, count: int, start: int) -> Tensor:
-    """The words of several streams at once: one row for each key."""
-    if keys.device.type == "cpu" and count <= _FEW:
-        return torch.from_numpy(_finalised(np.arange(start + 1, start + count + 1, dtype=np.int64), keys.numpy()))
-    return _finalised(torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=keys.device), keys)
+def _few(count: int, device: torch.device | str) -> bool:
+    return count <= _FEW and torch.device(device).type == "cpu"
 
 
-def _finalised(counter: _Words, keys: _Words) -> _Words:
-    """The mixing function, on tensors or on arrays: integers of 64 bits wrap the same way in both."""
+def _mixed(keys: Sequence[int], count: int, start: int) -> NDArray[np.uint64]:
+    """The words of several streams, one row for each key, in numpy's unsigned integers, which wrap as well."""
+    state = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    state = state + np.array(keys, dtype=np.uint64)[:, None]
+    for places, factor in ((30, _MIX_1), (27, _MIX_2)):
+        state ^= state >> np.uint64(places)
+        state *= np.uint64(factor)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
+    """The words of several streams in signed integers, which is what torch has."""
+    counter = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=keys.device)
     state = counter * _signed(_GOLDEN) + keys
     state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
     state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
@@ -50,6 +60,8 @@ def _finalised(counter: _Words, keys: _Words) -> _Words:
 
 def uniform(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """float64 in [0, 1), multiples of 2^-53."""
+    if _few(count, device):
+        return torch.from_numpy((_mixed([key_of(seed, stream)], count, start)[0] >> np.uint64(11)) * 2.0**-53)
     return _shift(words(seed, stream, count, start=start, device=device), 11).double() * 2.0**-53
 
 
@@ -63,6 +75,9 @@ def below(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Integers in [0, limit), limit <= 2^31: bias below 2^-31."""
+    if _few(count, device):
+        chosen = (_mixed([key_of(seed, stream)], count, start)[0] >> np.uint64(32)) % np.uint64(limit)
+        return torch.from_numpy(chosen.view(np.int64))
     return _shift(words(seed, stream, count, start=start, device=device), 32) % limit
 
 
@@ -71,14 +86,18 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
 
     No logarithm or cosine, whose last bits differ between devices.
     """
-    keys = [_signed(key_of(seed, f"{stream}/{part}")) for part in range(6)]
-    word = _mixed(torch.tensor(keys, device=device)[:, None], count, start)
-    # at most 12 * 2^32: exact in int64 and in float64, in whatever order
+    keys = [key_of(seed, f"{stream}/{part}") for part in range(6)]
+    # at most 12 * 2^32: exact in an integer of 64 bits and in float64, in whatever order
+    if _few(count, device):
+        few = _mixed(keys, count, start)
+        halves = (few & np.uint64(0xFFFFFFFF)) + (few >> np.uint64(32))
+        return torch.from_numpy(halves.sum(0) * 2.0**-32 - 6.0)
+    word = _finalised(torch.tensor([_signed(key) for key in keys], device=device)[:, None], count, start)
     total = ((word & 0xFFFFFFFF) + _shift(word, 32)).sum(0)
     return total.double() * 2.0**-32 - 6.0
 
 
-def _shift(value: _Words, places: int) -> _Words:
+def _shift(value: Tensor, places: int) -> Tensor:
     """Logical shift right."""
     return (value >> places) & ((1 << (64 - places)) - 1)
 

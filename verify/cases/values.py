@@ -42,7 +42,8 @@ def fill(
     """
     if math.prod(shape) > SMALL:
         return _filled(recipe, fmt, shape, seed, stream, tuple(landmarks), torch.device(device))
-    return _small(recipe, fmt, shape, seed, stream, tuple(landmarks)).to(device, copy=True)
+    # nothing waits for the copy: ordinary memory is read before the call returns, and nobody writes to what is kept
+    return _small(recipe, fmt, shape, seed, stream, tuple(landmarks)).to(device, copy=True, non_blocking=True)
 
 
 @lru_cache(maxsize=64)

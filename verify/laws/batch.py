@@ -15,10 +15,10 @@ from torch import Tensor
 
 from verify.cases import Case, counter
 from verify.cases.strategies import Space, space
-from verify.laws.compare import demand_same
+from verify.laws.compare import Comparison, demand_each_same
 from verify.laws.law import Law, Subject
 from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
-from verify.measure import run_kernel, run_tensors
+from verify.measure import Unchanged, run_kernel, run_tensors
 
 _ROWS = (2, 3, 5, 8, 17, 33, 65)
 _WIDTHS = (3, 1, 8, 65, 257, 1000)
@@ -47,23 +47,19 @@ def _check(subject: Subject, case: Case) -> None:
     count = case.dims[0]
     chosen = int(counter.below(case.seed, "batch/row", 1, count)[0])
     half = (count + 1) // 2
+    unchanged, comparisons = Unchanged(), []
     for rows, label in (
         (slice(0, half), "the first half alone"),
         (slice(half, count), "the second half alone"),
         (slice(chosen, chosen + 1), "one row alone"),
     ):
         inputs, upstream = pick_rows(kernel, whole.inputs, whole.upstream, rows)
-        part = run_tensors(kernel, inputs, case.params, upstream)
+        part = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
         expected = local_rows(kernel, whole.results, rows)
         got = {name: part[name] for name in local_results(kernel) if name in part}
-        demand_same(
-            case,
-            got,
-            expected,
-            "a row's result depends on how many rows there are",
-            labels=(label, "all rows at once"),
-            facts={"rows": f"{rows.start} to {rows.stop - 1} of {count}"},
-        )
+        rule = "a row's result depends on how many rows there are"
+        labels, facts = (label, "all rows at once"), {"rows": f"{rows.start} to {rows.stop - 1} of {count}"}
+        comparisons.append(Comparison(got, expected, rule, labels, facts))
     keep = slice(chosen, chosen + 1)
     for value, label in ((1.5, "other rows 1.5"), (torch.nan, "other rows NaN")):
         inputs = {
@@ -71,15 +67,13 @@ def _check(subject: Subject, case: Case) -> None:
             for name, tensor in whole.inputs.items()
         }
         upstream = {name: _replaced(tensor, keep, value) for name, tensor in whole.upstream.items()}
-        got = local_rows(kernel, run_tensors(kernel, inputs, case.params, upstream), keep)
-        demand_same(
-            case,
-            got,
-            _only(local_rows(kernel, whole.results, keep)),
-            "a row's result depends on the values of other rows",
-            labels=(label, "other rows as drawn"),
-            facts={"row": f"{chosen} of {count}"},
-        )
+        replaced = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
+        got, expected = local_rows(kernel, replaced, keep), _only(local_rows(kernel, whole.results, keep))
+        rule = "a row's result depends on the values of other rows"
+        labels, facts = (label, "other rows as drawn"), {"row": f"{chosen} of {count}"}
+        comparisons.append(Comparison(got, expected, rule, labels, facts))
+    unchanged.demand()
+    demand_each_same(case, comparisons)
 
 
 def _only(results: Mapping[str, Tensor]) -> dict[str, Tensor]:

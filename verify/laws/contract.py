@@ -32,6 +32,7 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "contraction": ((2, 5, 3), (4, 16, 8), (1, 33, 5)),
 }
 Inputs = dict[str, Tensor | None]
+Change = Callable[[Tensor], Tensor]
 
 
 def _space(subject: Subject) -> Space:
@@ -60,11 +61,11 @@ def _elsewhere(tensor: Tensor) -> Tensor:
     return tensor.to("meta")
 
 
-def _mistakes(subject: Subject) -> list[tuple[str, str, Callable[[Tensor], Tensor]]]:
+def _mistakes(subject: Subject) -> list[tuple[str, str, Change]]:
     """(what is wrong, operand, change): each gives operands that no kernel of this op can take."""
     kernel = subject.kernel
     first, *others = kernel.operands
-    found: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [("of int64", first, _integers)]
+    found: list[tuple[str, str, Change]] = [("of int64", first, _integers)]
     for name in others:
         found += [
             ("one element longer than it must be", name, _longer),
@@ -82,8 +83,14 @@ def _check(subject: Subject, case: Case) -> None:
     before = _values(subject, case, good)
     guard = Guard(NUMBER_FILL)
     held = {name: None if value is None else guard.embed(value, f"operand {name}") for name, value in good.items()}
-    for wrong, name, change in _mistakes(subject):
-        _refused(subject, case, guard, held, name, change, f"{name} {wrong}")
+    mistakes = _mistakes(subject)
+    guards = [_refused(subject, case, held, *mistake) for mistake in mistakes]
+    if damage_of([guard, *guards]):  # asked once for all mistakes, then for each: which one was it?
+        for mistake in mistakes:
+            fresh = Guard(NUMBER_FILL)
+            again = {name: None if v is None else fresh.embed(v, f"operand {name}") for name, v in good.items()}
+            _demand_untouched(case, [fresh, _refused(subject, case, again, *mistake)], _told(mistake))
+        _demand_untouched(case, [guard, *guards], "one of those that were refused")
     after = _values(subject, case, good)
     rule = "a good call gives other bits after a refused one"
     demand_same(case, after, before, rule, labels=("after", "before"))
@@ -122,14 +129,12 @@ def _no_launch_without_memory() -> Iterator[None]:
         JITFunction.run = original
 
 
-def _refused(
-    subject: Subject, case: Case, around: Guard, held: Inputs, name: str, change: Callable[[Tensor], Tensor], what: str
-) -> None:
-    """One call with one operand changed; the others are `held` in memory that `around` guards."""
+def _refused(subject: Subject, case: Case, held: Inputs, wrong: str, name: str, change: Change) -> Guard:
+    """One call with one operand changed; the others are `held`. What guards the memory of this call."""
     guard = Guard(NUMBER_FILL)
     value = held[name]
     inputs = held | {name: None if value is None else guard.embed(change(value), f"operand {name}")}
-    facts = {"operand": what}
+    facts = {"operand": _told((wrong, name, change))}
     try:
         with guard, _no_launch_without_memory():
             returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
@@ -147,9 +152,19 @@ def _refused(
     else:
         shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
         raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})
-    found = [line for line in damage_of([around, guard]) if line.startswith("operand")]
+    return guard
+
+
+def _told(mistake: tuple[str, str, Change]) -> str:
+    wrong, name, _ = mistake
+    return f"{name} {wrong}"
+
+
+def _demand_untouched(case: Case, guards: Sequence[Guard], operand: str) -> None:
+    found = [line for line in damage_of(guards) if line.startswith("operand")]
     if found:
-        raise Broken("an operand is changed by a call that was refused", case, facts | {"written": found[0]})
+        facts = {"operand": operand, "written": found[0]}
+        raise Broken("an operand is changed by a call that was refused", case, facts)
 
 
 def _shapes_only(subject: Subject, case: Case, good: Inputs) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from verify.cases import Case
 from verify.cases.strategies import Sizes
 from verify.day import seed_of_today
 from verify.declaration import Kernel
-from verify.errors import KernelError, UsageError
+from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.remembered import Remembered, database_of
 from verify.plugin import EXAMPLES
@@ -79,6 +80,23 @@ def profile_named(name: str, seed: int | None = None) -> Profile:
     if not text.isascii() or not text.isdigit():
         raise UsageError(f"VERIFY_SEED is a whole number from 0; received {text!r}")
     return replace(chosen, seed=int(text))
+
+
+_ROUNDS = (1, 3, 4)  # eighths of a profile's drawn cases
+_WHOLE = 100  # drawn cases that are not worth dividing
+
+
+def rounds(profile: Profile) -> tuple[Profile, ...]:
+    """A profile in rounds that draw different cases, the first with the fixed cases and few others.
+
+    Whoever has little time does the first round of everything before the second of anything. What a round draws
+    depends on the profile's seed and its number alone: not on which rounds are done.
+    """
+    if profile.examples < _WHOLE:
+        return (profile,)
+    first, *later = (replace(profile, examples=profile.examples * share // sum(_ROUNDS)) for share in _ROUNDS)
+    seeds = [seed_of(profile.seed, f"round {number}") for number in range(1, len(_ROUNDS))]
+    return (first, *(replace(part, fixed=0, seed=seed) for part, seed in zip(later, seeds, strict=True)))
 
 
 def current_profile() -> Profile:
@@ -142,6 +160,29 @@ def run_law(
     if memory is not None:
         memory.keep(broken.case)
     return _broken(law, dtype, trial.cases, broken, target_name)
+
+
+def try_law(
+    law: Law,
+    kernel: Kernel,
+    dtype: str,
+    backend: Backend,
+    profile: Profile,
+    target_name: str = "",
+    **options: Any,
+) -> LawRun:
+    """`run_law`, where an error of the harness costs the verdict of this law in this dtype, and of nothing else.
+
+    The result is "skipped" then, with a message that says so; `verify.session.errors_of` makes the run incomplete.
+    """
+    try:
+        return run_law(law, kernel, dtype, backend, profile, target_name, **options)
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        said = str(error) if isinstance(error, TruthError) else f"verify itself failed: {type(error).__name__}: {error}"
+        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=f"{IN_ERROR}: {said}")
 
 
 @dataclass

@@ -5,6 +5,11 @@ it finds a backward pass of the other form, of another shape, or with a forgotte
 same for the gradient of the gradient. A kernel whose backward pass does not take part in autograd (launched without
 a formula, or `once_differentiable`) promises no second derivatives; that is said, not tried.
 
+The plainest case asks for the gradient of each operand alone, and for gradients with one upstream absent. The others
+pack all operands into one vector and all results into another: a difference of two calls along one direction then
+checks every gradient at once, where one by one takes two calls for each operand. A wrong term shows in that direction
+as in any other. Where it does, the operands are taken one by one, to say which is wrong.
+
 Cases stay away from where a difference says nothing: rows that are nearly constant, and the corner in the slope
 of squared ReLU.
 """
@@ -16,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
@@ -85,6 +90,31 @@ def _prepared(subject: Subject, case: Case) -> tuple[Function, tuple[Tensor, ...
     return function, leaves, _smooth(subject, inputs)
 
 
+def _gradients(function: Function, count: int) -> Function:
+    """The gradients of `function` as a function of its `count` operands and of what arrives at its results."""
+
+    def gradients(*values: Tensor) -> tuple[Tensor, ...]:
+        leaves, arriving = values[:count], values[count:]
+        found = torch.autograd.grad(function(*leaves), leaves, arriving, create_graph=True, allow_unused=True)
+        return tuple(gradient for gradient in found if gradient is not None)
+
+    return gradients
+
+
+def _packed(function: Function, values: Sequence[Tensor]) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """`function` from one vector of all its arguments to one vector of all its results; and that vector."""
+    shapes = [value.shape for value in values]
+    sizes = [value.numel() for value in values]
+
+    def packed(vector: Tensor) -> Tensor:
+        pieces = [piece.reshape(shape) for piece, shape in zip(torch.split(vector, sizes), shapes, strict=True)]
+        # cloned: a piece must start where an allocation starts, as an operand does
+        results = function(*(piece.clone() for piece in pieces))
+        return torch.cat([result.reshape(-1) for result in results])
+
+    return packed, torch.cat([value.detach().reshape(-1) for value in values]).requires_grad_(True)
+
+
 def _check(subject: Subject, case: Case, *, twice: bool) -> None:
     function, leaves, smooth = _prepared(subject, case)
     if not smooth:
@@ -93,15 +123,22 @@ def _check(subject: Subject, case: Case, *, twice: bool) -> None:
     noise = 1e-6 + subject.kernel.limit(subject.dtype) * 2.0**-53 / _STEP * 100
     options: dict[str, Any] = {"eps": _STEP, "atol": noise, "rtol": _RELATIVE, "fast_mode": True}
     try:
+        values = leaves
         if twice:
             plain = inputs_of(subject.kernel.op, case, subject.backend.device)
             outputs = call_tensors(subject.kernel, plain, case.params).outputs
             attached = {name: value.detach() for name, value in outputs.items() if value.requires_grad}
             upstream = upstream_of(subject.kernel.op, case, attached)
-            arriving = tuple(value.requires_grad_(True) for value in upstream.values())
-            gradgradcheck(function, leaves, arriving, **options)
-        else:
-            gradcheck(function, leaves, **options)
+            values = (*leaves, *(value.requires_grad_(True) for value in upstream.values()))
+            function = _gradients(function, len(leaves))
+        try:
+            if case == _plainest(subject):
+                gradcheck(function, values, **options)
+            else:
+                gradcheck(*_packed(function, values), **options)
+        except GradcheckError:
+            gradcheck(function, values, **options)
+            raise  # seen along the direction through all operands alone
     except GradcheckError as error:
         rule = (
             "the gradient of the gradient disagrees with finite differences"
@@ -115,6 +152,10 @@ def _check(subject: Subject, case: Case, *, twice: bool) -> None:
         raise
     except Exception as error:
         raise Broken(f"the kernel raised while gradients were checked: {describe(error)}", case, {}) from error
+
+
+def _plainest(subject: Subject) -> Case:
+    return _space(subject).each_choice()[0]
 
 
 # -- where the laws apply ------------------------------------------------------------------------------

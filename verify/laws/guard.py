@@ -18,7 +18,7 @@ runs unguarded inside, and only its results are moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,41 +49,30 @@ class Block:
 
 
 class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that moves fresh tensors into guarded memory. See the module's docstring."""
+    """A dispatch mode that moves fresh tensors into guarded memory. See the module's docstring.
 
-    def __init__(self, fill: int) -> None:
+    Nobody asks for the damage of a guard that is not `watched`: it keeps no copies of what is embedded.
+    """
+
+    def __init__(self, fill: int, *, watched: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fill = fill
+        self.watched = watched
         self.blocks: list[Block] = []
 
     def embed(self, tensor: Tensor, label: str) -> Tensor:
         """The tensor in guarded memory with its layout; later, no byte around or inside it may have changed."""
         moved, block = self._move(tensor, label, contents=True)
-        if block is not None:
+        if block is not None and self.watched:
             block.before = block.raw[block.start : block.stop].clone()
             self.blocks.append(block)
         return moved
 
     def damage(self) -> list[str]:
         """What was written that must not be: one line per damaged block."""
-        if not self.blocks:
+        if _intact([self]):
             return []
-        by_device: dict[Any, list[Block]] = {}
-        for block in self.blocks:
-            by_device.setdefault(block.raw.device, []).append(block)
-        return [
-            _describe(block, wrong)
-            for blocks in by_device.values()
-            if not self._intact(blocks)
-            for block in blocks
-            if bool((wrong := self._wrong(block)).any())
-        ]
-
-    def _intact(self, blocks: list[Block]) -> bool:
-        """Whether no byte changed that must not. Two answers for all blocks: on a GPU each waits for the device."""
-        bands = [band for block in blocks for band in (block.raw[: block.start], block.raw[block.stop :])]
-        kept = [(block.raw[block.start : block.stop], block.before) for block in blocks if block.before is not None]
-        return _full_of(self.fill, bands) and same_bits([now for now, _ in kept], [before for _, before in kept])
+        return [_describe(block, wrong) for block in self.blocks if bool((wrong := self._wrong(block)).any())]
 
     def _wrong(self, block: Block) -> Tensor:
         """The bytes that changed and must not."""
@@ -108,7 +97,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(value, Tensor) or _address(value) in known:
                 return value
             moved, block = self._move(value, f"memory from torch.{name}", contents=name not in _UNINITIALISED)
-            if block is not None:
+            if block is not None and self.watched:
                 self.blocks.append(block)
             return moved
 
@@ -128,19 +117,41 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raw = raw[: raw.numel() // width * width]
         flat = raw.view(tensor.dtype)
         moved = flat.as_strided(tensor.shape, tensor.stride(), start // width)
-        if contents:
+        if contents and tensor.is_contiguous():
+            moved.copy_(tensor)
+        elif contents:
             whole = tensor.as_strided((extent // width,), (1,), tensor.storage_offset())
-            flat[start // width : (start + extent) // width].copy_(whole)  # what lies between rows as well
+            # its elements alone: what lies between them is not the tensor's, and holds the fill like the bands
+            own = torch.arange(whole.numel(), device=whole.device).as_strided(tensor.shape, tensor.stride())
+            flat[start // width : (start + extent) // width][own] = whole[own]
         elif tensor.dtype is torch.bool:
             moved.fill_(self.fill == NAN_FILL)  # other bytes are no truth values
         return moved, Block(f"{label} {tensor.dtype} {list(tensor.shape)}", raw, start, start + extent)
 
 
 def damage_of(guards: Iterable[Guard]) -> list[str]:
-    """The damage of several guards; waits for the device first."""
+    """The damage of several guards; waits for the device first. Where there is none, that is asked but once."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    guards = list(guards)
+    if _intact(guards):
+        return []
     return [line for guard in guards for line in guard.damage()]
+
+
+def _intact(guards: Sequence[Guard]) -> bool:
+    """Whether no byte changed that must not. Two answers for all blocks of a device: on a GPU each is a wait."""
+    bands: dict[tuple[torch.device, int], list[Tensor]] = {}
+    kept: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+    for guard in guards:
+        for block in guard.blocks:
+            device = block.raw.device
+            bands.setdefault((device, guard.fill), []).extend((block.raw[: block.start], block.raw[block.stop :]))
+            if block.before is not None:
+                kept.setdefault(device, []).append((block.raw[block.start : block.stop], block.before))
+    return all(_full_of(fill, each) for (_, fill), each in bands.items()) and all(
+        same_bits([now for now, _ in pairs], [before for _, before in pairs]) for pairs in kept.values()
+    )
 
 
 def _full_of(fill: int, bands: list[Tensor]) -> bool:

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
-from verify.laws.compare import demand_same
+from verify.laws.compare import Comparison, demand_each_same, demand_same
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import call_tensors, gradients_of, run_tensors
+from verify.measure import Unchanged, call_tensors, gradients_of, run_tensors
 from verify.ulp import bits_of
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
@@ -40,23 +40,29 @@ def _plain_space(subject: Subject) -> Space:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 
-def _guarded_run(subject: Subject, case: Case, fill: int) -> tuple[dict[str, Tensor], Guard]:
-    guard = Guard(fill)
-    given = inputs_of(subject.kernel.op, case, subject.backend.device)
-    inputs = {name: None if value is None else guard.embed(value, f"operand {name}") for name, value in given.items()}
-    with guard:
-        graph = call_tensors(subject.kernel, inputs, case.params, differentiate=bool(case.upstream))
-    upstream = {
-        name: guard.embed(value, f"upstream gradient d{name}")
-        for name, value in upstream_of(subject.kernel.op, case, graph.values).items()
-    }
-    with guard:
-        gradients = gradients_of(subject.kernel, graph, upstream)
-    return graph.values | gradients, guard
+def _guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
+    """The results of one call in each guard's memory, on the same operands and upstream gradients."""
+    op, runs, unchanged = subject.kernel.op, [], Unchanged()
+    operands = {name: v for name, v in inputs_of(op, case, subject.backend.device).items() if v is not None}
+    upstream: dict[str, Tensor] | None = None
+    for guard in guards:
+        held = {name: guard.embed(value, f"operand {name}") for name, value in operands.items()}
+        inputs = {operand.name: held.get(operand.name) for operand in op.operands}
+        with guard:
+            graph = call_tensors(subject.kernel, inputs, case.params, differentiate=bool(case.upstream))
+        if upstream is None:
+            upstream = upstream_of(op, case, graph.values)
+        arriving = {name: guard.embed(value, f"upstream gradient d{name}") for name, value in upstream.items()}
+        with guard:
+            gradients = gradients_of(subject.kernel, graph, arriving, unchanged=unchanged)
+        runs.append(graph.values | gradients)
+    unchanged.demand()
+    return runs
 
 
 def _check_bounds(subject: Subject, case: Case) -> None:
-    _, guard = _guarded_run(subject, case, NUMBER_FILL)
+    guard = Guard(NUMBER_FILL)
+    _guarded_runs(subject, case, guard)
     found = damage_of([guard])
     if found:
         facts = {"written": found[0]}
@@ -66,8 +72,8 @@ def _check_bounds(subject: Subject, case: Case) -> None:
 
 
 def _check_initialised(subject: Subject, case: Case) -> None:
-    with_nan, _ = _guarded_run(subject, case, NAN_FILL)
-    with_numbers, _ = _guarded_run(subject, case, NUMBER_FILL)
+    guards = Guard(NAN_FILL, watched=False), Guard(NUMBER_FILL, watched=False)
+    with_nan, with_numbers = _guarded_runs(subject, case, *guards)
     try:
         demand_same(
             case,
@@ -108,11 +114,19 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
     upstream = upstream_of(kernel.op, case, graph.values)
     first = gradients_of(kernel, graph, upstream, retain=True)
     first = {name: value.clone() for name, value in first.items()}
-    demand_same(case, operands, operands_before, "an operand is changed by the call or by its backward pass")
-    demand_same(case, graph.values, outputs_before, "an output is changed by the backward pass")
-    for place, (tensor, before) in enumerate(saved):
-        label = f"saved tensor {place}"
-        demand_same(case, {label: tensor}, {label: before}, "a tensor saved for backward is changed by it")
+    kept = {f"saved tensor {place}": pair for place, pair in enumerate(saved)}
+    demand_each_same(
+        case,
+        [
+            Comparison(operands, operands_before, "an operand is changed by the call or by its backward pass"),
+            Comparison(graph.values, outputs_before, "an output is changed by the backward pass"),
+            Comparison(
+                {label: tensor for label, (tensor, _) in kept.items()},
+                {label: before for label, (_, before) in kept.items()},
+                "a tensor saved for backward is changed by it",
+            ),
+        ],
+    )
     if first:
         second = gradients_of(kernel, graph, upstream_of(kernel.op, case, graph.values))
         demand_same(
@@ -130,25 +144,27 @@ def _check_stale(subject: Subject, case: Case) -> None:
     inputs, other = inputs_of(kernel.op, case, device), inputs_of(kernel.op, other_case, device)
     graph = call_tensors(kernel, other, case.params)
     upstream = upstream_of(kernel.op, case, graph.values)
-    expected = graph.values | gradients_of(kernel, graph, upstream)
+    unchanged = Unchanged()
+    expected = graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged)
     expected = {name: value.clone() for name, value in expected.items()}
 
-    early = run_tensors(kernel, inputs, case.params, upstream)
+    early = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
     before = {name: value.clone() for name, value in early.items()}
     for name, value in inputs.items():
         fresh = other[name]
         if value is not None and fresh is not None:
             value.copy_(fresh)
-    late = run_tensors(kernel, inputs, case.params, upstream)
-    demand_same(
-        case,
-        late,
-        expected,
-        "new values in the same memory do not give the results of those values",
-        labels=("same memory", "fresh memory"),
-    )
+    late = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
+    unchanged.demand()
+    stale = "new values in the same memory do not give the results of those values"
     changed = "what an earlier call returned is changed by a later call"
-    demand_same(case, early, before, changed, labels=("after", "before"))
+    demand_each_same(
+        case,
+        [
+            Comparison(late, expected, stale, labels=("same memory", "fresh memory")),
+            Comparison(early, before, changed, labels=("after", "before")),
+        ],
+    )
 
 
 def _differentiable(subject: Subject) -> str | None:
