@@ -4,8 +4,8 @@
     python docs/generate_figures.py --check    exit 1 if one of them differs
 
 A section stands between `<!-- figures: NAME -->` and `<!-- /figures -->`. Its figures come from the record of the
-nightly run under reports/published/sm_90/ and from the benchmarks under reports/benchmarks/sm_90/, those of
-the certificate from the package; where such a file
+nightly run under reports/published/sm_90/, from the same cases on the interpreter under reports/published/interpreter/
+and from the benchmarks under reports/benchmarks/sm_90/, those of the certificate from the package; where such a file
 does not exist, the section says that nothing is published. No figure is typed by hand in a section.
 """
 
@@ -25,11 +25,14 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from verify import record  # noqa: E402
+from verify.compare import Comparison, Pair, compare  # noqa: E402
+from verify.readings import commit_of  # noqa: E402
 from verify.record import Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
 from verify.report import words  # noqa: E402
 from verify.truth import certificate  # noqa: E402
 
 RUN = ROOT / "reports" / "published" / "sm_90" / "run.json"
+INTERPRETED = ROOT / "reports" / "published" / "interpreter" / "run.json"  # the same cases without a GPU
 BENCHMARKS = ROOT / "reports" / "benchmarks" / "sm_90"
 SECTION = re.compile(r"^(<!-- figures: ([\w ]+) -->\n)(.*?)^(<!-- /figures -->)$", re.DOTALL | re.MULTILINE)
 OPENING = re.compile(r"^<!-- figures:", re.MULTILINE)
@@ -223,6 +226,132 @@ def stages(run: Run) -> str:
     return f"{text}\n{_setting(run)} {_verdict(run)} All stages together: {total}.\n"
 
 
+# -- the published run and the interpreter --------------------------------------------------------------
+
+
+def of_both(render: Callable[[Comparison], str]) -> Callable[[], str]:
+    """A section about the published run beside the same cases on the interpreter."""
+
+    def section() -> str:
+        for path in (RUN, INTERPRETED):
+            if not path.exists():
+                shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+                return f"*Nothing is published yet: `{shown}` does not exist.*\n"
+        return render(compare(record.load(RUN), record.load(INTERPRETED)))
+
+    return section
+
+
+_Name = tuple[str, str, str]  # kernel, dtype, result
+
+
+def toolchains(found: Comparison) -> str:
+    """One line per kernel and dtype: which results have the same bits on both, and the maxima of the others."""
+    results = _compared(found)
+    rows = []
+    for kernel, dtypes in _by_kernel(results).items():
+        whole = [dtype for dtype, names in dtypes.items() if _all_same(results, kernel, dtype, names)]
+        if whole:
+            count = sum(len(dtypes[dtype]) for dtype in whole)
+            rows.append([f"`{kernel}`", ", ".join(whole), f"all {words.plural(count, 'result')}", ""])
+        for dtype in (dtype for dtype in dtypes if dtype not in whole):
+            pairs = {name: results[kernel, dtype, name] for name in dtypes[dtype]}
+            same = ", ".join(name for name, group in pairs.items() if group[0].bits == "identical")
+            other = "; ".join(_maxima(name, group) for name, group in pairs.items() if group[0].bits != "identical")
+            rows.append([f"`{kernel}`", dtype, same or "none", other])
+    text = _table(["kernel", "dtype", "same bits", "other bits: largest error on the GPU, on the interpreter"], rows)
+    return f"{text}\n{_counts(found, results)}\n\nGPU: {_about(found.base)}\nInterpreter: {_about(found.head)}\n"
+
+
+def _compared(found: Comparison) -> dict[_Name, list[Pair]]:
+    """The pairs of every result that `verify run` measured on the same cases of both."""
+    results: dict[_Name, list[Pair]] = {}
+    for pair in found.pairs:
+        if pair.source == "run" and not pair.reason and pair.base is not None and pair.head is not None:
+            results.setdefault((pair.key.kernel, pair.key.dtype, pair.key.output), []).append(pair)
+    order = [(k.name, r.dtype, r.output) for k in found.head.kernels for r in k.results if r.source == "run"]
+    return {name: results[name] for name in dict.fromkeys(order) if name in results}
+
+
+def _by_kernel(results: Iterable[_Name]) -> dict[str, dict[str, list[str]]]:
+    kernels: dict[str, dict[str, list[str]]] = {}
+    for kernel, dtype, name in results:
+        kernels.setdefault(kernel, {}).setdefault(dtype, []).append(name)
+    return kernels
+
+
+def _all_same(results: dict[_Name, list[Pair]], kernel: str, dtype: str, names: Iterable[str]) -> bool:
+    return all(results[kernel, dtype, name][0].bits == "identical" for name in names)
+
+
+def _maxima(name: str, pairs: Sequence[Pair]) -> str:
+    gate = pairs[0].head.gate if pairs[0].head else "plain"
+    sides = []
+    for side in ("base", "head"):
+        readings = [reading for pair in pairs if (reading := getattr(pair, side)) is not None]
+        sides.append(words.ulp(max((reading.value for reading in readings), key=_order)))
+    unit = " s" if gate == "scaled" else ""
+    same = sides[0] == sides[1]
+    return f"{name} {sides[0]}{unit} on both" if same else f"{name} {sides[0]}, {sides[1]}{unit}"
+
+
+def _counts(found: Comparison, results: dict[_Name, list[Pair]]) -> str:
+    alike = sum(pairs[0].bits == "identical" for pairs in results.values())
+    elements = sum(_elements(pairs) for pairs in results.values())
+    text = f"{alike:,} of {words.plural(len(results), 'result')} have the same bits, {elements:,} elements compared."
+    if found.special_tried:
+        text += f" {len(found.special):,} of {found.special_tried:,} answers to special values differ."
+    apart = {
+        (pair.key.kernel, pair.key.dtype, pair.key.output)
+        for pair in found.pairs
+        if pair.source == "run" and (pair.reason or pair.base is None or pair.head is None)
+    }
+    missing = len(apart - results.keys())
+    text += f" Not measured on the same cases: {words.plural(missing, 'result')}." if missing else ""
+    commits = {run.environment.get("commit") for run in (found.base, found.head)}
+    return text + (" The records are of two commits: the kernels may differ too." if len(commits) > 1 else "")
+
+
+def _elements(pairs: Iterable[Pair]) -> int:
+    return sum(pair.head.figures.n for pair in pairs if pair.head is not None)
+
+
+def _about(run: Run) -> str:
+    about = run.environment
+    where = about.get("gpu") if run.backend == "cuda" else "the interpreter"
+    return (
+        f"`{run.command}` on {where}, torch {about.get('torch')}, Triton {about.get('triton')}, {run.created[:10]}, "
+        f"commit {commit_of(run)}, record {run.id}."
+    )
+
+
+def baselines(found: Comparison) -> str:
+    """PyTorch's own largest error of any result on both, as far as the cases are the same."""
+    results = _compared(found)
+    theirs = [_baselines(run) for run in (found.base, found.head)]
+    dtypes = ("bfloat16", "float16", "float32")
+    rows = []
+    for kernel, measured in _by_kernel(results).items():
+        cells = [f"`{kernel}`"]
+        for dtype in dtypes:
+            names = [(kernel, dtype, name) for name in measured.get(dtype, [])]
+            values = [[side[name] for name in names if name in side] for side in theirs]
+            cells.append(", ".join(words.ulp(max(side, key=_order)) for side in values) if all(values) else "")
+        rows.append(cells)
+    versions = " and ".join(f"torch {run.environment.get('torch')}" for run in (found.base, found.head))
+    text = _table(["PyTorch in place of", *dtypes], rows)
+    return f"{text}\nFirst on the GPU, then on the CPU ({versions}), on the inputs of the table above.\n"
+
+
+def _baselines(run: Run) -> dict[_Name, float]:
+    return {
+        (kernel.name, result.dtype, result.output): _maximum(result, result.baseline)
+        for kernel in _judged(run)
+        for result in kernel.results
+        if result.source == "run" and result.baseline is not None
+    }
+
+
 # -- benchmarks -----------------------------------------------------------------------------------------
 
 
@@ -402,6 +531,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "accuracy": of_run(accuracy),
     "sweeps": of_run(sweeps),
     "stages": of_run(stages),
+    "toolchains": of_both(toolchains),
+    "baselines": of_both(baselines),
     "gelu speed": of_benchmark("gelu", gelu_speed),
     "layer norm speed": of_benchmark("layer_norm", layer_norm_speed),
     "linear speed": of_benchmark("linear", linear_speed),

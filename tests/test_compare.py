@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.gate_records import SEEN, kernel, result, run
+from verify.cli import compare as command
+from verify.cli import main
 from verify.compare import Comparison, compare
-from verify.record import Basis, Result
+from verify.record import Basis, Result, SpecialValue, save
 from verify.report import compare_text
 
 nan, inf = math.nan, math.inf
@@ -73,10 +77,112 @@ def test_other_cases_cannot_be_compared(base: Result, head: Result, reason: str)
     assert reason in pair.reason
 
 
-def test_machines_do_not_mix() -> None:
-    found = compare(run(kernel(result())), run(kernel(result(0.1)), arch="sm_80"))
+def on(backend: str, *results: Result, **environment: Any) -> Any:
+    """A record of another device, as its environment says."""
+    made = run(kernel(*results))
+    about = {"arch": "sm_90", "torch": "2.11", "triton": "3.6.0", **environment}
+    return msgspec.structs.replace(made, backend=backend, environment=about)
+
+
+def test_the_same_cases_on_another_device_are_compared_and_the_devices_are_named() -> None:
+    found = compare(
+        on("cuda", result(0.5, bits="aa"), gpu="NVIDIA H200"), on("interpreter", result(0.4, bits="bb"), torch="2.13")
+    )
     [pair] = found.pairs
-    assert (pair.change, pair.reason, found.exit_code) == ("incomparable", "measured on sm_90 and on sm_80", 3)
+    assert (pair.change, pair.bits, pair.key.arch, found.exit_code) == ("better", "changed", "interpreter", 0)
+    assert found.beneath == (
+        ("arch", "sm_90", "interpreter"),
+        ("gpu", "NVIDIA H200", "absent"),
+        ("torch", "2.11", "2.13"),
+    )
+    lines = command.about(found)
+    assert lines == ["arch    sm_90, now interpreter", "gpu     NVIDIA H200, now absent", "torch   2.11, now 2.13", ""]
+    assert command.about(both(result(), result())) == []  # nothing differs below
+
+
+def test_another_plan_or_seed_on_another_device_stays_apart_and_says_how_to_ask_the_same() -> None:
+    for other in (result(properties="bb11bb11bb11"), result(basis=Basis("observed", 4_096, 1))):
+        found = compare(on("cuda", result(basis=SEEN)), on("interpreter", other))
+        assert (found.pairs[0].change, found.other_cases, found.exit_code) == ("incomparable", True, 3)
+    # every input of a format is the same whatever the seed of the run is
+    assert compare(on("cuda", result()), on("interpreter", result())).other_cases is False
+    assert both(result(), result(gate="scaled")).other_cases is False
+
+
+def with_special(*rows: SpecialValue, **options: Any) -> Result:
+    return msgspec.structs.replace(result(**options), special=list(rows))
+
+
+def test_special_inputs_are_compared_one_by_one_whatever_the_other_cases_are() -> None:
+    at_zero = SpecialValue({"x": "0 (0x0000)"}, "0", "0.0")
+    at_inf = SpecialValue({"x": "inf (0x7f80)"}, "inf", "inf")
+    wrong = msgspec.structs.replace(at_inf, got="nan", status="wrong")
+    other = {"properties": "bb11bb11bb11"}
+    found = both(with_special(at_zero, at_inf), with_special(wrong, at_zero, **other))
+    assert (found.special_tried, [item.head.got for item in found.special]) == (2, ["nan"])
+    assert found.special[0].worse
+    assert found.exit_code == 1  # right before, wrong now
+    assert command.about(found) == [
+        "special 1 of 2 special inputs are answered otherwise",
+        "        gelu y bfloat16 at x = inf (0x7f80): inf, now nan: wrong now",
+        "",
+    ]
+    assert command.data(found)["special"] == [
+        {
+            "kernel": "gelu",
+            "output": "y",
+            "dtype": "bfloat16",
+            "inputs": {"x": "inf (0x7f80)"},
+            "base": {"got": "inf", "status": "ok"},
+            "head": {"got": "nan", "status": "wrong"},
+        }
+    ]
+    back = both(with_special(wrong), with_special(at_inf))
+    assert (back.special[0].worse, back.exit_code) == (False, 0)
+    # an input that one record lacks is no difference, nor is another result's
+    assert both(with_special(at_zero), with_special(at_inf)).special_tried == 0
+    assert both(with_special(at_zero), with_special(at_zero, output="dx")).special_tried == 0
+
+
+def test_many_special_inputs_are_cut_on_the_screen_and_the_wrong_ones_come_first() -> None:
+    rows = [SpecialValue({"x": str(number)}, "1", "1") for number in range(20)]
+    other = [msgspec.structs.replace(row, got="2") for row in rows[:-1]]
+    other.append(msgspec.structs.replace(rows[-1], got="nan", status="wrong"))
+    found = both(with_special(*rows), with_special(*other))
+    lines = command.about(found)
+    assert lines[0] == "special 20 of 20 special inputs are answered otherwise"
+    assert lines[1].endswith("at x = 19: 1, now nan: wrong now")
+    assert lines[-2:] == [f"        and {20 - command.MOST_SPECIAL} more: --json PATH has all", ""]
+    assert len(command.data(found)["special"]) == 20
+
+
+def test_the_same_bits_are_not_told_for_a_mean_that_the_reference_rounds_otherwise() -> None:
+    if "bits" not in Result.__struct_fields__:
+        pytest.skip("records keep no digest of bits")
+
+    def meant(mean: float, bits: str) -> Result:
+        item = result(0.5, bits=bits)
+        part = item.regimes[0]
+        figures = msgspec.structs.replace(part.figures, mean=mean)
+        return msgspec.structs.replace(item, regimes=[msgspec.structs.replace(part, figures=figures)])
+
+    assert both(meant(0.2, "aa"), meant(0.2000001, "aa")).told == []
+    assert len(both(meant(0.2, "aa"), meant(0.2000001, "bb")).told) == 1
+
+
+def test_the_command_names_the_next_one_where_cases_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, head = tmp_path / "gpu.json", tmp_path / "here.json"
+    save(on("cuda", result(basis=SEEN)), base)
+    save(on("interpreter", result(basis=Basis("observed", 4_096, 7))), head)
+    assert main(["compare", str(base), str(head)]) == 3
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "arch    sm_90, now interpreter"
+    assert printed[-1] == f"next: verify run --like {base} --json {head}"
+    save(on("interpreter", result(basis=SEEN)), head)
+    assert main(["compare", str(base), str(head)]) == 0
+    assert "next:" not in capsys.readouterr().out
+    assert main(["compare", str(base), str(head), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["beneath"]["arch"] == {"base": "sm_90", "head": "interpreter"}
 
 
 def test_what_stands_on_one_side_only() -> None:

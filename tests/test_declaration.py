@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -94,13 +94,17 @@ def test_a_kernel_that_takes_any_keyword_receives_every_parameter() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtypes": ["float12"]}, f"unknown dtype 'float12'; verify knows: {KNOWN}"),
-        ({"dtypes": torch.int8}, f"unknown dtype 'torch.int8'; verify knows: {KNOWN}"),
+        ({"dtypes": ["float12"]}, f"dtypes are floating-point formats, {KNOWN}; received 'float12'"),
+        ({"dtypes": torch.int8}, f"dtypes are floating-point formats, {KNOWN}; received 'torch.int8'"),
         ({"dtypes": []}, "dtypes must name at least one; received an empty list"),
         (
             {"dtypes": ["float32", "float32"]},
             "dtypes must not repeat; received float32, float32",
         ),
+        ({"largest": 0.0}, "largest is a positive finite magnitude of inputs; received 0.0"),
+        ({"largest": {"float32": "1"}}, "largest is a positive finite magnitude of inputs; received '1'"),
+        ({"largest": float("inf")}, "largest is a positive finite magnitude of inputs; received inf"),
+        ({"largest": {"float64": 1.0}}, "largest is about its dtypes, float32, bfloat16, float16; received 'float64'"),
         ({"layouts": "strided"}, "layouts is one of any, contiguous; received 'strided'"),
         ({"backends": ["rocm"]}, "backends is one of cuda, interpreter; received 'rocm'"),
         ({"operands": ["z"]}, "op 'gelu' has operands x; received 'z'"),
@@ -127,7 +131,8 @@ def test_a_kernel_that_takes_any_keyword_receives_every_parameter() -> None:
 def test_a_bad_option(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         kernel(op="gelu", **options)(mine)  # type: ignore[arg-type]
-    assert str(caught.value) == f"kernel 'mine': {message}"
+    assert caught.value.message == f"kernel 'mine': {message}"
+    assert caught.value.hint  # the next step, whatever the mistake was
 
 
 def test_a_bad_op_or_parameter() -> None:
@@ -148,19 +153,85 @@ def test_a_bad_op_or_parameter() -> None:
 def test_an_omitted_operand_that_is_required() -> None:
     with pytest.raises(UsageError) as caught:
         kernel(op="layer_norm", operands=["weight"])(mine)
-    assert str(caught.value) == ("kernel 'mine': op 'layer_norm' requires operand 'x'; operands omits it")
+    assert caught.value.message == "kernel 'mine': op 'layer_norm' requires operand 'x'; operands omits it"
+    assert caught.value.hint == "operands=['x', 'weight']"
 
 
 def test_a_gradient_of_an_operand_that_is_not_taken() -> None:
     with pytest.raises(UsageError) as caught:
         kernel(op="layer_norm", operands=["x", "weight"], gradients=["x", "bias"])(mine)
-    assert str(caught.value) == ("kernel 'mine': op 'layer_norm' has gradients for x, weight; received 'bias'")
+    assert caught.value.message == "kernel 'mine': op 'layer_norm' has gradients for x, weight; received 'bias'"
 
 
 def test_what_is_no_function() -> None:
     with pytest.raises(UsageError) as caught:
         kernel(op="gelu")(3)  # type: ignore[arg-type]
-    assert str(caught.value) == "kernel 'kernel': @verify.kernel decorates a function; received 3"
+    assert caught.value.message == "kernel 'kernel': @verify.kernel decorates a function; received 3"
+
+
+@pytest.mark.parametrize(
+    ("written", "received", "hint"),
+    [
+        (lambda: kernel(mine), "the function 'mine'", "@verify.kernel(op='gelu') above the function"),
+        (lambda: kernel(mine, op="silu"), "the function 'mine'", "@verify.kernel(op='gelu') above the function"),
+        (lambda: kernel("silu"), "'silu'", "@verify.kernel(op='silu') above the function"),
+        (lambda: kernel(), "no op", "@verify.kernel(op='gelu') above the function"),
+    ],
+)
+def test_a_decorator_without_parentheses_or_keywords(written: Callable[[], object], received: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        written()
+    assert caught.value.message == (
+        f"@verify.kernel takes keyword arguments, and op= is the one that it needs; received {received}"
+    )
+    assert caught.value.hint == f"{hint}; `verify list --ops` names the ops"
+
+
+def test_an_op_that_is_no_op() -> None:
+    with pytest.raises(UsageError, match="op is the name of an op or what verify.op") as caught:
+        kernel(op=len)(mine)  # type: ignore[arg-type]
+    assert "verify list --ops" in str(caught.value.hint)
+
+
+def test_a_class_is_no_function() -> None:
+    class Layer(torch.nn.Module):
+        pass
+
+    with pytest.raises(UsageError, match="decorates a function; received the class Layer") as caught:
+        kernel(op="gelu")(Layer)
+    assert "Layer()(x)" in str(caught.value.hint)
+    with pytest.raises(UsageError) as caught:
+        kernel(op="gelu")(type("Gelu", (torch.autograd.Function,), {}))
+    assert "Gelu.apply(x)" in str(caught.value.hint)
+
+
+def test_a_function_that_cannot_be_called_as_it_will_be() -> None:
+    def few(x, *, eps):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(UsageError) as caught:
+        kernel(op="layer_norm")(few)
+    assert caught.value.message == (
+        "kernel 'few': it is called with the tensors x, weight, bias by position and eps by keyword; "
+        "received a function that takes (x, *, eps): too many positional arguments"
+    )
+    assert caught.value.hint == "operands=['x'] in the declaration, if the kernel takes no more"
+    assert kernel(op="layer_norm", operands=["x"])(few).operands == ("x",)
+
+    def many(x, weight):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(UsageError, match="missing a required argument: 'weight'") as caught:
+        kernel(op="gelu")(many)
+    assert caught.value.hint == "verify list --op gelu"
+
+
+def test_functions_whose_signature_says_nothing_are_taken_as_they_are() -> None:
+    class Gelu(torch.autograd.Function):
+        pass
+
+    for function in (Gelu.apply, torch.nn.GELU(), torch.nn.functional.gelu, lambda *tensors, **keywords: tensors):
+        assert kernel(op="gelu", name="k")(function).op.name == "gelu"
 
 
 # -- targets ------------------------------------------------------------------------------------
@@ -185,7 +256,8 @@ def test_targets(text: str, source: str, label: str | None, is_file: bool) -> No
 def test_a_bad_target(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Target.parse(text)
-    assert str(caught.value) == (f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}")
+    assert caught.value.message == f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}"
+    assert caught.value.hint == "verify run accuracy.py::my_gelu"
 
 
 # -- discovery ----------------------------------------------------------------------------------
@@ -251,10 +323,23 @@ def test_a_module_is_found_from_the_working_directory(tmp_path: Path, monkeypatc
 def test_a_missing_file_or_kernel(tmp_path: Path) -> None:
     error = failure("no/such/file.py")
     assert error.message == "no such file: no/such/file.py"
+    assert error.hint is not None and error.hint.startswith("verify run FILE.py")
     path = write(tmp_path, TWO)
     error = failure(f"{path}::c")
     assert error.message == f"{path} has no kernel 'c'; it declares: b, a"
     assert error.hint == f"verify list {path}"
+
+
+def test_a_folder_is_no_target_and_its_declarations_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for folder in (".", "sub", "./sub", str(tmp_path)):
+        error = failure(folder)
+        assert error.message == f"a target is a Python file or a module; received the folder {folder}"
+        assert error.hint is not None and error.hint.startswith("verify run FILE.py")
+    write(tmp_path, TWO, "mine.py")
+    assert failure(".").hint == "verify run mine.py"
+    assert failure("mien.py").hint == "verify run mine.py"
 
 
 def test_a_file_without_kernels(tmp_path: Path) -> None:
@@ -281,14 +366,26 @@ def test_two_kernels_of_one_name(tmp_path: Path) -> None:
 def test_an_import_that_fails(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     missing = "fails on import: ModuleNotFoundError: No module named 'no_such_library'"
-    assert failure(path).message == f"{path} " + message.format(path=path, missing=missing)
+    error = failure(path)
+    assert error.message == f"{path} " + message.format(path=path, missing=missing)
+    if "no_such_library" in text:
+        assert error.hint is not None and error.hint.startswith(f"install no_such_library for {sys.executable}")
+        assert 'requires="no_such_library"' in error.hint
+    else:
+        assert error.hint == f"python {path}"
+
+
+def test_a_keyword_that_the_decorator_does_not_have(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "@verify.kernel(op='gelu', dtype='float32')\ndef k(x): return x\n")
+    assert failure(path).hint == "python -c 'import verify; help(verify.kernel)' lists the keywords"
 
 
 def test_a_bad_declaration_keeps_its_own_message(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + "@verify.kernel(op='gelu', dtypes=['f4'])\ndef k(x): return x\n")
-    assert failure(path).message == f"kernel 'k': unknown dtype 'f4'; verify knows: {KNOWN}"
+    message = f"{path}: kernel 'k': dtypes are floating-point formats, {KNOWN}; received 'f4'"
+    assert failure(path).message == message
     # and a second attempt says the same: nothing half-imported stays behind
-    assert failure(path).message == f"kernel 'k': unknown dtype 'f4'; verify knows: {KNOWN}"
+    assert failure(path).message == message
 
 
 # -- shapes -------------------------------------------------------------------------------------

@@ -17,13 +17,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 import torch
 
 from verify import record
 from verify.cli import parser
 from verify.ops import registry
-from verify.record import SCHEMA, Basis, Figures, Histogram, KernelRun, LawRun, Result, Run, Stage
+from verify.record import SCHEMA, Basis, Figures, Histogram, KernelRun, LawRun, Result, Run, SpecialValue, Stage
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -92,10 +93,13 @@ def test_a_section_nobody_knows_and_one_that_never_ends() -> None:
 def test_what_is_not_published_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FIGURES, "ROOT", tmp_path)
     monkeypatch.setattr(FIGURES, "RUN", tmp_path / "reports" / "run.json")
+    monkeypatch.setattr(FIGURES, "INTERPRETED", tmp_path / "reports" / "other.json")
     monkeypatch.setattr(FIGURES, "BENCHMARKS", tmp_path / "benchmarks")
     sections = {section: render() for section, render in FIGURES.SECTIONS.items()}
     for section in ("kernels", "accuracy", "sweeps", "stages"):
         assert sections[section] == "*No run is published yet: `reports/run.json` does not exist.*\n"
+    for section in ("toolchains", "baselines"):
+        assert sections[section] == "*Nothing is published yet: `reports/run.json` does not exist.*\n"
     assert sections["hunts"] == "*Not measured yet: `benchmarks/hunt.json` does not exist.*\n"
 
 
@@ -108,6 +112,7 @@ def result(output: str, maximum: float | str, *, gate: str = "plain", **options:
         mean=0.1,
         misrounded=1311,
         scaled_max=maximum if gate == "scaled" else None,
+        scaled_upper=maximum if gate == "scaled" else None,
     )
     settings: dict = {"basis": Basis("observed", 65_536, 0), "status": "ok", "regimes": [], "worst": []}
     settings |= {"histogram": Histogram([], []), "escalated": 0, "certificate": "", "dtype": "bfloat16"}
@@ -161,6 +166,67 @@ def test_figures_of_a_published_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     stages = FIGURES.SECTIONS["stages"]().splitlines()
     assert stages[2:4] == ["| sweep | ok | 1 kernels | 1 min 15 s |", "| bench | skipped | no GPU | 0.50 s |"]
     assert stages[-1] == f"{setting} {VERDICT} All stages together: 1 min 15 s."
+
+
+def test_figures_of_the_gpu_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(label: str, *results: Result) -> KernelRun:
+        return KernelRun(label, f"a.py::{label}", "gelu", {}, "", "ok", list(results))
+
+    def answered(output: str, value: float | str, bits: str, theirs: float | str, **options: object) -> Result:
+        baseline = result(output, theirs, gate=str(options.get("gate", "plain"))).figures
+        return result(output, value, bits=bits, baseline=baseline, properties="aa00aa00aa00", **options)
+
+    special = SpecialValue({"x": "inf (0x7f80)"}, "inf", "inf")
+    gpu = (
+        kernel(
+            "alike", answered("y", 0.5, "aa", 254.9, special=[special]), answered("y", 0.7, "bb", 9.0, dtype="float32")
+        ),
+        kernel(
+            "other",
+            answered("y", 0.5, "aa", 2.0),
+            answered("dx", 0.50004, "bb", 3.0),
+            answered("dw", 1.5, "cc", 4.0, gate="scaled"),
+            result("moved", 0.5, properties="bb11bb11bb11"),
+            result("y", 9.0, source="sweep", properties="cc22cc22cc22"),
+        ),
+    )
+    cpu = (
+        kernel(
+            "alike",
+            answered("y", 0.5, "aa", 255.4, special=[msgspec.structs.replace(special, got="nan")]),
+            answered("y", 0.7, "bb", "nan", dtype="float32"),
+        ),
+        kernel(
+            "other",
+            answered("y", 0.5, "aa", 2.5),
+            answered("dx", 0.50004, "b2", 3.5),
+            answered("dw", 1.25, "c2", 4.5, gate="scaled"),
+            result("moved", 0.5, properties="bb11bb11bb22"),
+        ),
+    )
+    about = {"arch": "sm_90", "gpu": "NVIDIA H200", "torch": "2.11", "triton": "3.6.0", "commit": "0123456789abcdef"}
+    base = Run(SCHEMA, "abc", "2026-01-02T03:04:05Z", "verify nightly", "cuda", 0, "ci", about, list(gpu))
+    here = {"arch": "interpreter", "torch": "2.13", "triton": "3.6"}
+    head = Run(SCHEMA, "def", "2026-01-03T03:04:05Z", "run", "interpreter", 0, "ci", here, list(cpu))
+    for path, run in (("RUN", base), ("INTERPRETED", head)):
+        monkeypatch.setattr(FIGURES, path, tmp_path / f"{path}.json")
+        record.save(run, tmp_path / f"{path}.json")
+    counted = (
+        "3 of 5 results have the same bits, 327,680 elements compared. 1 of 1 answers to special values differ. "
+        "Not measured on the same cases: 1 result. The records are of two commits: the kernels may differ too."
+    )
+    shown = FIGURES.SECTIONS["toolchains"]().splitlines()
+    assert shown[2:] == [
+        "| `alike` | bfloat16, float32 | all 2 results |  |",
+        "| `other` | bfloat16 | y | dx 0.501 on both; dw 1.5, 1.25 s |",
+        "",
+        counted,
+        "",
+        "GPU: `verify nightly` on NVIDIA H200, torch 2.11, Triton 3.6.0, 2026-01-02, commit 0123456789ab, record abc.",
+        "Interpreter: `run` on the interpreter, torch 2.13, Triton 3.6, 2026-01-03, commit unknown, record def.",
+    ]
+    theirs = FIGURES.SECTIONS["baselines"]().splitlines()
+    assert theirs[2:4] == ["| `alike` | 254.9, 255.4 |  | 9, NaN |", "| `other` | 4, 4.5 |  |  |"]
 
 
 def test_a_speed_below_its_target_is_bold() -> None:

@@ -34,6 +34,7 @@ LAYERS = (
         "hunt",
         "replay",
         "session",
+        "laws.spread",
         "timing",
         "bench",
         "report",

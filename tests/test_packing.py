@@ -72,6 +72,7 @@ regimes = st.builds(
     figures=figures,
     baseline=st.none() | figures,
     operand=texts,
+    worst=st.none() | worst,
 )
 specials = st.builds(
     SpecialValue, inputs=inputs, got=texts, truth=texts, status=st.sampled_from(["ok", "wrong"]), replay=texts
@@ -208,6 +209,105 @@ def test_a_file_can_be_read_by_other_tools() -> None:
     assert first["regimes"]["figures"]["max_ulp"][1] == 0.49987
     place = first["worst"]["replay"].partition(" ")[0].removeprefix("#")
     assert document["kernels"][0]["commands"][int(place)].startswith("verify replay accuracy.py::gelu_erf '{")
+
+
+# -- the worst input of a regime --------------------------------------------------------------------------
+
+
+def told() -> Run:
+    """The same, its first regime with the worst element of all, its second with one of its own."""
+    run = alone()
+    result = run.kernels[0].results[0]
+    own = msgspec.structs.replace(result.worst[0], got="7", inputs={"x": "7.5 (0x40f0)"})
+    parts = [
+        msgspec.structs.replace(result.regimes[0], worst=result.worst[0]),
+        msgspec.structs.replace(result.regimes[1], worst=own),
+        msgspec.structs.replace(result.regimes[2], worst=own),
+        *result.regimes[3:],
+    ]
+    return make([msgspec.structs.replace(run.kernels[0], results=[msgspec.structs.replace(result, regimes=parts)])])
+
+
+def test_the_worst_of_a_regime_stands_once() -> None:
+    run = told()
+    raw = encode(run)
+    assert same(decode(raw), run)
+    result = json.loads(raw)["kernels"][0]["results"][0]
+    count = result["worst"]["rows"]
+    assert result["regimes"]["worst"] == [0, count, count, None, None]
+    assert result["others"]["rows"] == 1
+    assert result["others"]["got"] == ["7"] or result["others"]["got"] == "7"
+
+
+@pytest.mark.parametrize("place", [-1, 99, True])
+def test_a_place_without_an_element_is_refused(place: Any) -> None:
+    document = json.loads(encode(told()))
+    document["kernels"][0]["results"][0]["regimes"]["worst"][1] = place
+    with pytest.raises(UsageError) as caught:
+        decode(json.dumps(document).encode(), source="r")
+    wanted = f"{AT}Expected the place of an element, got {place!r}{HERE}regimes[1].worst`"
+    assert str(caught.value).startswith(wanted)
+
+
+def test_others_are_a_table() -> None:
+    document = json.loads(encode(told()))
+    document["kernels"][0]["results"][0]["others"] = 3
+    with pytest.raises(UsageError, match=r"Expected a table - at `\$\.kernels\[0\]\.results\[0\]\.others`"):
+        decode(json.dumps(document).encode())
+
+
+def test_a_record_without_them_says_nothing_of_them() -> None:
+    """Records that were written before there were any are read, and what they hold is written as it was."""
+    raw = encode(alone())
+    assert b"others" not in raw
+    assert all(part.worst is None for part in decode(raw).kernels[0].results[0].regimes)
+
+
+# -- long values ------------------------------------------------------------------------------------------
+
+
+def rows_of(*cases: str) -> Run:
+    """A kernel whose worst elements come from these cases."""
+    kernel = alone().kernels[0]
+    element = kernel.results[0].worst[0]
+    many = [
+        msgspec.structs.replace(element, replay=f"verify replay a.py::k '{case}' --result y --index {place}")
+        for place, case in enumerate(cases)
+    ]
+    return make([msgspec.structs.replace(kernel, results=[msgspec.structs.replace(kernel.results[0], worst=many)])])
+
+
+ROW = "3f80" * 64
+
+
+def test_a_row_that_several_cases_hold_is_written_once() -> None:
+    run = rows_of(*(f'{{"values":{{"x":"{place:0256x}","weight":"{ROW}"}}}}' for place in range(3)))
+    raw = encode(run)
+    assert raw.count(ROW.encode()) == 1
+    assert same(decode(raw), run)
+
+
+def test_what_looks_like_a_place_is_left_alone() -> None:
+    run = rows_of(f'{{"x":"{ROW}"}}', f'{{"x":"{ROW}","a":1}}', '{"x":"@0"}')
+    assert same(decode(encode(run)), run)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["00"], r"""Expected the place of a value, got "@1" - at `\$\.kernels\[0\]\.commands`"""),
+        ([3], r"Expected a list of values - at `\$\.kernels\[0\]\.values`"),
+        ("x", r"Expected a list of values - at `\$\.kernels\[0\]\.values`"),
+        (["0" * 600_000] * 2, r"Expected commands of at most 67,108,864 characters - at `\$\.kernels\[0\]\.commands`"),
+    ],
+)
+def test_values_that_are_not_there_or_fill_the_memory(values: Any, message: str) -> None:
+    document = json.loads(encode(rows_of('{"x":"y"}')))
+    kernel = document["kernels"][0]
+    kernel["commands"] = ["verify replay a.py::k '" + ",".join(['"@0"', '"@1"'] * 60) + "'"]
+    kernel["values"] = values
+    with pytest.raises(UsageError, match=message):
+        decode(json.dumps(document).encode())
 
 
 # -- what occurs twice ------------------------------------------------------------------------------------

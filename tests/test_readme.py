@@ -38,7 +38,13 @@ def test_the_table_is_what_the_command_prints(tmp_path: Path) -> None:
     shown = README.split("```text\n")[1].split("```")[0].splitlines()
     assert len([line for line in shown if line.startswith("my_gelu ")]) == 5
     printed = done.stdout.splitlines()
-    assert [line for line in shown if line not in printed] == []
+    # torch picks its erf by the processor: a few of 262,144 roundings differ between two
+    share = re.compile(r"(\d+\.\d+)%")
+    printed_shares = {share.sub("%", line): share.findall(line) for line in printed}
+    assert [line for line in shown if share.sub("%", line) not in printed_shares] == []
+    for line in shown:
+        for ours, theirs in zip(share.findall(line), printed_shares[share.sub("%", line)], strict=True):
+            assert abs(float(ours) - float(theirs)) <= 0.2, line
 
 
 def test_the_declaration_takes_five_lines() -> None:
@@ -46,10 +52,12 @@ def test_the_declaration_takes_five_lines() -> None:
     assert len(lines) <= 5
 
 
-def test_the_pin_of_triton_is_the_version_that_the_interpreter_was_tested_with() -> None:
-    [pin] = re.findall(r"REPOSITORY '(triton==[\d.]+)'", README)
-    assert f'"{pin}",' in (ROOT / "pyproject.toml").read_text()
-    assert f"pip install '{pin}'" in (ROOT / "verify" / "backends" / "interpreter.py").read_text()
+def test_the_range_of_triton_is_the_one_that_the_interpreter_names() -> None:
+    [(first, last)] = re.findall(r"without a GPU: Triton ([\d.]+) to ([\d.]+) ", README)
+    major, minor = last.split(".")
+    hint = f"pip install 'triton>={first},<{major}.{int(minor) + 1}'"
+    assert hint in (ROOT / "verify" / "backends" / "interpreter.py").read_text()
+    assert f"Triton {first} to {last}" in (ROOT / "docs" / "toolchains.md").read_text()
 
 
 def test_the_number_of_laws_is_the_number_of_laws() -> None:

@@ -167,6 +167,7 @@ def inside(old: bytes, new: bytes) -> bytes:
 
 RERUN = "  next: rerun `verify run --json PATH` with this version"
 NOT = "r.json is not a verify run record: "
+WRITES = "\n  next: verify run --json PATH writes one"
 BREAKS = "r.json breaks the record schema: "
 
 
@@ -209,7 +210,7 @@ BREAKS = "r.json breaks the record schema: "
 def test_a_bad_record_names_its_fault(data: bytes, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         decode(data, source="r.json")
-    assert str(caught.value) == message
+    assert str(caught.value) == message + (WRITES if message.startswith(NOT) else "")
 
 
 def test_a_bare_nan_is_no_json() -> None:
@@ -235,7 +236,8 @@ def test_a_number_out_of_range() -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load(tmp_path / "none.json")
-    assert str(caught.value) == (f"cannot read the record {tmp_path / 'none.json'}: No such file or directory")
+    assert caught.value.message == f"cannot read the record {tmp_path / 'none.json'}: No such file or directory"
+    assert caught.value.hint == "verify run --json PATH writes one"
 
 
 # -- atomic -------------------------------------------------------------------------------------

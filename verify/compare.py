@@ -1,17 +1,24 @@
-"""Two records of the same cases, figure by figure: what a change did to accuracy, and whether it changed a bit."""
+"""Two records of the same cases, figure by figure: what a change did to accuracy, and whether it changed a bit.
+
+What changed may be the code, or the device and the versions below it. Cases are the same bits on every device, so
+two records answer the same question where their property hashes and seeds agree, wherever they were measured. Where
+every input of a format is tried there is no seed, and the special values are the same in every record.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from verify.readings import FAILED, Key, Reading, arch_of, leading, readings
-from verify.record import Run
+from verify.record import Result, Run, SpecialValue
 
 Change = Literal["worse", "better", "same", "incomparable", "removed", "added"]
 Bits = Literal["identical", "changed", "unknown"]
 CHANGES: tuple[Change, ...] = ("worse", "incomparable", "removed", "better", "added", "same")
+BENEATH = ("gpu", "driver", "cuda", "torch", "triton")  # what a kernel runs on, as records name it
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,26 @@ class Pair:
     @property
     def silent(self) -> bool:
         """Nothing to tell: no figure and no bit is known to differ."""
-        return self.change == "same" and self.bits != "changed" and not self.figures_differ
+        if self.change != "same" or self.bits == "changed":
+            return False
+        # the same bits have the same errors: what differs is the reference, which rounds otherwise on another device
+        return self.bits == "identical" or not self.figures_differ
+
+
+@dataclass(frozen=True)
+class Special:
+    """One special input whose answer differs between the records."""
+
+    kernel: str
+    output: str
+    dtype: str
+    base: SpecialValue
+    head: SpecialValue
+
+    @property
+    def worse(self) -> bool:
+        """Right in base and wrong in head."""
+        return self.base.status == "ok" and self.head.status == "wrong"
 
 
 @dataclass(frozen=True)
@@ -46,6 +72,22 @@ class Comparison:
     head: Run
     broke: tuple[tuple[str, str], ...] = ()  # kernel and message: fails in head and not in base
     mended: tuple[str, ...] = ()
+    special: tuple[Special, ...] = ()
+    special_tried: int = 0  # special inputs that both records have, differing or not
+
+    @property
+    def beneath(self) -> tuple[tuple[str, str, str], ...]:
+        """What differs below the kernels: name, then its version in base and in head."""
+        return ((arch,) if (arch := _moved("arch", arch_of(self.base), arch_of(self.head))) else ()) + tuple(
+            found
+            for name in BENEATH
+            if (found := _moved(name, *(str(run.environment.get(name, "absent")) for run in (self.base, self.head))))
+        )
+
+    @property
+    def other_cases(self) -> bool:
+        """Whether something stays apart because one record did not measure the other's cases."""
+        return any(pair.reason.startswith((OTHER_PROPERTY, OTHER_SEED)) for pair in self.pairs)
 
     @property
     def told(self) -> list[Pair]:
@@ -64,10 +106,14 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0 nothing got worse, 1 something did, 3 something could not be compared."""
-        if self.of("worse") or self.broke:
+        if self.of("worse") or self.broke or any(item.worse for item in self.special):
             return 1
         alike = any(pair.change in ("same", "better") for pair in self.pairs)
         return 3 if self.of("incomparable") or self.of("removed") or not alike else 0
+
+
+def _moved(name: str, before: str, after: str) -> tuple[str, str, str] | None:
+    return None if before == after else (name, before, after)
 
 
 def _result(pair: Pair) -> tuple[str, str, str, str]:
@@ -84,16 +130,40 @@ def compare(base: Run, head: Run) -> Comparison:
     pairs.sort(key=lambda pair: (CHANGES.index(pair.change), pair.key, pair.source))
     failed = _failed(base)
     failing = _failed(head)
+    tried = list(_special(base, head))
     return Comparison(
         tuple(pairs),
         base,
         head,
         broke=tuple((name, message) for name, message in failing.items() if name not in failed),
         mended=tuple(name for name in failed if name not in failing and any(k.name == name for k in head.kernels)),
+        special=tuple(item for item in tried if item.base.got != item.head.got),
+        special_tried=len(tried),
     )
 
 
-_Question = tuple[str, str, str, str, str]  # without the arch: two machines give pairs that are incomparable
+def _special(base: Run, head: Run) -> Iterator[Special]:
+    """Every special input that both records tried, each result of it."""
+    before = dict(_special_results(base))
+    for (kernel, output, dtype), result in _special_results(head):
+        earlier = before.get((kernel, output, dtype))
+        if earlier is None:
+            continue
+        known = {tuple(sorted(item.inputs.items())): item for item in earlier.special}
+        for item in result.special:
+            if found := known.get(tuple(sorted(item.inputs.items()))):
+                yield Special(kernel, output, dtype, found, item)
+
+
+def _special_results(run: Run) -> Iterator[tuple[tuple[str, str, str], Result]]:
+    for kernel in run.kernels:
+        for result in kernel.results:
+            if result.special and not kernel.peer:
+                yield (kernel.name, result.output, result.dtype), result
+
+
+_Question = tuple[str, str, str, str, str]  # without the arch: two machines may have answered the same
+OTHER_PROPERTY, OTHER_SEED = "something else was measured", "other cases"
 
 
 def _by_question(run: Run) -> dict[_Question, Reading]:
@@ -126,16 +196,14 @@ def _different(base: Reading, head: Reading) -> str:
     """Why two readings are not of the same cases."""
     if base.flaw or head.flaw:
         return base.flaw or head.flaw
-    if base.key.arch != head.key.arch:
-        return f"measured on {base.key.arch} and on {head.key.arch}"
     if base.gate != head.gate:
         return f"the {base.gate} error was judged, now the {head.gate} one"
     if not base.properties or not head.properties:
         return "a record has no property hash, so nobody knows whether the cases are the same"
     if base.properties != head.properties:
-        return f"something else was measured: property {base.properties}, now {head.properties}"
+        return f"{OTHER_PROPERTY}: property {base.properties}, now {head.properties}"
     if base.basis.seed != head.basis.seed:
-        return f"other cases: seed {base.basis.seed}, now seed {head.basis.seed}"
+        return f"{OTHER_SEED}: seed {base.basis.seed}, now seed {head.basis.seed}"
     return ""
 
 

@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import math
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,6 +60,7 @@ class Kernel:
     summary: str = ""
     accepted: frozenset[str] = field(default_factory=frozenset)
     requires: tuple[str, ...] = ()
+    largest: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -103,12 +105,14 @@ class Kernel:
         else:
             each = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in self.max_ulp.items())
             parts.append(f"max ULP{unit}: {each}")
+        if self.largest:
+            parts.append("hunted up to " + ", ".join(f"{size:g} in {dtype}" for dtype, size in self.largest.items()))
         return "; ".join(parts)
 
 
 def kernel(
-    *,
-    op: str | Op,
+    *received: object,
+    op: str | Op | None = None,
     params: Mapping[str, Any] | None = None,
     dtypes: Iterable[str] | None = None,
     operands: Iterable[str] | None = None,
@@ -121,6 +125,7 @@ def kernel(
     policy: Policy | None = None,
     name: str | None = None,
     requires: str | Iterable[str] = (),
+    largest: float | Mapping[str, float] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare the function below as a kernel.
 
@@ -136,22 +141,32 @@ def kernel(
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
     policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
     requires: packages that the function imports; where one is not installed the kernel is skipped and says so.
+    largest: the magnitude up to which hunts search its inputs, one number or one per dtype; default all finite ones.
     """
 
     # the declaring module, not the function's: a library function may be declared as it is
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
+    named_op = _op(received, op)
 
     def declare(function: Callable[..., Any]) -> Kernel:
         label = name or getattr(function, "__name__", None) or "kernel"
         where = f"kernel {label!r}"
         if not callable(function):
-            raise UsageError(f"{where}: @verify.kernel decorates a function; received {function!r}")
-        definition = op if isinstance(op, Op) else ops.get(op)
+            raise UsageError(
+                f"{where}: @verify.kernel decorates a function; received {function!r}",
+                hint="def my_kernel(x): ... below it, or verify.kernel(op=...)(function)",
+            )
+        if isinstance(function, type):
+            raise UsageError(
+                f"{where}: @verify.kernel decorates a function; received the class {function.__name__}",
+                hint=f"decorate a function that calls it, as in: def my_kernel(x): return {_called(function)}",
+            )
+        definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
         definition.resolve(params or {})
         taken = _operands(where, definition, operands)
         promised = _dtypes(where, dtypes)
-        return Kernel(
+        declared = Kernel(
             name=label,
             function=function,
             op=definition,
@@ -172,7 +187,10 @@ def kernel(
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
             requires=_requires(where, requires),
+            largest=_largest(where, largest, promised),
         )
+        _takes(where, declared)
+        return declared
 
     return declare
 
@@ -185,10 +203,71 @@ def _strings(where: str, what: str, value: Any) -> tuple[str, ...]:
         value = (value,)
     items = tuple(str(item) for item in value)
     if not items:
-        raise UsageError(f"{where}: {what} must name at least one; received an empty list")
+        raise UsageError(
+            f"{where}: {what} must name at least one; received an empty list", hint=f"leave {what}= out for the default"
+        )
     if len(set(items)) != len(items):
-        raise UsageError(f"{where}: {what} must not repeat; received {', '.join(items)}")
+        raise UsageError(
+            f"{where}: {what} must not repeat; received {', '.join(items)}",
+            hint=f"{what}={list(dict.fromkeys(items))!r}",
+        )
     return items
+
+
+def _op(received: tuple[object, ...], op: str | Op | None) -> str | Op:
+    """The op of a declaration; without one, what was written instead and what to write."""
+    if received or op is None:
+        first = received[0] if received else "no op"
+        name = getattr(first, "__name__", None) if callable(first) else None
+        raise UsageError(
+            "@verify.kernel takes keyword arguments, and op= is the one that it needs; received "
+            + (f"the function {name!r}" if name else str(first) if first == "no op" else repr(first)),
+            hint=f"@verify.kernel(op={first if isinstance(first, str) and received else 'gelu'!r}) above the function; "
+            "`verify list --ops` names the ops",
+        )
+    if not isinstance(op, str | Op):
+        raise UsageError(
+            f"op is the name of an op or what verify.op(...) returns; received {op!r}",
+            hint="verify list --ops, or define it with verify.op(name, exact=..., reference=...)",
+        )
+    return op
+
+
+def _called(kind: type) -> str:
+    from torch.autograd import Function
+
+    return f"{kind.__name__}.apply(x)" if issubclass(kind, Function) else f"{kind.__name__}()(x)"
+
+
+def _takes(where: str, declared: Kernel) -> None:
+    """Refuse a function that cannot be called as it will be: the operands by position, then parameters by keyword."""
+    function, op, operands, accepted = declared.function, declared.op, declared.operands, declared.accepted
+    if isinstance(getattr(function, "__self__", None), type):
+        return  # Function.apply takes whatever comes
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*operands, **dict.fromkeys(accepted))
+    except TypeError as error:
+        optional = [operand.name for operand in op.operands if operand.optional]
+        positional = [
+            item.name
+            for item in signature.parameters.values()
+            if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) and item.name not in op.params
+        ]
+        known = [operand.name for operand in op.operands]
+        hint = f"verify list --op {op.name}"
+        if optional and positional and set(known) - set(optional) <= set(positional) < set(known):
+            chosen = [item for item in known if item in positional]
+            hint = f"operands={chosen!r} in the declaration, if the kernel takes no more"
+        raise UsageError(
+            f"{where}: it is called with the tensors {', '.join(operands)} by position"
+            + (f" and {', '.join(sorted(accepted))} by keyword" if accepted else "")
+            + f"; received a function that takes {signature}: {error}",
+            hint=hint,
+        ) from None
 
 
 def _requires(where: str, requires: str | Iterable[str]) -> tuple[str, ...]:
@@ -197,13 +276,18 @@ def _requires(where: str, requires: str | Iterable[str]) -> tuple[str, ...]:
     names = _strings(where, "requires", requires)
     for item in names:
         if not item.isidentifier():
-            raise UsageError(f"{where}: requires names importable top-level packages; received {item!r}")
+            raise UsageError(
+                f"{where}: requires names importable top-level packages; received {item!r}",
+                hint='the name after `import`, as in requires="liger_kernel"',
+            )
     return names
 
 
 def _choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
     if value not in allowed:
-        raise UsageError(f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}")
+        raise UsageError(
+            f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"
+        )
     return value
 
 
@@ -215,7 +299,10 @@ def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:
         try:
             names.append(named(item).name)
         except UsageError:
-            raise UsageError(f"{where}: unknown dtype {item!r}; verify knows: {', '.join(FORMATS)}") from None
+            raise UsageError(
+                f"{where}: dtypes are floating-point formats, {', '.join(FORMATS)}; received {item!r}",
+                hint=f"dtypes={list(DEFAULT_DTYPES)!r}, which is also what is measured without dtypes=",
+            ) from None
     return tuple(names)
 
 
@@ -226,10 +313,16 @@ def _operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, 
     chosen = _strings(where, "operands", operands)
     for item in chosen:
         if item not in known:
-            raise UsageError(f"{where}: op {op.name!r} has operands {', '.join(known)}; received {item!r}")
+            raise UsageError(
+                f"{where}: op {op.name!r} has operands {', '.join(known)}; received {item!r}",
+                hint=f"verify list --op {op.name}",
+            )
     for operand in op.operands:
         if not operand.optional and operand.name not in chosen:
-            raise UsageError(f"{where}: op {op.name!r} requires operand {operand.name!r}; operands omits it")
+            raise UsageError(
+                f"{where}: op {op.name!r} requires operand {operand.name!r}; operands omits it",
+                hint=f"operands={[item.name for item in op.operands if not item.optional or item.name in chosen]!r}",
+            )
     return tuple(item for item in known if item in chosen)
 
 
@@ -240,7 +333,10 @@ def _outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ..
     chosen = _strings(where, "outputs", outputs)
     for item in chosen:
         if item not in known:
-            raise UsageError(f"{where}: op {op.name!r} has outputs {', '.join(known)}; received {item!r}")
+            raise UsageError(
+                f"{where}: op {op.name!r} has outputs {', '.join(known)}; received {item!r}",
+                hint=f"verify list --op {op.name}",
+            )
     return chosen
 
 
@@ -257,7 +353,8 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
         operand = item if item in differentiable else item.removeprefix("d")
         if operand not in differentiable:
             raise UsageError(
-                f"{where}: op {op.name!r} has gradients for {', '.join(differentiable)}; received {item!r}"
+                f"{where}: op {op.name!r} has gradients for {', '.join(differentiable)}; received {item!r}",
+                hint='gradients=True (all), False (none), "auto" (those that autograd gives) or a list of operands',
             )
         chosen.append(operand)
     return _strings(where, "gradients", chosen)
@@ -268,15 +365,38 @@ def _limits(where: str, limit: Any, dtypes: tuple[str, ...]) -> dict[str, float]
         return dict.fromkeys(dtypes, _limit(where, limit))
     if set(limit) != set(dtypes):
         raise UsageError(
-            f"{where}: max_ulp names one limit per dtype, {', '.join(dtypes)}; received {', '.join(map(str, limit))}"
+            f"{where}: max_ulp names one limit per dtype, {', '.join(dtypes)}; received {', '.join(map(str, limit))}",
+            hint=f"max_ulp={dict.fromkeys(dtypes, DEFAULT_LIMIT)!r}, or one number for all",
         )
     return {dtype: _limit(where, limit[dtype]) for dtype in dtypes}
 
 
 def _limit(where: str, limit: Any) -> float:
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0.5 or math.isinf(limit):
-        raise UsageError(f"{where}: max_ulp is a finite number of at least 0.5; received {limit!r}")
+        raise UsageError(
+            f"{where}: max_ulp is a finite number of at least 0.5; received {limit!r}",
+            hint="max_ulp=0.5 promises correct rounding, max_ulp=1 a faithful result; without it the limit is "
+            f"{DEFAULT_LIMIT:g}",
+        )
     return float(limit)
+
+
+def _largest(where: str, largest: Any, dtypes: tuple[str, ...]) -> dict[str, float]:
+    if largest is None:
+        return {}
+    each = largest if isinstance(largest, Mapping) else dict.fromkeys(dtypes, largest)
+    for dtype, size in each.items():
+        if dtype not in dtypes:
+            raise UsageError(
+                f"{where}: largest is about its dtypes, {', '.join(dtypes)}; received {dtype!r}",
+                hint="leave out the other dtypes: hunts search all their finite numbers",
+            )
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
+            raise UsageError(
+                f"{where}: largest is a positive finite magnitude of inputs; received {size!r}",
+                hint="without it hunts search all finite numbers",
+            )
+    return {dtype: float(size) for dtype, size in each.items()}
 
 
 def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
@@ -316,7 +436,10 @@ class Target:
         """FILE, FILE::KERNEL, MODULE or MODULE::KERNEL; KERNEL may end in @eager or @compile (`verify.standin`)."""
         source, separator, label = text.partition("::")
         if not source or (separator and not label):
-            raise UsageError(f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}")
+            raise UsageError(
+                f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}",
+                hint="verify run accuracy.py::my_gelu",
+            )
         return Target(source, label or None)
 
     @property
@@ -332,7 +455,10 @@ def load(target: Target) -> list[Kernel]:
     names = [item.name for item in unique]
     for label in names:
         if names.count(label) > 1:
-            raise UsageError(f"{target.source} declares two kernels named {label!r}; names must differ")
+            raise UsageError(
+                f"{target.source} declares two kernels named {label!r}; names must differ",
+                hint='@verify.kernel(op=..., name="another_name")',
+            )
     if not unique:
         raise UsageError(
             f"{target.source} declares no kernel",
@@ -355,10 +481,14 @@ def load(target: Target) -> list[Kernel]:
 
 
 def _import(target: Target) -> ModuleType:
+    path = Path(target.source).resolve()
+    if path.is_dir() and not (target.source.isidentifier() and (path / "__init__.py").is_file()):
+        raise UsageError(
+            f"a target is a Python file or a module; received the folder {target.source}", hint=_in_folder(path)
+        )
     if target.is_file:
-        path = Path(target.source).resolve()
         if not path.is_file():
-            raise UsageError(f"no such file: {target.source}", hint="verify list  (everything configured)")
+            raise UsageError(f"no such file: {target.source}", hint=_in_folder(path.parent))
         return _import_file(path, target.source)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -370,11 +500,29 @@ def _import(target: Target) -> ModuleType:
                 f"no module named {target.source!r}",
                 hint="a file is named with its ending: verify run accuracy.py",
             ) from error
-        raise UsageError(_import_failure(target.source, error)) from error
-    except UsageError:
-        raise
+        raise _import_failure(target.source, error) from error
+    except UsageError as error:
+        raise _within(target.source, error) from error
     except Exception as error:
-        raise UsageError(_import_failure(target.source, error)) from error
+        raise _import_failure(target.source, error) from error
+
+
+def _in_folder(folder: Path) -> str:
+    """The next command where no file was named: one of the files there that declare kernels."""
+    try:
+        files = [item for item in sorted(folder.glob("*.py")) if "verify.kernel" in item.read_text("utf-8", "ignore")]
+    except OSError:
+        files = []
+    if not files:
+        return "verify run FILE.py, where FILE.py declares a kernel with @verify.kernel; verify list for all configured"
+    return f"verify run {os.path.relpath(files[0])}"
+
+
+def _within(shown: str, error: UsageError) -> UsageError:
+    """The error of a declaration with the file that it stands in, unless it names it."""
+    if shown in error.message:
+        return error
+    return UsageError(f"{shown}: {error.message}", hint=error.hint)
 
 
 def _import_file(path: Path, shown: str) -> ModuleType:
@@ -394,19 +542,33 @@ def _import_file(path: Path, shown: str) -> ModuleType:
     sys.modules[label] = module
     try:
         spec.loader.exec_module(module)
-    except UsageError:
+    except UsageError as error:
         del sys.modules[label]
-        raise
+        raise _within(shown, error) from error
     except Exception as error:
         del sys.modules[label]
-        raise UsageError(_import_failure(shown, error)) from error
+        raise _import_failure(shown, error) from error
     return module
 
 
-def _import_failure(shown: str, error: BaseException) -> str:
+def _import_failure(shown: str, error: BaseException) -> UsageError:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({error.filename}:{error.lineno})"
     text = " ".join(str(error).split()) or "no message"
-    return f"{shown} fails on import: {type(error).__name__}: {text}{place}"
+    return UsageError(
+        f"{shown} fails on import: {type(error).__name__}: {text}{place}", hint=_after_failure(shown, error, text)
+    )
+
+
+def _after_failure(shown: str, error: BaseException, text: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return (
+            f"install {package} for {sys.executable}; where it may be missing, import it inside the function and "
+            f'declare requires="{package}"'
+        )
+    if isinstance(error, TypeError) and text.startswith("kernel() got an unexpected keyword"):
+        return "python -c 'import verify; help(verify.kernel)' lists the keywords"
+    return f"python {shlex.quote(shown)}" if shown.endswith(".py") else f"python -c {shlex.quote(f'import {shown}')}"

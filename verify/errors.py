@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# How lines say what was not judged; whoever sums a run up looks for them.
+IN_ERROR = "the harness is in error, no verdict"
+SPENT = "the time budget was spent"
+
 
 class VerifyError(Exception):
     """Base of everything that verify raises knowingly."""

@@ -2,8 +2,11 @@
 
 A nightly run is a list of stages. Each stage is a list of units of work (a kernel, a sweep, a hunt), and every
 finished unit is a run record of its own in the night's folder, written at once. Starting again in that folder
-does only what is not there: a machine that was switched off loses the unit it was in, nothing else. At the
+does only what is not there: a machine that was switched off loses the units it was in, nothing else. At the
 end the units merge into one record, which the gate judges and the report shows.
+
+Hunts and laws are cut fine (one result, one law in one dtype) and wait in one queue over all kernels: so many small
+units keep all workers busy to the end. Both stages share their workers, which have met the GPU and the kernels by then.
 
 A budget is shared out among the stages; what a stage does not use goes to the later ones. Work that the budget
 did not reach is listed in the record and makes the run incomplete: less measured must not look like all well.
@@ -14,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +28,7 @@ from typing import Any
 import msgspec
 
 from verify.cluster import Cluster, digest
-from verify.errors import TruthError, UsageError
+from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
 from verify.isolate import Answers, Worker
 from verify.merge import merge
 from verify.record import KernelRun, Run, Stage, load, save, write_atomically
@@ -34,10 +38,9 @@ from verify.session import run as run_kernels
 Say = Callable[[str], None]
 
 SETTINGS = "night.json"
-IN_ERROR = "the harness is in error, no verdict"
-SPENT = "the time budget was spent"  # how a line ends that says what was not reached
 HUNT_SECONDS = 20.0  # for one result, at most
-MOST_HUNTS = 8  # at a time: the search itself is the device's work, judging what it found the processor's
+HUNT_GENERATIONS = 32  # of one hunt: what it finds is a matter of this count, unless the seconds cut it short
+CLOSING_SHARE, CLOSING_SECONDS = 0.02, 15.0  # of a budget, at most: for merging, the gate and the report
 
 
 class NothingToDoError(Exception):
@@ -60,6 +63,8 @@ class Night:
     cluster: Cluster | None = None
     say: Say = lambda text: None
     usage: list[str] = field(default_factory=list)
+    clerk: Answers | None = None  # while `run` is at work: the process that is asked what there is to do
+    staff: list[Answers] = field(default_factory=list)  # and those that hunt and try laws
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,21 @@ class Work:
 
 def run(night: Night, works: Sequence[Work], command: str) -> Run:
     """Do every stage, or what the budget allows, and merge. The merged record is not written here."""
-    _claim(night)
     started = time.monotonic()
+    try:
+        if not night.cluster:
+            # it answers for all stages: to import torch and to meet a GPU takes seconds
+            night.clerk = Worker(night.backend)
+        return _run(night, works, command, started)
+    finally:
+        for worker in (night.clerk, *night.staff):
+            if worker is not None:
+                worker.stop()
+        night.clerk, night.staff = None, []
+
+
+def _run(night: Night, works: Sequence[Work], command: str, started: float) -> Run:
+    _claim(night)
     records: list[Run] = []
     stages: list[Stage] = []
     lines: list[str] = []  # of the stages that gave no record
@@ -84,7 +102,8 @@ def run(night: Night, works: Sequence[Work], command: str) -> Run:
         begun = time.monotonic()
         until = None
         if night.budget is not None:
-            left = max(0.0, night.budget - (begun - started))
+            closing = min(CLOSING_SECONDS, night.budget * CLOSING_SHARE)
+            left = max(0.0, night.budget - closing - (begun - started))
             until = begun + left * work.share / shares
         shares -= work.share
         night.say(work.name)
@@ -93,9 +112,10 @@ def run(night: Night, works: Sequence[Work], command: str) -> Run:
         except NothingToDoError as nothing:
             stages.append(Stage(name=work.name, status="skipped", message=str(nothing), seconds=_since(begun)))
             continue
-        except (UsageError, TruthError) as error:
-            in_error = in_error or isinstance(error, TruthError)
-            message = error.message if isinstance(error, UsageError) else f"{IN_ERROR}: {error}"
+        except Exception as error:
+            # whatever a stage runs into, the others go on and the report is written
+            in_error = in_error or not isinstance(error, UsageError)
+            message = error.message if isinstance(error, UsageError) else f"{IN_ERROR}: {_said_by(error)}"
             stages.append(Stage(name=work.name, status="incomplete", message=message, seconds=_since(begun)))
             lines.append(f"{work.name}: {message}")
             continue
@@ -126,6 +146,14 @@ def _stage(name: str, record: Run, begun: float) -> Stage:
     if status == "incomplete" and not record.incomplete:
         status = "ok"
     return Stage(name=name, status=status, message=", ".join(said), seconds=_since(begun))
+
+
+def _said_by(error: Exception) -> str:
+    """What an error of the harness says; one that nobody foresaw names its type, and its place on stderr."""
+    if isinstance(error, TruthError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _since(begun: float) -> float:
@@ -199,16 +227,29 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
 
 def accuracy(night: Night, until: float | None) -> Run:
     """Every kernel measured against the exact answer, and the peers beside them."""
-    return _kernels(night, until, "accuracy", (*night.targets, *night.peers), laws="")
+    return _kernels(night, until, "accuracy", (*night.targets, *night.peers))
 
 
 def laws(night: Night, until: float | None) -> Run:
     """Every law of every judged kernel with the night's profile and seed."""
+    from verify.laws import spread
+
     with _worker(night) as worker:
         judged = _each(worker, night)
     if not judged:
         raise NothingToDoError("no kernel is judged here")
-    return _kernels(night, until, "laws", judged, laws=night.profile)
+    folder = night.folder / "laws"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = spread.Spread(
+        profile=night.profile,
+        seed=night.seed,
+        timeout=night.timeout,
+        until=until,
+        journal=folder / "laws.jsonl",
+        progress=partial(_said, night, "laws"),
+    )
+    with _staff(night) as workers:
+        return spread.run(judged, workers, settings, "verify nightly: laws")
 
 
 def sweep(night: Night, until: float | None) -> Run:
@@ -242,42 +283,29 @@ def hunt(night: Night, until: float | None) -> Run:
     from verify.hunt.campaign import run as run_hunts
     from verify.hunt.settings import Settings
 
-    jobs = _hunts(night)
-    if not jobs:
+    asked = _hunts(night)
+    if not asked:
         raise NothingToDoError("every input of every kernel is swept")
-    count = sum(len(found) for found in jobs.values())
-    done = 0
 
-    def one(target: str, found: list[dict[str, str]], workers: list[Answers]) -> Run:
-        nonlocal done
-        seconds = HUNT_SECONDS
-        if until is not None:
-            at_once = max(1, len(workers))
-            seconds = min(HUNT_SECONDS, max(1.0, (until - time.monotonic()) * at_once / (count - done)))
-        done += len(found)
-        campaign = Campaign(
-            settings=Settings(seed=night.seed, seconds=round(seconds, 1)),
-            backend=night.backend,
-            dtypes=list(dict.fromkeys(job["dtype"] for job in found)),
-            timeout=night.timeout,
-            cluster=night.cluster,
-            workers=workers,
-            watch=lambda moment: night.say(f"hunt {moment.name} {moment.best:.3g}"),
-        )
-        return run_hunts([target], campaign, "verify nightly: hunt")
+    def path(target: str, job: dict[str, str]) -> Path:
+        return unit_path(night, "hunt", f"{target} {job['result']} {job['dtype']}")
 
-    with ExitStack() as stack:
-        # they serve every kernel: a process that has met the GPU took seconds to get there
-        workers: list[Answers] = []
-        if not night.cluster:
-            first = stack.enter_context(Worker(night.backend))
-            room = night.jobs or answer(first.ask({"do": "environment"}, timeout=START_SECONDS))["room"]
-            more = min(MOST_HUNTS, room) - 1
-            workers = [first, *(stack.enter_context(Worker(night.backend)) for _ in range(more))]
-        makes: dict[str, Callable[[], Run]] = {
-            target: partial(one, target, found, workers) for target, found in jobs.items()
-        }
-        return _units(night, until, "hunt", makes)
+    campaign = Campaign(
+        settings=Settings(seed=night.seed, generations=HUNT_GENERATIONS, seconds=HUNT_SECONDS),
+        backend=night.backend,
+        timeout=night.timeout,
+        cluster=night.cluster,
+        until=until,
+        asked=asked,
+        known=lambda target, job: _known(path(target, job)),
+        finished=lambda target, job, done: write_atomically(path(target, job), msgspec.json.encode(done)),
+        contain=True,
+        watch=lambda moment: night.say(f"hunt {moment.name} {moment.best:.3g}"),
+    )
+    (night.folder / "hunt").mkdir(parents=True, exist_ok=True)
+    with _staff(night) as workers:
+        campaign.workers = workers
+        return run_hunts(list(asked), campaign, "verify nightly: hunt")
 
 
 def bench(night: Night, until: float | None) -> Run:
@@ -328,20 +356,22 @@ def _said(night: Night, stage: str, text: str) -> None:
     night.say(f"{stage} {text}")
 
 
-def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], laws: str) -> Run:
+def _known(path: Path) -> KernelRun | None:
+    """A unit that an earlier start finished."""
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=KernelRun)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is damaged: {error}", hint=f"remove it: rm {path}") from error
+
+
+def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str]) -> Run:
     """`verify run` with a memory: a kernel that an earlier start finished is not measured again."""
     folder = night.folder / stage
 
     def path(target: str) -> Path:
         return unit_path(night, stage, target)
-
-    def known(target: str) -> KernelRun | None:
-        if not path(target).exists():
-            return None
-        try:
-            return msgspec.json.decode(path(target).read_bytes(), type=KernelRun)
-        except msgspec.DecodeError as error:
-            raise UsageError(f"{path(target)} is damaged: {error}", hint=f"remove it: rm {path(target)}") from error
 
     def finished(target: str, done: KernelRun) -> None:
         write_atomically(path(target), msgspec.json.encode(done))
@@ -352,12 +382,10 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         seed=night.seed,
         timeout=night.timeout,
         profile=night.profile,
-        laws=laws,
-        accuracy=not laws,
         jobs=night.jobs,
         cluster=night.cluster,
         deadline=until,
-        known=known,
+        known=lambda target: _known(path(target)),
         finished=finished,
         progress=partial(_said, night, stage),
     )
@@ -378,8 +406,8 @@ def _units(night: Night, until: float | None, stage: str, makes: dict[str, Calla
             continue
         try:
             records.append(unit(night, stage, name, make))
-        except TruthError as error:
-            in_error[name] = str(error)
+        except (TruthError, RuntimeError) as error:
+            in_error[name] = _said_by(error)
     if not records and in_error:
         raise TruthError("; ".join([*(f"{name}: {error}" for name, error in in_error.items()), *late]))
     if not records:
@@ -409,11 +437,37 @@ def _about(night: Night) -> dict[str, Any]:
 
 @contextmanager
 def _worker(night: Night) -> Iterator[Answers]:
+    """Whoever is asked what there is to do."""
+    if night.clerk is not None:
+        yield night.clerk
+        return
     worker = night.cluster.workers()[0] if night.cluster else Worker(night.backend)
     try:
         yield worker
     finally:
         worker.stop()
+
+
+@contextmanager
+def _staff(night: Night) -> Iterator[list[Answers]]:
+    """The workers of hunts and laws, as many as there is room for. Those of a night stay for its next stage."""
+    if night.staff:
+        yield night.staff
+        return
+    if night.cluster:
+        yield list(night.cluster.workers())
+        return
+    room = night.jobs or _about(night)["room"]
+    workers: list[Answers] = [Worker(night.backend) for _ in range(max(1, room))]
+    if night.clerk is not None:
+        night.staff = workers
+        yield workers
+        return
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.stop()
 
 
 def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -432,16 +486,16 @@ def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
     return found
 
 
-def _hunts(night: Night) -> dict[str, list[dict[str, str]]]:
-    """The hunts of every kernel, without the dtypes that are swept."""
+def _hunts(night: Night) -> dict[str, dict[str, Any]]:
+    """The hunts of every kernel, without the dtypes that are swept, and what cannot be hunted."""
     swept = _spaces(night)
-    found: dict[str, list[dict[str, str]]] = {}
+    found: dict[str, dict[str, Any]] = {}
     with _worker(night) as worker:
         for target in _each(worker, night):
             reply = worker.ask({"do": "hunts", "target": target, "dtypes": [], "results": []}, timeout=START_SECONDS)
             jobs = [job for job in reply.get("jobs", []) if job["dtype"] not in swept.get(target, ((), ""))[0]]
             if jobs:
-                found[target] = jobs
+                found[target] = {"jobs": jobs, "left_out": reply["left_out"]}
     return found
 
 

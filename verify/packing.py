@@ -2,10 +2,12 @@
 
 A run holds thousands of rows of figures. As a list of objects each row would repeat every name, so lists of
 objects become objects of lists, columns that hold one value become that value, and a table says how many rows it
-has. Replay commands of a kernel differ only at their end: their beginnings stand once in the kernel's `commands`.
-Upper ends and quantiles are left out where they equal the maximum. A histogram between powers of two is its
-counts alone, the worst inputs of a curve are one string of hex digits. Whatever still occurs twice (PyTorch's figures
-beside each kernel of an op, regions, special inputs and their answers) stands once in `shared`; {"@": 3} is entry 3.
+has. Replay commands of a kernel differ only at their end: their beginnings stand once in the kernel's `commands`,
+and long values that several of these hold once in its `values`; "@3" is entry 3. Upper ends and quantiles are left
+out where they equal the maximum. A histogram between powers of two is its counts alone, the worst inputs of a curve
+are one string of hex digits. The worst input of a regime is a place in the result's `worst`, or beyond its end in
+`others`, which holds those that are not among the worst of all. Whatever still occurs twice (PyTorch's figures beside
+each kernel of an op, regions, special inputs and their answers) stands once in `shared`; {"@": 3} is entry 3.
 
 Nothing is lost: `unpack(pack(x)) == x` for what `record` writes, and what cannot be unpacked is refused with its path.
 """
@@ -21,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-TABLES = ("regimes", "worst", "baseline_worst", "hardest", "special")
+TABLES = ("regimes", "worst", "others", "baseline_worst", "hardest", "special")
 SHARING = (*TABLES, "curve", "histogram")  # of a result; the laws of a kernel too
 _FIGURES = ("figures", "baseline")
 _NULL = ("low", "high", "scaled_ulp")  # fields that say null; elsewhere a null stands for a field left out
@@ -36,7 +38,10 @@ _EQUAL = (
     ("scaled_p999", "scaled_upper"),
 )
 _COMMAND = re.compile(r"#(\d+)(.*)", re.DOTALL)
+_LONG = re.compile(r'"([0-9a-f]{64,})"')  # the values of an operand in a case
+_PLACE = re.compile(r'"@(\d+)"')
 MOST_ROWS = 100_000  # of a table: a few digits in a hostile file must not fill the memory
+MOST_TEXT = 1 << 26  # characters of a kernel's commands, for the same reason
 REFERENCE = "@"
 SHORT = 60  # characters; what is no longer than this is repeated
 DEPTH = 5  # nesting down to which every field has a line of its own
@@ -97,11 +102,26 @@ def _pack_kernel(kernel: dict[str, Any]) -> dict[str, Any]:
     packed = {**kernel, "results": [_pack_result(result, shorten) for result in kernel["results"]]}
     if laws := packed.get("laws"):
         packed["laws"] = _columns(laws)
-    return packed | ({"commands": list(commands)} if commands else {})
+    shortened, values = _spelled(list(commands))
+    return packed | ({"commands": shortened} if commands else {}) | ({"values": values} if values else {})
+
+
+def _spelled(commands: list[str]) -> tuple[list[str], list[str]]:
+    """The commands with places for the long values that occur in several of them, and these values."""
+    found = Counter(text for command in commands for text in _LONG.findall(command))
+    values = [text for text, count in found.items() if count > 1]
+    if any('"@' in command for command in commands):  # which would be taken for a place
+        return commands, []
+    places = {text: place for place, text in enumerate(values)}
+
+    def put(match: re.Match[str]) -> str:
+        return f'"@{places[match[1]]}"' if match[1] in places else match[0]
+
+    return [_LONG.sub(put, command) for command in commands], values
 
 
 def _pack_result(result: dict[str, Any], shorten: Callable[[str], str]) -> dict[str, Any]:
-    packed = dict(result)
+    packed = _refer(result)
     for name in ("figures", "baseline"):
         if name in packed:
             packed[name] = _lean(packed[name])
@@ -114,6 +134,21 @@ def _pack_result(result: dict[str, Any], shorten: Callable[[str], str]) -> dict[
         hexes = [text.removeprefix("0x") or "-" for text in packed["curve"]["worst"]]
         packed["curve"] = packed["curve"] | {"worst": " ".join(hexes)}
     return packed
+
+
+def _refer(result: dict[str, Any]) -> dict[str, Any]:
+    """A result whose regimes name their worst elements by place: in `worst`, or beyond its end in `others`."""
+    known = {_key(row): place for place, row in reversed(list(enumerate(result["worst"])))}
+    others: list[dict[str, Any]] = []
+    regimes = []
+    for regime in result["regimes"]:
+        if (worst := regime.get("worst")) is not None:
+            place = known.setdefault(_key(worst), len(result["worst"]) + len(others))
+            if place == len(result["worst"]) + len(others):
+                others.append(worst)
+            regime = {**regime, "worst": place}
+        regimes.append(regime)
+    return {**result, "regimes": regimes} | ({"others": others} if others else {})
 
 
 def _pack_row(row: dict[str, Any], shorten: Callable[[str], str]) -> dict[str, Any]:
@@ -130,12 +165,34 @@ def _unpack_kernel(kernel: Any, shared: list[Any], path: str) -> Any:
     commands = plain.pop("commands", [])
     if not isinstance(commands, list) or not all(isinstance(item, str) for item in commands):
         raise PackingError(f"Expected a list of commands - at `{path}.commands`")
+    commands = _spelt_out(commands, plain.pop("values", []), path)
     if isinstance(laws := plain.get("laws"), dict):
         plain["laws"] = _table(laws, f"{path}.laws")
     plain["results"] = [
         _unpack_result(result, commands, f"{path}.results[{at}]") for at, result in enumerate(plain["results"])
     ]
     return plain
+
+
+def _spelt_out(commands: list[str], values: Any, path: str) -> list[str]:
+    """The commands with their long values in place."""
+    if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
+        raise PackingError(f"Expected a list of values - at `{path}.values`")
+    if not values:
+        return commands
+    room = MOST_TEXT
+
+    def put(match: re.Match[str]) -> str:
+        nonlocal room
+        if len(match[1]) > 9 or int(match[1]) >= len(values):
+            raise PackingError(f"Expected the place of a value, got {match[0]} - at `{path}.commands`")
+        value = values[int(match[1])]
+        room -= len(value)
+        if room < 0:
+            raise PackingError(f"Expected commands of at most {MOST_TEXT:,} characters - at `{path}.commands`")
+        return f'"{value}"'
+
+    return [_PLACE.sub(put, command) for command in commands]
 
 
 def _unpack_result(result: Any, commands: list[str], path: str) -> Any:
@@ -153,12 +210,32 @@ def _unpack_result(result: Any, commands: list[str], path: str) -> Any:
                 if row.get("replay"):
                     row["replay"] = _lengthened(row["replay"], commands, f"{path}.{name}")
             plain[name] = rows
+    others = plain.pop("others", [])
+    if "regimes" in plain:
+        plain["regimes"] = _resolved(plain["regimes"], plain.get("worst"), others, path)
     counts, curve = plain.get("histogram"), plain.get("curve")
     if isinstance(counts, list):
         plain["histogram"] = {"edges": octaves(len(counts)), "counts": counts}
     if isinstance(curve, dict) and isinstance(curve.get("worst"), str):
         plain["curve"] = curve | {"worst": ["" if text == "-" else f"0x{text}" for text in curve["worst"].split()]}
     return plain
+
+
+def _resolved(regimes: Any, worst: Any, others: Any, path: str) -> Any:
+    """Regimes with their worst elements in the place of references to them."""
+    if not isinstance(others, list):
+        raise PackingError(f"Expected a table - at `{path}.others`")
+    if not isinstance(regimes, list):
+        return regimes
+    rows = [*(worst if isinstance(worst, list) else []), *others]
+    found = []
+    for at, regime in enumerate(regimes):
+        if isinstance(regime, dict) and isinstance(place := regime.get("worst"), int):
+            if isinstance(place, bool) or not 0 <= place < len(rows):
+                raise PackingError(f"Expected the place of an element, got {place!r} - at `{path}.regimes[{at}].worst`")
+            regime = {**regime, "worst": rows[place]}
+        found.append(regime)
+    return found
 
 
 def _lengthened(command: Any, commands: list[str], path: str) -> str:

@@ -14,7 +14,7 @@ from verify import gate
 from verify.bounds import HEADROOM, MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
 from verify.errors import UsageError
 from verify.gate import Row, Status, Verdict
-from verify.readings import Key, Reading, date_of, inputs, leading
+from verify.readings import Key, Reading, date_of, inputs, leading, readings
 from verify.record import Run
 
 Kind = Literal["new", "tighter", "restated", "looser", "removed"]
@@ -131,6 +131,18 @@ def review(old: Book, new: Book) -> list[Change]:
         if before != after:
             changes.append(Change(_kind(before, after), before, after))
     return sorted(changes, key=lambda change: (order.index(change.kind), change.key))
+
+
+def behind(found: Iterable[Change], runs: Sequence[Run]) -> dict[Key, Reading]:
+    """The readings that new bounds rest on, as far as they are in these records."""
+    wanted = {change.key: change.new.evidence for change in found if change.new is not None}
+    told: dict[Key, Reading] = {}
+    for run in runs:
+        for reading in readings(run):
+            evidence = wanted.get(reading.key)
+            if evidence is not None and (evidence.record, evidence.source) == (reading.record, reading.source):
+                told[reading.key] = leading([reading, *filter(None, [told.get(reading.key)])])
+    return told
 
 
 def explained(change: Change) -> bool:

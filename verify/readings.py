@@ -148,7 +148,9 @@ def _bits(result: Any) -> str:
 
 
 def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
-    """The kept element of a regime with its error; the record keeps the worst of a result, not of every regime."""
+    """The worst element of a regime; where the record names none, the one among the worst of all with its error."""
+    if part.worst is not None:
+        return part.worst
     for worst in result.worst:
         if not _lies_in(worst, result, part):
             continue
@@ -160,6 +162,14 @@ def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
         # the upper end of an interval lies a little above the error of the element itself
         if math.isfinite(size) and math.isfinite(value) and size > 0 and 0 <= value - size <= 1e-6 * size:
             return worst
+    return None
+
+
+def worst_in(result: Result, regime: str) -> Worst | None:
+    """The worst element of one regime, if the record has one; `all` where no regime accounts for the maximum."""
+    for part in _parts(result):
+        if part.name == regime:
+            return _worst(result, part, judged(part.figures, result.gate))
     return None
 
 

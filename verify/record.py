@@ -108,6 +108,7 @@ class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     figures: Figures
     baseline: Figures | None = None
     operand: str = ""  # whose values low and high bound
+    worst: Worst | None = None  # of a judged kernel, where an error exceeds what correct rounding may have
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -291,7 +292,9 @@ def decode(data: bytes, *, source: str = "record") -> Run:
     try:
         version = msgspec.json.decode(data, type=_Version).schema
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{source} is not a verify run record: {error}") from error
+        raise UsageError(
+            f"{source} is not a verify run record: {error}", hint="verify run --json PATH writes one"
+        ) from error
     if version not in READS:
         raise UsageError(
             f"{source} has schema {version}; this verify reads schemas {', '.join(map(str, READS))}",
@@ -310,7 +313,9 @@ def load(path: str | os.PathLike[str]) -> Run:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read the record {os.fspath(path)}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the record {os.fspath(path)}: {error.strerror}", hint="verify run --json PATH writes one"
+        ) from error
     return decode(data, source=os.fspath(path))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verify.errors import UsageError
+from verify.readings import worst_in
 from verify.record import KernelRun, Result, Run, Worst, value_of
 
 
@@ -25,10 +26,11 @@ class Recorded:
     worst: Worst
 
 
-def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "") -> Recorded:
-    """The element furthest beyond its limit; `target`, `dtype` and `result` narrow the choice down.
+def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "") -> Recorded:
+    """The element furthest beyond its limit; `target`, `dtype`, `result` and `regime` narrow the choice down.
 
-    Each result stands for itself with the first element that it shows, which is the one that its verdict is about.
+    Each result stands for itself with the first element that it shows, which is the one that its verdict is about,
+    or with the worst of `regime`.
     Kernels that are only measured for comparison count when they are asked for by name.
     """
     best: tuple[float, Recorded] | None = None
@@ -36,15 +38,16 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "") 
         wanted = kernel.name in (target, target.partition("::")[2]) or kernel.target == target
         if (target and not wanted) or (not target and kernel.peer):
             continue
-        if (dtype and item.dtype != dtype) or (result and item.output.split(" ")[0] != result):
+        if (dtype and item.dtype != dtype) or (result and result not in (item.output, item.output.split(" ")[0])):
             continue
-        for worst in item.worst[:1]:
+        chosen = [worst_in(item, regime)] if regime else item.worst[:1]
+        for worst in filter(None, chosen):
             beyond = _error(item, worst) / item.limit
             beyond = math.inf if math.isnan(beyond) else beyond
             if best is None or beyond > best[0]:
                 best = beyond, _parsed(run, item, worst)
     if best is None:
-        asked = " ".join(word for word in (target, dtype, result) if word)
+        asked = " ".join(word for word in (target, dtype, result, regime and repr(regime)) if word)
         raise UsageError(
             f"the record {run.id} has no element{f' of {asked}' if asked else ''} with an error",
             hint="verify report RUN.json  (what the record holds)",
@@ -55,7 +58,7 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "") 
 def find(run: Run, target: str, case: str, result: str, index: int) -> Recorded | None:
     """What a record says of exactly this element, if it does."""
     for _, item in _results(run):
-        for worst in item.worst:
+        for worst in (*item.worst, *(part.worst for part in item.regimes if part.worst is not None)):
             known = _parsed(run, item, worst)
             same = (known.result, known.index) == (result, index) and _name(known.target) == _name(target)
             if same and _same_case(known.case, case):

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from verify import corpus, formats
 from verify.backends import Backend
+from verify.bounds import LEAST
 from verify.cases import Case, problem_of
 from verify.curve import Envelope, edges_for, envelope, recorded
 from verify.declaration import Kernel
 from verify.digest import Digest
 from verify.element import describe
-from verify.errors import KernelError
+from verify.errors import IN_ERROR, KernelError, TruthError
 from verify.figure import shown
 from verify.fingerprint import fingerprint
 from verify.formats import Format
@@ -63,6 +64,7 @@ class _Collected:
     bounds: dict[str, Regime] = field(default_factory=dict)
     worst: list[tuple[float, Worst]] = field(default_factory=list)
     special: list[tuple[float, Worst]] = field(default_factory=list)  # infinite or NaN inputs
+    each: dict[str, tuple[float, Worst]] = field(default_factory=dict)  # the worst of each regime
     escalated: int = 0
     certificates: list[str] = field(default_factory=list)
     n: int = 0
@@ -91,12 +93,14 @@ def measure_kernel(
     dtypes: tuple[str, ...] = (),
     laws: str = "",
     accuracy: bool = True,
+    cases_of: str = "",
     progress: Progress = lambda text: None,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
     `laws` names the profile with which the laws are tried; without one they are not. A seed other than 0 is theirs
-    too; without one each profile has its own. Without `accuracy` nothing else is done. Cases that the project's
+    too; without one each profile has its own. Without `accuracy` nothing else is done. `cases_of` names a
+    backend whose cases are measured on this one, so that both answer the same questions. Cases that the project's
     corpus has for this kernel are measured after the others, as results of their own.
     """
     started = time.monotonic()
@@ -106,12 +110,17 @@ def measure_kernel(
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
-            for group in (*plan(kernel, dtype, backend.name, seed), *pinned(kernel, dtype, cases)):
+            for group in (*plan(kernel, dtype, cases_of or backend.name, seed), *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
                 results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
+        except TruthError as error:  # no verdict on this dtype; `verify.session.errors_of` makes the run incomplete
+            notes.append(f"{dtype}: {IN_ERROR}: {error}")
         except KernelError as error:
             status, message = "error", f"{dtype}: {error}"
             break
+    in_error = [note for note in notes if IN_ERROR in note]
+    if in_error and not results and status == "ok":
+        status, message = "skipped", in_error[0]
     tried: list[LawRun] = []
     if laws and status == "ok":
         from verify.laws import engine, registry  # Hypothesis loads with them: only for those who ask
@@ -121,7 +130,7 @@ def measure_kernel(
         for law in registry.ALL:
             for dtype in dtypes or kernel.dtypes:
                 progress(f"{kernel.name} {dtype}: {law.name}")
-                tried.append(engine.run_law(law, kernel, dtype, backend, profile, target, shrink=shrink_law))
+                tried.append(engine.try_law(law, kernel, dtype, backend, profile, target, shrink=shrink_law))
     if status == "ok" and (
         any(result.status == "wrong" for result in results) or any(law.status == "broken" for law in tried)
     ):
@@ -193,7 +202,7 @@ def _measure_group(
             continue
         notes += [note for note in _missing(measured) if note not in notes]
         question = _question(kernel, case, measured, group, target, seed)
-        _collect(question, measured.results, ours, keep=keep, sample=sample, room=room)
+        _collect(question, measured.results, ours, keep=keep, sample=sample, room=room, each=not kernel.peer)
         if not kernel.peer:
             peer = run_baseline(kernel.op, case, backend.device, kernel.outputs)
             _collect(question, peer.results, theirs, keep=1, sample=0, room=room_peer)
@@ -247,8 +256,9 @@ def _collect(
     keep: int,
     sample: int,
     room: int,
+    each: bool = False,
 ) -> None:
-    """Judge every result of one case and merge it in."""
+    """Judge every result of one case and merge it in; with `each` also the worst element of every regime."""
     op, case, problem = question.op, question.case, question.problem
     for name, truth in question.truths.items():
         if name not in results:
@@ -284,7 +294,7 @@ def _collect(
             item.envelope = found if item.envelope is None else item.envelope.merge(found)
         if outcome.certificate not in item.certificates:
             item.certificates.append(outcome.certificate)
-        _keep_worst(question, name, got, outcome, regimes, item)
+        _keep_worst(question, name, got, outcome, regimes, item, each=each)
 
 
 def _envelope(
@@ -307,10 +317,20 @@ def _keep_worst(
     outcome: Outcome,
     regimes: tuple[Regime, ...],
     item: _Collected,
+    *,
+    each: bool,
 ) -> None:
     """Add the worst elements of one case to the worst so far; infinite and NaN inputs have their own list."""
     op, case, problem, target = question.op, question.case, question.host, question.target
     scaled = op.gate == "scaled"
+    told: dict[int, Worst] = {}
+
+    def element(error: float, index: int) -> Worst:
+        if index not in told:
+            shown = error if scaled else None
+            told[index] = describe(op, case, problem, result, got, index, outcome.exact[index], target, scaled=shown)
+        return told[index]
+
     for ordinary, kept, room in ((True, item.worst, KEEP), (False, item.special, KEEP_SPECIAL)):
         found = [
             entry
@@ -322,11 +342,15 @@ def _keep_worst(
         for error, index in worst_of(found, room):
             if len(kept) >= room and error <= kept[-1][0]:
                 break
-            judged = outcome.exact[index]
-            worst = describe(op, case, problem, result, got, index, judged, target, scaled=error if scaled else None)
-            kept.append((error, worst))
+            kept.append((error, element(error, index)))
             kept.sort(key=lambda entry: -entry[0])  # stable: earlier cases first among equals
             del kept[room:]
+    if not each:
+        return
+    for regime, part in zip(regimes, outcome.tallies, strict=True):
+        # no bound is below what correct rounding may have, so that nobody asks for the worst of a smaller error
+        if part.worst and part.worst[0][0] > max(LEAST, item.each.get(regime.name, (0.0,))[0]):
+            item.each[regime.name] = (part.worst[0][0], element(*part.worst[0]))
 
 
 def _result(
@@ -366,6 +390,7 @@ def _result(
             figures=part.figures(),
             baseline=None if peer is None or regime not in peer.regimes else peer.regimes[regime].figures(),
             operand=operand,
+            worst=item.each[regime][1] if regime in item.each else None,
         )
         for regime, part in item.regimes.items()
     ]

@@ -1,7 +1,8 @@
 """A whole run: targets to kernels, every kernel in a worker, everything into one record.
 
 A target that cannot be imported, a kernel that raises, hangs or takes the process down: each becomes its own
-line, and the rest goes on.
+line, and the rest goes on. So does an error of the harness itself (its two routes disagree, or it raises): the kernel,
+or that dtype or law of it, has no verdict then, and the run is incomplete.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from verify.cluster import Cluster
-from verify.errors import TruthError, UsageError
+from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
 from verify.identity import sealed
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
 from verify.record import SCHEMA, KernelRun, Run
@@ -37,8 +39,10 @@ class Session:
     profile: str = "default"
     laws: str = ""  # profile of the laws; none are tried without one
     accuracy: bool = True  # whether to measure; without it only the laws are tried
+    plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
     jobs: int = 0  # 0: one per core, or as many as fit the GPU
     cluster: Cluster | None = None  # a verify.cluster.Cluster whose workers do the work
+    workers: Sequence[Answers] = ()  # of the caller, who stops them; else they are started
     deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
     known: Callable[[str], KernelRun | None] = lambda target: None  # what an earlier, interrupted run has done
     finished: Callable[[str, KernelRun], None] = lambda target, done: None
@@ -74,7 +78,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     """Measure every kernel of every target."""
     started = time.monotonic()
     incomplete: list[str] = []
-    with session.cluster.workers()[0] if session.cluster else Worker(session.backend) as worker:
+    with _first(session) as worker:
         session.progress("starting")
         about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
         work: list[tuple[str, dict[str, Any]]] = []
@@ -91,6 +95,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     for kernel in kernels:
         if kernel.status in ("crashed", "timeout") or kernel.hint == OUT_OF_TIME:
             incomplete.append(f"{kernel.name}: {kernel.message}")
+        incomplete += errors_of(kernel)
     bare = Run(
         schema=SCHEMA,
         id="",
@@ -106,19 +111,39 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     return sealed(bare, time.monotonic() - started)
 
 
+def errors_of(kernel: KernelRun) -> list[str]:
+    """What of a kernel has no verdict because the harness is in error: all of it, a dtype (a note), or a law."""
+    found = [kernel.message, *kernel.notes]
+    found += [f"the law of {law.law} in {law.dtype}: {law.message}" for law in kernel.laws if law.status == "skipped"]
+    return [f"{kernel.name}: {line}" for line in found if IN_ERROR in line]
+
+
+@contextmanager
+def _first(session: Session) -> Iterator[Answers]:
+    """The worker that is asked what there is to do."""
+    if session.workers:
+        yield session.workers[0]
+        return
+    with session.cluster.workers()[0] if session.cluster else Worker(session.backend) as worker:
+        yield worker
+
+
 def _measure_all(
     first: Answers, work: list[tuple[str, dict[str, Any]]], about: dict[str, Any], session: Session
 ) -> list[KernelRun]:
     """Measure every kernel, `session.jobs` at a time, each job in a worker of its own; results in order."""
     idle: queue.SimpleQueue[Answers] = queue.SimpleQueue()
-    if session.cluster:
-        workers: list[Answers] = list(session.cluster.workers())
+    if session.workers:
+        workers = list(session.workers)
+    elif session.cluster:
+        workers = list(session.cluster.workers())
     else:
         jobs = session.jobs or about["room"]
         workers = [first, *(Worker(session.backend) for _ in range(max(1, min(jobs, len(work))) - 1))]
     for worker in workers:
         idle.put(worker)
     done = 0
+    ended = False  # by Ctrl-C or an error: the workers are stopped, which is no kernel's crash
 
     def say(text: str) -> None:
         session.progress(f"{done}/{len(work)} {text}")
@@ -131,7 +156,7 @@ def _measure_all(
             if before is not None:
                 return before
             result = _measure(worker, target, item, about, session, say)
-            if result.hint != OUT_OF_TIME:
+            if result.hint != OUT_OF_TIME and not errors_of(result) and not ended:
                 session.finished(target, result)
             return result
         finally:
@@ -142,20 +167,25 @@ def _measure_all(
         try:
             begun = {target: pool.submit(one, target, item) for target, item in sorted(work, key=_turn)}
             return [begun[target].result() for target, _ in work]
-        finally:
+        except BaseException:
             # after an error of the harness or Ctrl-C nobody waits for what is still running
+            ended = True
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
                 worker.stop()
+            raise
+        finally:
+            for worker in workers if not session.workers else ():
+                worker.stop()
 
 
-_LONGEST = ("contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
+LONGEST = ("contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
 
 
 def _turn(work: tuple[str, dict[str, Any]]) -> tuple[bool, int]:
     """What is judged first, should time run out; the longest first, so that no worker is left with it at the end."""
     _, item = work
-    return item["peer"], _LONGEST.index(item["kind"])
+    return item["peer"], LONGEST.index(item["kind"])
 
 
 def _measure(
@@ -192,10 +222,10 @@ def _measure(
         return failed("skipped", f"declares {', '.join(item['dtypes'])}; --dtype asks for others")
     left = math.inf if session.deadline is None else session.deadline - time.monotonic()
     if left <= 0:
-        return failed("skipped", "not begun: the time budget was spent", OUT_OF_TIME)
+        return failed("skipped", f"not begun: {SPENT}", OUT_OF_TIME)
     timeout = min(session.timeout, left)
     request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted}
-    request |= {"laws": session.laws, "accuracy": session.accuracy}
+    request |= {"laws": session.laws, "accuracy": session.accuracy, "plan": session.plan}
     again = f"verify run {target}"
     if not worker.alive:
         # importing torch again after a crash is not the next kernel's time
@@ -204,7 +234,7 @@ def _measure(
         reply = worker.ask(request, timeout=timeout, progress=progress)
     except WorkerTimeout:
         if timeout < session.timeout:
-            return failed("skipped", "not finished: the time budget was spent", OUT_OF_TIME)
+            return failed("skipped", f"not finished: {SPENT}", OUT_OF_TIME)
         return failed(
             "timeout",
             f"no result within {session.timeout:g} s; stopped",
@@ -218,7 +248,9 @@ def _measure(
         return failed("error", reply["usage"], reply.get("hint", ""))
     if "internal" in reply:
         worker.stop()
-        return failed("error", f"verify itself failed: {reply['internal']}", again)
+        return failed("skipped", f"{IN_ERROR}: verify itself failed: {reply['internal']}", again)
+    if "truth" in reply:
+        return failed("skipped", f"{IN_ERROR}: {reply['truth']}", again)
     done = msgspec.convert(answer(reply)["run"], KernelRun)
     if done.status == "error" and about["backend"] == "cuda":
         worker.stop()  # an illegal access poisons the CUDA context: the next kernel gets a fresh process

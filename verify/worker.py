@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
                 # the order of a sum must not depend on the machine, and the workers share its cores
                 torch.set_num_threads(1)
             request = msgspec.json.decode(line)
-            emit(_HANDLERS[request["do"]](request, backend, emit))
+            emit(_roomy(_HANDLERS[request["do"]], request, backend, emit))
         except UsageError as error:
             emit({"usage": error.message, "hint": error.hint or ""})
         except TruthError as error:
@@ -62,6 +62,16 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
             emit({"internal": f"{type(error).__name__}: {error}"})
     return 0
+
+
+def _roomy(answer: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    return answer(*given)
+
+
+# Python 3.11 and later keep frames in chunks of 16 KiB and give an empty one back at once: a loop that calls across the
+# border of two maps and unmaps one with every call, a third of an interpreted kernel's time. A frame that asks for half
+# a MiB gets a chunk of one, with room for all that is called from it.
+_roomy.__code__ = _roomy.__code__.replace(co_stacksize=(1 << 16) + 64)
 
 
 def _watch(parent: int) -> None:
@@ -159,6 +169,7 @@ def _measure(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any
         dtypes=tuple(request.get("dtypes", ())),
         laws=request.get("laws", ""),
         accuracy=request.get("accuracy", True),
+        cases_of=request.get("plan", ""),
         progress=lambda text: emit({"progress": text}),
     )
     return {"run": msgspec.to_builtins(done)}
@@ -209,13 +220,27 @@ def _time(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     return {"timed": [msgspec.to_builtins(item) for item in found]}
 
 
+def _one_case(request: dict[str, Any]) -> tuple[Any, Any]:
+    """The kernel and the case of a request, which must be a case of this kernel."""
+    from verify.cases import Case
+
+    kernel, case = _one(request), Case.from_json(request["case"])
+    extra = [name for name in kernel.absent if name not in case.absent]
+    if extra:
+        fields = ",".join(f'"{name}"' for name in sorted({*case.absent, *extra}))
+        raise UsageError(
+            f"kernel {kernel.name!r} takes no {' and no '.join(extra)}, and the case has one",
+            hint=f'add "absent":[{fields}] to the case',
+        )
+    return kernel, case
+
+
 def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """One element again; made smaller, and as a script, where that is asked for."""
-    from verify.cases import Case
     from verify.replay import replay, replay_smaller
     from verify.snippet import snippet, too_long
 
-    kernel, case = _one(request), Case.from_json(request["case"])
+    kernel, case = _one_case(request)
     place = {"result": request["result"], "index": request["index"]}
     script, smaller = request.get("snippet", False), request.get("shrink", False)
     found = (replay_smaller if smaller else replay)(kernel, request["target"], backend, case, **place)
@@ -229,12 +254,10 @@ def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]
 
 def _law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """Try one law on one case again."""
-    from verify.cases import Case
     from verify.laws import registry
     from verify.replay import replay_law
 
-    kernel = _one(request)
-    case = Case.from_json(request["case"])
+    kernel, case = _one_case(request)
     found, smaller = replay_law(
         registry.get(request["law"]), kernel, case, backend, request["target"], shrink=request.get("shrink", False)
     )
@@ -245,14 +268,53 @@ def _law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     }
 
 
+def _laws(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """All laws in the order in which they are tried, and in how many rounds a profile tries them."""
+    from verify.laws import engine, registry
+
+    rounds = engine.rounds(engine.profile_named(request["profile"]))
+    return {"laws": [law.name for law in registry.ALL], "rounds": len(rounds)}
+
+
+def _try_law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    """One round of one law on one kernel in one dtype."""
+    from verify.laws import engine, registry
+    from verify.shrink import shrink_law
+
+    rounds = engine.rounds(engine.profile_named(request["profile"], request["seed"] or None))
+    found = engine.try_law(
+        registry.get(request["law"]),
+        _one(request),
+        request["dtype"],
+        backend,
+        rounds[request["round"]],
+        request["target"],
+        pinned=None if request["round"] == 0 else (),
+        shrink=shrink_law,
+    )
+    return {"law": msgspec.to_builtins(found), "healthy": found.status == "ok" or _healthy(backend)}
+
+
+def _healthy(backend: Any) -> bool:
+    """Whether this process can still use its GPU: after an illegal access it cannot, whatever it tries."""
+    import torch
+
+    if backend.name != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(backend.device)
+        return bool(torch.zeros(1, device=backend.device).sum() == 0)
+    except Exception:
+        return False
+
+
 def _explain(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """Divide the error of one element among the steps that lead to it."""
-    from verify.cases import Case
     from verify.explain import explain, worst_place
     from verify.laws import registry
     from verify.laws.law import Broken, Subject
 
-    kernel, case = _one(request), Case.from_json(request["case"])
+    kernel, case = _one_case(request)
     result, index = request["result"], request["index"]
     if request["law"]:
         try:
@@ -359,6 +421,8 @@ _HANDLERS: dict[str, Callable[[dict[str, Any], Any, Emit], dict[str, Any]]] = {
     "time": _time,
     "replay": _replay,
     "law": _law,
+    "laws": _laws,
+    "try law": _try_law,
     "explain": _explain,
     "certify": _certify,
     "sweep spaces": _sweep,

@@ -29,6 +29,10 @@ def textbook(x):
 def ignores_strides(x):
     flat = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset())
     return torch.nn.functional.silu(flat.reshape(x.shape))
+
+@verify.kernel(op="layer_norm", dtypes=["float32"], operands=["x", "weight"], gradients=False)
+def scaled_alone(x, weight, *, eps):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, None, eps)
 """
 
 
@@ -138,6 +142,10 @@ def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: P
         (
             ("replay", "accuracy.py::textbook", "{}", "--law", "batch invariance", "--snippet"),
             "a script shows one element and its exact value; the law of batch invariance is not about one",
+        ),
+        (
+            ("replay", "accuracy.py::scaled_alone", '{"dtype":"float32","dims":[2,8],"fill":"normal"}'),
+            'kernel \'scaled_alone\' takes no bias, and the case has one\n  next: add "absent":["bias"] to the case',
         ),
         (("replay", "--law", "accuracy"), "--law tries a law on a case: give TARGET and CASE"),
         (

@@ -67,7 +67,7 @@ def test_a_breach_says_everything_that_is_needed() -> None:
         "    error     0.91 ULP, exhaustive, 65,536 inputs",
         "    bound     0.5 ULP: exhaustive, 65,536 inputs, 2026-10-01, commit",
         "              bbbbbbbbbbbb",
-        "    input     x = -4.34 (0xc08b)",
+        "    input     x = -4.34 (0xc08b) at [7]",
         "    got       -0 (0x8000)",
         "    truth     -3.04e-5",
         "    replay",
@@ -170,13 +170,16 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
     )
     base = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
     text = gate_markdown.render(judge([item], held), compare(base, item))
-    assert 20_000 < len(text) < 60_000
+    assert 20_000 < len(text) <= len(text.encode()) <= 60_000
     assert text.startswith("### ✗ verify gate: **fail:** 2,880 bounds breached; ")
     assert re.search(r"[\d,]+ more rows left out for length", text)
     assert re.search(r"[\d,]+ more breaches left out for length", text)
     assert re.search(r"[\d,]+ more changed figures left out for length", text)
     for limit in (0, 10, 100, 1000, 5000):
-        assert len(gate_markdown.render(judge([item], held), limit=limit)) <= limit
+        for other in (None, compare(base, item)):
+            assert len(gate_markdown.render(judge([item], held), other, limit=limit).encode()) <= limit
+        calm = judge([run(kernel(result(0.5)))], book(bound(0.5)))
+        assert len(gate_markdown.render(calm, limit=limit).encode()) <= limit
 
 
 def test_hostile_names_mean_nothing_in_a_comment() -> None:

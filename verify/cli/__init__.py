@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import NoReturn
 
 from verify.cli import (
     bench,
@@ -56,11 +57,19 @@ COMMANDS = (
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INCOMPLETE = 0, 1, 2, 3
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors end with the next command, as all others do; the parsers of the commands are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n  next: {self.prog} --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     from verify import __version__
 
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="verify",
         description="How wrong is a GPU kernel, at worst, and on which input?",
         epilog="exit codes: 0 pass, 1 wrong or failed, 2 usage, 3 incomplete",

@@ -60,10 +60,14 @@ def _review(steps: Any) -> None:
     parser = steps.add_parser(
         "review",
         help="show what changed in the bounds since a commit",
-        description="Show every bound that changed since a commit, what was loosened or removed first.",
+        description="Show every bound that changed since a commit, what was loosened or removed first. With the record "
+        "behind the bounds: the worst input of each, what came out and the command that shows it again.",
         epilog="exit codes: 0 nothing got looser, 1 a bound was loosened or removed, 2 usage",
     )
     parser.add_argument("base", nargs="?", default="HEAD", metavar="REF", help="commit to compare with (default HEAD)")
+    parser.add_argument(
+        "--run", action="append", default=[], metavar="RUN.json", help="record with the worst inputs (repeatable)"
+    )
     _shared(parser, writes=False)
     parser.set_defaults(handler=review)
 
@@ -128,14 +132,21 @@ def review(options: argparse.Namespace) -> int:
     """Old and new; exit 1 when a promise was taken back."""
     from verify import ratchet
     from verify.committed import book_at
+    from verify.record import load
     from verify.report import bounds_text, gate_data
 
     book = _book(options)
+    runs = [load(path) for path in options.run]
     found = ratchet.review(book_at(options.base, book.folder), book)
+    behind = ratchet.behind(found, runs)
     if options.json:
-        json_.write(options.json, {"base": options.base, "changes": gate_data.of_changes(found)})
+        json_.write(options.json, {"base": options.base, "changes": gate_data.of_changes(found, behind)})
     if options.json != "-":
-        sys.stdout.write(bounds_text.review(found, options.base, width=screen.width(), color=screen.colour()))
+        files = {run.id: path for run, path in zip(runs, options.run, strict=True)}
+        text = bounds_text.review(
+            found, options.base, width=screen.width(), color=screen.colour(), behind=behind, files=files
+        )
+        sys.stdout.write(text)
     return 1 if ratchet.needs_approval(found) else 0
 
 
@@ -149,20 +160,26 @@ def accept(options: argparse.Namespace) -> int:
 
     _may_write(options, "accept")
     book = _book(options)
+    runs = [load(path) for path in options.runs]
     change = ratchet.accept(
         options.key,
         options.reason,
-        [load(path) for path in options.runs],
+        runs,
         book,
         today=datetime.datetime.now(datetime.UTC).date().isoformat(),
         headroom=bounds.HEADROOM if options.headroom is None else options.headroom,
     )
     assert change.new is not None
+    behind = ratchet.behind([change], runs)
+    files = {run.id: path for run, path in zip(runs, options.runs, strict=True)}
     written = [_shown(path) for path in bounds.save(book, [change.new])]
     if options.json:
-        json_.write(options.json, {"changes": gate_data.of_changes([change]), "written": written})
+        json_.write(options.json, {"changes": gate_data.of_changes([change], behind), "written": written})
     if options.json != "-":
-        sys.stdout.write(bounds_text.accepted(change, width=screen.width(), color=screen.colour(), written=written))
+        text = bounds_text.accepted(
+            change, width=screen.width(), color=screen.colour(), written=written, behind=behind, files=files
+        )
+        sys.stdout.write(text)
     return 0
 
 

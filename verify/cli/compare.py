@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import json_, screen
+
+if TYPE_CHECKING:
+    from verify.compare import Comparison
+
+MOST_SPECIAL = 12  # special inputs on the screen; --json has all
 
 
 def add(commands: Any) -> None:
@@ -14,7 +19,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         help="compare two records of the same cases",
-        description="Compare two run records: what got worse, what got better, and whether any bit changed.",
+        description="Compare two run records: what got worse, what got better, and whether any bit changed. They may "
+        "come from two commits, two devices or two versions of Triton; what was not measured on the same cases is said "
+        "to be incomparable.",
         epilog="exit codes: 0 nothing got worse, 1 something did, 2 usage, 3 something could not be compared",
     )
     parser.add_argument("base", metavar="BASE.json")
@@ -28,13 +35,54 @@ def main(options: argparse.Namespace) -> int:
     """Compare."""
     from verify.compare import compare
     from verify.record import load
-    from verify.report import compare_text, gate_data
+    from verify.report import compare_text
 
     found = compare(load(options.base), load(options.head))
     if options.json:
-        json_.write(options.json, gate_data.of_comparison(found))
+        json_.write(options.json, data(found))
     if options.json != "-":
+        for line in about(found):
+            print(screen.plain(line))
         sys.stdout.write(
             compare_text.render(found, width=screen.width(), color=screen.colour(), everything=options.all)
         )
+        if found.other_cases:
+            print(screen.plain(f"next: verify run --like {options.base} --json {options.head}"))
     return found.exit_code
+
+
+def about(found: Comparison) -> list[str]:
+    """What differs below the kernels, and the special inputs that are answered otherwise; above the table."""
+    lines = [f"{name:<7} {before}, now {after}" for name, before, after in found.beneath]
+    if found.special_tried:
+        lines.append(f"special {len(found.special):,} of {found.special_tried:,} special inputs are answered otherwise")
+    # what is wrong now comes first: the list is cut
+    for item in sorted(found.special, key=lambda item: not item.worse)[:MOST_SPECIAL]:
+        inputs = ", ".join(f"{name} = {value}" for name, value in item.head.inputs.items())
+        verdict = ": wrong now" if item.worse else ""
+        place = f"{item.kernel} {item.output} {item.dtype} at {inputs}"
+        lines.append(f"        {place}: {item.base.got}, now {item.head.got}{verdict}")
+    if (more := len(found.special) - MOST_SPECIAL) > 0:
+        lines.append(f"        and {more:,} more: --json PATH has all")
+    return [*lines, ""] if lines else []
+
+
+def data(found: Comparison) -> dict[str, Any]:
+    """The comparison for programs."""
+    from verify.report import gate_data
+
+    return gate_data.of_comparison(found) | {
+        "beneath": {name: {"base": before, "head": after} for name, before, after in found.beneath},
+        "special tried": found.special_tried,
+        "special": [
+            {
+                "kernel": item.kernel,
+                "output": item.output,
+                "dtype": item.dtype,
+                "inputs": item.head.inputs,
+                "base": {"got": item.base.got, "status": item.base.status},
+                "head": {"got": item.head.got, "status": item.head.status},
+            }
+            for item in found.special
+        ],
+    }

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from verify.cli import replay, screen
-from verify.figure import signed
+from verify.figure import shown, signed
 
 _KINDS = {
     "cast": "rounding of the inputs",
@@ -119,4 +119,4 @@ def _figure(value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    return f"{float(value):.4g}"
+    return shown(float(value))

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen, sinks, spread
+from verify.figure import shown, signed
 
 if TYPE_CHECKING:
     from verify.hunt.campaign import Campaign, Moment, Story
@@ -166,7 +167,8 @@ def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
             lines.append(f"    input     {', '.join(inputs)} at {list(worst.index)}")
         lines += [f"    got       {worst.got} ({worst.got_hex})", f"    truth     {worst.truth}"]
         if worst.scaled_ulp is not None and math.isfinite(value_of(worst.ulp)):
-            lines.append(f"    error     {value_of(worst.ulp):+.6g} ULP, {value_of(worst.scaled_ulp):+.6g} of scale")
+            plain, of_scale = signed(value_of(worst.ulp)), signed(value_of(worst.scaled_ulp))
+            lines.append(f"    error     {plain} ULP, {of_scale} of scale")
         if len(worst.replay) <= LONG:
             lines += ["    replay", f"    {worst.replay}"]
         elif story.pinned is not None:
@@ -216,7 +218,7 @@ class _Screen:
         if self._progress is None:
             return
         fields = {
-            "best": f"{moment.best:.6g}",
+            "best": shown(moment.best),
             "evaluations": f"{moment.evaluations:,}",
             "rate": f"{moment.evaluations / max(moment.seconds, 1e-9):,.0f}",
         }

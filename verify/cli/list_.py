@@ -65,8 +65,8 @@ def _kernels(options: argparse.Namespace) -> int:
             peer = "  (peer: measured, not judged)" if item["peer"] else ""
             print(screen.plain(f"{item['target']}  {item['op']}({params}){peer}"))
             print(screen.plain(f"    {item['promise']}"))
-        following = screen.plain(found[0]["target"]) if found else "FILE.py"
-        print(f"{plural(len(found), 'kernel')}. Next: verify run {following}")
+        if found:
+            print(f"{plural(len(found), 'kernel')}. Next: verify run {screen.plain(found[0]['target'])}")
     for failure in failed:
         print(f"verify: {failure}", file=sys.stderr)
     return 2 if failed else 0

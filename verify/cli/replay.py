@@ -16,7 +16,8 @@ def add(commands: Any) -> None:
         "replay",
         help="reproduce one failing element",
         description="Run one case again, to the bit, and judge one element of it by both exact routes. Failure "
-        "messages and reports end with such a command. Without a case: the worst element of the record in --run.",
+        "messages and reports end with such a command. Without a case: the worst element of the record in --run; "
+        "TARGET (a kernel's name is enough), --result, --dtype and --regime narrow it down.",
     )
     add_place(parser)
     parser.add_argument("--shrink", action="store_true", help="make the case smaller while it breaks in the same way")
@@ -42,6 +43,8 @@ def add_place(parser: Any) -> None:
     parser.add_argument(
         "--run", metavar="RUN.json", help="a run record: its worst element, or what it says of this one"
     )
+    parser.add_argument("--dtype", default="", help="with --run and no case: the worst element of this dtype")
+    parser.add_argument("--regime", default="", metavar="NAME", help="with --run and no case: of this regime")
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -81,6 +84,11 @@ def place(options: argparse.Namespace) -> Any:
     """Fill in what a record knows about the element asked for; what it says of it, or None."""
     from verify.errors import UsageError
 
+    if (options.dtype or options.regime) and (options.case or not options.run):
+        raise UsageError(
+            "--dtype and --regime choose an element of the record in --run; a case names its own",
+            hint="verify replay KERNEL --run RUN.json --result R --dtype D --regime NAME",
+        )
     if not options.run:
         if not options.target or not options.case:
             raise UsageError(
@@ -99,7 +107,7 @@ def place(options: argparse.Namespace) -> Any:
         return known
     if options.index is not None:
         raise UsageError("--index belongs to a case; without one, --run gives the worst element of its record")
-    known = worst_of_run(run, options.target, result=options.result)
+    known = worst_of_run(run, options.target, dtype=options.dtype, result=options.result, regime=options.regime)
     options.target, options.case = known.target, known.case
     options.result, options.index = known.result, known.index
     return known

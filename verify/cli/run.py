@@ -25,7 +25,13 @@ def add(commands: Any) -> None:
         help="what to measure, e.g. accuracy.py::my_gelu",
     )
     parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the observed cases (default 0)")
+    parser.add_argument("--seed", type=int, help="seed of the observed cases (default 0)")
+    parser.add_argument(
+        "--like",
+        metavar="RECORD.json",
+        help="measure the cases of this record again, with its seed and as many as its backend gets; without a target "
+        "the kernels that it judged",
+    )
     parser.add_argument(
         "--timeout",
         type=screen.seconds,
@@ -62,7 +68,11 @@ def main(options: argparse.Namespace) -> int:
     from verify.session import Session, command_line, run
 
     settings = config.find()
-    targets = options.targets
+    targets, seed, plan = options.targets, options.seed or 0, ""
+    if options.like:
+        targets, seed, plan = _like(options)
+        if not options.targets:
+            os.chdir(settings.root)  # which the record's targets are relative to
     if not targets:
         if not settings.kernels:
             raise UsageError(
@@ -74,13 +84,14 @@ def main(options: argparse.Namespace) -> int:
     progress = screen.Progress()
     session = Session(
         backend=options.backend,
-        seed=options.seed,
+        seed=seed,
         timeout=options.timeout,
         jobs=options.jobs,
         laws=options.laws,
         profile=options.laws or "default",
         dtypes=tuple(named(item).name for item in options.dtype),
         progress=progress,
+        plan=plan,
     )
     with spread.cluster(options, targets, options.backend) as session.cluster:
         result = run(targets, session, command_line(_arguments(options)))
@@ -96,6 +107,27 @@ def main(options: argparse.Namespace) -> int:
     return 0 if result.verdict == "pass" else 3
 
 
+def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
+    """Targets, seed and plan of the record whose cases are to be measured again."""
+    from verify.errors import UsageError
+    from verify.record import load
+
+    record = load(options.like)
+    if options.seed not in (None, record.seed):
+        raise UsageError(
+            f"--like takes the seed of the record, which is {record.seed}; received --seed {options.seed}",
+            hint=f"verify run --like {options.like}",
+        )
+    judged = [kernel for kernel in record.kernels if not kernel.peer]
+    targets = [kernel.target for kernel in judged if any(result.source == "run" for result in kernel.results)]
+    if not targets and not options.targets:
+        raise UsageError(
+            f"--like takes a record with kernels that `verify run` judged; {options.like} is of {record.command!r}",
+            hint=f"verify run FILE.py --like {options.like}",
+        )
+    return options.targets or targets, record.seed, record.backend
+
+
 def _arguments(options: argparse.Namespace) -> list[str]:
     """What determines the figures, as arguments; where output goes does not."""
     arguments = ["run", *options.targets]
@@ -103,7 +135,9 @@ def _arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--dtype", item]
     if options.laws:
         arguments += ["--laws", options.laws]
-    if options.seed:
+    if options.like:
+        arguments += ["--like", options.like]
+    elif options.seed:
         arguments += ["--seed", str(options.seed)]
     if options.backend:
         arguments += ["--backend", options.backend]

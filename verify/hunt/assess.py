@@ -35,10 +35,14 @@ class Assessed:
 
 
 class Assessor:
-    """Judges populations of one space and counts what it saw."""
+    """Judges populations of one space and counts what it saw.
 
-    def __init__(self, space: Space, device: str) -> None:
+    Candidates lie on `device`, where they are judged too; the kernel runs on `kernel_device`.
+    """
+
+    def __init__(self, space: Space, device: str, kernel_device: str = "") -> None:
         self.space = space
+        self.kernel_device = kernel_device or device
         self.params = space.kernel.op.resolve(space.kernel.params)
         self._counts = torch.zeros(2 * BINS, dtype=torch.int64, device=device)
         self._scaled = torch.zeros(BINS, dtype=torch.int64, device=device)
@@ -50,10 +54,12 @@ class Assessor:
         space, count = self.space, size_of(population)
         inputs, upstream = space.tensors(population, shared)
         problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))
-        found = run_tensors(space.kernel, inputs, space.kernel.params, upstream)
+        there = {name: None if value is None else value.to(self.kernel_device) for name, value in inputs.items()}
+        arriving = {name: value.to(self.kernel_device) for name, value in upstream.items()}
+        found = run_tensors(space.kernel, there, space.kernel.params, arriving)
         if space.result not in found:
             raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
-        got = found[space.result]
+        got = found[space.result].to(self._counts.device)
         truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
         if got.shape != truth.value.shape:
             raise KernelError(

@@ -2,26 +2,32 @@
 
 A kernel that raises, hangs or takes its process down ends one hunt; its best find so far is kept as a note, and the
 others go on. Ctrl-C asks the running hunts to stop and to hand over what they have; a second one abandons them.
+
+All hunts of all kernels wait in one queue, the longest first, so that no worker idles while another is at the last
+results of a kernel. A `Campaign` with a moment `until` shares out what is left of its time among the hunts that have
+not begun; those that the time did not reach are named in the record.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from verify.cluster import Cluster
-from verify.errors import UsageError
+from verify.errors import IN_ERROR, SPENT, UsageError
 from verify.hunt.settings import Settings
 from verify.identity import sealed
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
@@ -68,6 +74,17 @@ class Campaign:
     workers: Sequence[Answers] = ()  # of the caller, who stops them; else one is started, or the cluster's are taken
     watch: Callable[[Moment], None] = lambda moment: None
     stopping: Callable[[], None] = lambda: None  # told once, when the first Ctrl-C arrives
+    until: float | None = (
+        None  # of time.monotonic(): no hunt begins later, and earlier ones share the time that is left
+    )
+    asked: Mapping[str, dict[str, Any]] | None = (
+        None  # replies to "hunts" by target, where the caller has asked already
+    )
+    known: Callable[[str, dict[str, str]], KernelRun | None] = lambda target, job: None  # one that was hunted before
+    finished: Callable[[str, dict[str, str], KernelRun], None] = lambda target, job, done: None
+    contain: bool = False  # an error of the harness is a line of the record, else it ends the campaign
+    late: list[str] = field(default_factory=list)  # what the time did not reach
+    in_error: list[str] = field(default_factory=list)  # hunts without a verdict
     stories: list[Story] = field(default_factory=list)
     interrupted: bool = False
 
@@ -80,9 +97,9 @@ class _Quarry:
     target: str
     jobs: list[dict[str, str]]
     notes: list[str]
-    results: list[Result | None]
-    failure: tuple[str, str] = ("", "")  # status and message of the first hunt that failed
-    seconds: float = 0.0
+    done: list[KernelRun | None]  # of each job
+    failure: tuple[str, str] = ("", "")  # status and message of a kernel that cannot be hunted
+    reason: str = "not begun: interrupted"  # why a hunt that was not done was not
 
 
 def run(targets: Sequence[str], campaign: Campaign, command: str) -> Run:
@@ -106,6 +123,7 @@ def run(targets: Sequence[str], campaign: Campaign, command: str) -> Run:
                 worker.stop()
     kernels = [_kernel_run(quarry) for quarry in quarries]
     incomplete = [f"{kernel.name}: {kernel.message}" for kernel in kernels if kernel.status in ("crashed", "timeout")]
+    incomplete += [*campaign.in_error, *campaign.late]
     if campaign.interrupted:
         incomplete.append("interrupted: the hunts say how many evaluations they had made")
     bare = Run(
@@ -140,14 +158,15 @@ def _quarries(worker: Answers, target: str, backend: str, campaign: Campaign) ->
             continue
         request = {"do": "hunts", "target": name, "dtypes": campaign.dtypes, "results": campaign.results}
         try:
-            reply = answer(worker.ask(request, timeout=START_SECONDS))
+            before = campaign.asked[name] if campaign.asked else None
+            reply = before or answer(worker.ask(request, timeout=START_SECONDS))
         except UsageError as error:
             if len(items) == 1:
                 raise
             quarry.failure = ("skipped", error.message)
             continue
         quarry.jobs, quarry.notes = reply["jobs"], [f"not hunted: {reason}" for reason in reply["left_out"]]
-        quarry.results = [None] * len(quarry.jobs)
+        quarry.done = [None] * len(quarry.jobs)
     return found
 
 
@@ -158,17 +177,28 @@ def _hunt_all(
     idle: queue.SimpleQueue[Answers] = queue.SimpleQueue()
     for worker in workers:
         idle.put(worker)
+    hunts = [(quarry, place) for quarry in quarries for place in range(len(quarry.jobs))]
+    hunts = _in_turn(hunts)
+    left = len(hunts)
 
     def one(quarry: _Quarry, place: int) -> None:
+        nonlocal left
         worker = idle.get()
         try:
-            if not stop.exists():
-                _hunt(worker, quarry, place, campaign, stop)
+            share = None if campaign.until is None else (campaign.until - time.monotonic()) * len(workers) / left
+            left -= 1
+            before = campaign.known(quarry.target, quarry.jobs[place])
+            if before is not None:
+                quarry.done[place] = before
+            elif share is not None and share <= 0:
+                _left_out(quarry, place, f"not begun: {SPENT}", campaign.late)
+            elif not stop.exists():
+                _hunt(worker, quarry, place, campaign, stop, share)
         finally:
             idle.put(worker)
 
     with ThreadPoolExecutor(len(workers)) as pool:
-        waiting = [pool.submit(one, quarry, place) for quarry in quarries for place in range(len(quarry.jobs))]
+        waiting = [pool.submit(one, quarry, place) for quarry, place in hunts]
         try:
             _settle(waiting)
         except KeyboardInterrupt:
@@ -198,10 +228,38 @@ def _settle(waiting: list[Future[None]]) -> None:
             future.result()
 
 
-def _hunt(worker: Answers, quarry: _Quarry, place: int, campaign: Campaign, stop: Path) -> None:
-    """One hunt; whatever happens to it is written into its quarry."""
+_SLOWEST = ("rowwise", "contraction", "elementwise")  # a call of rows is the largest, and has the most steps
+
+
+def _in_turn(hunts: list[tuple[_Quarry, int]]) -> list[tuple[_Quarry, int]]:
+    """The longest first, those in float64 and the others by turns: the former keep a core busy, the latter the GPU.
+
+    Sorting is stable: among hunts that take as long, the kernels keep their order.
+    """
+    hunts = sorted(hunts, key=lambda hunt: _SLOWEST.index(hunt[0].item["kind"]))
+    exact = [hunt for hunt in hunts if hunt[0].jobs[hunt[1]]["dtype"] == "float64"]
+    others = [hunt for hunt in hunts if hunt[0].jobs[hunt[1]]["dtype"] != "float64"]
+    pairs = zip_longest(exact, others)
+    return [hunt for pair in pairs for hunt in pair if hunt is not None]
+
+
+def _left_out(quarry: _Quarry, place: int, reason: str, lines: list[str]) -> None:
+    job = quarry.jobs[place]
+    quarry.reason = reason
+    lines.append(f"hunt of {quarry.target} {job['result']} {job['dtype']}: {reason}")
+
+
+def _hunt(
+    worker: Answers, quarry: _Quarry, place: int, campaign: Campaign, stop: Path, share: float | None = None
+) -> None:
+    """One hunt; whatever happens to it is written into its quarry. `share` is its part of the time that is left."""
     job, settings = quarry.jobs[place], campaign.settings
     name = f"{quarry.item['name']} {job['result']} {job['dtype']}"
+    timeout = (settings.seconds or 0.0) + campaign.timeout + CLOSING_SECONDS
+    most = math.inf
+    if share is not None and campaign.until is not None:
+        settings = replace(settings, seconds=round(max(1.0, min(share, settings.seconds or share)), 1))
+        most = max(0.0, campaign.until - time.monotonic()) + CLOSING_SECONDS
     last: dict[str, Any] = {}
 
     def heard(text: str) -> None:
@@ -217,27 +275,52 @@ def _hunt(worker: Answers, quarry: _Quarry, place: int, campaign: Campaign, stop
         "stop": os.fspath(stop),
         "pin": campaign.pin,
     }
-    timeout = (settings.seconds or 0.0) + campaign.timeout + CLOSING_SECONDS
     started = time.monotonic()
+
+    def done(status: str, message: str = "", result: Result | None = None, notes: Sequence[str] = ()) -> None:
+        found = KernelRun(
+            name=quarry.item["name"],
+            target=quarry.target,
+            op=quarry.item["op"],
+            params=quarry.item["params"],
+            promise=quarry.item["promise"],
+            status=status,  # type: ignore[arg-type]
+            results=[] if result is None else [result],
+            message=message,
+            peer=quarry.item["peer"],
+            notes=[*notes, *(_best_so_far(message, last) if message else ())],
+            seconds=round(time.monotonic() - started, 3),
+        )
+        quarry.done[place] = found
+        if not stop.exists():  # one that was interrupted is no finished unit
+            campaign.finished(quarry.target, job, found)
+
     try:
         if not worker.alive:
             describe_target(worker, quarry.target)
-        reply = worker.ask(request, timeout=timeout, progress=heard)
+        reply = worker.ask(request, timeout=min(timeout, most), progress=heard)
     except WorkerTimeout:
-        _fail(quarry, "timeout", f"{name}: no result within {timeout:g} s; stopped", last)
+        if most < timeout:
+            _left_out(quarry, place, f"not finished: {SPENT}", campaign.late)
+            quarry.notes += _best_so_far(f"{name}: {quarry.reason}", last)
+        else:
+            done("timeout", f"{name}: no result within {timeout:g} s; stopped")
         return
     except WorkerDied as died:
-        _fail(quarry, "crashed", f"{name}: {died}", last)
+        done("crashed", f"{name}: {died}")
         return
-    finally:
-        quarry.seconds += time.monotonic() - started
     if "failure" in reply or "internal" in reply:
         worker.stop()  # an illegal access poisons the CUDA context: the next hunt gets a fresh process
-        _fail(quarry, "error", f"{name}: {reply.get('failure') or reply['internal']}", last)
+    if campaign.contain and ("truth" in reply or "internal" in reply):
+        said = reply.get("truth") or f"verify itself failed: {reply['internal']}"
+        _left_out(quarry, place, f"{IN_ERROR}: {said}", campaign.in_error)
+        return
+    if "failure" in reply or "internal" in reply:
+        done("error", f"{name}: {reply.get('failure') or reply['internal']}")
         return
     answer(reply)
-    quarry.results[place] = msgspec.convert(reply["result"], Result)
-    quarry.notes += reply["notes"]
+    result = msgspec.convert(reply["result"], Result)
+    done(result.status, result=result, notes=reply["notes"])
     campaign.stories.append(
         Story(
             kernel=quarry.item["name"],
@@ -251,24 +334,27 @@ def _hunt(worker: Answers, quarry: _Quarry, place: int, campaign: Campaign, stop
     )
 
 
-def _fail(quarry: _Quarry, status: str, message: str, last: dict[str, Any]) -> None:
-    if not quarry.failure[0]:
-        quarry.failure = (status, message)
-    if "case" in last:
-        quarry.notes.append(
-            f"{message}; before that {last['evaluations']:,} evaluations had given {value_of(last['best']):.6g} "
-            f"(not judged exactly) at [{last['index']}] of the case {last['case']}"
-        )
+def _best_so_far(message: str, last: dict[str, Any]) -> list[str]:
+    """What a hunt that failed had found."""
+    if "case" not in last:
+        return []
+    best = f"{last['evaluations']:,} evaluations had given {value_of(last['best']):.6g} (not judged exactly)"
+    return [f"{message}; before that {best} at [{last['index']}] of the case {last['case']}"]
 
 
 def _kernel_run(quarry: _Quarry) -> KernelRun:
+    """All hunts of a kernel as one; the first that failed says what the kernel's status is."""
     item = quarry.item
-    results = [result for result in quarry.results if result is not None]
+    done = [each for each in quarry.done if each is not None]
+    results = [result for each in done for result in each.results]
     status, message = quarry.failure
+    failed = [(each.status, each.message) for each in done if each.status not in ("ok", "wrong")]
+    if not status and failed:
+        status, message = failed[0]
     if not status:
         wrong = any(result.status == "wrong" for result in results)
         status = "wrong" if wrong else "ok" if results else "skipped"
-        message = "" if results else "not begun: interrupted"
+        message = "" if results else quarry.reason
     return KernelRun(
         name=item["name"],
         target=quarry.target,
@@ -279,6 +365,6 @@ def _kernel_run(quarry: _Quarry) -> KernelRun:
         results=results,
         message=message,
         peer=item["peer"],
-        notes=quarry.notes,
-        seconds=round(quarry.seconds, 3),
+        notes=[*quarry.notes, *(note for each in done for note in each.notes)],
+        seconds=round(sum(each.seconds for each in done), 3),
     )

@@ -9,9 +9,10 @@ judged from the bits that the call returned, and said to be so: results then dep
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from verify.cases import Case, problem_of
 from verify.element import describe
@@ -19,7 +20,7 @@ from verify.formats import torch_dtype
 from verify.hunt.search import Elite
 from verify.hunt.space import Space
 from verify.judge import judge_result
-from verify.measure import Measured, run_kernel
+from verify.measure import run_kernel
 from verify.ops.op import Problem
 from verify.record import Worst
 from verify.truth.exact import Judged, judge
@@ -72,16 +73,27 @@ def _confirm(space: Space, target: str, device: str, member: Elite) -> Find:
     return seen if seen.error > best.error else best
 
 
-def _measured(space: Space, device: str, case: Case) -> tuple[Measured, Problem, Truth]:
+def _measured(space: Space, device: str, case: Case) -> tuple[Tensor, Problem, Truth]:
+    """What the kernel gave for a case, the problem and its truth, in the memory of the host.
+
+    Exact arithmetic asks for elements one at a time: from a GPU each would be waited for.
+    """
     measured = run_kernel(space.kernel, case, device)
     problem = problem_of(space.kernel.op, case, measured.inputs, measured.upstream, (space.result,))
-    return measured, problem, evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
+    host = replace(
+        problem,
+        inputs={name: None if value is None else value.cpu() for name, value in problem.inputs.items()},
+        upstream={name: value.cpu() for name, value in problem.upstream.items()},
+    )
+    exact = space.dtype == "float64" or space.result in space.kernel.op.whole_rows
+    # else the certificate of the reference on the device, which the search relied on, is checked with it
+    truth = evaluate(space.kernel.op, host if exact else problem, {space.result: space.fmt})[space.result]
+    return measured.results[space.result].cpu(), host, truth.cpu()
 
 
 def _alone(space: Space, target: str, device: str, case: Case) -> Find:
     """The worst element of a case of copies."""
-    measured, problem, truth = _measured(space, device, case)
-    got = measured.results[space.result]
+    got, problem, truth = _measured(space, device, case)
     policy = space.kernel.policy
     outcome = judge_result(space.kernel.op, problem, space.result, got, truth, space.fmt, policy=policy, keep=1)
     _, index = outcome.tallies[0].worst[0]
@@ -91,10 +103,10 @@ def _alone(space: Space, target: str, device: str, case: Case) -> Find:
 def _as_seen(space: Space, target: str, device: str, case: Case, member: Elite) -> Find:
     """The element with the bits that it had among other candidates."""
     measured, problem, truth = _measured(space, device, case)
-    got = measured.results[space.result].clone().reshape(-1)
+    got = measured.clone().reshape(-1)
     bits = torch.tensor([_signed(member.got, space.fmt.bits)], dtype=torch.int64)
     got[member.element] = from_bits(bits, space.fmt).to(torch_dtype(space.fmt))[0]
-    got = got.reshape(measured.results[space.result].shape)
+    got = got.reshape(measured.shape)
     point = space.kernel.op.points(problem, space.result, [member.element])[0]
     judged = judge(point, space.fmt, member.got, both=True, policy=space.kernel.policy)
     return _find(space, target, case, problem, got, truth, member.element, judged, alone=False)

@@ -49,11 +49,14 @@ def hunt(
     `population` is the number of lines of one call (0: what suits the backend).
     """
     settings.check()
-    space = space_of(kernel, dtype, result, backend.device, width=settings.width, largest=settings.largest)
+    largest = kernel.largest.get(dtype) if settings.largest is None else settings.largest
+    space = space_of(kernel, dtype, result, backend.device, width=settings.width, largest=largest)
     found = search(
         space,
         settings,
-        device=backend.device,
+        # exact arithmetic reads element by element: each would be waited for, and longer where processes share a GPU
+        device="cpu" if space.dtype == "float64" else backend.device,
+        kernel_device=backend.device,
         population=population or population_of(space, backend.name),
         watch=watch,
         stop=stop,

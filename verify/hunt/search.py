@@ -15,6 +15,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from verify.errors import SPENT
 from verify.hunt.archive import LEADING, Archive
 from verify.hunt.assess import Assessor
 from verify.hunt.draws import Draws
@@ -85,11 +86,13 @@ def _length(space: Space) -> int:
 class Search:
     """One search, a generation at a time."""
 
-    def __init__(self, space: Space, settings: Settings, *, device: str, population: int) -> None:
+    def __init__(
+        self, space: Space, settings: Settings, *, device: str, population: int, kernel_device: str = ""
+    ) -> None:
         self.space, self.settings, self.device = space, settings, device
         self.population = population
         self.archive = Archive(space, device)
-        self.assessor = Assessor(space, device)
+        self.assessor = Assessor(space, device, kernel_device)
         self.evaluations = self.generations = 0
         self.epochs: list[Population] = []
         self.landmarks = _landmarks(space, device)
@@ -97,7 +100,9 @@ class Search:
         self._tried: set[int] = set()
 
     def step(self) -> bool:
-        """One generation. False when the evaluations are spent."""
+        """One generation. False when the evaluations or the generations are spent."""
+        if self.settings.generations is not None and self.generations >= self.settings.generations:
+            return False
         limit = self.settings.evaluations
         left = None if limit is None else limit - self.evaluations
         if left is not None and left <= 0:
@@ -195,12 +200,16 @@ def search(
     *,
     device: str,
     population: int,
+    kernel_device: str = "",
     watch: Callable[[Search, State], None] = lambda search, state: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Searched:
-    """Search until the budget is spent, somebody stops it, or nothing worse can exist."""
+    """Search until the budget is spent, somebody stops it, or nothing worse can exist.
+
+    `device` is where candidates are made and judged, `kernel_device` where the kernel runs, if that is another one.
+    """
     settings.check()
-    found = Search(space, settings, device=device, population=population)
+    found = Search(space, settings, device=device, population=population, kernel_device=kernel_device)
     started = time.monotonic()
     stopped = ""
     while found.step():
@@ -214,6 +223,9 @@ def search(
             stopped = INTERRUPTED
             break
         if settings.seconds is not None and spent >= settings.seconds:
+            # what a count of generations would have found, the clock has cut
+            cut = settings.generations is not None and found.generations < settings.generations
+            stopped = SPENT if cut else ""
             break
     state = State(found.evaluations, found.generations, found.best, time.monotonic() - started)
     return Searched(state, found.elite(), found.assessor.tally(), stopped)

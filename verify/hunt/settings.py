@@ -16,6 +16,9 @@ WIDEST = 1 << 15  # a case spells out at most twice as many elements of one oper
 class Settings:
     """What to search for how long. `strategy="random"` draws every candidate fresh: the control.
 
+    `generations` is a count of calls, which beside it may have `seconds` that cut it short: what a hunt finds is then
+    a matter of the count, as long as the machine is fast enough.
+
     `width` is the length of searched rows and dot products (0: 128, 16 in float64), `largest` a magnitude that no
     input exceeds.
     """
@@ -23,13 +26,17 @@ class Settings:
     seed: int = 0
     evaluations: int | None = None
     seconds: float | None = None
+    generations: int | None = None
     strategy: Literal["hunt", "random"] = "hunt"
     width: int = 0
     largest: float | None = None
 
     def check(self) -> None:
         """An impossible budget is an error with the rule."""
-        if (self.evaluations is None) == (self.seconds is None):
+        if self.generations is not None:
+            if self.evaluations is not None or self.generations < 1:
+                raise UsageError(f"generations are at least 1, without evaluations; received {self.generations}")
+        elif (self.evaluations is None) == (self.seconds is None):
             raise UsageError("a hunt has one budget: --budget SECONDS or --evaluations N")
         if self.evaluations is not None and self.evaluations < 1:
             raise UsageError(f"--evaluations is at least 1; received {self.evaluations}")

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from verify.bounds import Bound
+from verify.bounds import LEAST, Bound
 from verify.figure import shown
 from verify.gate import MEANING, Row, Status
 from verify.ratchet import Change, Proposal, explained, needs_approval
-from verify.report import words
+from verify.readings import Key, Reading
+from verify.report import gate_text, words
 from verify.report.page import Cell, Page
 from verify.report.signs import Signs
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one paragraph
+MOST_BLOCKS = 12  # bounds that did not get looser, told with their worst input
 STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
 
-def changes(page: Page, found: Sequence[Change], signs: Signs) -> None:
-    """A table per kernel, then the reason for each loosening."""
+Behind = Mapping[Key, Reading]  # what bounds rest on, as far as records were given
+Files = Mapping[str, str]  # id of a record -> its path
+
+
+def changes(
+    page: Page, found: Sequence[Change], signs: Signs, behind: Behind | None = None, files: Files | None = None
+) -> None:
+    """A table per kernel, then the reason for each loosening; with records, the worst input of what has one."""
+    behind, files = behind or {}, files or {}
     told = found[:MOST_ROWS]
     for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in told):
         page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
@@ -32,7 +41,32 @@ def changes(page: Page, found: Sequence[Change], signs: Signs) -> None:
         page.line(f"{signs.ellipsis} {len(found) - len(told):,} more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
-            _loosened(page, change, signs)
+            _loosened(page, change, signs, behind, files)
+    # the largest first: what correct rounding may have is nobody's question
+    calm = [change for change in found if change.kind != "looser" and _element(change, behind) is not None]
+    calm = sorted(calm, key=lambda change: -behind[change.key].value)
+    for change in calm[:MOST_BLOCKS]:
+        _calm(page, change, signs, behind, files)
+    if len(calm) > MOST_BLOCKS:
+        page.blank()
+        page.line(f"{signs.ellipsis} {len(calm) - MOST_BLOCKS:,} more worst inputs; --json has them all", indent=2)
+
+
+def _element(change: Change, behind: Behind) -> Reading | None:
+    reading = behind.get(change.key)
+    return None if reading is None or reading.worst is None or reading.value <= LEAST else reading
+
+
+def _calm(page: Page, change: Change, signs: Signs, behind: Behind, files: Files) -> None:
+    """A bound that did not get looser, with the worst input behind it."""
+    assert change.new is not None
+    page.blank()
+    page.line(
+        Cell(f"{signs.status[SIGN[change.kind]]} {change.kind}  ", STYLE[change.kind]),
+        Cell(" ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime)), "bold"),
+    )
+    page.field("bound", f"{value(change.old)} to {value(change.new)} ULP" if change.old else f"{value(change.new)} ULP")
+    gate_text.element(page, behind[change.key], files)
 
 
 def proposal(
@@ -85,24 +119,44 @@ def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
     return f"{said}; written to {where}"
 
 
-def accepted(change: Change, *, width: int, color: bool, written: Sequence[str], glyphs: bool = True) -> str:
+def accepted(
+    change: Change,
+    *,
+    width: int,
+    color: bool,
+    written: Sequence[str],
+    glyphs: bool = True,
+    behind: Behind | None = None,
+    files: Files | None = None,
+) -> str:
     """One loosening, told in full."""
     page, signs = Page(width=width, color=color), Signs.choose(glyphs)
-    _loosened(page, change, signs)
+    _loosened(page, change, signs, behind or {}, files or {})
     page.blank()
     page.line(Cell(f"{signs.status['ok']} ", "green"), f"accepted; written to {', '.join(written)}")
     page.command("next: verify bounds review")
     return page.text()
 
 
-def review(found: Sequence[Change], base: str, *, width: int, color: bool, glyphs: bool = True) -> str:
+def review(
+    found: Sequence[Change],
+    base: str,
+    *,
+    width: int,
+    color: bool,
+    glyphs: bool = True,
+    behind: Behind | None = None,
+    files: Files | None = None,
+) -> str:
     """What changed since a commit, promises taken back first."""
     page, signs = Page(width=width, color=color), Signs.choose(glyphs)
-    changes(page, found, signs)
+    changes(page, found, signs, behind, files)
     page.blank()
     open_ = needs_approval(found)
     sign, style = ("wrong", "bold red") if open_ else ("ok", "green")
     page.line(Cell(f"{signs.status[sign]} ", style), review_sentence(found, base))
+    if any(change.new is not None and change.new.value > LEAST for change in found) and not files:
+        page.command("next: verify bounds review --run RUN.json  (what came out at the worst inputs)")
     return page.text()
 
 
@@ -139,7 +193,7 @@ def value(bound: Bound | None) -> str:
     return "-" if bound is None else words.decimal(bound.value) + (" s" if bound.gate == "scaled" else "")
 
 
-def _loosened(page: Page, change: Change, signs: Signs) -> None:
+def _loosened(page: Page, change: Change, signs: Signs, behind: Behind, files: Files) -> None:
     assert change.new is not None
     key, bound = change.key, change.new
     page.blank()
@@ -150,6 +204,8 @@ def _loosened(page: Page, change: Change, signs: Signs) -> None:
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")
     page.field("reason", bound.reason if explained(change) else "none: the value was changed by hand")
     page.field("measured", f"{shown(bound.evidence.measured)} ULP, {words.basis(bound.basis)}")
-    if bound.evidence.worst:
+    if _element(change, behind) is not None:
+        gate_text.element(page, behind[change.key], files)
+    elif bound.evidence.worst:
         page.field("input", bound.evidence.worst)
     page.field("evidence", f"record {bound.evidence.record}, commit {bound.evidence.commit}, {bound.evidence.date}")

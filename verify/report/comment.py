@@ -2,7 +2,8 @@
 
 Text from outside is written with HTML character references, so that no character of it means anything to Markdown,
 and @names and #numbers are broken up, so that GitHub links none. A comment has at most 65,536 characters: what does
-not fit is counted and left out, never cut.
+not fit is counted and left out, never cut. Length is counted in bytes of UTF-8, of which there are never fewer than of
+characters, however a reader counts these.
 """
 
 from __future__ import annotations
@@ -26,30 +27,33 @@ class Budget:
 
     def must(self, text: str) -> None:
         """The verdict is there at any limit, shortened if it has to be."""
-        fits = len(text) <= self.limit
-        self.parts.append(text if fits else (text[: max(self.limit - 2, 0)] + "…\n")[: self.limit])
+        room = self.limit - self._used()
+        if size(text) > room:
+            room -= size("…\n")
+            text = text.encode()[:room].decode(errors="ignore") + "…\n" if room >= 0 else ""
+        self.parts.append(text)
 
     def reserve(self, closing: str) -> None:
         """What comes last, if there is room for it at all."""
-        if self._used() + len(closing) <= self.limit:
+        if self._used() + size(closing) <= self.limit:
             self.closing = closing
 
     def fill(self, pieces: list[str], what: str, *, head: str = "", foot: str = "", share: float = 1.0) -> None:
         """As many pieces as fit into a share of the room, then how many are missing."""
         if not pieces:
             return
-        room = int(share * (self.limit - self._used() - len(self.closing)))
+        room = int(share * (self.limit - self._used() - size(self.closing)))
 
         def note(left: int) -> str:
             return f"\n{left:,} more {what} left out for length; the record has them.\n"
 
         opening = f"\n{head}\n" if head else "\n"
-        used = len(opening) + len(foot) + len(note(len(pieces))) + 2
+        used = size(opening) + size(foot) + size(note(len(pieces))) + 2
         taken = 0
         for piece in pieces:
-            if used + len(piece) + 1 > room:
+            if used + size(piece) + 1 > room:
                 break
-            used += len(piece) + 1
+            used += size(piece) + 1
             taken += 1
         if taken:
             self.parts.append(opening + "\n".join(pieces[:taken]) + "\n" + foot)
@@ -61,7 +65,12 @@ class Budget:
         return "".join(self.parts) + self.closing
 
     def _used(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(size, self.parts))
+
+
+def size(text: str) -> int:
+    """Bytes of UTF-8."""
+    return len(text.encode())
 
 
 def code(text: str) -> str:

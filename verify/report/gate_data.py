@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verify.bounds import Bound
@@ -30,8 +30,8 @@ def of_verdict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def of_changes(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Changes of bounds."""
+def of_changes(changes: Sequence[Change], behind: Mapping[Key, Reading] | None = None) -> list[dict[str, Any]]:
+    """Changes of bounds; `behind` has the readings that they rest on, where their records are known."""
     return [
         {
             **_key(change.key),
@@ -39,6 +39,7 @@ def of_changes(changes: Sequence[Change]) -> list[dict[str, Any]]:
             "explained": explained(change),
             "old": None if change.old is None else _bound(change.old),
             "new": None if change.new is None else _bound(change.new),
+            "reading": None if change.key not in (behind or {}) else _reading((behind or {})[change.key]),
         }
         for change in changes
     ]
@@ -95,6 +96,10 @@ def _reading(reading: Reading) -> dict[str, Any]:
         "record": reading.record,
         "commit": reading.commit,
         "input": inputs(worst),
+        "index": None if worst is None else list(worst.index),
+        "got": "" if worst is None else worst.got,
+        "got_hex": "" if worst is None else worst.got_hex,
+        "truth": "" if worst is None else worst.truth,
         "replay": "" if worst is None else worst.replay,
     }
 

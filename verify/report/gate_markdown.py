@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from verify.bounds import Bound
 from verify.compare import Comparison, Pair
 from verify.gate import Row, Verdict
-from verify.readings import Reading, inputs
+from verify.readings import Reading
 from verify.report import compare_text, gate_text, words
 from verify.report.comment import Budget, code, fenced, inert, table_row
 from verify.report.gaps import FEW, gathered
@@ -24,15 +24,16 @@ LIMIT = 60_000
 
 
 def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int = LIMIT) -> str:
-    """The whole comment, at most `limit` characters; a single line when there is nothing to tell."""
+    """The whole comment, at most `limit` bytes; a single line when there is nothing to tell."""
     sign = {"pass": "✓", "fail": "✗", "incomplete": "○"}[verdict.word]
     said = inert("; ".join(gate_text.clauses(verdict)))
     changed = [] if comparison is None else comparison.told
     told = [row for row in verdict.rows if row.status != "ok"]
     broke = () if comparison is None else comparison.broke
-    if not (told or changed or broke or verdict.missing or verdict.notes):
-        return f"{sign} verify: no changes: {said}.\n"[:limit]
     budget = Budget(limit)
+    if not (told or changed or broke or verdict.missing or verdict.notes):
+        budget.must(f"{sign} verify: no changes: {said}.\n")
+        return budget.text()
     budget.must(f"### {sign} verify gate: **{verdict.word}:** {said}\n")
     if comparison is not None:
         budget.must(f"\nAgainst the base: {inert(compare_text.sentence(comparison))}.\n")
@@ -108,10 +109,12 @@ def _detail(row: Row) -> str:
         facts.append(("why", inert(row.reason)))
     if reading.worst is not None:
         facts += [
-            ("input", code(inputs(reading.worst))),
+            ("input", code(gate_text.where(reading.worst))),
             ("got", f"{code(reading.worst.got)} ({code(reading.worst.got_hex)})"),
             ("truth", code(words.truth(reading.worst.truth))),
         ]
+        if text := gate_text.there(reading):
+            facts.append(("there", inert(text)))
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
     replay = f"\n{fenced(reading.worst.replay)}" if reading.worst is not None else ""
     heading = f"<summary>✗ {code(gate_text.title(row))}: {row.status}</summary>"

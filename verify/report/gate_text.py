@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from verify.bounds import Bound
 from verify.figure import shown
 from verify.gate import MEANING, SEVERITY, Row, Status, Verdict
 from verify.readings import Reading, inputs
-from verify.record import number
+from verify.record import Worst, number, value_of
+from verify.report import verdict as verdicts
 from verify.report import words
 from verify.report.gaps import gathered
 from verify.report.page import Cell, Page
@@ -37,9 +39,9 @@ def render(
     page, signs = Page(width=width, color=color), Signs.choose(glyphs)
     shown = [row for row in verdict.rows if row.status in WITH_FIGURES or (everything and row.readings)]
     _table(page, shown, signs)
-    broken = [row for row in verdict.rows if row.status in ("nonfinite", "breached")]
-    for row in broken[:MOST_BLOCKS]:
-        _block(page, row, signs, records)
+    broken = _broken(verdict)
+    for place, row in enumerate(broken[:MOST_BLOCKS]):
+        _block(page, row, signs, verdict, records, whole=not place)
     if len(broken) > MOST_BLOCKS:
         page.blank()
         page.line(f"{signs.ellipsis} {len(broken) - MOST_BLOCKS:,} more; --json has them all", indent=4)
@@ -139,10 +141,13 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     """The one command to type next."""
     files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
     found = {row.status for row in verdict.rows}
-    broken = sorted((row for row in verdict.rows if row.status in ("nonfinite", "breached")), key=_excess, reverse=True)
-    for row in broken:  # the record keeps the worst element of a result, so not every regime has one
+    broken = _broken(verdict)
+    for place, row in enumerate(broken):  # an old record has no worst element of some regimes
         if row.leading is not None and row.leading.worst is not None:
-            return row.leading.worst.replay
+            known = short_replay(row.leading, _files(verdict, records))
+            if known or len(row.leading.worst.replay) <= words.LONG or place >= MOST_BLOCKS:
+                return known or row.leading.worst.replay
+            return f"the replay command of {title(row)}, above"
     if broken:
         return f"verify report {files.split(' ', 1)[0]}"
     if "crashed" in found:
@@ -153,6 +158,29 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     if "incomparable" in found:
         return f"verify bounds propose {files}"
     return "verify run --json RUN.json" if found & {"unused"} or not found else "verify bounds review"
+
+
+def _broken(verdict: Verdict) -> list[Row]:
+    """What has to be told in full, the worst first."""
+    return sorted((row for row in verdict.rows if row.status in ("nonfinite", "breached")), key=_excess, reverse=True)
+
+
+def _files(verdict: Verdict, records: Sequence[str]) -> dict[str, str]:
+    """Id of a record -> its path, where the two can be told to belong together."""
+    return dict(zip(verdict.records, records, strict=True)) if len(records) == len(verdict.records) else {}
+
+
+def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
+    """The replay of a long case by its place in the record, if it is known which file that is."""
+    if reading is None or reading.worst is None or len(reading.worst.replay) <= words.LONG:
+        return ""
+    if (path := files.get(reading.record)) is None:
+        return ""
+    key = reading.key
+    return shlex.join(
+        ["verify", "replay", key.kernel, "--run", path, "--result", key.output, "--dtype", key.dtype]
+        + ["--regime", key.regime]
+    )
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
@@ -206,7 +234,38 @@ def _cells(row: Row, signs: Signs) -> list[Cell]:
     ]
 
 
-def _block(page: Page, row: Row, signs: Signs, records: Sequence[str]) -> None:
+def where(worst: Worst) -> str:
+    """`x = 4.01 (0x4403) at [17411]`."""
+    place = verdicts.index_text(worst)
+    return inputs(worst) + (f" at {place}" if place else "")
+
+
+def there(reading: Reading) -> str:
+    """The error of the worst element itself, where that is not the figure that is judged; else nothing."""
+    assert reading.worst is not None
+    found = reading.worst.scaled_ulp if reading.gate == "scaled" else reading.worst.ulp
+    size = math.nan if found is None else abs(value_of(found))
+    if not math.isfinite(size) or not reading.finite or error(reading) == shown(size):
+        return ""
+    return f"{verdicts.error_text(reading.worst, reading.gate)}; more cannot be excluded elsewhere"
+
+
+def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
+    """The worst element behind a figure: where, from what, what came out, what is right, how to see it again."""
+    assert reading.worst is not None
+    page.field("input", where(reading.worst))
+    page.field("got", f"{reading.worst.got} ({reading.worst.got_hex})")
+    page.field("truth", words.truth(reading.worst.truth))
+    if text := there(reading):
+        page.field("there", text)
+    page.field("replay", "")
+    page.command(short_replay(reading, files) or reading.worst.replay, indent=4)
+
+
+def _block(
+    page: Page, row: Row, signs: Signs, verdict: Verdict, records: Sequence[str], *, whole: bool = False
+) -> None:
+    """One breach. A long replay command is told by its place in the record, unless the `whole` is asked for."""
     reading = row.leading
     assert reading is not None
     page.blank()
@@ -222,11 +281,7 @@ def _block(page: Page, row: Row, signs: Signs, records: Sequence[str]) -> None:
         if other is not reading:
             page.field("also", f"{figure(other)}, {words.basis(other.basis)} ({other.source})")
     if reading.worst is not None:
-        page.field("input", inputs(reading.worst))
-        page.field("got", f"{reading.worst.got} ({reading.worst.got_hex})")
-        page.field("truth", words.truth(reading.worst.truth))
-        page.field("replay", "")
-        page.command(reading.worst.replay, indent=4)
+        element(page, reading, {} if whole else _files(verdict, records))
     if row.status == "breached":
         files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
         page.field("or", "")

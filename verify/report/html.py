@@ -132,11 +132,11 @@ def render(
         identity=words.clean(run.id),
         counts=_counts(run),
         worst=headline,
-        failures=[_failure(kernel) for kernel in verdict.failures(run)],
+        failures=_failures(verdict.failures(run)),
         missing=verdict.not_measured(run),
         skipped_laws=verdict.skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
         laws_line=verdict.laws_line(run),
-        broken=[_broken(run, kernel.name, law) for kernel, law in verdict.broken_laws(run)],
+        broken=_broken(run),
         beside=_beside(base, gate),
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
@@ -226,15 +226,28 @@ def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:
     return found if base is None else [*found, against.base(base)]
 
 
-def _broken(run: Run, kernel: str, law: Any) -> dict[str, str]:
-    index = next(place for place, item in enumerate(run.kernels) if item.name == kernel and law in item.laws)
-    return {
-        "anchor": f"kernel-{index}",
-        "kernel": words.clean(kernel),
-        "law": f"{words.clean(law.law)} {words.clean(law.dtype)}",
-        "message": words.clean(law.message),
-        "replay": words.clean(law.replay),
-    }
+def _broken(run: Run) -> list[dict[str, Any]]:
+    """Broken laws; those of one kernel with one message, such as what it raises at every call, are told once."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for index, kernel in enumerate(run.kernels):
+        for law in kernel.laws:
+            if law.status != "broken" or kernel.peer:
+                continue
+            name = f"{words.clean(law.law)} {words.clean(law.dtype)}"
+            first = found.setdefault(
+                (index, law.message),
+                {
+                    "anchor": f"kernel-{index}",
+                    "kernel": verdict.name_of(kernel),
+                    "law": name,
+                    "message": words.clean(law.message),
+                    "replay": words.clean(law.replay),
+                    "others": [],
+                },
+            )
+            if first["law"] != name:
+                first["others"].append(name)
+    return list(found.values())
 
 
 def _selftest(run: Run) -> dict[str, Any] | None:
@@ -312,7 +325,7 @@ def rows(run: Run, history: History | None = None) -> list[Row]:
 def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history: History | None) -> Row:
     figures = verdict.judged(result.figures, result.gate)
     baseline = None if result.baseline is None else verdict.judged(result.baseline, result.gate)
-    scaled = " scaled" if result.gate == "scaled" else ""
+    scaled = " scaled" if result.gate == "scaled" and verdict.maximum(result.figures, result.gate) != "NaN" else ""
     cells = {
         "kernel": Cell(verdict.name_of(kernel)),
         "output": Cell(words.clean(result.output)),
@@ -396,12 +409,24 @@ def _headline(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _failure(kernel: KernelRun) -> dict[str, Any]:
-    return {
-        "name": verdict.name_of(kernel),
-        "standing": verdict.standing(kernel),
-        "word": verdict.STATUS_WORD[kernel.status],
-        "message": words.clean_lines(kernel.message) if kernel.message else [],
-        "hint": words.clean(kernel.hint),
-        "rerun": verdict.rerun(kernel),
-    }
+def _failures(kernels: Sequence[KernelRun]) -> list[dict[str, Any]]:
+    """Kernels without figures; those that say the same, as where the device is lost, are told together."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for kernel in kernels:
+        again = verdict.rerun(kernel)
+        hint = "" if kernel.hint == again else words.clean(kernel.hint)
+        # peers that fail are not what a reader has to mend: not beside those that are
+        told = found.setdefault(
+            (verdict.standing(kernel) + kernel.status, kernel.message, hint),
+            {
+                "names": [],
+                "standing": verdict.standing(kernel),
+                "word": verdict.STATUS_WORD[kernel.status],
+                "message": words.clean_lines(kernel.message) if kernel.message else [],
+                "hint": hint,
+                "reruns": [],
+            },
+        )
+        told["names"].append(verdict.name_of(kernel))
+        told["reruns"].append(again)
+    return list(found.values())

@@ -21,7 +21,7 @@ MOST_ROWS = 60  # of results in order, and of peers
 
 
 def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
-    """The whole comment, at most `limit` characters; `record` is the path for the next command."""
+    """The whole comment, at most `limit` bytes; `record` is the path for the next command."""
     sign = {"pass": "✓", "fail": "✗", "incomplete": "○"}[run.verdict]
     budget = Budget(limit)
     budget.must(f"### {sign} verify: {_verdict(run)}\n")
@@ -107,7 +107,7 @@ def _calm_kernels(run: Run) -> list[str]:
 
 
 def _row(kernel: KernelRun, result: Result, standing: str) -> str:
-    scaled = " scaled" if result.gate == "scaled" else ""
+    scaled = " scaled" if result.gate == "scaled" and verdict.maximum(result.figures, result.gate) != "NaN" else ""
     theirs = "" if result.baseline is None else verdict.maximum(result.baseline, result.gate)
     label = verdict.label(kernel, result)
     return table_row(

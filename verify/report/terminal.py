@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from verify.record import KernelRun, LawRun, Result, Run
+from verify.record import KernelRun, LawRun, Run
 from verify.report import verdict, words
 from verify.report.signs import STYLES, Signs
 
@@ -50,8 +50,10 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
     if run.kernels:
         terminal_table.show(console, run, signs)
     wrong = verdict.wrong_results(run)
+    worst = verdict.worst_result(run)
     for found in wrong[:MOST_BLOCKS]:
-        _wrong(console, found.kernel, found.result, signs)
+        leads = worst is not None and found.result is worst.result
+        _wrong(console, found, signs, "" if leads else verdict.short_replay(found, record))
     if len(wrong) > MOST_BLOCKS:
         console.print()
         rest = words.plural(len(wrong) - MOST_BLOCKS, "more wrong result")
@@ -76,7 +78,9 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
-def _wrong(console: Console, kernel: KernelRun, result: Result, signs: Signs) -> None:
+def _wrong(console: Console, found: verdict.Found, signs: Signs, short: str) -> None:
+    """One wrong result; `short` is the replay by its place in the record, for a case that would fill the screen."""
+    kernel, result = found.kernel, found.result
     heading = verdict.title(kernel, result)
     _heading(console, "wrong", heading, "wrong", signs)
     maximum = verdict.maximum(result.figures, result.gate, dash=signs.dash)
@@ -99,7 +103,7 @@ def _wrong(console: Console, kernel: KernelRun, result: Result, signs: Signs) ->
         _field(console, "NaN/inf", text)
     if worst is not None:
         _field(console, "replay", "")
-        _command(console, " " * MARGIN + words.clean(worst.replay))
+        _command(console, " " * MARGIN + (short or words.clean(worst.replay)))
 
 
 def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
@@ -125,7 +129,7 @@ def _failure(console: Console, kernel: KernelRun, signs: Signs) -> None:
         ]
     for line in lines:
         _indented(console, line)
-    if kernel.hint:
+    if kernel.hint and kernel.hint != verdict.rerun(kernel):
         _field(console, "next", words.clean(kernel.hint))
     _field(console, "rerun", "")
     _command(console, " " * MARGIN + verdict.rerun(kernel))
@@ -145,7 +149,7 @@ def _not_measured(console: Console, run: Run, signs: Signs) -> None:
 
 def _notes(console: Console, run: Run, signs: Signs) -> None:
     """What was noticed about judged kernels: figures that are not there must not look like figures in order."""
-    notes = [f"{kernel.name}: {note}" for kernel in run.kernels if not kernel.peer for note in kernel.notes]
+    notes = [f"{kernel.name}: {n}" for kernel in run.kernels if not kernel.peer for n in verdict.notes_of(kernel)]
     if not notes:
         return
     _heading(console, "skipped", "notes", "", signs)
@@ -181,7 +185,11 @@ def _closing(console: Console, run: Run, signs: Signs, record: str) -> None:
     word, rest = verdict.sentence(run, dash=signs.dash).split(":", 1)
     line.append(word + ":").append(rest, style="not bold default")
     console.print(line, overflow="fold")
-    _command(console, f"next: {verdict.next_command(run, record=record)}")
+    command, worst = verdict.next_command(run, record=record), verdict.worst_result(run)
+    told = [found.result for found in verdict.wrong_results(run)[:MOST_BLOCKS] if found.worst is not None]
+    if worst is not None and len(command) > words.LONG and any(worst.result is result for result in told):
+        command = f"the replay command of {verdict.title(worst.kernel, worst.result)}, above"  # once is enough
+    _command(console, f"next: {command}")
 
 
 def _heading(console: Console, status: str, text: str, word: str, signs: Signs) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from verify.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
 from verify.report.gaps import FEW, Gap, gathered
-from verify.report.words import clean, interval, listed, plural, seconds, signed_ulp, ulp
+from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, ulp
 
 Kind = Literal["rounded", "faithful", "within", "wrong"]
 
@@ -353,9 +353,23 @@ def title(kernel: KernelRun, result: Result) -> str:
     return f"{name_of(kernel)} {clean(result.output)} {clean(result.dtype)}"
 
 
+def notes_of(kernel: KernelRun) -> list[str]:
+    """What was noticed about a kernel; what holds of many results is told once."""
+    return [gap.text for gap in gathered(kernel.notes)]
+
+
 def rerun(kernel: KernelRun) -> str:
     """The command that measures one kernel again."""
     return f"verify run {shlex.quote(clean(kernel.target))}"
+
+
+def short_replay(found: Found, record: str) -> str:
+    """The replay of a long case by its place in the record; empty for a short one, or where there is no record."""
+    if not record or found.worst is None or len(found.worst.replay) <= LONG:
+        return ""
+    kernel, result = clean(found.kernel.name), found.result
+    place = ["--result", clean(result.output), "--dtype", clean(result.dtype)]
+    return shlex.join(["verify", "replay", kernel, "--run", record, *place])
 
 
 def next_command(run: Run, *, record: str = "") -> str:
@@ -365,7 +379,7 @@ def next_command(run: Run, *, record: str = "") -> str:
     """
     worst = worst_result(run)
     if worst is not None and worst.worst is not None:
-        return clean(worst.worst.replay)
+        return short_replay(worst, record) or clean(worst.worst.replay)
     for _, law in broken_laws(run):
         return clean(law.replay)
     found = {standing(kernel): kernel for kernel in reversed(run.kernels)}  # the first of each standing

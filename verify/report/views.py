@@ -50,6 +50,7 @@ class WorstView:
     truth: str
     error: str
     replay: str
+    regions: str = ""  # whose worst element this is
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,8 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
         target=words.clean(kernel.target),
         promise=words.clean(kernel.promise),
         message=words.clean_lines(kernel.message) if kernel.message else [],
-        hint=words.clean(kernel.hint),
-        notes=[words.clean(note) for note in kernel.notes],
+        hint="" if kernel.hint == verdict.rerun(kernel) else words.clean(kernel.hint),
+        notes=verdict.notes_of(kernel),
         seconds=words.seconds(kernel.seconds),
         rerun=verdict.rerun(kernel),
         results=results,
@@ -234,7 +235,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
         regimes=[_regime(result, index) for index in range(len(result.regimes))],
         histogram=plot.histogram_svg(result.histogram, name=f"{words.clean(kernel.name)} {title}", at=at),
-        worst=[worst_view(item, result) for item in result.worst],
+        worst=_elements(result),
         curve=_curve(result, f"{words.clean(kernel.name)} {title}", at),
         operand="" if result.curve is None else words.clean(result.curve.operand),
         special=[
@@ -307,7 +308,21 @@ def _figures(figures: Figures, result: Result) -> FiguresView:
     )
 
 
-def worst_view(item: Worst, result: Result) -> WorstView:
+def _elements(result: Result) -> list[WorstView]:
+    """The worst elements of all, then those of regions that are not among them."""
+    regions: list[tuple[Worst, list[str]]] = [(item, []) for item in result.worst]
+    for part in result.regimes:
+        if part.worst is None:
+            continue
+        known = next((names for item, names in regions if item == part.worst), None)
+        if known is None:
+            regions.append((part.worst, [part.name]))
+        else:
+            known.append(part.name)
+    return [worst_view(item, result, words.clean(", ".join(names))) for item, names in regions]
+
+
+def worst_view(item: Worst, result: Result, regions: str = "") -> WorstView:
     """One bad element."""
     return WorstView(
         index=verdict.index_text(item),
@@ -317,4 +332,5 @@ def worst_view(item: Worst, result: Result) -> WorstView:
         truth=words.truth(item.truth),
         error=verdict.error_text(item, result.gate),
         replay=words.clean(item.replay),
+        regions=regions,
     )

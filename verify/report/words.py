@@ -22,6 +22,7 @@ from verify.record import Basis, Number, RegimeFigures, value_of
 # which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+LONG = 300  # characters of a command beyond which a screen names its element by its place in the record
 
 
 def clean(text: str) -> str:

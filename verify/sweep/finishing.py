@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import torch
 
+from verify.bounds import LEAST
 from verify.cases import Case
 from verify.cases.explicit import spell
 from verify.curve import Envelope, edges_for, recorded
@@ -88,7 +89,7 @@ class _Finished:
             limit=limit,
             status="wrong" if reason else "ok",
             figures=figures,
-            regimes=[self._regime(name, tally, peer) for name, tally in ours.regimes.items()],
+            regimes=[self._regime(name, tally, ours, peer) for name, tally in ours.regimes.items()],
             histogram=total.histogram(),
             worst=[*strange, *worst] if judged <= limit else [*worst, *strange],
             escalated=self.part.escalated + len(ours.exact),
@@ -109,7 +110,7 @@ class _Finished:
         low, high = (bits_of_key(self.fmt, key) for key in (self.space.start, self.space.stop - 1))
         return f"{decimal(self.fmt, low)} to {decimal(self.fmt, high)}"
 
-    def _regime(self, name: str, tally: Tally, peer: _Judging | None) -> RegimeFigures:
+    def _regime(self, name: str, tally: Tally, ours: _Judging, peer: _Judging | None) -> RegimeFigures:
         bounds = self.bounds.get(name, Regime(name, math.nan, math.nan))
         theirs = None if peer is None else peer.regimes.get(name)
         return RegimeFigures(
@@ -119,7 +120,16 @@ class _Finished:
             figures=tally.figures(),
             baseline=None if theirs is None else theirs.figures(),
             operand=deciding_operand(self.kernel.op),
+            worst=None if self.kernel.peer else self._worst_in(ours, name),
         )
+
+    def _worst_in(self, judging: _Judging, regime: str) -> Worst | None:
+        """The worst element of one regime, where it is further off than a correctly rounded result may be."""
+        settled = [item for item in self.part.regimes[regime].leaders if item.place in judging.exact]
+        worst = min(settled, key=lambda item: (-abs(judging.judge(item).ulp), item.place), default=None)
+        if worst is None or abs(judging.judge(worst).ulp) <= LEAST:
+            return None
+        return self._describe(worst, judging.judge(worst))
 
     def _worst(self, judging: _Judging, keep: int) -> list[Worst]:
         """The worst elements of ordinary inputs, each judged by both exact routes."""
