@@ -43,12 +43,13 @@ cases. eps reaches the kernel as the bits of a float64 (Triton passes Python flo
   |mean| rstd > 2^14, or where a sum leaves float32, are done in float64 pairs as in WIDE.
 - WIDE (x, residual or input_bias in float64): sums as float64 pairs, scaled to [1, 2) by a power of
   two, S1 and S2 = sum((v - mean)^2) compensated (error-free extraction); then the mean's two parts,
-  rstd, weight and bias: below 4.
+  rstd, weight and bias: below 4. A constant row is its own mean, low part included.
 
 **Rounding points, backward**, in ulps of rstd (|g| + mean|g| + |xhat| mean|g xhat|) for dx, of
 sum|dy xhat| for dweight, sum|dy| for dbias:
 - EXACT and WIDE: float64 throughout, one rounding at the output; column sums in float64. EXACT: dx
   of marked rows is redone from pairs, and so are the column sums of programs that had such a row.
+- One column: xhat = g - c1 = 0 in every path, NaN where a row is not finite; so dx = ds.
 - FAST (rows and vectors of 16 bits, up to 8,192 columns): float32 throughout, far below a 16-bit
   ulp; a float32 column sum takes at most 1,024 rows, sums of these are float64. float32 is not
   enough where terms leave its range, or are so large that the ulp of the output stops growing with
@@ -75,9 +76,13 @@ order inside a block's sum and rsqrt of float64 (1 ulp), both about 2^-52 before
 or fewer.
 
 **Memory.** Rows that fit in registers are loaded and stored once, and the next row is loaded while
-the present one is reduced (backward). Longer rows are read twice, from L2 if they fit there. Row
-strides are free. A last dimension of stride other than 1, and leading dimensions that do not
-collapse to one row stride, are made contiguous first (a copy); so are strided vectors.
+the present one is reduced (backward). Longer rows are read twice, from L2 if they fit there.
+
+**Layouts.** Results are bit for bit those of contiguous operands. A row stride is taken as it is where
+Triton compiles the same kernel for it as for N: both are multiples of 16 or neither, and neither is 1.
+All else is copied first: other row strides, a last dimension of stride other than 1, leading
+dimensions that do not collapse to one row stride, strided vectors, and whatever does not start at a
+multiple of 16 bytes.
 
 GPUs with few float64 units will run EXACT and WIDE much slower than an H200 does.
 """
@@ -146,7 +151,7 @@ def _rounded(value, pointer):
 def _sum_of_three(x, i, r):
     """x + i + r to 2^-52 of the sum, also where r cancels what hid a small i."""
     v, e = _two_sum(x, i)
-    return (v + r) + e
+    return (v + r) + tl.where(e == e, e, 0.0)  # an infinite v has no error term: inf - inf is NaN
 
 
 @triton.jit
@@ -171,13 +176,20 @@ def _value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.
     plain = v
     if HAS_I:
         term = tl.load(i_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        if HAS_R:
+            # Operands of opposite signs first: no partial sum overflows where the whole does not.
+            other = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+            same = (v < 0) == (term < 0)
+            last = tl.where(same, term, other)
+            term = tl.where(same, other, term)
         plain += term
         v, e = _two_sum(v, term)
         low += e
     if HAS_R:
-        term = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
-        plain += term
-        v, e = _two_sum(v, term)
+        if not HAS_I:
+            last = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        plain += last
+        v, e = _two_sum(v, last)
         v, low = _two_sum(v, low + e)  # v is the rounded sum, also where the terms cancel
     # an infinite sum has no error term: inf - inf would make it NaN
     infinite = tl.abs(plain) == float("inf")
@@ -270,6 +282,18 @@ def _xhat(v, low, up, mean, mean_low, rstd, PAIR: tl.constexpr):
 
 
 @triton.jit
+def _one_column(xhat, g, c1, ONE: tl.constexpr):
+    """(xhat, g - c1): both 0 where a row is ONE number, NaN where it is not finite.
+
+    There g - c1 is not left to a subtraction: fused with g = dy weight, it gives that product's rounding
+    error. Rows of 16-bit operands have a mean of 48 bits, their pair may have more."""
+    if ONE:
+        return xhat * 0.0, tl.abs(g) * 0.0
+    else:
+        return xhat, g - c1
+
+
+@triton.jit
 def _affine(y, w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
     """y weight + bias, one rounding in y's dtype."""
     if HAS_B:
@@ -316,7 +340,7 @@ def _forward_hard_row(
     _store_stats(stats_ptr, 0.5, mean * 0.5, mean_low * 0.5, rstd * 2.0)
 
 
-@triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
+@triton.jit(do_not_specialize=["eps_bits", "inv_bits", "n_rows"])
 def _forward_hard_rows_kernel(
     x_ptr, r_ptr, i_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, x_stride, r_stride, n_cols, eps_bits, inv_bits, n_rows,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
@@ -457,10 +481,13 @@ def _forward_loop_kernel(
     acc = tl.zeros((BLOCK,), tl.float64)
     acc_low = tl.zeros((BLOCK,), tl.float64)
     if WIDE:
+        first, first_low = _value_pair(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
+        varies = tl.zeros((BLOCK,), tl.int32)
         for start in range(0, n_cols, BLOCK):
             cols = start + tl.arange(0, BLOCK)
             v, low = _value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
             acc = tl.maximum(acc, tl.abs(v))
+            varies |= ((cols < n_cols) & ((v != first) | (low != first_low))).to(tl.int32)
         # The row is scaled by 2^-k: to [1, 2), or so that eps is about 1 if that is the larger.
         top = tl.minimum(tl.maximum(_exponent(tl.max(acc, 0)), -1000), 1022)
         k = tl.maximum(top, tl.where(eps > 0, _exponent(eps) >> 1, -1000))
@@ -496,6 +523,12 @@ def _forward_loop_kernel(
         mean *= back
         mean_low *= back
         up *= back
+        # A constant row is its mean, also where low is too small to be in the mean above.
+        if tl.max(varies, 0) == 0:
+            mean = first
+            mean_low = first_low
+            var = var * 0.0
+            up = up * 0.0 + 1.0
         rstd = 1.0 / tl.sqrt(var + (eps * up) * up)
     else:
         up = inv * 0.0 + 1.0
@@ -602,7 +635,8 @@ def _backward_hard_row(
         if HAS_W:
             g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         xhat = _xhat(v, low, up, mean, mean_low, rstd, 1)
-        dx = (tl.fma(-xhat, c2, g - c1) * rstd) * up
+        xhat, g = _one_column(xhat, g, c1, BLOCK == 1)
+        dx = (tl.fma(-xhat, c2, g) * rstd) * up
         if HAS_DS:
             dx += tl.load(ds_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         tl.store(dx_ptr + cols, _rounded(dx, dx_ptr), mask=mask)
@@ -610,7 +644,7 @@ def _backward_hard_row(
             tl.store(dr_ptr + cols, _rounded(dx, dr_ptr), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _backward_kernel(
     dy_ptr,  # [M, N] rows of stride dy_stride
     ds_ptr,  # [M, N] rows of stride ds_stride: upstream gradient of s
@@ -745,7 +779,8 @@ def _backward_kernel(
         else:
             c1 = tl.load(sums_ptr + row * 2)
             c2 = tl.load(sums_ptr + row * 2 + 1)
-        dx = (tl.fma(-xhat, c2, g - c1) * rstd) * up
+        xhat, g = _one_column(xhat, g, c1, BLOCK == 1)
+        dx = (tl.fma(-xhat, c2, g) * rstd) * up
         if HAS_DS:
             if not FAST:
                 ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
@@ -770,7 +805,7 @@ def _backward_kernel(
         tl.store(part_ptr + (NEED_W + NEED_B) * size + cols, acc_i, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _hard_rows_kernel(
     dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
     dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, n_cols,
@@ -808,7 +843,7 @@ def _hard_rows_kernel(
                 )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _backward_paired_kernel(
     dy_ptr,  # float32; as in _backward_kernel
     x_ptr,
@@ -947,14 +982,14 @@ def _hard_columns(
             v, low = _value_pair(x_ptr + r * x_stride, r_ptr + r * r_stride, i_ptr + r * 0, cols, mask, HAS_R, HAS_I)
             up, mean, mean_low, rstd = _load_stats(stats_ptr + r * 4, here)
             xhat = _xhat(v, low, up, mean, mean_low, rstd, 1)
-            # The mean of three 16-bit operands is rounded, their pair is not: 0 if it is one number.
-            xhat *= (up * 0.0 + n_cols > 1).to(tl.float64)  # NaN stays
+            several = (up * 0.0 + n_cols > 1).to(tl.float64)
+            xhat *= several  # as in _one_column; NaN stays
             g = term
             if HAS_W:
                 g *= tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float64)
             c1 = tl.load(sums_ptr + r * 2, mask=here, other=0.0)
             c2 = tl.load(sums_ptr + r * 2 + 1, mask=here, other=0.0)
-            dx = (tl.fma(-xhat, c2, g - c1) * rstd) * up
+            dx = (tl.fma(-xhat, c2, (g - c1) * several) * rstd) * up
             if HAS_DS:
                 dx += tl.load(ds_ptr + r * ds_stride + cols, mask=mask, other=0.0).to(tl.float64)
             first = term * xhat
@@ -963,7 +998,7 @@ def _hard_columns(
     return tl.sum(acc, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _columns_kernel(
     part_ptr,  # [K, programs, N]
     dw_ptr,  # [N] out
@@ -1046,14 +1081,34 @@ def _bits(value):
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
+def _aligned(tensor):
+    """`tensor`, contiguous or not, or a copy if it does not start at a multiple of 16 bytes."""
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _vector(tensor):
+    return _aligned(tensor.contiguous())
+
+
 def _rows(tensor):
-    """`tensor` as [rows, columns] with column stride 1: a view where strides allow, else a copy."""
+    """`tensor` as [rows, columns] with column stride 1: a view where strides allow, else a copy.
+
+    Triton compiles one kernel for pointers and strides that are multiples of 16 and another for those
+    that are not, and strides of 1 apart. Their loads have other widths, hence their sums another order.
+    So a view has the address and the stride of its contiguous copy as far as these classes go."""
     n = tensor.shape[-1]
     if tensor.stride(-1) == 1 or n == 1:
         try:
-            return tensor.view(-1, n)
+            rows = tensor.view(-1, n)
         except RuntimeError:  # leading dimensions with more than one stride
-            pass
+            rows = tensor.contiguous().view(-1, n)
+        stride = rows.stride(0)
+        if stride != n:
+            if rows.shape[0] == 1:
+                rows = rows.as_strided((1, n), (n, 1))
+            elif (stride % 16 == 0) != (n % 16 == 0) or 1 in (stride, n):
+                rows = rows.contiguous()
+        return _aligned(rows)
     return tensor.contiguous().view(-1, n)
 
 
@@ -1094,7 +1149,7 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
     stats = torch.empty((m, 4), dtype=torch.float64, device=x.device)
     wide = _is_wide(x, residual, input_bias)
     block = triton.next_power_of_2(n)
-    weight_, bias_, input_bias_ = (x2 if t is None else t.contiguous() for t in (weight, bias, input_bias))
+    weight_, bias_, input_bias_ = (x2 if t is None else _vector(t) for t in (weight, bias, input_bias))
     common = (x2, r2, input_bias_, weight_, bias_, y, s, stats, x2.stride(0), r2.stride(0), n)
     scalars = (_bits(float(eps)), _bits(1.0 / n))
     flags = {
@@ -1191,7 +1246,7 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     suspect = hard[programs:]
     # no dx of 2^17 is a float16; a bfloat16 may have 2^127, the terms of its sum need room
     top = 17 if torch.float16 in (x.dtype, r2.dtype) else 116
-    weight_, input_bias_ = (x2 if t is None else t.contiguous() for t in (weight, input_bias))
+    weight_, input_bias_ = (x2 if t is None else _vector(t) for t in (weight, input_bias))
     needs = {"NEED_W": need_w, "NEED_B": need_b}
     has = {
         "HAS_R": int(residual is not None),

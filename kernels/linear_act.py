@@ -31,7 +31,8 @@ GELU cost 7 percent of the product. Letting one warp group lag one or two steps 
 chip at its power limit would explain that, but its power was not read. The backward pass takes 0.94 of torch.compile.
 
 Backward: g = dy * act'(pre) and db in one pass, then dx = g @ W and dW = g^T @ x with the same kernels. `pre` is
-the rounded pre-activation, saved (save_pre=True) or recomputed. Every sum has a fixed order.
+the rounded pre-activation, saved (save_pre=True) or recomputed. Every sum has a fixed order; a dy that is not
+contiguous, or starts off a multiple of 16 bytes, is copied first for it.
 """
 
 from __future__ import annotations
@@ -493,16 +494,12 @@ if not _INTERPRETED:
 
 @triton.jit
 def _gradient_kernel(
-    dy_ptr,  # [M, N], any strides
-    pre_ptr,  # [M, N], any strides; not read where the activation is "id"
+    dy_ptr,  # [M, N], contiguous, like all pointers here from a multiple of 16 bytes on: see _dense
+    pre_ptr,  # [M, N], contiguous; not read where the activation is "id"
     g_ptr,  # [M, N], contiguous: dy * act'(pre), rounded once; only with STORE
     part_ptr,  # [ceil(M / ROWS), N], float32 or float64: sums of ROWS rows of g before rounding; only with SUM
     M,
     N,
-    stride_dm,
-    stride_dn,
-    stride_pm,
-    stride_pn,
     ACT: tl.constexpr,
     STORE: tl.constexpr,
     SUM: tl.constexpr,
@@ -519,14 +516,13 @@ def _gradient_kernel(
     for r in range(0, ROWS, BM):
         rows = part * ROWS + r + tl.arange(0, BM)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
-        at = rows[:, None] * stride_dm + cols[None, :] * stride_dn
+        at = rows[:, None] * N + cols[None, :]
         g = tl.load(dy_ptr + at, mask=mask, other=0.0).to(wide)
         if ACT != 0:
-            at = rows[:, None] * stride_pm + cols[None, :] * stride_pn
             slope = _slope(tl.load(pre_ptr + at, mask=mask, other=0.0).to(wide), ACT, out)
             g = g.to(slope.dtype) * slope
         if STORE:
-            tl.store(g_ptr + rows[:, None] * N + cols[None, :], g.to(out), mask=mask)
+            tl.store(g_ptr + at, g.to(out), mask=mask)
         if SUM:
             total += g.to(wide)
     if SUM:
@@ -544,13 +540,14 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[tuple[int, int, int, 
 
     float32 and float64 sums are chains of fused multiply-adds in the order of k. The matrix units add 16
     (tf32: 8) products at a time, in the order of k, if BM >= 64 on Hopper (smaller tiles use an older
-    instruction); float64 has one entry, because its instruction depends on the tile."""
+    instruction); float64 has one entry, because its instruction depends on the tile. A list has one BK: the zeros
+    that fill the last step turn a sum of -0 into 0."""
     if _INTERPRETED:
         return [(64, 64, 32, 4, 1)]
     if dtype == torch.float64:
         return [(64, 64, 16, 4, 3)]
     if dtype == torch.float32 and not allow_tf32:
-        return [(128, 64, 16, 8, 3), (64, 64, 32, 8, 2), (128, 128, 16, 8, 3)]
+        return [(128, 64, 16, 8, 3), (64, 64, 16, 8, 2), (128, 128, 16, 8, 3)]
     if dtype == torch.float32:
         return [(128, 128, 32, 8, 3), (64, 128, 32, 4, 4)]
     return [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 4)]
@@ -641,14 +638,25 @@ def _launch_tiles(a, b, bias, gate, y, pre, mode, allow_tf32) -> None:
         launch(_choose(key, _configs(a.dtype, allow_tf32), launch))
 
 
+def _dense(t: Tensor) -> Tensor:
+    """t, or a copy where it is not contiguous or starts off a multiple of 16 bytes.
+
+    Triton compiles a kernel again for another alignment or a stride of 1, with another distribution of a tile's rows
+    over threads: a sum over rows then has another order. Of a dense tensor there is one such kernel for each shape."""
+    if t.is_contiguous() and t.data_ptr() % 16 == 0:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
 def _launch_gradient(dy, pre, g, part, act) -> None:
     m, n = dy.shape
+    dy = _dense(dy)
+    pre = dy if act == 0 else _dense(pre)
     bm, bn = (_ROWS, 128) if _INTERPRETED else (16, 128)
     with torch.cuda.device_of(dy):
         _gradient_kernel[(triton.cdiv(m, _ROWS) * triton.cdiv(n, bn),)](
-            dy, pre, dy if g is None else g, dy if part is None else part, m, n, *dy.stride(),
-            *pre.stride(), ACT=act, STORE=g is not None, SUM=part is not None, ROWS=_ROWS, BM=bm,
-            BN=bn, num_warps=4,
+            dy, pre, dy if g is None else g, dy if part is None else part, m, n,
+            ACT=act, STORE=g is not None, SUM=part is not None, ROWS=_ROWS, BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
 
 
@@ -746,6 +754,7 @@ def _differentiate_linear(ctx, dy, dpre):
         dpre = None
     g = db = None
     if dy is not None:
+        dy = dy.contiguous()  # one copy at most for three readers
         if act == "id":
             g, pre = dy, dy
         elif pre is None:

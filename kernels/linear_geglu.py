@@ -18,7 +18,8 @@ the second 128 rows of B's tile are the same features of the second half. Measur
 of torch.compile, backward 0.86 of torch.compile.
 
 Backward: one kernel writes dp1 and dp2 into one packed [M, 2d] tensor and sums its columns (db); then dW = dp^T @ x
-and dx = dp @ W are one product each. p is saved, or computed again (save_pre=False). Every sum has a fixed order.
+and dx = dp @ W are one product each. p is saved, or computed again (save_pre=False). Every sum has a fixed order; a
+dy that is not contiguous, or starts off a multiple of 16 bytes, is copied first for it.
 """
 
 from __future__ import annotations
@@ -466,16 +467,12 @@ if not _INTERPRETED:
 
 @triton.jit
 def _gradient_kernel(
-    dy_ptr,  # [M, N], any strides
-    pre_ptr,  # [M, 2N], any strides
+    dy_ptr,  # [M, N], contiguous, like all pointers here from a multiple of 16 bytes on: see _dense
+    pre_ptr,  # [M, 2N], contiguous
     dp_ptr,  # [M, 2N], contiguous: both halves, rounded once; only with STORE
     part_ptr,  # [ceil(M / ROWS), 2N], float32 or float64: column sums of ROWS rows, unrounded; only with SUM
     M,
     N,
-    stride_dm,
-    stride_dn,
-    stride_pm,
-    stride_pn,
     TANH: tl.constexpr,
     STORE: tl.constexpr,
     SUM: tl.constexpr,
@@ -495,15 +492,13 @@ def _gradient_kernel(
     for r in range(0, ROWS, BM):
         rows = part * ROWS + r + tl.arange(0, BM)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
-        at = rows[:, None] * stride_dm + cols[None, :] * stride_dn
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(math)
-        at = rows[:, None] * stride_pm
-        p1 = tl.load(pre_ptr + at + cols[None, :] * stride_pn, mask=mask, other=0.0).to(math)
-        p2 = tl.load(pre_ptr + at + (cols + N)[None, :] * stride_pn, mask=mask, other=0.0).to(math)
+        dy = tl.load(dy_ptr + rows[:, None] * N + cols[None, :], mask=mask, other=0.0).to(math)
+        at = rows[:, None] * (2 * N) + cols[None, :]
+        p1 = tl.load(pre_ptr + at, mask=mask, other=0.0).to(math)
+        p2 = tl.load(pre_ptr + at + N, mask=mask, other=0.0).to(math)
         d1 = dy * _gate(p2, TANH)
         d2 = (dy * p1) * _gate_slope(p2, TANH)
         if STORE:
-            at = rows[:, None] * (2 * N) + cols[None, :]
             tl.store(dp_ptr + at, d1.to(out), mask=mask)
             tl.store(dp_ptr + at + N, d2.to(out), mask=mask)
         if SUM:
@@ -526,7 +521,8 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[tuple[int, int, int, 
 
     float32 and float64 sums are chains of fused multiply-adds in the order of k. The matrix units add 16
     (tf32: 8) products at a time, in the order of k, if BM >= 64 on Hopper (smaller tiles use an older
-    instruction); float64 has one entry, because its instruction depends on the tile."""
+    instruction); float64 has one entry, because its instruction depends on the tile. A list has one BK: the zeros
+    that fill the last step turn a sum of -0 into 0."""
     if _INTERPRETED:
         return [(64, 64, 32, 4, 1)]
     if dtype == torch.float64:
@@ -626,14 +622,24 @@ def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
         launch(_choose(key, _configs(a.dtype, allow_tf32), launch))
 
 
+def _dense(t: Tensor) -> Tensor:
+    """t, or a copy where it is not contiguous or starts off a multiple of 16 bytes.
+
+    Triton compiles a kernel again for another alignment or a stride of 1, with another distribution of a tile's rows
+    over threads: a sum over rows then has another order. Of a dense tensor there is one such kernel for each shape."""
+    if t.is_contiguous() and t.data_ptr() % 16 == 0:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
 def _launch_gradient(dy, pre, dp, part, tanh) -> None:
     m, n = dy.shape
+    dy, pre = _dense(dy), _dense(pre)
     bm, bn = (_ROWS, 128) if _INTERPRETED else (8, 128)
     with torch.cuda.device_of(dy):
         _gradient_kernel[(triton.cdiv(m, _ROWS) * triton.cdiv(n, bn),)](
-            dy, pre, dy if dp is None else dp, dy if part is None else part, m, n, *dy.stride(),
-            *pre.stride(), TANH=tanh, STORE=dp is not None, SUM=part is not None, ROWS=_ROWS,
-            BM=bm, BN=bn, num_warps=4,
+            dy, pre, dy if dp is None else dp, dy if part is None else part, m, n,
+            TANH=tanh, STORE=dp is not None, SUM=part is not None, ROWS=_ROWS, BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
 
 
@@ -710,6 +716,11 @@ def _gelu_derivatives(x: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tens
     return x * mass, mass + x * density, (2.0 - x * x) * density
 
 
+def _column_sums(t: Tensor) -> Tensor:
+    """t.sum(0) of a fresh dense copy: PyTorch's order of the sum follows strides and alignment."""
+    return t.clone(memory_format=torch.contiguous_format).sum(0)
+
+
 def _save_geglu(ctx, inputs, output):
     x, weight, bias, ctx.approximate, ctx.saved_pre, ctx.allow_tf32 = inputs
     ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
@@ -729,7 +740,9 @@ def _differentiate_geglu(ctx, dy, dpre):
         dp, db = _gradient(dy, pre, ctx.approximate, need_b)
     if ctx.saved_pre and dpre is not None:  # from a second derivative
         dp = dpre if dp is None else dp + dpre
-        db = dpre.sum(0) if db is None else db + dpre.sum(0) if need_b else None
+        if need_b:
+            more = _column_sums(dpre)
+            db = more if db is None else db + more
     if dp is None:
         return None, None, None, None, None, None
     dx = _product(dp, weight.t(), None, tf32) if need_x else None
@@ -748,7 +761,7 @@ def _differentiate_product(ctx, u):
     return (
         _product(u, b.t(), None, ctx.allow_tf32) if need_a else None,
         _product(u.t(), a.t(), None, ctx.allow_tf32) if need_b else None,
-        u.sum(0) if need_bias else None,
+        _column_sums(u) if need_bias else None,
         None,
     )
 

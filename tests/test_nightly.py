@@ -203,6 +203,29 @@ def test_a_unit_that_the_budget_cut_short_is_made_again(tmp_path: Path) -> None:
     assert len(made) == 2, "the second was whole, whatever it found, and is kept"
 
 
+def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, made = night(tmp_path), []
+    mine.folder.mkdir()
+
+    def timed(*_: object) -> Run:
+        made.append("timed")
+        return passing()
+
+    def measured(targets: object, *_: object) -> Run:
+        made.append("measured")
+        cut = [f"gelu@eager: not begun: {nightly.SPENT}"] if made.count("measured") == 1 else []
+        return msgspec.structs.replace(passing(), incomplete=cut)
+
+    monkeypatch.setattr(nightly, "_about", lambda night: {"backend": "cuda"})
+    monkeypatch.setattr("verify.bench.bench", timed)
+    monkeypatch.setattr(nightly, "run_kernels", measured)
+    assert nightly.bench(mine, None).incomplete and not nightly.bench(mine, None).incomplete
+    nightly.bench(mine, None)
+    assert made == ["timed", "measured", "measured"]
+
+
 def test_the_judged_come_first_and_of_them_the_longest() -> None:
     kinds = [("a", True, "contraction"), ("b", False, "elementwise"), ("c", False, "rowwise"), ("d", False, "rowwise")]
     work = [(name, {"peer": peer, "kind": kind}) for name, peer, kind in kinds]

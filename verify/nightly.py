@@ -316,22 +316,30 @@ def bench(night: Night, until: float | None) -> Run:
     if _about(night)["backend"] != "cuda":
         raise NothingToDoError("speed is measured on a GPU only")
 
-    def make() -> Run:
-        say = partial(_said, night, "bench")
+    say = partial(_said, night, "bench")
+
+    def timings() -> Run:
         session = Session(
             backend=night.backend, seed=night.seed, timeout=night.timeout, deadline=_share(until, TIMING), progress=say
         )
         wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False)
         timed = time_them(wanted, session, "verify nightly: bench")
-        stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
-        again = Session(
+        night.usage += session.usage
+        return timed
+
+    timed = unit(night, "bench", "speed", timings)
+    stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
+
+    def accuracies() -> Run:
+        session = Session(
             backend=night.backend, seed=night.seed, timeout=night.timeout, jobs=night.jobs, deadline=until, progress=say
         )
-        measured = run_kernels(stand_ins, again, "verify nightly: bench")
-        night.usage += [*session.usage, *again.usage]
-        return merge([timed, measured], command="verify nightly: bench", profile=night.profile)
+        measured = run_kernels(stand_ins, session, "verify nightly: bench")
+        night.usage += session.usage
+        return measured
 
-    return _as_peers(night, unit(night, "bench", "all", make))
+    measured = unit(night, "bench", "accuracy of PyTorch", accuracies)
+    return _as_peers(night, merge([timed, measured], command="verify nightly: bench", profile=night.profile))
 
 
 TIMING = 0.7  # of the stage's time; the rest is for the accuracy of PyTorch's own

@@ -492,6 +492,7 @@ def test_one_number_per_row_has_no_gradient_of_weight():
         for eps in (1e-5, 1e30):
             _, gradients = run(x, one, one, x.new_full(x.shape, top), eps, r, i)
             assert float(gradients["weight"]) == 0, (dtype, eps, gradients["weight"])
+            assert (gradients["x"] == 0).all(), (dtype, eps, gradients["x"])
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -663,6 +664,131 @@ def test_layouts_of_inputs_and_upstream_gradients_do_not_change_a_bit(dtype):
     want = results(broadcast.contiguous(), dy, weight)
     for g, w in zip(results(broadcast, dy, weight), want, strict=True):
         assert torch.equal(g, w)
+
+
+class Recorder:
+    """In place of a kernel: notes what Triton would compile it for, classes of its pointers and integers."""
+
+    def __init__(self, name, kernel, seen):
+        self.name, self.kernel, self.seen = name, kernel, seen
+
+    def __getattr__(self, attribute):
+        return getattr(self.kernel, attribute)
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            kinds = []
+            for a in args:
+                if isinstance(a, torch.Tensor):
+                    kinds.append((a.dtype, a.data_ptr() % 16 == 0))
+                elif abs(a) < 2**31:  # the bits of eps and of 1 / n are not specialised
+                    kinds.append((a == 1, a % 16 == 0))
+            self.seen.append((self.name, grid, tuple(kinds), tuple(sorted(options.items()))))
+
+        return launch
+
+
+def odd_layouts(x):
+    """Layouts of x [m, n], and x with equal or overlapping rows, whose copies Triton would compile otherwise."""
+    m, n = x.shape
+    for gap in (1, 3, 15, 16, 32):
+        for first in (0, 1, 3):
+            wide = x.new_full((m * (n + gap) + first,), 7.0)[first:].view(m, n + gap)
+            wide[:, :n] = x
+            yield f"gap {gap} from {first}", wide[:, :n]
+    shifted = x.new_full((m * n + 1,), 7.0)[1:].view(m, n)
+    shifted.copy_(x)
+    yield "offset", shifted
+    yield "transposed", x.t().contiguous().t()
+    yield "expanded", x[:1].expand(m, n)
+    yield "expanded, offset", shifted[:1].expand(m, n)
+    yield "overlapping", x.flatten().as_strided((m, n), (1, 1))
+    yield "one number", x[:1, :1].expand(m, n)
+    yield "every other", x.repeat_interleave(2, 0)[::2]
+
+
+@pytest.mark.parametrize("n", [1, 16, 33, 48])
+@pytest.mark.parametrize("m", [1, 2, 16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=name_of)
+def test_every_layout_runs_the_kernels_of_its_contiguous_copy(dtype, m, n, monkeypatch):
+    # Kernels for other alignments and strides add up in another order, on a GPU: the interpreter
+    # cannot show that in the results, but it can show which kernels would run.
+    seen = []
+    for name in [k for k in vars(module) if k.endswith("_kernel")]:
+        monkeypatch.setattr(module, name, Recorder(name, getattr(module, name), seen))
+    need = (True, True, True)
+
+    def launched(x, residual, dy, ds, vectors):
+        del seen[:]
+        input_bias, weight, bias = vectors
+        stats = module._launch_forward(x, residual, input_bias, weight, bias, 1e-5)[2]
+        module._launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
+        return list(seen)
+
+    operands = [draw(m, n, seed=k).to(dtype).to(DEVICE) for k in range(4)]
+    vectors = [draw(n, seed=k).to(dtype).to(DEVICE) for k in range(3)]
+    expected = launched(*operands, vectors)
+    assert len(expected) >= 3
+    assert all(module._rows(t).data_ptr() == t.data_ptr() for t in operands)  # nothing is copied here
+    assert module._rows(draw(3)[::3]).stride() == (1, 1)  # torch keeps the stride of a single number
+    for place in range(4):
+        for name, other in odd_layouts(operands[place]):
+            given = [other if k == place else t for k, t in enumerate(operands)]
+            assert launched(*given, vectors) == expected, (place, name)
+    for place in range(3):
+        for step, first in ((1, 1), (2, 0), (0, 0), (0, 1)):
+            other = vectors[place].new_full((2 * n + 1,), 7.0)[first:].as_strided((n,), (step,))
+            if step:
+                other.copy_(vectors[place])
+            given = [other if k == place else t for k, t in enumerate(vectors)]
+            assert launched(*operands, given) == expected, (place, step, first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_infinite_operand_makes_an_infinite_sum(n, dtype):
+    inf = math.inf
+    cases = [(inf, 1.0, 0.0), (-inf, 1.0, 2.0), (1.0, inf, 1.0), (0.0, 0.0, -inf), (inf, inf, 1.0), (inf, 0.0, inf)]
+    for values in [*cases, (inf, -inf, 0.0), (inf, 0.0, -inf), (0.0, inf, -inf), (math.nan, inf, 1.0)]:
+        x, input_bias, residual = (torch.full((2, n), v, dtype=dtype, device=DEVICE) for v in values)
+        y, s = layer_norm_residual_bias(x, residual, input_bias[0])
+        assert torch.equal(s.nan_to_num(7.0, 8.0, 9.0), (x + input_bias + residual).nan_to_num(7.0, 8.0, 9.0)), values
+        assert y.isnan().all()
+        y, s = layer_norm_residual(x, residual)
+        assert torch.equal(s.nan_to_num(7.0, 8.0, 9.0), (x + residual).nan_to_num(7.0, 8.0, 9.0)), values
+
+
+def test_sums_near_the_largest_float64():
+    top = torch.finfo(torch.float64).max
+    for values in [(top, top, -top), (top, -top, top), (-top, top, top), (-top, -top, top), (1.0, top, -top)]:
+        x, input_bias, residual = (torch.full((2, 3), v, dtype=torch.float64, device=DEVICE) for v in values)
+        s = layer_norm_residual_bias(x, residual, input_bias[0])[1]
+        want = 1.0 if 1.0 in values else math.copysign(top, sum(math.copysign(1, v) for v in values))
+        assert (s == want).all(), values
+    bias = torch.tensor([0.5], dtype=torch.float64, device=DEVICE)
+    for n in (1, 3, 2_049):  # constant rows whose second operand no pair holds
+        x = torch.full((2, n), -top, dtype=torch.float64, device=DEVICE)
+        assert (layer_norm(x, None, bias.expand(n)) == 0.5).all()
+        assert (layer_norm_residual(x, torch.ones_like(x), None, bias.expand(n))[0] == 0.5).all()
+    for n in (2, 3):  # not constant
+        x = torch.full((2, n), top, dtype=torch.float64, device=DEVICE)
+        x[:, 0] = -top
+        y = layer_norm(x)
+        want = x[0].sign().double()
+        want = (want - want.mean()) / want.var(correction=0).sqrt()
+        assert torch.allclose(y, want.expand_as(y), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_the_gradient_of_one_number_per_row_is_that_of_the_sum(dtype):
+    weight = draw(1, seed=5).double().to(DEVICE)  # dy weight is rounded: its error is no gradient
+    x, dy, ds = (draw(3, 1, seed=k).to(dtype).to(DEVICE) for k in range(3))
+    x[0] = torch.finfo(dtype).max
+    for w in (weight, weight.to(dtype)):
+        _, got = run(x, w, None, dy, 1e-5)
+        assert torch.equal(got["x"].cpu(), torch.zeros(3, 1, dtype=dtype))
+        _, got = run(x, w, None, dy, 1e-5, residual=torch.ones_like(x), ds=ds)
+        assert torch.equal(got["x"].cpu(), ds.cpu())
 
 
 def test_a_row_does_not_depend_on_the_others_and_runs_repeat():

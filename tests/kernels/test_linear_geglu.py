@@ -336,7 +336,7 @@ def test_repeated_text_is_the_same_in_both_kernel_files():
     repeated = """
         CAP_FP16 TAIL_FP16 CAP_BF16 TAIL_BF16 UNSCALE RSQRT2 RSQRT_2PI HALF_LOG2E LOG2_RSQRT_2PI TANH_A TANH_B
         TANH_A_LOG2E TANH_B_LOG2E _tail _clamped _gelu_value _gelu_slope _tile_of _fetch _multiply _halves
-        _quarters _send _consume _hopper_kernel _choose _copyable _boxes _on_hopper _autocast _none
+        _quarters _send _consume _hopper_kernel _choose _copyable _boxes _on_hopper _dense _autocast _none
     """.split()
     assert {name: geglu[name] for name in repeated} == {name: act[name] for name in repeated}
 

@@ -328,10 +328,13 @@ def _fast(problem: Problem) -> dict[str, Fast]:
         pre, size = pre + offset, size + offset.abs()
     curve, width = layer.curve, layer.width
     p1, p2 = pre[:, :width], pre[:, width:]
-    s1, s2 = size[:, :width], size[:, width:]
     results = {}
     if "pre" in problem.results:
         results["pre"] = Fast(pre, size)
+    # Gradual underflow holds products and sums with an absolute error, that of the smallest normal number.
+    smallest = torch.finfo(torch.float64 if layer.tensor("x").dtype == torch.float64 else torch.float32).tiny
+    size = size.clamp_min(smallest)
+    s1, s2 = size[:, :width], size[:, width:]
     # At an infinite pre-activation the limit is exact: it carries no rounding error of its terms.
     s1, s2, size = (each.masked_fill(~torch.isfinite(each), 0.0) for each in (s1, s2, size))
     if "y" in problem.results:

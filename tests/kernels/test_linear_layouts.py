@@ -1,0 +1,276 @@
+"""Bits of the fused linear layers do not depend on layouts: what a launch is compiled for, and what it returns.
+
+Triton compiles a kernel again for each class of its arguments (a pointer or an int that is a multiple of 16, an int
+of 1), and each may distribute a tile otherwise over threads. A kernel that adds across threads must then see one
+class for a shape, whatever the layouts of the tensors that it was made from. The interpreter adds in one order, so
+here the classes are compared, and on a GPU the bits too.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernels import linear_act as act
+from kernels import linear_geglu as geglu
+
+MODULES = [act, geglu]
+SHAPES = [(3, 1, 1), (6, 5, 1), (37, 20, 9), (70, 17, 16)]  # rows, in, out
+
+
+def classes(argument):
+    """What Triton compiles for, beside the types."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return argument == 1, argument % 16 == 0
+
+
+class Recorder:
+    """A kernel that notes the grid, the classes of its arguments and the constants of each launch."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            self.launches.append((grid, tuple(map(classes, arguments)), constants))
+            return self.kernel[grid](*arguments, **constants)
+
+        return launch
+
+
+def offset(t):
+    """t's values in contiguous memory that starts 4 bytes off a multiple of 16."""
+    flat = torch.empty(t.numel() + 16, dtype=t.dtype, device=t.device)
+    moved = flat[4 // t.element_size() :][: t.numel()].view(t.shape)
+    assert moved.data_ptr() % 16 == 4
+    return moved.copy_(t)
+
+
+def views(t):
+    """t's values in other layouts; [M, N]."""
+    padded = torch.cat((t, t, t), 1)[:, t.shape[1] : 2 * t.shape[1]]
+    return {
+        "transposed": t.t().contiguous().t(),
+        "padded": padded,
+        "stepped rows": t.repeat_interleave(2, 0)[::2],
+        "stepped": t.repeat_interleave(2, 0).repeat_interleave(2, 1)[::2, ::2],
+        "offset": offset(t),
+        "offset, transposed": offset(t.t()).t(),
+        "odd stride of one column": t.as_strided(t.shape, (1, 5)) if t.shape[1] == 1 else t.clone(),
+    }
+
+
+def layer(module, x, weight, bias, activation):
+    if module is geglu:
+        return geglu.linear_geglu(x, weight, bias, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return act.linear_act(x, weight, bias, activation=activation)
+
+
+def tensors(module, m, k, n, device, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(m)
+    wide = 2 * n if module is geglu else n
+    shapes = (m, k), (wide, k), (wide,), (m, n)
+    return [torch.randn(s, generator=generator).to(dtype).to(device) for s in shapes]
+
+
+def results(module, monkeypatch, x, weight, bias, dy, activation):
+    """(y and the gradients, launches of the reducing kernel, launches of the tiles)"""
+    reducing, tiles = Recorder(module._gradient_kernel), Recorder(module._tile_kernel)
+    configs = module._configs
+    with monkeypatch.context() as patch:
+        # on a GPU, where the configuration is timed for each layout: the first
+        patch.setattr(module, "_configs", lambda *arguments: configs(*arguments)[:1])
+        patch.setattr(module, "_fastest", {})
+        patch.setattr(module, "_gradient_kernel", reducing)
+        patch.setattr(module, "_tile_kernel", tiles)
+        leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+        y = layer(module, *leaves, activation)
+        grads = torch.autograd.grad(y, leaves, dy)
+    return (y.detach(), *grads), reducing.launches, tiles.launches
+
+
+def same_bits(got, want):
+    assert all(torch.equal(p.view(torch.int32), q.view(torch.int32)) for p, q in zip(got, want, strict=True))
+
+
+CASES = [(act, "id"), (act, "gelu"), (geglu, "gelu")]
+
+
+@pytest.mark.parametrize(("module", "activation"), CASES, ids=["linear", "gelu", "geglu"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_upstream_gradients_layout_changes_no_launch_and_no_bit(backend, monkeypatch, module, activation, shape):
+    x, weight, bias, dy = tensors(module, *shape, backend.device)
+    layouts = {name: (dy, view) for name, view in views(dy).items()}
+    for name, one in (("one row", dy[:1]), ("one column", dy[:, :1]), ("one number", dy[:1, :1])):
+        expanded = one.expand(dy.shape)
+        layouts[f"expanded from {name}"] = expanded.clone(memory_format=torch.contiguous_format), expanded
+    for name, (dense, view) in layouts.items():
+        want, reducing, tiles = results(module, monkeypatch, x, weight, bias, dense, activation)
+        got, other_reducing, other_tiles = results(module, monkeypatch, x, weight, bias, view, activation)
+        assert other_reducing == reducing, name
+        assert len(reducing) == 1
+        assert [(grid, constants) for grid, _, constants in other_tiles] == [(g, c) for g, _, c in tiles], name
+        same_bits(got, want)
+
+
+@pytest.mark.parametrize(("module", "activation"), CASES, ids=["linear", "gelu", "geglu"])
+def test_the_operands_layouts_change_neither_the_reduction_nor_a_bit(backend, monkeypatch, module, activation):
+    x, weight, bias, dy = tensors(module, 37, 20, 9, backend.device)
+    want, reducing, _ = results(module, monkeypatch, x, weight, bias, dy, activation)
+    for name in (other := views(weight)):
+        arguments = views(x)[name], other[name], offset(bias)
+        got, other_reducing, _ = results(module, monkeypatch, *arguments, dy, activation)
+        assert other_reducing == reducing, name
+        same_bits(got, want)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=["linear", "geglu"])
+def test_the_operators_reduction_sees_a_dense_pre_activation_too(backend, monkeypatch, module):
+    """A second derivative may hand the operator any pre-activation."""
+    *_, bias, dy = tensors(module, 37, 20, 9, backend.device)
+    pre = torch.linspace(-3, 3, 37 * len(bias), device=backend.device).view(37, len(bias))
+    last = ("gelu", True, True) if module is act else ("none", True)
+    recorder = Recorder(module._gradient_kernel)
+    monkeypatch.setattr(module, "_gradient_kernel", recorder)
+    want = module._gradient(dy, pre, *last)
+    for view in views(pre).values():
+        same_bits(module._gradient(dy, view, *last), want)
+    assert all(launch == recorder.launches[0] for launch in recorder.launches)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=["linear", "geglu"])
+def test_the_recorder_sees_a_pointer_off_by_one_element(backend, monkeypatch, module):
+    x, weight, bias, dy = tensors(module, 37, 20, 9, backend.device)
+    _, dense, _ = results(module, monkeypatch, x, weight, bias, dy, "gelu")
+    monkeypatch.setattr(module, "_dense", lambda t: t)
+    _, moved, _ = results(module, monkeypatch, x, weight, bias, offset(dy), "gelu")
+    assert moved != dense
+
+
+@pytest.mark.parametrize("module", MODULES, ids=["linear", "geglu"])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_configurations_to_choose_from_step_alike_through_k(monkeypatch, module, tf32):
+    """The choice is timed, for each layout. Zeros that fill the last step turn a sum of -0 into 0."""
+    monkeypatch.setattr(module, "_INTERPRETED", False)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        configs = module._configs(dtype, tf32)
+        assert len({bk for _, _, bk, _, _ in configs}) == 1, dtype
+        assert min(bm for bm, *_ in configs) >= 64  # smaller tiles have another matrix instruction
+
+
+COMPILE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels import linear_act, linear_geglu
+
+strides = "stride_am", "stride_ak", "stride_bn", "stride_bk"
+rows = (strides[1::2], (*strides[::2], "K", "a_ptr", "b_ptr"))  # strides of 1, multiples of 16
+columns = (strides[::2], (*strides[1::2], "a_ptr", "b_ptr"))
+odd = ((), ())
+for module, mode, tile, classes in (
+    (linear_act, 0, 0, (rows,)), (linear_act, 0, 1, (rows, columns, odd)), (linear_geglu, 1, 0, (rows, odd)),
+):
+    kernel, names = module._tile_kernel, module._tile_kernel.arg_names
+    bm, bn, bk, warps, stages = module._configs(linear_act.torch.float32, False)[tile]
+    for ones, sixteens in classes:
+        constants = dict(MODE=mode, HAS_BIAS=True, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8)
+        constants |= dict.fromkeys(ones, 1)
+        types = {n: "constexpr" if n in constants else "*fp32" if n.endswith("_ptr") else "i32" for n in names}
+        values = {(names.index(n),): v for n, v in constants.items()}
+        divisible = {(names.index(n),): [["tt.divisibility", 16]] for n in sixteens}
+        source = ASTSource(kernel, types, values, divisible)
+        options = dict(num_warps=warps, num_stages=stages)
+        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+        print("kernel", (1 + mode) * bm * bn // (32 * warps), bk)
+        print(*(line for line in ptx.splitlines() if ".f32" in line), sep="\\n")
+"""
+
+
+def test_every_float32_sum_is_one_chain_through_k(tmp_path):
+    """In the code for an H200, for each class of strides: an element's products are added one after the other."""
+    root = pathlib.Path(__file__).parents[2]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    compiled = run.stdout.split("kernel ")[1:]
+    assert len(compiled) == 6
+    for text in compiled:
+        elements, bk = map(int, text.split("\n", 1)[0].split())
+        into = dict(re.findall(r"fma\.rn\.f32\s+(%\w+), %\w+, %\w+, (%\w+);", text))
+        assert len(into) == elements * bk
+        assert not re.search(r"\bmul\.(rn\.)?f32", text)
+        unseen = set(into)
+        for _ in range(elements):
+            start = register = unseen.pop()
+            steps = 1
+            while (register := into[register]) != start:  # around the loop: bk steps, then the same sum again
+                unseen.remove(register)
+                steps += 1
+            assert steps == bk
+        assert not unseen
+
+
+def bits(*words):
+    return torch.tensor(words, dtype=torch.int64).to(torch.int32).view(torch.float32)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("module", "activation", "x", "weight", "bias", "dy", "expanded"),
+    [
+        (act, "id", bits(0, 0, 0), bits(0), bits(0), bits(0x3F9F21AF, 0x3F800000, 0xBE800000), False),
+        (act, "gelu", bits(0x3F800000, 0xB6580000, 0xB8D00000), bits(0x3F800000), bits(0), bits(0x3F400000), True),
+        (
+            geglu,
+            "gelu",
+            bits(0x3F800000, 0, 0x3F400000, 0, 0x3F800000, 0),
+            bits(0x3E4DD000, 0),
+            bits(0x3F800000, 0x3F800000),
+            bits(0x3F6F0000),
+            True,
+        ),
+    ],
+    ids=["linear", "gelu", "geglu"],
+)
+def test_gradients_that_once_depended_on_the_layout(
+    backend, monkeypatch, module, activation, x, weight, bias, dy, expanded
+):
+    """Found on an H200: the last bit of dbias."""
+    x, weight, bias, dy = (t.to(backend.device) for t in (x, weight, bias.flatten(), dy))
+    view = dy.expand(len(x), 1) if expanded else views(dy)["stepped"]
+    dense = view.clone(memory_format=torch.contiguous_format)
+    want, reducing, _ = results(module, monkeypatch, x, weight, bias, dense, activation)
+    got, other_reducing, _ = results(module, monkeypatch, x, weight, bias, view, activation)
+    same_bits(got, want)
+    assert other_reducing == reducing
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("module", MODULES, ids=["linear", "geglu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_every_layout_of_large_operands_gives_the_same_bits(module, dtype):
+    """K > 128 and even shapes: on Hopper 16-bit operands go by the copy engine, as they are or transposed."""
+    x, weight, bias, _ = tensors(module, 300, 456, 264, "cuda", dtype)
+    y = layer(module, x, weight, bias, "gelu")
+    other = views(weight)
+    for name, view in views(x).items():
+        assert torch.equal(layer(module, view, weight, bias, "gelu"), y), name
+        assert torch.equal(layer(module, x, other[name], bias, "gelu"), y), name
+
+
+def test_column_sums_of_a_second_derivative_do_not_depend_on_the_layout(backend):
+    t = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)).to(backend.device)
+    want = geglu._column_sums(t)
+    for name, view in views(t).items():
+        assert torch.equal(geglu._column_sums(view), want), name
