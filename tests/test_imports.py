@@ -15,7 +15,7 @@ KERNELS = sorted((ROOT / "kernels").glob("*.py"))
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    {"errors", "figure", "formats", "toml", "packing", "plugin", "day"},
+    {"errors", "figure", "formats", "frames", "toml", "packing", "plugin", "day"},
     {"ops.op", "ops.precision", "ops.dyadic", "ops.formula", "ops.limits", "ops.compensated"},
     {"ulp", "record", "identity", "merge"},
     {"ops", "backends", "tally", "cases", "config", "isolate", "cluster", "corpus", "commit"},

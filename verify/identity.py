@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from verify.record import Run
+from verify.record import SCHEMA, KernelRun, Run
 
 
 def identity(run: Run) -> str:
@@ -21,6 +23,32 @@ def identity(run: Run) -> str:
         stages=[msgspec.structs.replace(item, seconds=0.0) for item in run.stages],
     )
     return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]
+
+
+def assembled(
+    about: Mapping[str, Any],
+    *,
+    command: str,
+    seed: int,
+    profile: str,
+    kernels: list[KernelRun],
+    incomplete: list[str],
+    seconds: float,
+) -> Run:
+    """The sealed record of kernels on the backend and in the environment that a worker told `about`."""
+    bare = Run(
+        schema=SCHEMA,
+        id="",
+        created="",
+        command=command,
+        backend=about["backend"],
+        seed=seed,
+        profile=profile,
+        environment=about["environment"],
+        kernels=kernels,
+        incomplete=incomplete,
+    )
+    return sealed(bare, seconds)
 
 
 def sealed(run: Run, seconds: float) -> Run:

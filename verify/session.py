@@ -20,9 +20,9 @@ import msgspec
 
 from verify.cluster import Cluster
 from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
-from verify.identity import sealed
+from verify.identity import assembled
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
-from verify.record import SCHEMA, KernelRun, Run
+from verify.record import KernelRun, Run
 
 OUT_OF_TIME = "verify nightly --resume, or a larger --budget"
 START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
@@ -96,19 +96,15 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
         if kernel.status in ("crashed", "timeout") or kernel.hint == OUT_OF_TIME:
             incomplete.append(f"{kernel.name}: {kernel.message}")
         incomplete += errors_of(kernel)
-    bare = Run(
-        schema=SCHEMA,
-        id="",
-        created="",
+    return assembled(
+        about,
         command=command,
-        backend=about["backend"],
         seed=session.seed,
         profile=session.profile,
-        environment=about["environment"],
         kernels=kernels,
         incomplete=incomplete,
+        seconds=time.monotonic() - started,
     )
-    return sealed(bare, time.monotonic() - started)
 
 
 def errors_of(kernel: KernelRun) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from verify.errors import KernelError, TruthError, UsageError
+from verify.frames import roomy
 
 WATCH_SECONDS = 0.5
 
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
                 # the order of a sum must not depend on the machine, and the workers share its cores
                 torch.set_num_threads(1)
             request = msgspec.json.decode(line)
-            emit(_roomy(_HANDLERS[request["do"]], request, backend, emit))
+            emit(roomy(_HANDLERS[request["do"]], request, backend, emit))
         except UsageError as error:
             emit({"usage": error.message, "hint": error.hint or ""})
         except TruthError as error:
@@ -62,16 +63,6 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
             emit({"internal": f"{type(error).__name__}: {error}"})
     return 0
-
-
-def _roomy(answer: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
-    return answer(*given)
-
-
-# Python 3.11 and later keep frames in chunks of 16 KiB and give an empty one back at once: a loop that calls across the
-# border of two maps and unmaps one with every call, a third of an interpreted kernel's time. A frame that asks for half
-# a MiB gets a chunk of one, with room for all that is called from it.
-_roomy.__code__ = _roomy.__code__.replace(co_stacksize=(1 << 16) + 64)
 
 
 def _watch(parent: int) -> None:

@@ -29,9 +29,9 @@ import msgspec
 from verify.cluster import Cluster
 from verify.errors import IN_ERROR, SPENT, UsageError
 from verify.hunt.settings import Settings
-from verify.identity import sealed
+from verify.identity import assembled
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
-from verify.record import SCHEMA, KernelRun, Result, Run, value_of
+from verify.record import KernelRun, Result, Run, value_of
 from verify.session import START_SECONDS, answer, describe_target
 
 CLOSING_SECONDS = 120.0  # to judge the finds exactly, after the budget is spent
@@ -126,19 +126,15 @@ def run(targets: Sequence[str], campaign: Campaign, command: str) -> Run:
     incomplete += [*campaign.in_error, *campaign.late]
     if campaign.interrupted:
         incomplete.append("interrupted: the hunts say how many evaluations they had made")
-    bare = Run(
-        schema=SCHEMA,
-        id="",
-        created="",
+    return assembled(
+        about,
         command=command,
-        backend=about["backend"],
         seed=campaign.settings.seed,
         profile="hunt",
-        environment=about["environment"],
         kernels=kernels,
         incomplete=incomplete,
+        seconds=time.monotonic() - started,
     )
-    return sealed(bare, time.monotonic() - started)
 
 
 def _quarries(worker: Answers, target: str, backend: str, campaign: Campaign) -> list[_Quarry]:

@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 
 from verify.errors import IN_ERROR, SPENT, UsageError
-from verify.identity import sealed
+from verify.identity import assembled
 from verify.isolate import Answers, WorkerDied, WorkerTimeout
-from verify.record import SCHEMA, KernelRun, LawRun, Run
+from verify.record import KernelRun, LawRun, Run
 from verify.session import LONGEST, START_SECONDS, answer, describe_target
 
 GIVEN_UP = 3  # times that a kernel may crash or hang: each costs a fresh process, or the whole time limit
@@ -91,19 +91,15 @@ def run(targets: Sequence[str], workers: Sequence[Answers], spread: Spread, comm
     work = _Work(subjects, plan["laws"], plan["rounds"], spread)
     work.do(workers)
     kernels = [_kernel_run(subject, plan["laws"], plan["rounds"]) for subject in subjects]
-    bare = Run(
-        schema=SCHEMA,
-        id="",
-        created="",
+    return assembled(
+        about,
         command=command,
-        backend=about["backend"],
         seed=spread.seed,
         profile=spread.profile,
-        environment=about["environment"],
         kernels=kernels,
         incomplete=[line for subject, done in zip(subjects, kernels, strict=True) for line in _lines(subject, done)],
+        seconds=time.monotonic() - started,
     )
-    return sealed(bare, time.monotonic() - started)
 
 
 class _Work:

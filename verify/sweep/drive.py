@@ -20,9 +20,9 @@ import msgspec
 
 from verify.cluster import Cluster
 from verify.errors import UsageError
-from verify.identity import sealed
+from verify.identity import assembled
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
-from verify.record import SCHEMA, KernelRun, Run
+from verify.record import KernelRun, Run
 from verify.session import START_SECONDS, answer, describe_target
 from verify.sweep.journal import VERSION, Header, Journal
 from verify.sweep.partial import Partial
@@ -108,19 +108,15 @@ def sweep(targets: Sequence[str], settings: Settings, command: str) -> Run:
         kernels = driver.run()
     incomplete = list(settings.usage)
     incomplete += [f"{item.name}: {item.message}" for item in kernels if item.status in ("crashed", "timeout")]
-    bare = Run(
-        schema=SCHEMA,
-        id="",
-        created="",
+    return assembled(
+        about,
         command=command,
-        backend=about["backend"],
         seed=0,
         profile="sweep",
-        environment=about["environment"],
         kernels=[_named(item, described) for item in kernels],
         incomplete=incomplete,
+        seconds=time.monotonic() - started,
     )
-    return sealed(bare, time.monotonic() - started)
 
 
 def _spaces(
