@@ -1120,7 +1120,7 @@ def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return row, column, mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _forward_kernel(
     x1_ptr,  # the multiplied half; consecutive in a row
     x2_ptr,  # the half that passes through gelu
@@ -1141,7 +1141,7 @@ def _forward_kernel(
     tl.store(y_ptr + row * y_stride + column, y, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _backward_kernel(
     dy_ptr,  # upstream gradient; one element when DY_SCALAR
     x1_ptr,
@@ -1184,7 +1184,7 @@ def _backward_kernel(
     tl.store(dx2_ptr + row * dx2_stride + column, d.to(x2.dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _second_kernel(
     g1_ptr,  # gradients of dx1 and dx2
     g2_ptr,
@@ -1236,6 +1236,15 @@ def _second_kernel(
     )
 
 
+def _of_any_alignment(kernel):
+    """The kernel compiled once for whatever strides, sizes and addresses there are, not once for each class of them."""
+    arguments = [name for name in kernel.fn.__code__.co_varnames[: kernel.fn.__code__.co_argcount] if name.islower()]
+    return triton.jit(do_not_specialize=arguments)(kernel.fn)
+
+
+_OF_ANY_ALIGNMENT = {
+    kernel: _of_any_alignment(kernel) for kernel in (_forward_kernel, _backward_kernel, _second_kernel)
+}
 _INTERPRETED = not isinstance(_forward_kernel, triton.runtime.JITFunction)
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Elements and warps of a program, the fastest of fourteen on an H200: erf form (forward, backward), tanh form.
@@ -1286,6 +1295,8 @@ def _launch(kernel, tensors, strides, rows: int, columns: int, backward: bool, *
     # rows on two dimensions, of 65,535 programs each: a division in the kernel costs as much as a polynomial
     tiles = triton.cdiv(rows, down)
     deep = triton.cdiv(tiles, 65535)
+    if columns % 16 or any(stride % 16 for stride in strides) or any(t.data_ptr() % 16 for t in tensors):
+        kernel = _OF_ANY_ALIGNMENT[kernel]
     grid = (triton.cdiv(columns, across), triton.cdiv(tiles, deep), deep)
     # The tensor's device, not the current one. enable_fp_fusion=False: only the fused
     # multiply-adds written in the source are fused, so that the interpreter gives the same bits.
