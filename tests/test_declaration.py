@@ -355,6 +355,40 @@ def test_two_kernels_of_one_name(tmp_path: Path) -> None:
     assert failure(path).message == f"{path} declares two kernels named 'k'; names must differ"
 
 
+@pytest.mark.parametrize("named", ["", ", name='a'"])
+def test_a_kernel_whose_function_is_defined_again_is_not_lost(tmp_path: Path, named: str) -> None:
+    text = (
+        HEAD
+        + f"@verify.kernel(op='gelu'{named})\ndef k(x): return x\n\n@verify.kernel(op='gelu')\ndef k(x): return x\n"
+    )
+    path, first = write(tmp_path, text), HEAD.count("\n") + 1
+    error = failure(path)
+    assert error.message == (
+        f"{path} declares two kernels as 'k', in lines {first} and {first + 3}; only the last would be measured"
+    )
+    assert error.hint == "def another_k(...)"
+
+
+def test_kernels_made_in_a_loop_or_a_factory_or_after_a_failed_import_are_no_second_ones(tmp_path: Path) -> None:
+    text = HEAD + (
+        "for form in ('none', 'tanh'):\n"
+        "    @verify.kernel(op='gelu', params={'approximate': form}, name=form)\n"
+        "    def made(x): return x\n"
+        "    globals()[form] = made\n"
+        "del made\n"
+        "def factory():\n"
+        "    @verify.kernel(op='gelu')\n"
+        "    def inner(x): return x\n"
+        "    return inner\n"
+        "inner = factory()\n"
+        "other = [factory()]\n"
+    )
+    path = write(tmp_path, text + "1 / 0\n")
+    assert "ZeroDivisionError" in failure(path).message
+    write(tmp_path, "\n" + text)
+    assert names(path) == ["none", "tanh", "inner"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import verify
-from verify import backends, session
+from verify import backends, nightly, session
 from verify.cases.strategies import Sizes, space
 from verify.errors import IN_ERROR, SPENT, KernelError, TruthError, UsageError
 from verify.isolate import WorkerDied, WorkerTimeout
@@ -50,10 +50,7 @@ class Fake:
             return ENVIRONMENT
         if request["do"] == "laws":
             return {"laws": LAWS, "rounds": self.rounds}
-        if request["do"] == "list":
-            name = request["target"].partition("::")[2]
-            about = {"name": name, "op": "silu", "kind": KINDS[name], "params": {}, "promise": "", "peer": False}
-            return {"kernels": [{**about, "backends": ["interpreter"], "dtypes": DTYPES, "lacking": []}]}
+        assert request["do"] == "try law", "what the kernels declare was asked before"
         with self.lock:
             kernel = request["target"].partition("::")[2]
             self.asked.append((kernel, request["dtype"], request["law"], request["round"]))
@@ -64,9 +61,14 @@ class Fake:
         self.stopped += 1
 
 
+def declared(name: str) -> dict[str, Any]:
+    about = {"name": name, "op": "silu", "kind": KINDS[name], "params": {}, "promise": "", "peer": False}
+    return {**about, "backends": ["interpreter"], "dtypes": DTYPES, "lacking": []}
+
+
 def tried(worker: Fake, workers: int = 1, **settings: Any) -> Any:
-    targets = ["k.py::small", "k.py::large"]
-    return spread.run(targets, [worker] * workers, spread.Spread("nightly", **settings), "verify nightly: laws")
+    judged = {f"k.py::{name}": declared(name) for name in ("small", "large")}
+    return spread.run(judged, [worker] * workers, spread.Spread("nightly", **settings), "verify nightly: laws")
 
 
 def only(name: str, law: str, reply: Reply) -> Reply:
@@ -88,19 +90,61 @@ def raising(error: Exception) -> Reply:
 
 def test_every_law_has_its_first_round_before_any_has_its_second_and_the_longest_go_first() -> None:
     worker = Fake()
-    done = tried(worker)
-    expected = [
-        (kernel, dtype, law, number)
-        for number in range(3)
-        for law in LAWS
-        for kernel in ("large", "small")
-        for dtype in DTYPES
-    ]
-    assert worker.asked == expected
+    tried(worker)
+    subjects = [(kernel, dtype) for kernel in ("large", "small") for dtype in DTYPES]
+    assert worker.asked[:8] == [(*subject, law, 0) for subject in subjects for law in LAWS]
+    assert sorted(worker.asked) == sorted((*subject, law, n) for subject in subjects for law in LAWS for n in range(3))
+    assert [number for *_, number in worker.asked] == [0] * 8 + [1] * 8 + [2] * 8
+
+
+def test_a_worker_stays_with_a_kernel_in_a_dtype_and_two_work_at_two() -> None:
+    """What is compiled for one law then serves the next, and nobody waits for what another compiles."""
+    both, lock = threading.Barrier(2, timeout=20), threading.Lock()
+    asked: dict[int, list[tuple[str, str]]] = {}
+
+    def reply(request: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            mine = asked.setdefault(threading.get_ident(), [])
+            mine.append((request["target"].partition("::")[2], request["dtype"]))
+        both.wait()
+        return kept(request)
+
+    tried(Fake(reply, rounds=1), workers=2)
+    left, right = asked.values()
+    assert [left[0], left[2]] == [left[1], left[3]] and [right[0], right[2]] == [right[1], right[3]]
+    assert {left[0], right[0]} == {("large", dtype) for dtype in DTYPES}
+    assert {left[2], right[2]} == {("small", dtype) for dtype in DTYPES}
+
+
+def test_every_law_of_every_kernel_is_in_the_record() -> None:
+    done = tried(Fake())
     assert done.verdict == "pass" and not done.incomplete
     assert [kernel.name for kernel in done.kernels] == ["small", "large"], "as they were asked for"
     assert {law.cases for kernel in done.kernels for law in kernel.laws} == {111}
     assert [(law.law, law.dtype) for law in done.kernels[0].laws] == [(law, dtype) for law in LAWS for dtype in DTYPES]
+
+
+def test_a_night_asks_once_what_its_kernels_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [("peer", {"peer": True}), ("gpu", {"backends": ["cuda"]}), ("far", {"lacking": ["liger_kernel"]})]
+    asked: list[str] = []
+
+    class Clerk(Fake):
+        def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
+            if request["do"] != "list":
+                return super().ask(request, timeout=timeout)
+            asked.append(request["target"])
+            left_out = [{**declared("small"), "name": name, **more} for name, more in others]
+            return {"kernels": [declared("small"), *left_out, declared("large")]}
+
+    worker = Clerk()
+    night = nightly.Night(tmp_path / "night", ("k.py",), clerk=worker, staff=[worker])
+    done = nightly.laws(night, None)
+    assert asked == ["k.py"]
+    assert [kernel.target for kernel in done.kernels] == ["k.py::small", "k.py::large"]
+    assert {kernel for kernel, *_ in worker.asked} == {"small", "large"}
+    monkeypatch.setattr(nightly, "describe_target", lambda *_: [{**declared("small"), "peer": True}])
+    with pytest.raises(nightly.NothingToDoError, match="no kernel is judged here"):
+        nightly.laws(night, None)
 
 
 def test_many_workers_do_what_one_does() -> None:
@@ -173,7 +217,7 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert len(worker.asked) == 6
     assert worker.timeouts == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "no law may take longer than is left"
     assert done.incomplete == [
-        f"small: the law of bfloat16 second: not begun: {SPENT}",
+        f"small: the law of float32 first: not begun: {SPENT}",
         f"small: the law of float32 second: not begun: {SPENT}",
     ]
     assert done.verdict == "incomplete"

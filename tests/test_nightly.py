@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from tests.report.sample import passing
 from verify import nightly, session
+from verify.cli import parser
 from verify.errors import TruthError, UsageError
 from verify.nightly import Night, Work
 from verify.record import Run
@@ -66,6 +68,14 @@ def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Pat
     assert short.verdict == "incomplete"
     assert "first: not begun: the time budget was spent" in short.incomplete
     assert not list((tmp_path / "night" / "accuracy").iterdir()), "a kernel that was not measured leaves no record"
+    assert {kernel.hint for kernel in short.kernels} == {session.OUT_OF_TIME}
+
+
+def test_what_a_night_without_time_advises_are_options_that_there_are() -> None:
+    named = set(re.findall(r"--[a-z]+", session.OUT_OF_TIME))
+    (commands,) = parser()._subparsers._group_actions  # type: ignore[union-attr]
+    assert named <= set(commands.choices["nightly"]._option_string_actions)  # type: ignore[index,call-overload]
+    assert "--budget" in named and "--resume" not in named
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"profile": "ci"}, {"peers": ("others.py",)}])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import verify
 from verify import run as running
 from verify.backends import Backend
+from verify.ops.op import Op, Point, Problem
 from verify.plan import EFFORTS, plan
 from verify.record import KernelRun, Result, value_of
 from verify.regimes import NONFINITE
@@ -197,6 +202,41 @@ def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.Mon
     assert judged.undecided == 0 < peer.undecided
     assert judged.misrounded <= peer.misrounded + peer.undecided
     assert peer.max_ulp == judged.max_ulp, "maxima are settled in any case"
+
+
+def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], middle=33, wide=(65,)))
+    asked: Counter[tuple[int, str, int, str, int]] = Counter()
+    problems: list[Problem] = []  # kept, so that no two have the same id
+
+    def counted(op: Op) -> Op:
+        def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+            problems.append(problem)
+
+            def count(index: int, route: str, make: Callable[[int], Any]) -> Callable[[int], Any]:
+                def value(precision: int) -> Any:
+                    asked[id(problem), result, index, route, precision] += 1
+                    return make(precision)
+
+                return value
+
+            found = op.points(problem, result, indices)
+            return [
+                Point(mp=count(index, "mpmath", point.mp), arb=count(index, "Arb", point.arb))  # type: ignore[arg-type]
+                for index, point in zip(indices, found, strict=True)
+            ]
+
+        return replace(op, points=points)
+
+    kernel = verify.kernel(op="softmax", dtypes=["float16"], name="same")(lambda x: torch.softmax(x, -1))
+    kernel = replace(kernel, op=counted(kernel.op))
+    run = measured(kernel)
+    assert only(run, "dx").baseline == only(run, "dx").figures, "they have the same bits"
+    assert len(asked) > 1000 and set(asked.values()) == {1}
+    monkeypatch.setattr(running, "_remembering", lambda op, problem: op)
+    again = measured(kernel)
+    assert max(asked.values()) > 2
+    assert msgspec.structs.replace(again, seconds=run.seconds) == run, "to the last digit"
 
 
 @pytest.mark.parametrize("backend", EFFORTS)

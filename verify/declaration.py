@@ -37,6 +37,9 @@ BACKENDS = ("cuda", "interpreter")
 DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_LIMIT = 4.0
 
+# by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
+_lines: dict[str, dict[str, set[int]]] = {}
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -141,7 +144,8 @@ def kernel(
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
     policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
     requires: packages that the function imports; where one is not installed the kernel is skipped and says so.
-    largest: the magnitude up to which hunts search its inputs, one number or one per dtype; default all finite ones.
+    largest: the magnitude of inputs up to which the limit is promised, one number or one per dtype; default all finite
+        ones. Hunts search no larger ones; laws widen the limit beside terms that leave the format (docs/laws.md).
     """
 
     # the declaring module, not the function's: a library function may be declared as it is
@@ -190,6 +194,9 @@ def kernel(
             largest=_largest(where, largest, promised),
         )
         _takes(where, declared)
+        code = getattr(function, "__code__", None)
+        if code is not None and getattr(function, "__module__", None) == module:
+            _lines.setdefault(module, {}).setdefault(function.__qualname__, set()).add(code.co_firstlineno)
         return declared
 
     return declare
@@ -453,6 +460,14 @@ def load(target: Target) -> list[Kernel]:
     found = [value for value in vars(module).values() if isinstance(value, Kernel) and value.module == module.__name__]
     unique = list({id(item): item for item in found}.values())
     names = [item.name for item in unique]
+    for label, lines in _lines.get(module.__name__, {}).items():
+        if len(lines) > 1 and isinstance(getattr(module, label, None), Kernel):
+            places = " and ".join(map(str, sorted(lines)))
+            raise UsageError(
+                f"{target.source} declares two kernels as {label!r}, in lines {places}; only the last would be "
+                "measured",
+                hint=f"def another_{label}(...)",
+            )
     for label in names:
         if names.count(label) > 1:
             raise UsageError(
@@ -540,6 +555,7 @@ def _import_file(path: Path, shown: str) -> ModuleType:
         raise UsageError(f"{shown} cannot be imported as a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
+    _lines.pop(label, None)  # of an import that failed, before the file was mended
     try:
         spec.loader.exec_module(module)
     except UsageError as error:

@@ -235,7 +235,7 @@ def laws(night: Night, until: float | None) -> Run:
     from verify.laws import spread
 
     with _worker(night) as worker:
-        judged = _each(worker, night)
+        judged = _judged(worker, night)
     if not judged:
         raise NothingToDoError("no kernel is judged here")
     folder = night.folder / "laws"
@@ -483,7 +483,7 @@ def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
     found: dict[str, tuple[tuple[str, ...], str]] = {}
     with _worker(night) as worker:
         about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
-        for target in _each(worker, night):
+        for target in _judged(worker, night):
             request: dict[str, Any] = {"do": "sweep spaces", "target": target, "dtypes": [], "results": []}
             # 2^32 pairs through an interpreter would take a day
             request |= {"pairs": about["backend"] == "cuda", "bounds": None, "regime": ""}
@@ -499,7 +499,7 @@ def _hunts(night: Night) -> dict[str, dict[str, Any]]:
     swept = _spaces(night)
     found: dict[str, dict[str, Any]] = {}
     with _worker(night) as worker:
-        for target in _each(worker, night):
+        for target in _judged(worker, night):
             reply = worker.ask({"do": "hunts", "target": target, "dtypes": [], "results": []}, timeout=START_SECONDS)
             jobs = [job for job in reply.get("jobs", []) if job["dtype"] not in swept.get(target, ((), ""))[0]]
             if jobs:
@@ -507,15 +507,15 @@ def _hunts(night: Night) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _each(worker: Answers, night: Night) -> list[str]:
-    """Every judged kernel of the targets that this backend can run."""
+def _judged(worker: Answers, night: Night) -> dict[str, dict[str, Any]]:
+    """Every judged kernel of the targets that this backend can run, and what it declares."""
     backend = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))["backend"]
-    kernels = []
+    kernels: dict[str, dict[str, Any]] = {}
     for target in night.targets:
         source = target.partition("::")[0]
-        kernels += [
-            f"{source}::{item['name']}"
+        kernels |= {
+            f"{source}::{item['name']}": item
             for item in describe_target(worker, target)
             if backend in item["backends"] and not item["lacking"] and not item["peer"]
-        ]
+        }
     return kernels

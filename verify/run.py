@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from verify.fingerprint import fingerprint
 from verify.formats import Format
 from verify.judge import ESCALATION_LIMIT, SAMPLE, Outcome, judge_result
 from verify.measure import Measured, run_baseline, run_kernel
-from verify.ops.op import Op, Problem, Regime
+from verify.ops.op import Op, Point, Problem, Regime
 from verify.plan import Group, pinned, plan
 from verify.record import (
     Basis,
@@ -159,7 +160,7 @@ class _Question:
     for. Where results are small, problem and truths are there too.
     """
 
-    op: Op
+    op: Op  # of which both ask for exact values: see `_remembering`
     case: Case
     problem: Problem
     host: Problem
@@ -240,7 +241,38 @@ def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, targ
     host = _on_host(problem)
     if max((truth.value.numel() for truth in truths.values()), default=0) <= SMALL:
         problem, truths = host, {name: truth.cpu() for name, truth in truths.items()}
-    return _Question(kernel.op, case, problem, host, truths, kinds, target, kernel.policy, seed)
+    op = _remembering(kernel.op, host)
+    return _Question(op, case, problem, host, truths, kinds, target, kernel.policy, seed)
+
+
+def _remembering(op: Op, problem: Problem) -> Op:
+    """The op with the exact values of one problem kept.
+
+    A kernel and its baseline are often off by the most at the same elements, and an element that Arb has judged may be
+    asked for again with mpmath beside it. One element of a row of 2,048 takes milliseconds by each route.
+    """
+    known: dict[tuple[str, int, str, int], Any] = {}
+
+    def kept(result: str, index: int, route: str, make: Callable[[int], Any]) -> Callable[[int], Any]:
+        def value(precision: int) -> Any:
+            key = (result, index, route, precision)
+            if key not in known:
+                known[key] = make(precision)
+            return known[key]
+
+        return value
+
+    def points(asked: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        assert asked is problem, "the values of one problem are no other's"
+        return [
+            Point(
+                mp=kept(result, index, "mpmath", point.mp),
+                arb=None if point.arb is None else kept(result, index, "Arb", point.arb),
+            )
+            for index, point in zip(indices, op.points(problem, result, indices), strict=True)
+        ]
+
+    return replace(op, points=points)
 
 
 def _on_host(problem: Problem) -> Problem:

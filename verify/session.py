@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import queue
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from verify.identity import assembled
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
 from verify.record import KernelRun, Run
 
-OUT_OF_TIME = "verify nightly --resume, or a larger --budget"
+OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
 START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
 
 
@@ -69,9 +70,15 @@ def describe_target(worker: Answers, target: str, timeout: float = START_SECONDS
         kernels: list[dict[str, Any]] = answer(worker.ask({"do": "list", "target": target}, timeout=timeout))["kernels"]
         return kernels
     except WorkerTimeout:
-        raise UsageError(f"{target}: importing it took more than {timeout:g} s; stopped") from None
+        raise UsageError(f"{target}: importing it took more than {timeout:g} s; stopped", hint=_alone(target)) from None
     except WorkerDied as died:
-        raise UsageError(f"{target}: importing it ended the process: {died}") from None
+        raise UsageError(f"{target}: importing it ended the process: {died}", hint=_alone(target)) from None
+
+
+def _alone(target: str) -> str:
+    """The command that imports a target and nothing else, to see what happens."""
+    source = target.partition("::")[0]
+    return f"python {shlex.quote(source)}" if source.endswith(".py") else f"python -c 'import {source}'"
 
 
 def run(targets: Sequence[str], session: Session, command: str) -> Run:
@@ -215,14 +222,18 @@ def _measure(
         )
     wanted = [name for name in session.dtypes if name in item["dtypes"]]
     if session.dtypes and not wanted:
-        return failed("skipped", f"declares {', '.join(item['dtypes'])}; --dtype asks for others")
+        source = shlex.quote(target.partition("::")[0])
+        received = ", ".join(session.dtypes)
+        return failed(
+            "skipped", f"declares {', '.join(item['dtypes'])}; --dtype asks for {received}", f"verify list {source}"
+        )
     left = math.inf if session.deadline is None else session.deadline - time.monotonic()
     if left <= 0:
         return failed("skipped", f"not begun: {SPENT}", OUT_OF_TIME)
     timeout = min(session.timeout, left)
     request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted}
     request |= {"laws": session.laws, "accuracy": session.accuracy, "plan": session.plan}
-    again = f"verify run {target}"
+    again = f"verify run {shlex.quote(target)}"
     if not worker.alive:
         # importing torch again after a crash is not the next kernel's time
         describe_target(worker, target)
@@ -234,7 +245,7 @@ def _measure(
         return failed(
             "timeout",
             f"no result within {session.timeout:g} s; stopped",
-            f"{again} --timeout SECONDS",
+            f"{again} --timeout {2 * session.timeout:g}",
         )
     except WorkerDied as died:
         return failed("crashed", f"{died}", again)
@@ -257,6 +268,4 @@ def _measure(
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command as the user would type it again."""
-    import shlex
-
     return "verify " + " ".join(shlex.quote(item) for item in arguments)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.report.sample import passing
+from verify.cli import main
 from verify.cli.nightly import _exit, _stages
 from verify.cli.screen import seconds as duration
 from verify.gate import Row, Verdict
@@ -63,6 +67,21 @@ def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> N
     broken = nightly(project, *stages)
     assert broken.returncode == 2
     assert "bound" in broken.stderr
+
+
+def test_an_incomplete_night_ends_with_the_command_that_goes_on_in_its_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = msgspec.structs.replace(passing(), kernels=[], incomplete=["right: not begun"], command="verify nightly")
+    monkeypatch.setattr("verify.nightly.run", lambda night, works, command: late)
+    monkeypatch.chdir(project)
+    options = ["accuracy.py", "--seed", "7", "--stages", "laws", "--output", "my night", "--budget", "90s"]
+    options += ["--timeout", "60s", "--jobs", "2"]
+    assert main(["nightly", *options]) == 3
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("next: ")]
+    assert sorted(shlex.split(line)) == sorted(["next:", "verify", "nightly", *options])
+    assert load(project / "my night" / "run.json").command == "verify nightly"
 
 
 def test_nothing_to_measure_is_a_usage_error(tmp_path: Path) -> None:

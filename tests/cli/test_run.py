@@ -225,10 +225,12 @@ def test_two_runs_give_the_same_record(ran) -> None:
             "unknown dtype 'float31'; verify knows: float64",
         ),
         (("run", "broken.py"), "broken.py fails on import: ZeroDivisionError: division by zero"),
-        (("run", "unknown.py"), "no op is named 'gelo' (closest: 'gelu')"),
+        (("run", "unknown.py"), "unknown.py: no op is named 'gelo' (closest: 'gelu')"),
+        (("run", "none.py"), "none.py declares no kernel"),
+        (("run", "twice.py"), "twice.py declares two kernels as 'k', in lines 2 and 6; only the last would be"),
         (
             ("run", "layout.py"),
-            "kernel 'k': layouts is one of any, contiguous; received 'diagonal'",
+            "layout.py: kernel 'k': layouts is one of any, contiguous; received 'diagonal'",
         ),
         (("run",), "no target given and no [tool.verify] kernels in pyproject.toml"),
         (
@@ -247,10 +249,54 @@ def test_bad_usage_is_exit_2_and_states_the_rule(here, ran, arguments: tuple[str
     declaration = "import verify\n@verify.kernel({})\ndef k(x):\n    return x\n"
     (folder / "unknown.py").write_text(declaration.format('op="gelo"'))
     (folder / "layout.py").write_text(declaration.format('op="gelu", layouts="diagonal"'))
+    (folder / "none.py").write_text("x = 1\n")
+    (folder / "twice.py").write_text(2 * declaration.format('op="gelu"'))
     done = here(*arguments)
     assert done.returncode == 2, done.stdout
-    assert message in done.stderr
+    assert done.stderr.startswith(f"verify: {message}")
+    assert done.stderr.count("verify: ") == done.stderr.count("\n  next: ") == 1, "one error, and what to do"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("hunt", "accuracy.py", "--seconds=3"), "hunt"),
+        (("bounds", "review", "--seconds=3"), "bounds review"),
+        (("--seconds=3",), ""),
+    ],
+)
+def test_an_option_that_there_is_not_is_answered_with_the_usage_of_its_command(
+    arguments: tuple[str, ...], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(list(arguments))
+    prog = f"verify {command}".strip()
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: {prog} [-h]")
+    assert said.endswith(f"\n{prog}: error: unrecognized arguments: --seconds=3\n  next: {prog} --help\n")
+
+
+def test_a_usage_error_without_advice_names_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "accuracy.py", "--dtype", "float31"]) == 2
+    assert capsys.readouterr().err.endswith("\n  next: verify run --help\n")
+
+
+def test_a_file_that_ends_the_process_is_named_with_the_command_that_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "my exits.py").write_text("import sys\nsys.exit(3)\n")
+    done = verify("run", "my exits.py", "--backend", "interpreter", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "verify: my exits.py: importing it ended the process: the process ended with exit code 3 and no result\n"
+        "  next: python 'my exits.py'\n"
+    )
+
+
+def test_a_dtype_that_no_kernel_declares_is_said_with_what_they_declare(ran) -> None:
+    done = verify("run", "accuracy.py::prints", "--dtype", "float32", "--backend", "interpreter", cwd=ran[2])
+    assert done.returncode == 3
+    assert "prints was skipped: declares float16; --dtype asks for float32\n" in done.stdout
+    assert done.stdout.endswith("\nnext: verify list accuracy.py\n") and done.stdout.count("verify list") == 1
 
 
 def test_a_wrong_command_is_answered_once_and_never_with_itself(ran) -> None:
@@ -278,7 +324,9 @@ def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
     done = verify("run", "hang.py", *options, cwd=folder)
     hanging, raising = record.load(folder / "hang.json").kernels
     assert (hanging.status, hanging.message) == ("timeout", "no result within 8 s; stopped")
-    assert hanging.hint == "verify run hang.py::hangs --timeout SECONDS"
+    assert hanging.hint == "verify run hang.py::hangs --timeout 16"
+    assert done.stdout.count(hanging.hint) == 1 and "run hang.py::hangs\n" not in done.stdout
+    assert done.stdout.count("verify run hang.py::raises") == 1
     assert raising.status == "error"
     assert "reached" in raising.message
     assert done.returncode == 1

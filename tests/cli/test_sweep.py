@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tests.cli.here import Here, Said
-from verify import isolate
+from verify import isolate, worker
 from verify.cli import main
 from verify.formats import named
 from verify.record import Run, load
@@ -47,6 +47,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def call(*arguments: str, folder: Path = ROOT, **more: str) -> Said:
         monkeypatch.chdir(folder)
+        worker._environment_of.cache_clear()  # it names the commit of the folder
         for name, value in more.items():
             monkeypatch.setenv(name, value)
         code = main(command(*arguments)[3:])
@@ -79,21 +80,42 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
     assert again.returncode == 1 and "+255.195 ULP" in again.stdout
 
 
+GOOD = f"{SUBJECTS}::good"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "hint"),
     [
-        ((f"{SUBJECTS}::geglu",), "it has two operands: --pairs sweeps all 2^32 pairs"),
-        ((f"{SUBJECTS}::softmax",), "a sweep enumerates the inputs of elementwise ops"),
-        ((f"{SUBJECTS}::good", "--range=2:1"), "--range is LO:HI with LO <= HI"),
-        ((f"{SUBJECTS}::good", "--regime", "nowhere"), "has regimes 'vanishing'"),
-        ((f"{SUBJECTS}::good", "--output", "dz"), "has results y, dx; received 'dz'"),
-        ((f"{SUBJECTS}::good", "--dtype", "float64"), "--dtype asks for others"),
+        (
+            (f"{SUBJECTS}::geglu",),
+            "kernel 'geglu' has two operands: --pairs sweeps all 2^32 pairs",
+            f"verify sweep {SUBJECTS}::geglu --pairs",
+        ),
+        (
+            (f"{SUBJECTS}::softmax",),
+            "a sweep enumerates the inputs of elementwise ops judged by the plain error; kernel 'softmax' computes",
+            f"verify run {SUBJECTS}::softmax",
+        ),
+        ((GOOD, "--range=2:1"), "--range is LO:HI with LO <= HI", "verify sweep FILE.py::KERNEL --range=-1:0.5"),
+        ((GOOD, "--regime", "nowhere"), "has regimes 'vanishing'", f"verify sweep {GOOD} --regime vanishing"),
+        ((GOOD, "--output", "dz"), "'good' has results y, dx; received 'dz'", f"verify sweep {GOOD} --output y"),
+        (
+            (GOOD, "--dtype", "float64"),
+            "kernel 'good' declares bfloat16, float16, float32; received float64",
+            f"verify sweep {GOOD} --dtype bfloat16",
+        ),
+        (
+            (str(SUBJECTS), "--dtype", "float64"),
+            "nothing to sweep: kernel 'good' declares bfloat16, float16, float32; received float64; kernel ",
+            f"verify sweep {GOOD} --dtype bfloat16",
+        ),
     ],
 )
-def test_what_cannot_be_swept_is_a_usage_error(here, arguments: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_swept_is_a_usage_error(here, arguments: tuple[str, ...], message: str, hint: str) -> None:
     done = here(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr
+    assert done.stderr.endswith(f"\n  next: {hint}\n")
 
 
 # -- interruption: three chunks, of which the middle one waits for a file ---------------------------------------

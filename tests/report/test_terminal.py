@@ -13,12 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 
 from tests.report.sample import LONG_NAME, empty, incomplete, passing, plain, sample
-from verify.record import Run
-from verify.report import terminal, verdict, words
+from verify.errors import SPENT
+from verify.record import KernelRun, Run
+from verify.report import markdown, terminal, verdict, words
+from verify.session import OUT_OF_TIME
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -151,9 +154,45 @@ def test_failed_kernels_show_message_and_hint() -> None:
     assert (
         "✗ crashed  geglu_unsafe\n"
         "    the worker died with SIGSEGV while running dims [65537], dtype bfloat16\n"
-        "    next     verify run accuracy.py::geglu_unsafe --dims 65537\n"
+        "    rerun\n"
+        "    verify run accuracy.py::geglu_unsafe --dims 65537\n\n"
+    ) in text
+    assert (
+        "\n    next     return x1 * gelu(x2) without slicing it again\n"
+        "    rerun\n"
+        "    verify run accuracy.py::geglu_packed\n"
     ) in text
     assert "○ not measured\n    geglu_cuda was skipped: needs a CUDA device" in text
+
+
+@pytest.mark.parametrize("more", ["", " --timeout 16", "NONE", "OTHER"])
+def test_the_command_of_a_failing_kernel_is_told_once(more: str) -> None:
+    again = "verify run 'my kernels.py::slow'"
+    hint = {"NONE": "", "OTHER": "return one tensor"}.get(more, again + more)
+    failed = KernelRun("slow", "my kernels.py::slow", "gelu", {}, "", "error", [], "what it said", hint=hint)
+    command = hint if hint.startswith("verify") else again
+    whole = msgspec.structs.replace(empty(), kernels=[failed], incomplete=["slow: what it said"])
+    text = terminal.render(whole, width=80, color=False)
+    assert text.count("verify run ") == 1 and text.endswith(f"\nnext: {command}\n")
+    assert ("    next     return one tensor\n" in text) == (more == "OTHER")
+    others = [msgspec.structs.replace(failed, name=name, target=name, hint="") for name in ("b.py::b", "c.py::c")]
+    text = terminal.render(msgspec.structs.replace(whole, kernels=[failed, *others]), width=80, color=False)
+    for told in (command, "verify run b.py::b", "verify run c.py::c"):
+        assert text.count(told) == 1
+    page = markdown.render(whole)
+    assert "Next: verify" not in page and ("Next: return one tensor" in page) == (more == "OTHER")
+
+
+def test_kernels_that_were_not_measured_share_a_hint() -> None:
+    late = KernelRun("a", "k.py::a", "gelu", {}, "", "skipped", [], f"not begun: {SPENT}", hint=OUT_OF_TIME)
+    kernels = [msgspec.structs.replace(late, name=name, target=f"k.py::{name}") for name in "abcde"]
+    lines = [f"{kernel.name}: {kernel.message}" for kernel in kernels]
+    night = msgspec.structs.replace(empty(), kernels=kernels, incomplete=lines, command="verify nightly k.py")
+    text = terminal.render(night, width=200, color=False)
+    assert text.count(OUT_OF_TIME) == 1 and text.endswith("\nnext: verify nightly k.py\n")
+    other = msgspec.structs.replace(late, message="declares float16; --dtype asks for float64", hint="verify list k.py")
+    text = terminal.render(msgspec.structs.replace(empty(), kernels=[other]), width=200, color=False)
+    assert text.count("verify list k.py") == 1 and text.endswith("\nnext: verify list k.py\n")
 
 
 def test_a_long_name_stands_alone_and_whole() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from verify.cli import (
     bench,
@@ -60,6 +60,13 @@ EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INCOMPLETE = 0, 1, 2, 3
 class _Parser(argparse.ArgumentParser):
     """Its errors end with the next command, as all others do; the parsers of the commands are of this class too."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """What a command does not know is an error with its own usage; that of `verify` would say nothing of it."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n  next: {self.prog} --help\n")
@@ -75,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 pass, 1 wrong or failed, 2 usage, 3 incomplete",
     )
     top.add_argument("--version", action="version", version=f"verify {__version__}")
-    commands = top.add_subparsers(title="commands, in the order of use", metavar="COMMAND")
+    commands = top.add_subparsers(title="commands, in the order of use", metavar="COMMAND", dest="command_name")
     for module in COMMANDS:
         module.add(commands)
     return top
@@ -91,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(options.handler(options))
     except UsageError as error:
-        print(f"verify: {error}", file=sys.stderr)
+        told = error if error.hint else UsageError(error.message, hint=f"verify {options.command_name} --help")
+        print(f"verify: {told}", file=sys.stderr)
         return EXIT_USAGE
     except TruthError as error:
         print(f"verify: the harness is in error, no verdict: {error}", file=sys.stderr)

@@ -37,7 +37,7 @@ def _propose(steps: Any) -> None:
         "No bound ever gets looser, none is removed.",
         epilog="exit codes: 0 done, 1 done, and some figure is beyond its bound, 2 usage",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN.json")
+    parser.add_argument("runs", nargs="+", metavar="RUN.json", help="records of runs")
     _shared(parser)
     parser.add_argument("--kernel", action="append", default=[], metavar="NAME", help="this kernel only (repeatable)")
     parser.add_argument(
@@ -79,7 +79,7 @@ def _accept(steps: Any) -> None:
         description="Loosen one bound to what a record measured. The reason and the date stay in the file.",
     )
     parser.add_argument("key", metavar="KEY", help="kernel/output/dtype/regime, as `verify gate` prints it")
-    parser.add_argument("runs", nargs="+", metavar="RUN.json")
+    parser.add_argument("runs", nargs="+", metavar="RUN.json", help="records of runs")
     parser.add_argument("--reason", required=True, help="why the larger error is right")
     _shared(parser)
     parser.add_argument("--headroom", type=_share, metavar="SHARE", help="as for propose (default 0.25)")

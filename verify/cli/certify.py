@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         "in units of 2^-53 of the scale of its terms, and print the table.",
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="ops to certify (default: all)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the points that are measured (default 0)")
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument(
         "--output",

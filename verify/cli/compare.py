@@ -24,8 +24,8 @@ def add(commands: Any) -> None:
         "to be incomparable.",
         epilog="exit codes: 0 nothing got worse, 1 something did, 2 usage, 3 something could not be compared",
     )
-    parser.add_argument("base", metavar="BASE.json")
-    parser.add_argument("head", metavar="HEAD.json")
+    parser.add_argument("base", metavar="BASE.json", help="the record from before")
+    parser.add_argument("head", metavar="HEAD.json", help="the record from after, of the same cases")
     parser.add_argument("--all", action="store_true", help="list what is the same too")
     parser.add_argument("--json", metavar="PATH", help="write the comparison as JSON; - for stdout instead of the text")
     parser.set_defaults(handler=main)

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     adding = actions.add_parser(
         "add", help="pin a case", description="Try a case once and pin it with what it shows today."
     )
-    adding.add_argument("target", metavar="FILE|MODULE::KERNEL")
+    adding.add_argument("target", metavar="FILE|MODULE::KERNEL", help="the kernel that the case is about")
     adding.add_argument("case", metavar="CASE", help="the case as JSON, from a failure message or a report")
     what = adding.add_mutually_exclusive_group()
     what.add_argument("--result", default="y", help="output or gradient, e.g. y or dx (default y)")
@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     adding.set_defaults(handler=add_entry)
 
     removing = actions.add_parser("remove", help="unpin entries", description="Unpin entries by their id.")
-    removing.add_argument("ids", nargs="+", metavar="ID")
+    removing.add_argument("ids", nargs="+", metavar="ID", help="as `verify corpus list` shows it")
     removing.set_defaults(handler=remove_entries)
 
     replaying = actions.add_parser(
@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
 
     for action in (adding, replaying):
         action.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-        action.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for each case")
+        action.add_argument("--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="for each case")
     for action in (listing, adding, removing, replaying):
         action.add_argument("--json", action="store_true", help="as JSON")
 

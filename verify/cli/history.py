@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         help="show how a kernel's figures changed over time",
         description="Show a kernel's figures over all records of a folder. Without a kernel: which kernels there are.",
     )
-    parser.add_argument("kernel", nargs="?", metavar="KERNEL")
+    parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="the kernel to show")
     parser.add_argument("--output", default="", metavar="NAME", help="this output or gradient only, e.g. dx")
     parser.add_argument("--dtype", default="", metavar="DTYPE", help="this dtype only")
     parser.add_argument("--arch", default="", metavar="ARCH", help="this architecture only, e.g. sm_90 or interpreter")

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         help="show the declared kernels, or the known ops",
         description="Show the kernels that files or modules declare, or the ops that a kernel can compute.",
     )
-    parser.add_argument("targets", nargs="*", metavar="FILE|MODULE[::KERNEL]")
+    parser.add_argument("targets", nargs="*", metavar="FILE|MODULE[::KERNEL]", help="as for `verify run`")
     parser.add_argument("--ops", action="store_true", help="show the known ops instead")
     parser.add_argument("--op", metavar="NAME", help="show one op: operands, results, parameters")
     parser.add_argument("--json", action="store_true", help="as JSON")

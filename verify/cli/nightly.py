@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from verify.nightly import Night
     from verify.record import Run
 
+TIMEOUT = 1800.0
 STAGES = ("accuracy", "sweep", "bench", "hunt", "laws")
 
 
@@ -54,7 +55,13 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="kernels at a time, as for `verify run`")
     parser.add_argument(
-        "--timeout", type=screen.seconds, default=1800.0, metavar="TIME", help="for one kernel (default 30m)"
+        "--timeout",
+        type=screen.seconds,
+        default=TIMEOUT,
+        metavar="TIME",
+        help="the longest that one part may take before it is stopped (default 30m): in accuracy one kernel, in sweep "
+        "one span of inputs, in bench what is timed together in one dtype, in hunt one result in one dtype beyond its "
+        "own time, in laws one law of one kernel in one dtype",
     )
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument("--bounds", metavar="DIR", help="folder of the bounds (default reports/bounds)")
@@ -115,7 +122,8 @@ def main(options: argparse.Namespace) -> int:
         kept = runs / f"{record.created[:10]}-{record.id}.json"
         save(record, kept)
         paths.append(("kept", kept))
-    _show(record, verdict, folder / "run.json")
+    again = command_line(_arguments(options, seed, everything=True))
+    _show(record, verdict, folder / "run.json", again)
     for line in night.usage:
         print(f"verify: {screen.plain(line)}", file=sys.stderr)
     for label, path in [("record", folder / "run.json"), *paths]:
@@ -153,11 +161,15 @@ def _report(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> l
     return [("report", text), ("report", page)]
 
 
-def _show(record: Run, verdict: Verdict | None, path: Path) -> None:
+def _show(record: Run, verdict: Verdict | None, path: Path, again: str) -> None:
+    """The report; `again` goes on in the same folder, which the record's own command does not name."""
+    import msgspec
+
     from verify.report import gate_text, terminal
 
     width, color = screen.width(), screen.colour()
-    sys.stdout.write(terminal.render(record, width=width, color=color, record=str(path)))
+    shown = msgspec.structs.replace(record, command=again)
+    sys.stdout.write(terminal.render(shown, width=width, color=color, record=str(path)))
     if verdict is not None:
         sys.stdout.write("\n" + gate_text.render(verdict, width=width, color=color, records=[str(path)]))
 
@@ -176,6 +188,10 @@ def _arguments(options: argparse.Namespace, seed: int, *, everything: bool = Fal
             arguments += ["--output", options.output]
         if options.budget is not None:
             arguments += ["--budget", f"{options.budget:g}s"]
+        if options.timeout != TIMEOUT:
+            arguments += ["--timeout", f"{options.timeout:g}s"]
+        if options.jobs:
+            arguments += ["--jobs", str(options.jobs)]
         if options.gpus:
             arguments += ["--gpus", options.gpus]
         if options.scheduler:

@@ -33,12 +33,20 @@ def add(commands: Any) -> None:
 
 def add_place(parser: Any) -> None:
     """What names an element: shared with `verify explain`, which takes the arguments of a replay as they are."""
-    parser.add_argument("target", metavar="FILE|MODULE::KERNEL", nargs="?", default="")
+    parser.add_argument(
+        "target",
+        metavar="FILE|MODULE::KERNEL",
+        nargs="?",
+        default="",
+        help="a declared kernel; with --run its name is enough",
+    )
     parser.add_argument(
         "case", metavar="CASE", nargs="?", default="", help="the case as JSON, from a message or report"
     )
     parser.add_argument("--result", default="", help="output or gradient, e.g. y or dx (default y)")
-    parser.add_argument("--index", type=int, help="flat index of the element (default 0)")
+    parser.add_argument(
+        "--index", type=int, help="flat index of the element (default: 0, for `verify explain` the worst)"
+    )
     parser.add_argument("--law", metavar="NAME", help="try this law on the case instead of judging one element")
     parser.add_argument(
         "--run", metavar="RUN.json", help="a run record: its worst element, or what it says of this one"
@@ -46,7 +54,9 @@ def add_place(parser: Any) -> None:
     parser.add_argument("--dtype", default="", help="with --run and no case: the worst element of this dtype")
     parser.add_argument("--regime", default="", metavar="NAME", help="with --run and no case: of this regime")
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument(
+        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="time for the case (default 600)"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 

@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         description="Render a run record as a table, an HTML page or Markdown; beside bounds, an earlier run or the "
         "history of a folder if asked. See docs/report.md for how to read it.",
     )
-    parser.add_argument("record", metavar="RUN.json")
+    parser.add_argument("record", metavar="RUN.json", help="the record to show")
     parser.add_argument("--html", metavar="PATH", help="write one self-contained HTML page")
     parser.add_argument("--markdown", metavar="PATH", help="write Markdown; - for stdout")
     parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")

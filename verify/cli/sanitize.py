@@ -20,12 +20,14 @@ def add(commands: Any) -> None:
         "of bounds), initcheck (reads of memory that nobody wrote), racecheck (races in shared memory), synccheck "
         "(barriers that some threads miss). Exit code 3 without a GPU or without compute-sanitizer.",
     )
-    parser.add_argument("target", metavar="FILE|MODULE[::KERNEL]")
+    parser.add_argument("target", metavar="FILE|MODULE[::KERNEL]", help="what to run")
     parser.add_argument(
         "--tool", choices=("memcheck", "initcheck", "racecheck", "synccheck", "all"), default="all", help="default all"
     )
     parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for one tool on one kernel")
+    parser.add_argument(
+        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="for one tool on one kernel"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(handler=main)
 

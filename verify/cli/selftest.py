@@ -18,7 +18,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--law", action="append", default=[], metavar="NAME", help="only this law (repeatable)")
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument(
+        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="time for all of it (default 600)"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(handler=main)
 

@@ -182,7 +182,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check_compiled,
         examples=_one,
-        share=0.05,
+        share=0.02,
     ),
     Law(
         name="custom operators",

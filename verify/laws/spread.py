@@ -3,24 +3,26 @@
 One law of one kernel in one dtype is a unit of its own, so that all workers are busy to the end, and so that whatever
 happens to it (the kernel takes the process down, the harness is in error, time runs out) happens to it alone. Units of
 the first round of all kernels come before those of the second (`verify.laws.engine.rounds`): a budget that ends early
-leaves every law tried on every kernel with fewer cases, not some kernels untried. Within a round a law is tried on all
-kernels before the next law, the kernels that take longest first.
+leaves every law tried on every kernel with fewer cases, not some kernels untried. Within a round a worker stays with
+one kernel in one dtype, law after law, because a Triton kernel takes longer to compile for a shape than a law to check
+it, and what was compiled for one law serves the next. Kernels that take longest come first.
 
 Finished units stand in a journal, one line each, and are not done again.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -75,19 +77,12 @@ class _Subject:
     seconds: float = 0.0
 
 
-def run(targets: Sequence[str], workers: Sequence[Answers], spread: Spread, command: str) -> Run:
-    """Every law of every kernel; `workers` are the caller's, who stops them. Raises where no kernel can be tried."""
+def run(judged: Mapping[str, dict[str, Any]], workers: Sequence[Answers], spread: Spread, command: str) -> Run:
+    """Every law of every kernel of `judged`: by target, what each declares. `workers` are stopped by the caller."""
     started = time.monotonic()
     about = answer(workers[0].ask({"do": "environment"}, timeout=START_SECONDS))
     plan = answer(workers[0].ask({"do": "laws", "profile": spread.profile}, timeout=START_SECONDS))
-    subjects = [
-        _Subject(item, f"{target.partition('::')[0]}::{item['name']}")
-        for target in targets
-        for item in describe_target(workers[0], target)
-        if about["backend"] in item["backends"] and not item["lacking"] and not item["peer"]
-    ]
-    if not subjects:
-        raise UsageError("no kernel is judged here")
+    subjects = [_Subject(item, target) for target, item in judged.items()]
     work = _Work(subjects, plan["laws"], plan["rounds"], spread)
     work.do(workers)
     kernels = [_kernel_run(subject, plan["laws"], plan["rounds"]) for subject in subjects]
@@ -102,6 +97,21 @@ def run(targets: Sequence[str], workers: Sequence[Answers], spread: Spread, comm
     )
 
 
+class _Place(NamedTuple):
+    """A unit in the queue, by numbers; the smallest is done first where nothing else decides."""
+
+    round: int
+    turn: int  # of the kind of op
+    subject: int
+    dtype: int
+    law: int
+
+    @property
+    def code(self) -> tuple[int, int]:
+        """What is compiled for one such unit serves the others."""
+        return self.subject, self.dtype
+
+
 class _Work:
     """The queue of units. Each unit that is done puts the next round of its law into it."""
 
@@ -109,7 +119,8 @@ class _Work:
         self.subjects, self.laws, self.rounds, self.spread = subjects, laws, rounds, spread
         self.known = _read(spread.journal)
         self.changed = threading.Condition()
-        self.queue: list[tuple[int, int, int, int, int]] = []  # round, law, how long, subject, dtype
+        self.queue: list[_Place] = []
+        self.busy: Counter[tuple[int, int]] = Counter()  # workers at each subject in each dtype
         self.running = self.finished = 0
         self.ended = False  # by Ctrl-C or an error: the workers are stopped, which is no kernel's crash
         for place, subject in enumerate(subjects):
@@ -136,25 +147,26 @@ class _Work:
                 raise
 
     def _put(self, number: int, law: int, place: int, dtype: int) -> None:
-        turn = LONGEST.index(self.subjects[place].item["kind"])
-        heapq.heappush(self.queue, (number, law, turn, place, dtype))
+        self.queue.append(_Place(number, LONGEST.index(self.subjects[place].item["kind"]), place, dtype, law))
 
     def _serve(self, worker: Answers) -> None:
-        for number, law, _, place, dtype in self._units():
-            subject = self.subjects[place]
-            name = subject.item["dtypes"][dtype]
+        for unit in self._units():
+            subject = self.subjects[unit.subject]
             again = False
             try:
-                again = self._try(worker, subject, name, self.laws[law], number)
+                name = subject.item["dtypes"][unit.dtype]
+                again = self._try(worker, subject, name, self.laws[unit.law], unit.round)
             finally:
                 with self.changed:
                     self.running -= 1
-                    self.finished += number == 0
-                    if again and number + 1 < self.rounds:
-                        self._put(number + 1, law, place, dtype)
+                    self.busy[unit.code] -= 1
+                    self.finished += unit.round == 0
+                    if again and unit.round + 1 < self.rounds:
+                        self._put(unit.round + 1, unit.law, unit.subject, unit.dtype)
                     self.changed.notify_all()
 
-    def _units(self) -> Iterator[tuple[int, int, int, int, int]]:
+    def _units(self) -> Iterator[_Place]:
+        last: tuple[int, int] | None = None
         while True:
             with self.changed:
                 while not self.queue and self.running > 0:
@@ -162,7 +174,10 @@ class _Work:
                 if not self.queue:
                     return
                 self.running += 1
-                unit = heapq.heappop(self.queue)
+                unit = min(self.queue, key=lambda each: (each.round, each.code != last, self.busy[each.code], each))
+                self.queue.remove(unit)
+                self.busy[unit.code] += 1
+                last = unit.code
             yield unit
 
     def _try(self, worker: Answers, subject: _Subject, dtype: str, law: str, number: int) -> bool:
@@ -280,7 +295,7 @@ def _kernel_run(subject: _Subject, laws: Sequence[str], rounds: int) -> KernelRu
         status=status,
         results=[],
         message=message,
-        hint=f"verify run {subject.target}" if failed else "",
+        hint=f"verify run {shlex.quote(subject.target)}" if failed else "",
         laws=found,
         peer=item["peer"],
         notes=notes,

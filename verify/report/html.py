@@ -414,7 +414,7 @@ def _failures(kernels: Sequence[KernelRun]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for kernel in kernels:
         again = verdict.rerun(kernel)
-        hint = "" if kernel.hint == again else words.clean(kernel.hint)
+        hint = verdict.advice(kernel)
         # peers that fail are not what a reader has to mend: not beside those that are
         told = found.setdefault(
             (verdict.standing(kernel) + kernel.status, kernel.message, hint),

@@ -133,7 +133,8 @@ def _failure(kernel: KernelRun) -> str:
         ]
     shown = "<br>".join(code(line) for line in lines if line)
     sign, word = GLYPHS[verdict.standing(kernel)], verdict.STATUS_WORD[kernel.status]
-    hint = f"Next: {inert(kernel.hint)}\n\n" if kernel.hint else ""
+    advice = verdict.advice(kernel)
+    hint = f"Next: {inert(advice)}\n\n" if advice else ""
     return (
         f"<details><summary>{sign} {word}: {code(verdict.name_of(kernel))}</summary>\n\n"
         f"{shown}\n\n{hint}{fenced(verdict.rerun(kernel))}\n</details>\n"

@@ -66,12 +66,13 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
         console.print()
         rest = words.plural(len(broken) - MOST_BLOCKS, "more broken law")
         _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+    closing = verdict.next_command(run, record=record)
     for kernel in verdict.failures(run):
-        _failure(console, kernel, signs)
-    _not_measured(console, run, signs)
+        _failure(console, kernel, signs, closing)
+    _not_measured(console, run, signs, closing)
     _notes(console, run, signs)
     _untried_laws(console, run, signs)
-    _closing(console, run, signs, record)
+    _closing(console, run, signs, closing)
     stream = console.file
     assert isinstance(stream, io.StringIO)
     # rich pads folded lines to the full width; trailing blanks are noise in a file or a diff
@@ -117,7 +118,8 @@ def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None
     _command(console, " " * MARGIN + words.clean(law.replay))
 
 
-def _failure(console: Console, kernel: KernelRun, signs: Signs) -> None:
+def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) -> None:
+    """A kernel without figures; its command is left to the last line where that has it."""
     word = verdict.STATUS_WORD[kernel.status]
     _heading(console, verdict.standing(kernel), verdict.name_of(kernel), word, signs)
     lines = words.clean_lines(kernel.message) if kernel.message else ["no message was recorded"]
@@ -129,22 +131,25 @@ def _failure(console: Console, kernel: KernelRun, signs: Signs) -> None:
         ]
     for line in lines:
         _indented(console, line)
-    if kernel.hint and kernel.hint != verdict.rerun(kernel):
-        _field(console, "next", words.clean(kernel.hint))
-    _field(console, "rerun", "")
-    _command(console, " " * MARGIN + verdict.rerun(kernel))
+    if advice := verdict.advice(kernel):
+        _field(console, "next", advice)
+    if (again := verdict.rerun(kernel)) != closing:
+        _field(console, "rerun", "")
+        _command(console, " " * MARGIN + again)
 
 
-def _not_measured(console: Console, run: Run, signs: Signs) -> None:
+def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> None:
     gaps = verdict.not_measured(run)
     if not gaps:
         return
     _heading(console, "skipped", "not measured", "", signs)
     for gap in gaps:
         _indented(console, gap.text)
-    for kernel in run.kernels:
-        if kernel.status == "skipped" and kernel.hint:
-            _field(console, "next", words.clean(kernel.hint))
+    # where time ran out, all kernels have the same hint
+    hints = dict.fromkeys(words.clean(kernel.hint) for kernel in run.kernels if kernel.status == "skipped")
+    for hint in hints:
+        if hint not in ("", closing):
+            _field(console, "next", hint)
 
 
 def _notes(console: Console, run: Run, signs: Signs) -> None:
@@ -174,7 +179,7 @@ def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
         _indented(console, f"{signs.ellipsis} {rest}; the record has them")
 
 
-def _closing(console: Console, run: Run, signs: Signs, record: str) -> None:
+def _closing(console: Console, run: Run, signs: Signs, command: str) -> None:
     from rich.text import Text
 
     status = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict]
@@ -185,7 +190,7 @@ def _closing(console: Console, run: Run, signs: Signs, record: str) -> None:
     word, rest = verdict.sentence(run, dash=signs.dash).split(":", 1)
     line.append(word + ":").append(rest, style="not bold default")
     console.print(line, overflow="fold")
-    command, worst = verdict.next_command(run, record=record), verdict.worst_result(run)
+    worst = verdict.worst_result(run)
     told = [found.result for found in verdict.wrong_results(run)[:MOST_BLOCKS] if found.worst is not None]
     if worst is not None and len(command) > words.LONG and any(worst.result is result for result in told):
         command = f"the replay command of {verdict.title(worst.kernel, worst.result)}, above"  # once is enough

@@ -359,8 +359,15 @@ def notes_of(kernel: KernelRun) -> list[str]:
 
 
 def rerun(kernel: KernelRun) -> str:
-    """The command that measures one kernel again."""
-    return f"verify run {shlex.quote(clean(kernel.target))}"
+    """The command that measures one kernel again: the one that its hint names, such as one with more time, if any."""
+    target, hint = shlex.quote(clean(kernel.target)), clean(kernel.hint)
+    return hint if hint.startswith("verify ") and target in hint else f"verify run {target}"
+
+
+def advice(kernel: KernelRun) -> str:
+    """What the hint of a kernel says beside the command of `rerun`; empty where it says no more."""
+    hint = clean(kernel.hint)
+    return "" if hint == rerun(kernel) else hint
 
 
 def short_replay(found: Found, record: str) -> str:
@@ -388,7 +395,8 @@ def next_command(run: Run, *, record: str = "") -> str:
             return rerun(found[status])
     if run.verdict == "incomplete":
         if "skipped" in found and not run.incomplete:
-            return "verify doctor"
+            hint = clean(found["skipped"].hint)
+            return hint if hint.startswith("verify ") else "verify doctor"
         return clean(run.command) if run.incomplete and run.command else "verify list"
     if record:
         return f"verify report {shlex.quote(record)} --html report.html"

@@ -163,7 +163,7 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
         target=words.clean(kernel.target),
         promise=words.clean(kernel.promise),
         message=words.clean_lines(kernel.message) if kernel.message else [],
-        hint="" if kernel.hint == verdict.rerun(kernel) else words.clean(kernel.hint),
+        hint=verdict.advice(kernel),
         notes=verdict.notes_of(kernel),
         seconds=words.seconds(kernel.seconds),
         rerun=verdict.rerun(kernel),

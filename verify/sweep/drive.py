@@ -8,6 +8,7 @@ chunks at a time, an interpreted kernel one.
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -126,6 +127,8 @@ def _spaces(
     work: list[_Work] = []
     described: dict[str, dict[str, Any]] = {}
     place: dict[str, str] = {}
+    reasons: list[str] = []
+    hints: list[str] = []
     for target in targets:
         listed = describe_target(worker, target)
         source = target.partition("::")[0]
@@ -142,14 +145,19 @@ def _spaces(
             "hardest": settings.hardest,
         }
         reply = answer(worker.ask(request, timeout=START_SECONDS))
-        settings.usage += [f"not swept: {line}" for line in reply["skipped"]]
+        reasons += reply["skipped"]
+        hints += reply["hints"]
         place |= {f"{name} of {source}": value for name, value in reply["place"].items()}
         for found, reference in zip(reply["spaces"], reply["references"], strict=True):
             work.append(_Work(msgspec.convert(found, Space), reference))
+    settings.usage += [f"not swept: {reason}" for reason in reasons]
     if not work:
         raise UsageError(
-            "nothing to sweep: " + ("; ".join(settings.usage) or "no dtype of these kernels can be enumerated"),
-            hint="--pairs sweeps two operands in 16 bits, --dtype float32 a whole float32, also without a GPU",
+            "nothing to sweep: " + ("; ".join(reasons) or "no dtype of these kernels can be enumerated"),
+            hint=next(
+                filter(None, hints),
+                "--pairs sweeps two operands in 16 bits, --dtype float32 a whole float32, also without a GPU",
+            ),
         )
     return work, described, place
 
@@ -304,7 +312,7 @@ class _Driver:
                 status=status,  # type: ignore[arg-type]
                 results=[],
                 message=f"{item.space.dtype}: {message}",
-                hint=f"verify sweep {item.space.target} --dtype {item.space.dtype}",
+                hint=f"verify sweep {shlex.quote(item.space.target)} --dtype {item.space.dtype}",
             )
         request = {
             "do": "sweep record",

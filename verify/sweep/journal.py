@@ -19,6 +19,7 @@ from verify.sweep.partial import Partial
 from verify.sweep.space import Space
 
 VERSION = 1
+ANOTHER = "rerun without --resume, or name another file"
 _CHECK = 16  # hex digits before each line's JSON
 
 
@@ -41,11 +42,11 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             data = path.read_bytes() if path.exists() else b""
         except OSError as error:
-            raise UsageError(f"cannot read the journal {path}: {error.strerror}") from error
+            raise UsageError(f"cannot read the journal {path}: {error.strerror}", hint=ANOTHER) from error
         whole = data[: data.rfind(b"\n") + 1]
         lines = [body for line in whole.splitlines() if (body := checked(line)) is not None]
         if data and not lines:
-            raise UsageError(f"{path} is not a journal of a sweep", hint="name another file for --resume")
+            raise UsageError(f"{path} is not a journal of a sweep", hint=ANOTHER)
         if lines:
             _same(path, lines[0], header)
             for body in lines[1:]:
@@ -74,10 +75,10 @@ class Journal:
         try:
             partial = Partial.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{self.path} holds a line that is no partial result: {error}") from error
+            raise UsageError(f"{self.path} holds a line that is no partial result: {error}", hint=ANOTHER) from error
         known = self.known.get(partial.space)
         if partial.space not in {space.identity() for space in header.spaces}:
-            raise UsageError(f"{self.path} holds results of a sweep that it does not announce")
+            raise UsageError(f"{self.path} holds results of a sweep that it does not announce", hint=ANOTHER)
         if known is None:
             self.known[partial.space] = partial
         elif not any(a < d and c < b for a, b in known.chunks for c, d in partial.chunks):
@@ -97,16 +98,17 @@ def checked(line: bytes) -> bytes | None:
 
 def _same(path: Path, body: bytes, wanted: Header) -> None:
     """UsageError unless a journal was begun by the same sweep of the same code in the same place."""
-    hint = "rerun without --resume, or name another file"
     try:
         found = msgspec.json.decode(body, type=Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not a journal of this version: {error}", hint=hint) from error
+        raise UsageError(f"{path} is not a journal of this version: {error}", hint=ANOTHER) from error
     if found.version != wanted.version:
-        raise UsageError(f"{path} has journal version {found.version}; this verify reads {wanted.version}", hint=hint)
+        raise UsageError(
+            f"{path} has journal version {found.version}; this verify reads {wanted.version}", hint=ANOTHER
+        )
     if found.spaces != wanted.spaces:
         raise UsageError(
-            f"{path} is the journal of another sweep: {_words(found)}; this one is {_words(wanted)}", hint=hint
+            f"{path} is the journal of another sweep: {_words(found)}; this one is {_words(wanted)}", hint=ANOTHER
         )
     theirs: dict[str, Any] = {**found.place, "references": found.references}
     ours: dict[str, Any] = {**wanted.place, "references": wanted.references}
@@ -115,7 +117,7 @@ def _same(path: Path, body: bytes, wanted: Header) -> None:
             raise UsageError(
                 f"{path} was begun elsewhere: its {name} is {theirs.get(name, 'absent')}, here it is "
                 f"{ours.get(name, 'absent')}; partial results of both do not merge",
-                hint=hint,
+                hint=ANOTHER,
             )
 
 

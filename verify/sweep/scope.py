@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import Literal
 
 from verify.curve import edges_for
@@ -39,35 +41,47 @@ def space_of(
 ) -> Space:
     """The space of one kernel in one dtype. `bounds` are values, both included, or keys (as ints, half-open)."""
     shape, fmt = shape_of(kernel.op), named(dtype)
+    who, again = f"kernel {kernel.name!r}", f"verify sweep {shlex.quote(target)}"
+    elsewhere = f"verify run {shlex.quote(target)}"
     if shape is None:
         raise UsageError(
-            f"a sweep enumerates the inputs of elementwise ops judged by the plain error; {kernel.op.name} is not one",
-            hint=f"verify run {target}",
+            f"a sweep enumerates the inputs of elementwise ops judged by the plain error; {who} computes "
+            f"{kernel.op.name}, which is not one",
+            hint=elsewhere,
         )
     if dtype not in kernel.dtypes:
-        raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; received {dtype}")
+        raise undeclared(kernel, target, [dtype])
     if fmt.bits > (32 if shape == "unary" else PAIR_BITS):
         what = f"2^{fmt.bits}" if shape == "unary" else f"2^{2 * fmt.bits}"
         raise UsageError(
-            f"{kernel.name} in {dtype} has {what} inputs, too many to enumerate", hint=f"verify run {target}"
+            f"{who} in {dtype} has {what} inputs, too many to enumerate", hint=f"{elsewhere} --dtype {dtype}"
         )
     known = tuple(name for name in kernel.outputs) + tuple("d" + operand.name for operand in kernel.differentiable)
     for name in results:
         if name not in known:
-            raise UsageError(f"kernel {kernel.name!r} has results {', '.join(known)}; received {name!r}")
+            raise UsageError(
+                f"{who} has results {', '.join(known)}; received {name!r}", hint=f"{again} --output {known[0]}"
+            )
     if shape != "unary" and fmt.bits != PAIR_BITS:
-        raise UsageError(f"pairs are enumerated in 16-bit dtypes; received {dtype}")
+        raise UsageError(
+            f"{who} has two operands, whose pairs are enumerated in 16-bit dtypes; received {dtype}",
+            hint=f"{elsewhere} --dtype {dtype}",
+        )
     if hardest and shape != "unary":
-        raise UsageError("the hardest inputs are listed for unary ops; a pair's product ties trivially")
+        raise UsageError(
+            f"the hardest inputs are listed for unary ops, as a pair's product ties trivially; {who} has two operands",
+            hint=f"{again} --pairs",
+        )
     start, stop = 0, 1 << fmt.bits
     if regime:
-        start, stop = _regime_keys(kernel, fmt, regime)
+        start, stop = _regime_keys(kernel, fmt, regime, again)
     elif bounds is not None and all(isinstance(bound, int) for bound in bounds):
         start, stop = int(bounds[0]), int(bounds[1])
     elif bounds is not None:
         start, stop = key_of_value(fmt, bounds[0]), key_of_value(fmt, bounds[1], above=True)
     if not 0 <= start < stop <= 1 << fmt.bits:
-        raise UsageError(f"{dtype} has no number in the range asked for")
+        asked = f"the regime {regime!r}" if regime else "the range asked for"
+        raise UsageError(f"{who}: {dtype} has no number in {asked}", hint=f"{again} --dtype {dtype} --range=-1:1")
     return Space(
         target=target,
         dtype=fmt.name,
@@ -81,13 +95,27 @@ def space_of(
     )
 
 
-def _regime_keys(kernel: Kernel, fmt: Format, name: str) -> tuple[int, int]:
+def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageError:
+    """The error about dtypes that a kernel does not declare; next comes the first that it declares and can be swept."""
+    most = 32 if shape_of(kernel.op) == "unary" else PAIR_BITS
+    declared, where = ", ".join(kernel.dtypes), shlex.quote(target)
+    able = next((name for name in kernel.dtypes if named(name).bits <= most), None)
+    return UsageError(
+        f"kernel {kernel.name!r} declares {declared}; received {', '.join(received)}",
+        hint=f"verify run {where}" if able is None else f"verify sweep {where} --dtype {able}",
+    )
+
+
+def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[int, int]:
     regimes = kernel.op.regimes(kernel.op.resolve(kernel.params))
     for regime in regimes:
         if regime.name == name:
             return finite_keys(fmt, regime.low, regime.high)
     known = ", ".join(repr(regime.name) for regime in regimes) or "none"
-    raise UsageError(f"op {kernel.op.name!r} has regimes {known}; received {name!r}")
+    raise UsageError(
+        f"kernel {kernel.name!r}: op {kernel.op.name!r} has regimes {known}; received {name!r}",
+        hint=f"{again} --regime {shlex.quote(regimes[0].name)}" if regimes else again,
+    )
 
 
 def curve_keys(op: Op, params: Params, fmt: Format) -> list[int]:

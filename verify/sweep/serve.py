@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from verify.formats import named
 from verify.sweep.checking import check, route_of
 from verify.sweep.finishing import finish
 from verify.sweep.partial import Partial
-from verify.sweep.scope import shape_of, space_of
+from verify.sweep.scope import shape_of, space_of, undeclared
 from verify.sweep.space import Space
 
 # what decides a figure: a journal that other code of these began is not continued
@@ -30,8 +31,8 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def spaces(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, Any]:
-    """Every space of a target's kernels that a request asks for; `skipped` says why others have none."""
-    found, references, skipped = [], [], []
+    """Every space of a target's kernels that a request asks for; `skipped` and `hints` say why others have none."""
+    found, references, skipped, hints = [], [], [], []
     source = request["target"].partition("::")[0]
     loaded = load(Target.parse(request["target"]))
     for kernel in loaded:
@@ -42,28 +43,40 @@ def spaces(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, A
         except UsageError as error:
             if len(loaded) == 1:
                 raise
-            skipped.append(f"{kernel.name}: {error.message}")
+            skipped.append(error.message)
+            hints.append(error.hint or "")
     return {
         "spaces": found,
         "references": references,
         "skipped": skipped,
+        "hints": hints,
         "place": {"sources": sources_of(loaded[0]), "verify": own_digest()},
     }
 
 
 def _spaces_of(kernel: Kernel, target: str, request: dict[str, Any], backend: Backend) -> list[Space]:
+    who = f"kernel {kernel.name!r}"
     if backend.name not in kernel.backends:
-        raise UsageError(f"declared for {', '.join(kernel.backends)}; this sweep is on {backend.name}")
+        raise UsageError(
+            f"{who} is declared for {', '.join(kernel.backends)}; this sweep is on {backend.name}",
+            hint="verify doctor",
+        )
     if kernel.lacking:
-        raise UsageError(f"it needs {', '.join(kernel.lacking)}, which is not installed")
+        lacking = ", ".join(kernel.lacking)
+        raise UsageError(
+            f"{who} needs {lacking}, which is not installed", hint=f"install {lacking} for {sys.executable}"
+        )
     shape, wanted = shape_of(kernel.op), [named(name).name for name in request["dtypes"]]
     dtypes = [name for name in kernel.dtypes if not wanted or name in wanted]
     if wanted and not dtypes:
-        raise UsageError(f"it declares {', '.join(kernel.dtypes)}; --dtype asks for others")
+        raise undeclared(kernel, target, wanted)
     if shape is None:
         space_of(kernel, target, kernel.dtypes[0])  # says why
     if shape not in (None, "unary") and not request["pairs"]:
-        raise UsageError("it has two operands: --pairs sweeps all 2^32 pairs of a 16-bit dtype")
+        raise UsageError(
+            f"{who} has two operands: --pairs sweeps all 2^32 pairs of a 16-bit dtype",
+            hint=f"verify sweep {shlex.quote(target)} --pairs",
+        )
     narrow = request["bounds"] or request["regime"]
     limit = 32 if shape == "unary" and (backend.name == "cuda" or wanted or narrow) else SLOW_BITS
     if not wanted:
