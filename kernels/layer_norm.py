@@ -155,17 +155,29 @@ def _sum_of_three(x, i, r):
 
 
 @triton.jit
-def _value(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
+def _operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
+    """What is added up: x, residual, input_bias; x in the place of those that are absent."""
+    x = tl.load(x_ptr + cols, mask=mask, other=0.0)
+    r = tl.load(r_ptr + cols, mask=mask, other=0.0) if HAS_R else x
+    i = tl.load(i_ptr + cols, mask=mask, other=0.0) if HAS_I else x
+    return x, r, i
+
+
+@triton.jit
+def _sum(x, r, i, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
     """x [+ input_bias] [+ residual] in float64: exact unless exponents are 29 binades apart."""
-    v = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float64)
-    if HAS_R:
-        r = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+    v = x.to(tl.float64)
     if HAS_I:
-        i = tl.load(i_ptr + cols, mask=mask, other=0.0).to(tl.float64)
-        v = _sum_of_three(v, i, r) if HAS_R else v + i
+        v = _sum_of_three(v, i.to(tl.float64), r.to(tl.float64)) if HAS_R else v + i.to(tl.float64)
     elif HAS_R:
-        v += r
+        v += r.to(tl.float64)
     return v
+
+
+@triton.jit
+def _value(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
+    x, r, i = _operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+    return _sum(x, r, i, HAS_R, HAS_I)
 
 
 @triton.jit
@@ -294,16 +306,28 @@ def _one_column(xhat, g, c1, ONE: tl.constexpr):
 
 
 @triton.jit
+def _vectors(w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
+    """weight and bias, whatever is there in the place of an absent one."""
+    w = tl.load(w_ptr + cols, mask=mask, other=0.0) if HAS_W else 1.0
+    b = tl.load(b_ptr + cols, mask=mask, other=0.0) if HAS_B else 0.0
+    return w, b
+
+
+@triton.jit
+def _scale_and_shift(y, w, b, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
+    """y weight + bias, one rounding in y's dtype."""
+    if HAS_W:
+        y = tl.fma(y, w.to(y.dtype), b.to(y.dtype)) if HAS_B else y * w.to(y.dtype)
+    elif HAS_B:
+        y = y + b.to(y.dtype)
+    return y
+
+
+@triton.jit
 def _affine(y, w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
     """y weight + bias, one rounding in y's dtype."""
-    if HAS_B:
-        b = tl.load(b_ptr + cols, mask=mask, other=0.0).to(y.dtype)
-    if HAS_W:
-        w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(y.dtype)
-        y = tl.fma(y, w, b) if HAS_B else y * w
-    elif HAS_B:
-        y = y + b
-    return y
+    w, b = _vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+    return _scale_and_shift(y, w, b, HAS_W, HAS_B)
 
 
 # -------------------------------------------------------------------------------- forward kernels
@@ -409,8 +433,13 @@ def _forward_kernel(
             x = x.to(tl.float32)
             d = x.to(tl.float64)
     else:
-        v = _value(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
-        shift = _value(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
+        # All loads first; weight and bias, too, where adding up leaves them time to arrive.
+        x, r, i = _operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        x0, r0, i0 = _operands(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
+        if HAS_R:
+            w, b = _vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        v = _sum(x, r, i, HAS_R, HAS_I)
+        shift = _sum(x0, r0, i0, HAS_R, HAS_I)
         d = v - shift if FULL else tl.where(mask, v - shift, 0.0)
     s1, s2 = _sums(d, d * d)
     n = row.to(tl.float64) * 0.0 + n_cols  # n_cols itself is no tensor when it is 1
@@ -441,7 +470,9 @@ def _forward_kernel(
         else:
             up = _mark(mean, var) if HAS_R else 1.0
             y = ((v - mean) - mean_low) * rstd
-        y = _affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        if FAST or not HAS_R:
+            w, b = _vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        y = _scale_and_shift(y, w, b, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, _rounded(y, y_ptr), mask=mask)
         if HAS_R:
             tl.store(s_ptr + row * n_cols + cols, _rounded(v, s_ptr), mask=mask)
@@ -489,8 +520,10 @@ def _forward_loop_kernel(
             acc = tl.maximum(acc, tl.abs(v))
             varies |= ((cols < n_cols) & ((v != first) | (low != first_low))).to(tl.int32)
         # The row is scaled by 2^-k: to [1, 2), or so that eps is about 1 if that is the larger.
-        top = tl.minimum(tl.maximum(_exponent(tl.max(acc, 0)), -1000), 1022)
-        k = tl.maximum(top, tl.where(eps > 0, _exponent(eps) >> 1, -1000))
+        largest = tl.max(acc, 0)
+        top = tl.where(largest < 2.0**-900, _exponent(largest * 2.0**200) - 200, _exponent(largest))
+        top = tl.minimum(top, 1022)
+        k = tl.maximum(tl.maximum(top, -1000), tl.where(eps > 0, _exponent(eps) >> 1, -1000))
         up = _power_of_two(-k)
         size = _power_of_two(tl.maximum(top - k, -1000))
         acc = tl.zeros((BLOCK,), tl.float64)
@@ -518,8 +551,8 @@ def _forward_loop_kernel(
             acc_low += (sq - high) + tl.fma(d, d, -sq)
         s2, s2_low = _sums(acc, acc_low)
         var = (s2 + s2_low) * inv
-        # A constant row needs no scale; eps up^2 could underflow and leave 0 * inf.
-        back = tl.where(var == 0, _power_of_two(k), 1.0)
+        # Where eps up^2 underflows and the row is constant as far as var can tell, scaling would leave 0 * inf.
+        back = tl.where(var + (eps * up) * up == 0, _power_of_two(k), 1.0)
         mean *= back
         mean_low *= back
         up *= back
@@ -569,7 +602,7 @@ def _row_sums_kernel(
     i_ptr,
     w_ptr,
     stats_ptr,
-    sums_ptr,  # [M, 2] float64, out: c1, c2
+    sums_ptr,  # [M, 2] float64, out: c1, c2; then, if WIDE, [M]: the power of two they are multiplied by
     dy_stride,
     x_stride,
     r_stride,
@@ -580,22 +613,44 @@ def _row_sums_kernel(
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
 ):
-    """c1 and c2 of one row per program, read block by block."""
+    """c1 and c2 of one row per program, read block by block.
+
+    WIDE: those of rows of small gradients times 2^512, because rstd may be far above 1 and would magnify
+    the rounding of subnormal numbers."""
     row = tl.program_id(0).to(tl.int64)
     up, mean, mean_low, rstd = _load_stats(stats_ptr + row * 4, True)
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
+    lifted1 = tl.zeros((BLOCK,), tl.float64)
+    lifted2 = tl.zeros((BLOCK,), tl.float64)
+    top = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = cols < n_cols
         v, low = _value_pair(x_ptr + row * x_stride, r_ptr + row * r_stride, i_ptr, cols, mask, HAS_R, HAS_I)
-        g = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
+        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
+        g = dy
         if HAS_W:
-            g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+            w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+            g *= w
         xhat = tl.where(mask, _xhat(v, low, up, mean, mean_low, rstd, WIDE), 0.0)
         acc1 += g
         acc2 = tl.fma(g, xhat, acc2)
+        if WIDE:
+            lifted = dy * 2.0**512
+            if HAS_W:
+                lifted *= w
+            top = tl.maximum(top, tl.abs(lifted))
+            lifted1 += lifted
+            lifted2 = tl.fma(lifted, xhat, lifted2)
     s1, s2 = _sums(acc1, acc2)
+    if WIDE:
+        small = (tl.max(top, 0) < 2.0**112) & (up >= 2.0**-500)  # 2^-512 up is exact
+        l1, l2 = _sums(lifted1, lifted2)
+        s1 = tl.where(small, l1, s1)
+        s2 = tl.where(small, l2, s2)
+        rows = row * 0 + tl.num_programs(0)
+        tl.store(sums_ptr + rows * 2 + row, _power_of_two(tl.where(small, row * 0 + 512, 0)))
     n = row.to(tl.float64) * 0.0 + n_cols
     tl.store(sums_ptr + row * 2, s1 / n)
     tl.store(sums_ptr + row * 2 + 1, s2 / n)
@@ -644,6 +699,54 @@ def _backward_hard_row(
             tl.store(dr_ptr + cols, _rounded(dx, dr_ptr), mask=mask)
 
 
+@triton.jit
+def _is_hard(dy_ptr, stats_ptr, suspect_ptr, n_cols, MARKED: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether a row is to be redone: a marked one, or a suspect one, unless only dy = 0 made it suspect."""
+    if MARKED:
+        hard = (tl.load(stats_ptr) != 1).to(tl.int32)
+    else:
+        hard = tl.load(suspect_ptr)
+    if hard == 2:  # sums of 0 are right where all terms are 0
+        top = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, n_cols, BLOCK):
+            cols = first + tl.arange(0, BLOCK)
+            dy = tl.load(dy_ptr + cols, mask=cols < n_cols, other=0.0)
+            top = tl.maximum(top, tl.abs(dy.to(tl.float32)))
+        hard = (tl.max(top, 0) > 0).to(tl.int32)
+    return hard
+
+
+@triton.jit
+def _redo_rows(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen,
+    MARKED: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
+    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+):  # fmt: skip
+    """dx, c1 and c2 of this program's hard rows in float64 pairs, and how many there are.
+
+    seen: 0 if none of its rows can be hard."""
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    redone = programs * 0
+    if seen > 0:
+        tl.debug_barrier()  # other threads stored what is read and overwritten here
+        for row_ in range(pid, n_rows, programs):
+            row = pid * 0 + row_
+            hard = _is_hard(
+                dy_ptr + row * dy_stride, stats_ptr + row * 4, suspect_ptr + row, n_cols, MARKED=MARKED, BLOCK=BLOCK
+            )
+            if hard > 0:
+                redone += 1
+                _backward_hard_row(
+                    dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
+                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr + row * 4, sums_ptr + row * 2,
+                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
+                    BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+                )  # fmt: skip
+    tl.store(hard_ptr + pid, redone)
+
+
 @triton.jit(do_not_specialize=["n_rows"])
 def _backward_kernel(
     dy_ptr,  # [M, N] rows of stride dy_stride
@@ -653,8 +756,8 @@ def _backward_kernel(
     i_ptr,
     w_ptr,
     stats_ptr,
-    sums_ptr,  # [M, 2] float64: c1, c2 (if WHOLE: out, with NEED_I)
-    hard_ptr,  # FAST: [programs] int32, out: 0 (_hard_rows_kernel sets it where a row was redone)
+    sums_ptr,  # as _row_sums_kernel leaves it (if WHOLE: [M, 2], out, with NEED_I)
+    hard_ptr,  # REDO: [programs] int32, out: how many rows were redone
     suspect_ptr,  # FAST: [M] int32, out: 0, or 1 if the row is to be redone, 2 if only unless dy = 0
     dx_ptr,  # [M, N] contiguous, out, in x's dtype
     dr_ptr,  # [M, N] contiguous, out, in the residual's dtype
@@ -679,10 +782,13 @@ def _backward_kernel(
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
+    REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
+    AHEAD: tl.constexpr,  # where the next rows are: 0 there are none, 1 registers, 3 shared memory (two)
 ):
     """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
 
-    FAST: what comes of rows that float32 cannot hold is redone by the kernels that follow."""
+    REDO: hard rows once more, in float64 pairs, after the others. The column sums of programs that had
+    such rows are redone by the kernel that follows."""
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -697,42 +803,60 @@ def _backward_kernel(
     if FAST and HAS_I:
         i_raw = tl.load(i_ptr + cols, mask=mask, other=0.0)
     # The next row's data and statistics are loaded while this row is reduced: without it each
-    # row waits for memory twice (0.74 of copy instead of 0.94 at N = 4096).
+    # row waits for memory twice (0.74 of copy instead of 0.94 at N = 4096). Shared memory, filled by the
+    # loop's pipeline, has room for two rows; registers are what unaligned rows and small GPUs have.
     there = mask & (pid < n_rows)
-    x_next = tl.load(x_ptr + pid * x_stride + cols, mask=there, other=0.0)
-    dy_next = tl.load(dy_ptr + pid * dy_stride + cols, mask=there, other=0.0)
-    r_next = x_next
-    ds_next = dy_next
-    if FAST and HAS_R:
-        r_next = tl.load(r_ptr + pid * r_stride + cols, mask=there, other=0.0)
-    if FAST and HAS_DS:
-        ds_next = tl.load(ds_ptr + pid * ds_stride + cols, mask=there, other=0.0)
-    up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + pid * 4, pid < n_rows)
-    for row_ in range(pid, n_rows, programs):
-        row = pid * 0 + row_  # 64 bits wide, interpreted too
-        x_raw = x_next
-        dy_raw = dy_next
-        r_raw = r_next
-        ds_raw = ds_next
-        up = up_n.to(T)
-        mean = mean_n.to(T)
-        mean_low = low_n.to(T)
-        rstd = rstd_n.to(T)
-        if FAST:
-            e = _exponent(rstd_n) + _exponent(up_n)
-            if HAS_R:
-                far = tl.abs(mean_n) * rstd_n > _FAR
-            else:
-                far = e > TOP - 4
-        nxt = row + programs
-        there = mask & (nxt < n_rows)
-        x_next = tl.load(x_ptr + nxt * x_stride + cols, mask=there, other=0.0)
-        dy_next = tl.load(dy_ptr + nxt * dy_stride + cols, mask=there, other=0.0)
+    if AHEAD == 1:
+        x_next = tl.load(x_ptr + pid * x_stride + cols, mask=there, other=0.0)
+        dy_next = tl.load(dy_ptr + pid * dy_stride + cols, mask=there, other=0.0)
+        r_next = x_next
+        ds_next = dy_next
         if FAST and HAS_R:
-            r_next = tl.load(r_ptr + nxt * r_stride + cols, mask=there, other=0.0)
+            r_next = tl.load(r_ptr + pid * r_stride + cols, mask=there, other=0.0)
         if FAST and HAS_DS:
-            ds_next = tl.load(ds_ptr + nxt * ds_stride + cols, mask=there, other=0.0)
-        up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + nxt * 4, nxt < n_rows)
+            ds_next = tl.load(ds_ptr + pid * ds_stride + cols, mask=there, other=0.0)
+    if AHEAD > 0:
+        up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + pid * 4, pid < n_rows)
+    seen = programs * 0
+    for row_ in tl.range(pid, n_rows, programs, num_stages=max(AHEAD, 1)):
+        row = pid * 0 + row_  # 64 bits wide, interpreted too
+        nxt = row + programs
+        # (loads before what waits for them: the compiler keeps this order)
+        if AHEAD > 0:
+            up64, mean64, low64, rstd64 = up_n, mean_n, low_n, rstd_n
+            up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + nxt * 4, nxt < n_rows)
+        else:
+            up64, mean64, low64, rstd64 = _load_stats(stats_ptr + row * 4, True)
+        if AHEAD == 1:
+            x_raw = x_next
+            dy_raw = dy_next
+            r_raw = r_next
+            ds_raw = ds_next
+            there = mask & (nxt < n_rows)
+            x_next = tl.load(x_ptr + nxt * x_stride + cols, mask=there, other=0.0)
+            dy_next = tl.load(dy_ptr + nxt * dy_stride + cols, mask=there, other=0.0)
+            if FAST and HAS_R:
+                r_next = tl.load(r_ptr + nxt * r_stride + cols, mask=there, other=0.0)
+            if FAST and HAS_DS:
+                ds_next = tl.load(ds_ptr + nxt * ds_stride + cols, mask=there, other=0.0)
+        else:
+            x_raw = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0)
+            dy_raw = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0)
+            r_raw = x_raw
+            ds_raw = dy_raw
+            if HAS_R:
+                r_raw = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0)
+            if HAS_DS:
+                ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
+        up = up64.to(T)
+        mean = mean64.to(T)
+        mean_low = low64.to(T)
+        rstd = rstd64.to(T)
+        if FAST:
+            e = _exponent(rstd64) + _exponent(up64)
+            far = (e > TOP - 4) | (e < -118)
+            if HAS_R:
+                far = far | (tl.abs(mean64) * rstd64 > _FAR)
         v = x_raw.to(T)
         low = v
         if WIDE:
@@ -741,13 +865,10 @@ def _backward_kernel(
             if HAS_R:
                 v, low = _half_pair(x_raw, i_raw if HAS_I else x_raw, r_raw, HAS_I, HAS_R)
         else:
-            if HAS_R:
-                r64 = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0).to(T)
-            if HAS_I:
-                i64 = tl.load(i_ptr + cols, mask=mask, other=0.0).to(T)
-                v = _sum_of_three(v, i64, r64) if HAS_R else v + i64
-            elif HAS_R:
-                v += r64
+            if HAS_R and AHEAD == 1:
+                r_raw = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0)
+            i_row = tl.load(i_ptr + cols, mask=mask, other=0.0) if HAS_I else x_raw
+            v = _sum(x_raw, r_raw, i_row, HAS_R, HAS_I)
         xhat = _xhat(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R))
         if not FULL:
             xhat = tl.where(mask, xhat, 0.0)
@@ -768,8 +889,10 @@ def _backward_kernel(
             c1 *= _power_of_two(-lift).to(T)
             size = tl.abs(c1) + tl.abs(c2)
             usual = (size >= 2.0**-60) & (size < float("inf"))
-            suspect = tl.where(far | (e > TOP - 4) | (usual == 0), 1, 0)
-            tl.store(suspect_ptr + row, tl.where(size == 0, suspect * 2, suspect))
+            suspect = tl.where(far | (usual == 0), 1, 0)
+            suspect = tl.where(size == 0, suspect * 2, suspect)
+            tl.store(suspect_ptr + row, suspect)
+            seen = tl.maximum(seen, suspect)
             c1 *= inv
             c2 *= inv
         elif WHOLE:
@@ -779,10 +902,20 @@ def _backward_kernel(
         else:
             c1 = tl.load(sums_ptr + row * 2)
             c2 = tl.load(sums_ptr + row * 2 + 1)
+            if WIDE:
+                lift = tl.load(sums_ptr + (row * 0 + n_rows) * 2 + row)
+                g = dy * lift
+                if HAS_W:
+                    g *= w_raw.to(T)
+                up *= 1.0 / lift
+        if REDO and not FAST:
+            seen = tl.maximum(seen, (up != 1).to(tl.int32))
         xhat, g = _one_column(xhat, g, c1, BLOCK == 1)
-        dx = (tl.fma(-xhat, c2, g) * rstd) * up
+        # (one number is negated, not a row; -c2 would be 0 - c2, which is no free change of sign)
+        dx = tl.fma(xhat, c2 * -1.0, g)
+        dx = (dx * rstd) * up if WIDE else dx * (rstd * up)
         if HAS_DS:
-            if not FAST:
+            if AHEAD == 1 and not FAST:
                 ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
             dx += ds_raw.to(T)
         if NEED_I:
@@ -793,8 +926,6 @@ def _backward_kernel(
         tl.store(dx_ptr + row * n_cols + cols, _rounded(dx, dx_ptr), mask=mask)
         if HAS_DR:
             tl.store(dr_ptr + row * n_cols + cols, _rounded(dx, dr_ptr), mask=mask)
-    if FAST:
-        tl.store(hard_ptr + pid, 0)
     size = programs.to(tl.int64) * n_cols
     part_ptr += pid * n_cols
     if NEED_W:
@@ -803,37 +934,29 @@ def _backward_kernel(
         tl.store(part_ptr + NEED_W * size + cols, acc_b, mask=mask)
     if NEED_I:
         tl.store(part_ptr + (NEED_W + NEED_B) * size + cols, acc_i, mask=mask)
+    if REDO:
+        _redo_rows(
+            dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
+            dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen, MARKED=not FAST, BLOCK=min(BLOCK, 512),
+            HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _hard_rows_kernel(
-    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
+def _marked_rows_kernel(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, dx_ptr, dr_ptr,
     dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, n_cols,
-    MARKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
     HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
 ):  # fmt: skip
-    """dx, c1 and c2 of suspect (MARKED: marked) rows in float64 pairs, and which programs had them."""
+    """What _redo_rows does, where several programs share a row: of marked rows; hard_ptr was 0."""
     start = tl.program_id(0).to(tl.int64) * ROWS
     rows = start + tl.arange(0, ROWS)
-    if MARKED:
-        suspects = (tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0) != 1).to(tl.int32)
-    else:
-        suspects = tl.load(suspect_ptr + rows, mask=rows < n_rows, other=0)
-    if tl.max(suspects, 0) > 0:
+    marks = (tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0) != 1).to(tl.int32)
+    if tl.max(marks, 0) > 0:
         for k in range(ROWS):
             row = start + k
-            if MARKED:
-                suspect = (tl.load(stats_ptr + row * 4, mask=row < n_rows, other=1.0) != 1).to(tl.int32)
-            else:
-                suspect = tl.load(suspect_ptr + row, mask=row < n_rows, other=0)
-            if suspect == 2:  # sums of 0 are right where all terms are 0
-                top = tl.zeros((BLOCK,), tl.float32)
-                for first in range(0, n_cols, BLOCK):
-                    cols = first + tl.arange(0, BLOCK)
-                    dy = tl.load(dy_ptr + row * dy_stride + cols, mask=cols < n_cols, other=0.0)
-                    top = tl.maximum(top, tl.abs(dy.to(tl.float32)))
-                suspect = (tl.max(top, 0) > 0).to(tl.int32)
-            if suspect > 0:
+            if tl.load(stats_ptr + row * 4, mask=row < n_rows, other=1.0) != 1:
                 tl.store(hard_ptr + row % programs, 1)
                 _backward_hard_row(
                     dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
@@ -851,6 +974,8 @@ def _backward_paired_kernel(
     stats_ptr,
     dx_ptr,
     part_ptr,  # [NEED_W + NEED_B, programs, N] float64, out
+    sums_ptr,
+    hard_ptr,
     suspect_ptr,  # [M] int32, out, as in _backward_kernel
     dy_stride,
     x_stride,
@@ -886,6 +1011,7 @@ def _backward_paired_kernel(
         x_next = x_next + (tl.load(x_ptr + pid * x_stride + at, mask=there, other=0.0),)
         dy_next = dy_next + (tl.load(dy_ptr + pid * dy_stride + at, mask=there, other=0.0),)
     up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + pid * 4, pid < n_rows)
+    seen = programs * 0
     for row_ in range(pid, n_rows, programs):
         row = pid * 0 + row_
         up64, mean64, low64, rstd = _scaled(mean_n, low_n, rstd_n)
@@ -929,7 +1055,9 @@ def _backward_paired_kernel(
         usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
         usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
         suspect = tl.where(usual, 0, 1)
-        tl.store(suspect_ptr + row, tl.where(size == 0, suspect * 2, suspect))
+        suspect = tl.where(size == 0, suspect * 2, suspect)
+        tl.store(suspect_ptr + row, suspect)
+        seen = tl.maximum(seen, suspect)
         b = (s2 - low64 * s1) * (rstd * rstd * rstd * inv)
         c = b * low64 - s1 * (inv * rstd)
         b_high = b.to(F)
@@ -946,11 +1074,11 @@ def _backward_paired_kernel(
             if HAS_W:
                 w = tl.load(w_ptr + at, mask=mask, other=0.0)
                 g = dy_raw[k] * w
-                g_low = tl.fma(dy_raw[k], w, -g)
+                g_low = tl.fma(dy_raw[k], w, g * -1.0)
             x_next = x_next + (tl.load(x_ptr + nxt * x_stride + at, mask=there, other=0.0),)
             dy_next = dy_next + (tl.load(dy_ptr + nxt * dy_stride + at, mask=there, other=0.0),)
-            low = tl.fma(g, r_low, tl.fma(g_low, r, tl.fma(-d, b_low, c_low)))
-            dx = tl.fma(g, r, tl.fma(-d, b_high, c_high + low)) * up
+            low = tl.fma(g, r_low, tl.fma(g_low, r, tl.fma(d, b_low * -1.0, c_low)))
+            dx = tl.fma(g, r, tl.fma(d, b_high * -1.0, c_high + low)) * up
             tl.store(dx_ptr + row * n_cols + at, dx, mask=mask)
     size = programs.to(tl.int64) * n_cols
     for k in tl.static_range(PARTS):
@@ -960,6 +1088,11 @@ def _backward_paired_kernel(
             tl.store(out, acc_w[k].to(D), mask=mask)
         if NEED_B:
             tl.store(out + NEED_W * size, acc_b[k], mask=mask)
+    _redo_rows(
+        dy_ptr, dy_ptr, x_ptr, x_ptr, x_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dx_ptr,
+        dy_stride, dy_stride, x_stride, x_stride, n_rows, n_cols, seen, MARKED=0, BLOCK=512,
+        HAS_R=0, HAS_I=0, HAS_W=HAS_W, HAS_DS=0, HAS_DR=0,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -1039,25 +1172,24 @@ def _columns_kernel(
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     # (nested conditions: the outer one is decided when the kernel is compiled)
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
+    hard = tl.zeros((ROWS, 1), tl.int32)
     part_ptr += which.to(tl.int64) * programs * n_cols
-    any_hard = 0
-    if REDO:
-        flags = tl.zeros((512,), tl.int32)
-        for start in range(0, programs, 512):
-            at = start + tl.arange(0, 512)
-            flags = tl.maximum(flags, tl.load(hard_ptr + at, mask=at < programs, other=0))
-        any_hard = tl.max(flags, 0)
     for start in range(0, programs, ROWS):
         r = rows + start
         mask = (cols < n_cols)[None, :] & (r < programs)
-        if REDO:  # noqa: SIM102
-            if any_hard > 0:
-                mask = mask & (tl.load(hard_ptr + r, mask=r < programs, other=0) == 0)
         acc += tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
+        if REDO:
+            hard = tl.maximum(hard, tl.load(hard_ptr + r, mask=r < programs, other=0))
     total = tl.sum(acc, 0)
     if REDO:  # noqa: SIM102
-        if any_hard > 0:
-            total += _hard_columns(
+        if tl.max(tl.max(hard, 1), 0) > 0:
+            acc = tl.zeros((ROWS, BLOCK), tl.float64)
+            for start in range(0, programs, ROWS):
+                r = rows + start
+                mask = (cols < n_cols)[None, :] & (r < programs)
+                mask = mask & (tl.load(hard_ptr + r, mask=r < programs, other=0) == 0)
+                acc += tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
+            total = tl.sum(acc, 0) + _hard_columns(
                 dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
                 dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, cols, n_cols, which,
                 HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK,
@@ -1175,6 +1307,8 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
                 warps = max(1, min(16, block // 512))
             # 64 registers: a quarter more rows in flight than the 79 the compiler would take
             limit = {"maxnreg": 64} if fast and (block >= 2048 or residual is not None) else {}
+            if not fast and residual is not None and input_bias is None and block <= 4096:
+                warps, limit = max(1, block // 256), {"maxnreg": 64}
             _forward_kernel[(m,)](
                 *common, *scalars, BLOCK=block, FULL=int(block == n), FAST=int(fast), MARK=int(mark),
                 **flags, num_warps=warps, **limit,
@@ -1184,6 +1318,14 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
                 *common, *scalars, m, ROWS=32, BLOCK=min(block, 512), **flags, num_warps=4
             )
     return y, s, stats
+
+
+def _ahead(rows, block):
+    """3 if shared memory has room for two more blocks of all operands, else 1 (AHEAD in _backward_kernel)."""
+    if not rows[0].is_cuda:
+        return 3
+    room = getattr(torch.cuda.get_device_properties(rows[0].device), "shared_memory_per_block_optin", 0)
+    return 3 if sum(2 * block * t.element_size() for t in rows) + 16384 <= room else 1
 
 
 # Programs that an H200 holds at once (rows of up to 1,024 columns in 16 bits); a constant, so that
@@ -1217,21 +1359,22 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     paired = plain and 4096 < block <= 8192 and m >= _PAIRED_ROWS and ds is None
     paired = paired and all(t is None or t.dtype == torch.float32 for t in (x, weight, bias))
     whole = not wide and (fast or block <= 4096)
+    aligned = n % 16 == 0  # strides and addresses are, too (_rows)
     columns = 1
     if paired:
         waves = triton.cdiv(m, _PAIRED_PROGRAMS * _PAIRED_SUM)
         programs, warps = _PAIRED_PROGRAMS * waves, 16
+    elif whole and not kinds:  # nothing to sum over rows: one row per program
+        programs, warps = m, max(1, min(16, block // (1024 if fast and plain else 512)))
     elif fast and plain:
         programs = max(_PROGRAMS * 1024 // max(block, 1024), triton.cdiv(m, 1024))
         warps = max(1, min(16, block // 512))
     elif fast:  # four rows are read, half as many programs have as much of them in flight
         programs = max(_PROGRAMS // 2 * 1024 // max(block, 1024), _PROGRAMS // 8, triton.cdiv(m, 1024))
-        warps = max(1, min(16, block // 256))
-    elif whole and not kinds:  # nothing to sum over rows: more rows in flight
-        programs, warps = m, max(1, min(16, block // 512))
+        warps = max(1, min(16, block // (512 if aligned else 256)))
     elif whole:
         programs = _PROGRAMS // 2 * 1024 // max(block, 1024)
-        warps = max(1, min(16, block // 256))
+        warps = max(1, min(16, block // (512 if aligned and need_i else 256)))
     else:
         block = min(block, 1024)
         columns = triton.cdiv(n, block)
@@ -1240,8 +1383,9 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     part = torch.empty((kinds, programs, n), dtype=torch.float32 if fast else torch.float64, device=x.device)
     marked = residual is not None and not wide and not fast
     redo = fast or paired or marked
-    sums = stats if whole and not redo else torch.empty((m, 2), dtype=torch.float64, device=x.device)
-    flags = torch.empty if fast else torch.zeros  # the fast kernel clears its own
+    once = redo and columns > 1  # by a kernel of its own
+    sums = stats if whole and not redo else torch.empty((m, 3), dtype=torch.float64, device=x.device)
+    flags = torch.zeros if once else torch.empty
     hard = flags(programs + (0 if marked else m) if redo else 0, dtype=torch.int32, device=x.device)
     suspect = hard[programs:]
     # no dx of 2^17 is a float16; a bfloat16 may have 2^127, the terms of its sum need room
@@ -1253,10 +1397,22 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
         "HAS_I": int(input_bias is not None),
         "HAS_W": int(weight is not None),
     }
+    rows = [x2, dy2, *(t for t, there in ((r2, residual), (ds2, ds)) if there is not None)]
+    if input_bias is not None and not fast:  # read with every row, too
+        rows.append(input_bias_)
+    ahead = int(programs < m)
+    if ahead and whole and aligned:
+        ahead = _ahead(rows, block)
+    # Sixteen warps on a multiprocessor, or eight that add up several operands. Said also where the compiler
+    # arrives at this by itself: if told, it does not park the next row's statistics in uniform registers,
+    # for which it waits in the middle of this row (float32, N = 4096: 248 us instead of 207).
+    limit = {"maxnreg": 128} if fast or (whole and kinds) else {}
+    if limit and aligned and not plain and warps <= 8:
+        limit = {"maxnreg": 200 if fast else 255 if need_i else 128}
     with _Device(x):
         if paired:
             _backward_paired_kernel[(programs,)](
-                dy2, x2, weight_, stats, dx, part, suspect, dy2.stride(0), x2.stride(0), m, n,
+                dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=block // 8, PARTS=8, FULL=int(block == n), HAS_W=has["HAS_W"], **needs,
                 num_warps=warps,
             )  # fmt: skip
@@ -1272,19 +1428,17 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
                 BLOCK=block, FULL=int(n % block == 0), WHOLE=int(whole), FAST=int(fast),
                 WIDE=int(wide), TOP=top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
-                **needs, NEED_I=need_i, num_warps=warps, **({"maxnreg": 128} if fast else {}),
+                **needs, NEED_I=need_i, REDO=int(redo and not once), AHEAD=ahead, num_warps=warps, **limit,
             )  # fmt: skip
-        if redo:
-            _hard_rows_kernel[(triton.cdiv(m, 32),)](
-                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr,
+        if once:
+            _marked_rows_kernel[(triton.cdiv(m, 32),)](
+                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, dx, dr,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, programs, n,
-                MARKED=int(marked), ROWS=32, BLOCK=min(block, 512), **has, HAS_DS=int(ds is not None),
+                ROWS=32, BLOCK=min(block, 512), **has, HAS_DS=int(ds is not None),
                 HAS_DR=int(two), num_warps=4,
             )  # fmt: skip
         if kinds:
-            width, depth = (32 if n <= 8192 else 128), 64
-            if programs > 132:  # deeper and narrower blocks keep more loads in flight
-                width, depth = 16, 256
+            width, depth = (16, 256) if n <= 8192 else (128, 64)
             _columns_kernel[(triton.cdiv(n, width), kinds)](
                 part, dw, db, di, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, programs, n,

@@ -1,7 +1,7 @@
 """kernels/layer_norm.py against exact rational moments, through Triton's interpreter or a GPU.
 
 The inputs are dyadic rationals: sums, means and variances are computed in integers, only the square
-root is rounded (to 250 bits). Nothing here is shared with verify's own truth."""
+root is rounded (to 250 bits). Nothing here is shared with verify's own truth, but one test asks that."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import mpmath
 import pytest
 import torch
 
+import verify
 from verify import backends
 
 BACKEND = backends.select()
@@ -480,6 +481,42 @@ def test_a_row_with_hidden_operands_depends_neither_on_the_others_nor_on_strides
         alone, grads = run(x[row], None, None, dy[row], 1e-5, r[row])
         assert torch.equal(alone[0], outputs[0][row])
         assert torch.equal(grads["x"], gradients["x"][row])
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1e-12, 1e-200, 0.0])
+@pytest.mark.parametrize(("size", "upstream"), [(1e-310, 1.0), (1e-322, 1e-300), (1.0, 1e-310), (1e-310, 1e-310)])
+def test_subnormal_float64(eps, size, upstream):
+    """var underflows beside eps (y), and rstd is far above 1 (dx): neither magnifies a rounding to 2^-1074."""
+    x, dy = size * draw(3, 16, seed=71).double(), upstream * draw(3, 16, seed=72).double()
+    x, dy = x.to(DEVICE).requires_grad_(), dy.to(DEVICE)
+    y = layer_norm(x, eps=eps)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    found = exact_errors((x.detach(), None, None), (y,), (dy,), {"x": dx}, eps)
+    assert max(found.values()) <= 4, found
+    if eps > 0:
+        given = {"op": "layer_norm", "inputs": (x,), "params": {"eps": eps}, "max_ulp": 4}
+        verify.assert_ulp(y.detach(), **given)
+        verify.assert_ulp(dx, result="dx", upstream=(dy,), **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_hard_rows_anywhere_in_a_program(dtype, monkeypatch):
+    """A program redoes its first, a middle and its last row, and leaves the others as they are without them."""
+    monkeypatch.setattr(module, "_PROGRAMS", 4)
+    plain, residual = draw(37, 48, seed=73).to(dtype), draw(37, 48, seed=74).to(dtype)
+    dy, ds = draw(37, 48, seed=75).to(dtype), draw(37, 48, seed=76).to(dtype)
+    x = plain.clone()
+    for row in (0, 17, 36):
+        if dtype == torch.float16:
+            dy[row] *= 2.0**14
+        else:
+            residual[row], x[row] = 2.0**16, 2.0**-20 * plain[row]
+    outputs, gradients = run(x, None, None, dy, 1e-5, residual, None, ds)
+    found = exact_errors((x, None, None, residual), outputs, (dy, ds), gradients, 1e-5)
+    assert max(found.values()) <= 0.51, found
+    ordinary = [row for row in range(37) if row not in (0, 17, 36)]
+    _, alone = run(x[ordinary], None, None, dy[ordinary], 1e-5, residual[ordinary], None, ds[ordinary])
+    assert torch.equal(gradients["x"][ordinary], alone["x"])
 
 
 def test_one_number_per_row_has_no_gradient_of_weight():
