@@ -22,13 +22,16 @@ relative in the whole tail; those of float32 and float64 results are float64.
 On Hopper a 16-bit product runs in a persistent kernel of three warp groups: one warp fetches tiles with the
 tensor copy engine, two warp groups multiply 64 x 256 each; half of a tile's activations are computed between
 the next tile's products. Elsewhere, for K <= 128, and for shapes and strides that the copy engine cannot
-address, a plain tiled kernel computes the same sums, bit for bit.
+address, a plain tiled kernel computes the same sums, bit for bit. It also computes the last few tiles on Hopper,
+cut into tiny ones, where whole rounds of a tile per processor leave only few: see _rounds.
 
-Measured on an H200 at M, K, N = 8192, 4096, 16384 (kernels/bench/linear.py prints the table): the product alone
-takes 0.95 of cuBLAS's time. With bias and GELU the forward pass takes 1.02 of cuBLAS's product without either
-(bfloat16 1.654 against 1.620 ms, float16 1.701 against 1.680), 0.88 of torch.compile and 0.89 of eager; bias and
-GELU cost 7 percent of the product. Letting one warp group lag one or two steps behind the other changed nothing: a
-chip at its power limit would explain that, but its power was not read. The backward pass takes 0.94 of torch.compile.
+Measured on an H200 at M, K, N = 8192, 4096, 16384 (kernels/bench/linear.py prints the table), where 4 of 4096 tiles
+are left after 31 rounds of 132: with bias and GELU the forward pass takes 1.000 (bfloat16) and 0.991 (float16) of the
+time of cuBLAS's product without either, medians of 60 rounds side by side; with the 4 tiles in a round of their own
+1.027 and 1.019. So computed, the product alone took 0.95 of cuBLAS's time, bias and GELU 7 percent of the product,
+the forward pass 0.88 of torch.compile and 0.89 of eager, the backward pass 0.94 of torch.compile. Letting one warp
+group lag one or two steps behind the other changed nothing: a chip at its power limit would explain that, but its
+power was not read.
 
 Backward: g = dy * act'(pre) and db in one pass, then dx = g @ W and dW = g^T @ x with the same kernels. `pre` is
 the rounded pre-activation, saved (save_pre=True) or recomputed. Every sum has a fixed order; a dy that is not
@@ -74,6 +77,27 @@ TAIL_BF16: tl.constexpr = tl.constexpr((
     -1.567263761500613e-06,
     2.3864744366851683e-08,
 ))  # fmt: skip
+# Past the cap, where a large factor still lifts it into range: log2 of gelu(-cap - t) / gelu(-cap), or of gelu' there,
+# as t times a polynomial, minimax up to -19.5 (bfloat16) and -9.4 (float16). From a last coefficient below 0 on,
+# an infinite t gives 0.
+FAR_BF16: tl.constexpr = tl.constexpr((-19.763910402274607, -0.7214095477670118))
+FAR_SLOPE_BF16: tl.constexpr = tl.constexpr((
+    -19.658522261169292,
+    -0.7252716114578452,
+    0.00017509706234072032,
+    -5.394052543257928e-06,
+))  # fmt: skip
+FAR_SLOPE_FP16: tl.constexpr = tl.constexpr((
+    -8.25387503610203,
+    -0.7448523369665518,
+    0.0024436885697398606,
+    -0.0001554355960361235,
+))  # fmt: skip
+# Left of these edges gelu and gelu' are worked on times 2^126, and the other factor times 2^-126: float32 holds the
+# product where it does not hold the function, which ends at the square of float32's range.
+EDGE: tl.constexpr = tl.constexpr((-13.0, -10.0))  # erf, tanh
+LIFT: tl.constexpr = tl.constexpr(126.0)
+UNLIFT: tl.constexpr = tl.constexpr(2.0**-126)
 UNSCALE: tl.constexpr = tl.constexpr(2.0**-12)
 RSQRT2: tl.constexpr = tl.constexpr(0.7071067811865476)  # 1 / sqrt(2)
 RSQRT_2PI: tl.constexpr = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
@@ -86,8 +110,8 @@ TANH_B_LOG2E: tl.constexpr = tl.constexpr(0.1029432395800235)
 
 
 @triton.jit
-def _tail(u, BF16: tl.constexpr):
-    """2^12 Phi(-u) for 0 <= u <= cap: a polynomial and one exp2."""
+def _log_tail(u, BF16: tl.constexpr):
+    """12 + log2 Phi(-u) for 0 <= u <= cap."""
     if BF16:
         p = u * TAIL_BF16[8] + TAIL_BF16[7]
         for i in tl.static_range(6, -1, -1):
@@ -96,7 +120,22 @@ def _tail(u, BF16: tl.constexpr):
         p = u * TAIL_FP16[7] + TAIL_FP16[6]
         for i in tl.static_range(5, -1, -1):
             p = p * u + TAIL_FP16[i]
-    return tl.exp2(p)
+    return p
+
+
+@triton.jit
+def _tail(u, BF16: tl.constexpr):
+    """2^12 Phi(-u) for 0 <= u <= cap: a polynomial and one exp2."""
+    return tl.exp2(_log_tail(u, BF16))
+
+
+@triton.jit
+def _past(t, coefs: tl.constexpr, terms: tl.constexpr):
+    """t (coefs[0] + coefs[1] t + ...)"""
+    p = t * coefs[terms - 1] + coefs[terms - 2]
+    for i in tl.static_range(terms - 3, -1, -1):
+        p = p * t + coefs[i]
+    return p * t
 
 
 @triton.jit
@@ -130,8 +169,16 @@ def _gelu_value(x, TANH: tl.constexpr, BF16: tl.constexpr):
 
 
 @triton.jit
+def _unlifted(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
+    """m, times 2^-126 where _gelu_slope(x) is lifted. A choice of results: a choice of factors spills registers."""
+    if BF16 and x.dtype == tl.float32:
+        m = tl.where(x < EDGE[TANH], m * UNLIFT, m)
+    return m
+
+
+@triton.jit
 def _gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
-    """gelu'(x), for x as in _gelu_value."""
+    """gelu'(x) as a factor, for x as in _gelu_value; for bfloat16 lifted: the other factor has to be _unlifted."""
     if x.dtype == tl.float64:
         if TANH:
             v = _clamped(x, -21.0, 21.0)
@@ -141,19 +188,30 @@ def _gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
         else:
             v = _clamped(x, -40.0, 40.0)
             y = 0.5 * libdevice.erfc(-v * RSQRT2) + v * RSQRT_2PI * libdevice.exp(-0.5 * v * v)
-    else:
-        if TANH:
-            v = _clamped(x, -10.5, 10.5)  # outside, 0 and 1 in every 16-bit format
-            e = tl.exp2(v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 24.0)
-            scale: tl.constexpr = UNSCALE * UNSCALE
-            r = 1.0 / (scale + e)
-            y = (r * scale) * (1.0 + v * (TANH_A + 3.0 * TANH_B * v * v) * (e * r))
+    elif TANH:
+        end: tl.constexpr = -13.3 if BF16 else -10.5
+        v = _clamped(x, end, 10.5)  # outside, 0 and 1 in every 16-bit format
+        t = v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 24.0
+        scale: tl.constexpr = UNSCALE * UNSCALE
+        if BF16:
+            deep = x < EDGE[1]
+            e = tl.exp2(tl.where(deep, t - LIFT, t))
+            r = 1.0 / tl.where(deep, e, scale + e)
         else:
-            cap: tl.constexpr = CAP_BF16 if BF16 else CAP_FP16
-            u = tl.minimum(tl.abs(x), cap, propagate_nan=tl.PropagateNan.ALL)
-            density = tl.exp2(u * u * -HALF_LOG2E + (LOG2_RSQRT_2PI + 12.0))
-            d = (_tail(u, BF16) - u * density) * UNSCALE  # gelu'(-u) = Phi(-u) - u phi(u)
-            y = tl.where(x < 0, d, 1.0 - d)  # gelu'(u) = 1 - gelu'(-u)
+            e = tl.exp2(t)
+            r = 1.0 / (scale + e)
+        y = (r * (1.0 + v * (TANH_A + 3.0 * TANH_B * v * v) * (e * r))) * scale
+        y = tl.where(x < end, y * 0.0, y)
+    else:
+        cap: tl.constexpr = CAP_BF16 if BF16 else CAP_FP16
+        u = tl.minimum(tl.abs(x), cap, propagate_nan=tl.PropagateNan.ALL)
+        e = _past(tl.abs(x) - u, FAR_SLOPE_BF16 if BF16 else FAR_SLOPE_FP16, 4)
+        if BF16:
+            e = tl.where(x < EDGE[0], e + LIFT, e)
+        density = tl.exp2((u * u * -HALF_LOG2E + (LOG2_RSQRT_2PI + 12.0)) + e)
+        # gelu'(-u) = Phi(-u) - u phi(u)
+        d = (tl.exp2(_log_tail(u, BF16) + e) - u * density) * UNSCALE
+        y = tl.where(x < 0, d, 1.0 - d)  # gelu'(u) = 1 - gelu'(-u)
     return y
 
 
@@ -181,16 +239,16 @@ def _value(x, ACT: tl.constexpr, OUT: tl.constexpr):
 
 
 @triton.jit
-def _slope(x, ACT: tl.constexpr, OUT: tl.constexpr):
-    """act'(x) of a float32 or float64 number, not yet rounded to OUT."""
+def _times_slope(m, x, ACT: tl.constexpr, OUT: tl.constexpr):
+    """m act'(x) of float32 or float64 numbers, not yet rounded to OUT."""
     if ACT == 0:
-        y = x * 0.0 + 1.0
+        y = m
     elif ACT == 3:
-        y = 2.0 * tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        y = m * (2.0 * tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL))
     elif tl.float32 == OUT:
-        y = _gelu_slope(x.to(tl.float64), ACT == 2, False)
+        y = m.to(tl.float64) * _gelu_slope(x.to(tl.float64), ACT == 2, False)
     else:
-        y = _gelu_slope(x, ACT == 2, tl.bfloat16 == OUT)
+        y = _unlifted(m, x, ACT == 2, tl.bfloat16 == OUT) * _gelu_slope(x, ACT == 2, tl.bfloat16 == OUT)
     return y
 
 
@@ -207,14 +265,14 @@ def _tile_of(t, tiles_m, tiles_n, GROUP: tl.constexpr):
 # -------------------------------------------------------------------------- the kernel for any device
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
     a_ptr,  # [M, K], any strides
     b_ptr,  # [N, K], any strides
     bias_ptr,  # [N], contiguous; only with HAS_BIAS
-    gate_ptr,  # [M, N], contiguous: the pre-activation whose slope multiplies the sum; only with GRAD
-    y_ptr,  # [M, N], contiguous
-    pre_ptr,  # [M, N], contiguous: the rounded pre-activation; only with SAVE
+    gate_ptr,  # [M, N], laid out as y: the pre-activation whose slope multiplies the sum; only with GRAD
+    y_ptr,  # [M, N], rows of neighbouring numbers
+    pre_ptr,  # [M, N], laid out as y: the rounded pre-activation; only with SAVE
     M,
     N,
     K,
@@ -222,6 +280,7 @@ def _tile_kernel(
     stride_ak,
     stride_bn,
     stride_bk,
+    stride_ym,
     MODE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -252,18 +311,25 @@ def _tile_kernel(
     if HAS_BIAS:
         acc += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(wide)[None, :]
     out: tl.constexpr = y_ptr.dtype.element_ty
-    offsets = rows[:, None] * N + cols[None, :]
+    offsets = rows[:, None] * stride_ym + cols[None, :]
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if SAVE & MODE:
         tl.store(pre_ptr + offsets, acc.to(out), mask=mask)
     if GRAD & MODE:
-        slope = _slope(tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(wide), MODE % 4, out)
-        y = acc.to(slope.dtype) * slope
+        y = _times_slope(acc, tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(wide), MODE % 4, out)
     else:
         y = _value(acc, MODE % 4, out)
     tl.store(y_ptr + offsets, y.to(out), mask=mask)
 
 
+def _of_any_alignment(kernel):
+    """The kernel compiled once for whatever strides, sizes and addresses there are, not once for each class of them."""
+    names = kernel.fn.__code__.co_varnames[: kernel.fn.__code__.co_argcount]
+    arguments = [name for name in names if "ptr" in name or "stride" in name or name in ("M", "N", "K")]
+    return triton.jit(do_not_specialize=arguments)(kernel.fn)
+
+
+_strided_tile_kernel = _of_any_alignment(_tile_kernel)
 _INTERPRETED = not isinstance(_tile_kernel, triton.runtime.JITFunction)
 
 # --------------------------------------------------------------------- the kernel for Hopper, 16 bits
@@ -285,7 +351,7 @@ if not _INTERPRETED:
 
     @gluon.jit
     def _fetch(
-        a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, gap,
+        a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, tiles, gap,
         STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
         GROUP: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -293,7 +359,7 @@ if not _INTERPRETED:
         tiles_m = gl.cdiv(M, 128)
         tiles_n = gl.cdiv(N, STEP)
         i = 0
-        for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
             tile_m, tile_n = _tile_of(t, tiles_m, tiles_n, GROUP)
             row = tile_m * 128
             col = tile_n * STEP
@@ -383,7 +449,7 @@ if not _INTERPRETED:
             cols = col + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
             at = rows.to(gl.int64)[:, None] * N + cols[None, :]
             gate = gl.load(extra + at, mask=(rows < M)[:, None] & (cols < N)[None, :], other=0.0)
-            v = v * _slope(gate.to(gl.float32), ACT, out)
+            v = _times_slope(v, gate.to(gl.float32), ACT, out)
         else:
             v = _value(v, ACT, out)
         if SAVE & MODE:
@@ -394,7 +460,7 @@ if not _INTERPRETED:
     @gluon.jit
     def _consume(
         y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free, M, N, K,
-        gap, bias_size, WG: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr,
+        tiles, gap, bias_size, WG: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr,
         STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr, GROUP: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -407,7 +473,7 @@ if not _INTERPRETED:
         row = tiles_m * 128  # there is no tile before the first: the copy engine drops rows past M
         col = 0
         i = 0
-        for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
             acc = _multiply(zeros, i, a_bufs, b_bufs, ready, True, WG, A_T, B_T, STAGES)
             acc = _multiply(acc, i + 1, a_bufs, b_bufs, ready, False, WG, A_T, B_T, STAGES)
             # `late` passes through the waits, or the compiler would finish it before it multiplies
@@ -443,7 +509,7 @@ if not _INTERPRETED:
         _finish(late, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 1, 1, MODE)
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=["M", "K", "tiles"])
     def _hopper_kernel(
         a_desc,  # A, [M, K] in boxes of 128 x 64; its transpose in boxes of 64 x 128 where A_T
         b_desc,  # B, [N, K] likewise
@@ -454,6 +520,7 @@ if not _INTERPRETED:
         M,
         N,
         K,
+        tiles,  # how many to compute, in the order of _tile_of
         gap,  # rows of B between the two halves of a tile
         bias_size,
         MODE: gl.constexpr,
@@ -479,10 +546,10 @@ if not _INTERPRETED:
         gl.warp_specialize(
             [
                 (_consume, (y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free,
-                            M, N, K, gap, bias_size, 0, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
+                            M, N, K, tiles, gap, bias_size, 0, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
                 (_consume, (y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free,
-                            M, N, K, gap, bias_size, 1, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
-                (_fetch, (a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, gap,
+                            M, N, K, tiles, gap, bias_size, 1, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
+                (_fetch, (a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, tiles, gap,
                           STEP, A_T, B_T, GROUP, STAGES)),
             ],
             [4, 1],
@@ -492,7 +559,7 @@ if not _INTERPRETED:
 # --------------------------------------------------------- gradient of the activation, and column sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gradient_kernel(
     dy_ptr,  # [M, N], contiguous, like all pointers here from a multiple of 16 bytes on: see _dense
     pre_ptr,  # [M, N], contiguous; not read where the activation is "id"
@@ -519,8 +586,7 @@ def _gradient_kernel(
         at = rows[:, None] * N + cols[None, :]
         g = tl.load(dy_ptr + at, mask=mask, other=0.0).to(wide)
         if ACT != 0:
-            slope = _slope(tl.load(pre_ptr + at, mask=mask, other=0.0).to(wide), ACT, out)
-            g = g.to(slope.dtype) * slope
+            g = _times_slope(g, tl.load(pre_ptr + at, mask=mask, other=0.0).to(wide), ACT, out)
         if STORE:
             tl.store(g_ptr + at, g.to(out), mask=mask)
         if SUM:
@@ -553,6 +619,13 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[tuple[int, int, int, 
     return [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 4)]
 
 
+def _few(elements: int, configs: list[tuple]) -> list[tuple]:
+    """Only the smallest tile where there are few of it: each has a processor of its own, and nothing is to be timed."""
+    small = min(configs, key=lambda config: config[0] * config[1])
+    return [small] if elements <= _FEW_TILES * small[0] * small[1] else configs
+
+
+_FEW_TILES = 64
 _fastest: dict[tuple, tuple] = {}
 
 
@@ -600,6 +673,68 @@ def _on_hopper(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | None:
     return None if a_t is None or b_t is None else (a_t, b_t)
 
 
+def _aligned(a: Tensor, b: Tensor, *others: Tensor) -> bool:
+    """Whether the tile kernel for multiples of 16 applies: K, the strides of A and B but for those of 1, addresses."""
+    regular = all(min(t.stride()) == 1 and max(t.stride()) % 16 == 0 for t in (a, b))
+    return regular and a.shape[1] % 16 == 0 and all(t.data_ptr() % 16 == 0 for t in (a, b, *others))
+
+
+_GROUP = 8  # rows of tiles that stay together
+_TINY = (64, 32, 128)  # BM, BN, BK of the tiles that the Hopper kernel's last round is cut into
+
+
+def _rounds(tiles_m: int, tiles_n: int, units: int, group: int) -> tuple[int, int, int]:
+    """(tiles for the Hopper kernel, rows and columns of tiles left to the tile kernel), one tile to a unit in a round.
+
+    A round lasts as long for one tile as for all units. Where the last round's tiles, cut into tiny ones, still have a
+    unit each, only the whole rounds are the Hopper kernel's; 0 and 0 where there is no whole round, or where the
+    last tiles in the order of _tile_of are not one rectangle of the last group, in the lowest right corner."""
+    tiles = tiles_m * tiles_n
+    left = tiles % units
+    pieces = (128 // _TINY[0]) * (256 // _TINY[1])
+    height = (tiles_m - 1) % group + 1  # of the last group, whose columns are the order's last
+    if 0 < left < tiles and left * pieces <= units:
+        if left <= height:
+            return tiles - left, left, 1
+        if left % height == 0 and left // height <= tiles_n:
+            return tiles - left, height, left // height
+    return tiles, 0, 0
+
+
+def _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed) -> None:
+    """_launch_tiles with the persistent kernel and, where a few tiles are left after whole rounds, tiny tiles."""
+    (m, k), n = a.shape, b.shape[0]
+    a_t, b_t = transposed
+    tiles_m, tiles_n = triton.cdiv(m, 128), triton.cdiv(n, 256)
+    units = torch.cuda.get_device_properties(a.device).multi_processor_count
+    bm, bn, bk = _TINY
+    tiles, rest_m, rest_n = tiles_m * tiles_n, 0, 0
+    # With another K the last step of bk would add more zeros than the Hopper kernel's of 64, which may turn a sum of -0
+    # into 0. Of a transposed A the tile kernel loads single numbers, one step after the other. By the times above, at
+    # K = 4096 a round takes 52 us and the second launch 8; that it pays from K = 1024 on is an estimate.
+    if k >= 1024 and k % bk == 0 and not a_t and _aligned(a, b, bias, gate, y, pre):
+        tiles, rest_m, rest_n = _rounds(tiles_m, tiles_n, units, _GROUP)
+    # no more programs than the last round needs: an idle one would only draw power
+    _hopper_kernel[(triton.cdiv(tiles, triton.cdiv(tiles, units)),)](
+        _boxes(a.t(), 64, 128) if a_t else _boxes(a, 128, 64),
+        _boxes(b.t(), 64, 128) if b_t else _boxes(b, 128, 64),
+        _boxes(y, 64, 64), _boxes(pre, 64, 64), gate, bias, m, n, k, tiles, 128, n,
+        MODE=mode, HAS_BIAS=has_bias, STEP=256, A_T=a_t, B_T=b_t, GROUP=_GROUP, STAGES=4,
+        num_warps=4,
+    )  # fmt: skip
+    if rest_m == 0:
+        return
+    row, col = (tiles_m - rest_m) * 128, (tiles_n - rest_n) * 256
+    gate, y, pre = (t[row:, col:] for t in (gate, y, pre))
+    bias = bias[col:] if has_bias else y
+    a, b = a[row:], b[col:]
+    _tile_kernel[(triton.cdiv(m - row, bm) * triton.cdiv(n - col, bn),)](
+        a, b, bias, gate, y, pre, m - row, n - col, k, *a.stride(), *b.stride(), n,
+        MODE=mode, HAS_BIAS=has_bias, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=_GROUP,
+        num_warps=4, num_stages=4,
+    )  # fmt: skip
+
+
 def _launch_tiles(a, b, bias, gate, y, pre, mode, allow_tf32) -> None:
     """y = act(a @ b^T + bias), or (a @ b^T) * act'(gate); a [M, K] and b [N, K] of any strides."""
     (m, k), n = a.shape, b.shape[0]
@@ -611,31 +746,22 @@ def _launch_tiles(a, b, bias, gate, y, pre, mode, allow_tf32) -> None:
     with torch.cuda.device_of(a):  # the tensor's device, not the current one
         transposed = _on_hopper(a, b, n)
         if transposed is not None:
-            a_t, b_t = transposed
-            tiles = triton.cdiv(m, 128) * triton.cdiv(n, 256)
-            units = torch.cuda.get_device_properties(a.device).multi_processor_count
-            # no more programs than the last round needs: an idle one would only draw power
-            _hopper_kernel[(triton.cdiv(tiles, triton.cdiv(tiles, units)),)](
-                _boxes(a.t(), 64, 128) if a_t else _boxes(a, 128, 64),
-                _boxes(b.t(), 64, 128) if b_t else _boxes(b, 128, 64),
-                _boxes(y, 64, 64), _boxes(pre, 64, 64), gate, bias, m, n, k, 128, n,
-                MODE=mode, HAS_BIAS=has_bias, STEP=256, A_T=a_t, B_T=b_t, GROUP=8, STAGES=4,
-                num_warps=4,
-            )  # fmt: skip
+            _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed)
             return
         precision = "tf32" if allow_tf32 and a.dtype == torch.float32 else "ieee"
+        kernel = _tile_kernel if _aligned(a, b, bias, gate, y, pre) else _strided_tile_kernel
 
         def launch(config):
             bm, bn, bk, warps, stages = config
-            _tile_kernel[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
-                a, b, bias, gate, y, pre, m, n, k, *a.stride(), *b.stride(),
+            kernel[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
+                a, b, bias, gate, y, pre, m, n, k, *a.stride(), *b.stride(), n,
                 MODE=mode, HAS_BIAS=has_bias, PRECISION=precision,
-                BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages,
+                BM=bm, BN=bn, BK=bk, GROUP=_GROUP, num_warps=warps, num_stages=stages,
             )  # fmt: skip
 
         major = (a.stride(1) == 1, b.stride(1) == 1)
         key = (a.device, a.dtype, precision, m.bit_length(), n, k, major, mode, has_bias)
-        launch(_choose(key, _configs(a.dtype, allow_tf32), launch))
+        launch(_choose(key, _few(m * n, _configs(a.dtype, allow_tf32)), launch))
 
 
 def _dense(t: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ Rounding points. Products are exact (16-bit), or fused (float32, float64); sums 
 float64), k ascending in one chain, whatever the tile shape, the strides and the number of rows. A tile holds the
 same columns of both halves, so bias, gelu and the product are applied to the unrounded sums, and y is rounded
 once. float32 is IEEE float32 throughout; `allow_tf32=True` lets the matrix units drop 13 bits of x and W.
+In bfloat16 gelu(p2) and gelu'(p2) reach down to 2^-252, far below float32: a large factor lifts them into range again.
 
 The Hopper kernel for 16-bit inputs is that of linear_act.py: one warp fetches, two warp groups multiply. Here
-the second 128 rows of B's tile are the same features of the second half. Measured on an H200 at M, K, 2d = 8192,
-4096, 22016 (kernels/bench/linear.py prints the table): forward 0.98 of the time of cuBLAS's product alone and 0.89
-of torch.compile, backward 0.86 of torch.compile.
+the second 128 rows of B's tile are the same features of the second half, and 32 rows of tiles, not 8, stay
+together. Measured on an H200 at M, K, 2d = 8192, 4096, 22016 (kernels/bench/linear.py prints the table): forward
+0.998 (bfloat16) and 0.989 (float16) of the time of cuBLAS's product alone, medians of 60 rounds side by side (1.001
+and 0.992 with 8 rows). With 8 rows forward took 0.89 of torch.compile, backward 0.86.
 
 Backward: one kernel writes dp1 and dp2 into one packed [M, 2d] tensor and sums its columns (db); then dW = dp^T @ x
 and dx = dp @ W are one product each. p is saved, or computed again (save_pre=False). Every sum has a fixed order; a
@@ -61,6 +63,27 @@ TAIL_BF16: tl.constexpr = tl.constexpr((
     -1.567263761500613e-06,
     2.3864744366851683e-08,
 ))  # fmt: skip
+# Past the cap, where a large factor still lifts it into range: log2 of gelu(-cap - t) / gelu(-cap), or of gelu' there,
+# as t times a polynomial, minimax up to -19.5 (bfloat16) and -9.4 (float16). From a last coefficient below 0 on,
+# an infinite t gives 0.
+FAR_BF16: tl.constexpr = tl.constexpr((-19.763910402274607, -0.7214095477670118))
+FAR_SLOPE_BF16: tl.constexpr = tl.constexpr((
+    -19.658522261169292,
+    -0.7252716114578452,
+    0.00017509706234072032,
+    -5.394052543257928e-06,
+))  # fmt: skip
+FAR_SLOPE_FP16: tl.constexpr = tl.constexpr((
+    -8.25387503610203,
+    -0.7448523369665518,
+    0.0024436885697398606,
+    -0.0001554355960361235,
+))  # fmt: skip
+# Left of these edges gelu and gelu' are worked on times 2^126, and the other factor times 2^-126: float32 holds the
+# product where it does not hold the function, which ends at the square of float32's range.
+EDGE: tl.constexpr = tl.constexpr((-13.0, -10.0))  # erf, tanh
+LIFT: tl.constexpr = tl.constexpr(126.0)
+UNLIFT: tl.constexpr = tl.constexpr(2.0**-126)
 UNSCALE: tl.constexpr = tl.constexpr(2.0**-12)
 RSQRT2: tl.constexpr = tl.constexpr(0.7071067811865476)  # 1 / sqrt(2)
 RSQRT_2PI: tl.constexpr = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
@@ -73,8 +96,8 @@ TANH_B_LOG2E: tl.constexpr = tl.constexpr(0.1029432395800235)
 
 
 @triton.jit
-def _tail(u, BF16: tl.constexpr):
-    """2^12 Phi(-u) for 0 <= u <= cap: a polynomial and one exp2."""
+def _log_tail(u, BF16: tl.constexpr):
+    """12 + log2 Phi(-u) for 0 <= u <= cap."""
     if BF16:
         p = u * TAIL_BF16[8] + TAIL_BF16[7]
         for i in tl.static_range(6, -1, -1):
@@ -83,7 +106,22 @@ def _tail(u, BF16: tl.constexpr):
         p = u * TAIL_FP16[7] + TAIL_FP16[6]
         for i in tl.static_range(5, -1, -1):
             p = p * u + TAIL_FP16[i]
-    return tl.exp2(p)
+    return p
+
+
+@triton.jit
+def _tail(u, BF16: tl.constexpr):
+    """2^12 Phi(-u) for 0 <= u <= cap: a polynomial and one exp2."""
+    return tl.exp2(_log_tail(u, BF16))
+
+
+@triton.jit
+def _past(t, coefs: tl.constexpr, terms: tl.constexpr):
+    """t (coefs[0] + coefs[1] t + ...)"""
+    p = t * coefs[terms - 1] + coefs[terms - 2]
+    for i in tl.static_range(terms - 3, -1, -1):
+        p = p * t + coefs[i]
+    return p * t
 
 
 @triton.jit
@@ -117,8 +155,16 @@ def _gelu_value(x, TANH: tl.constexpr, BF16: tl.constexpr):
 
 
 @triton.jit
+def _unlifted(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
+    """m, times 2^-126 where _gelu_slope(x) is lifted. A choice of results: a choice of factors spills registers."""
+    if BF16 and x.dtype == tl.float32:
+        m = tl.where(x < EDGE[TANH], m * UNLIFT, m)
+    return m
+
+
+@triton.jit
 def _gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
-    """gelu'(x), for x as in _gelu_value."""
+    """gelu'(x) as a factor, for x as in _gelu_value; for bfloat16 lifted: the other factor has to be _unlifted."""
     if x.dtype == tl.float64:
         if TANH:
             v = _clamped(x, -21.0, 21.0)
@@ -128,19 +174,30 @@ def _gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
         else:
             v = _clamped(x, -40.0, 40.0)
             y = 0.5 * libdevice.erfc(-v * RSQRT2) + v * RSQRT_2PI * libdevice.exp(-0.5 * v * v)
-    else:
-        if TANH:
-            v = _clamped(x, -10.5, 10.5)  # outside, 0 and 1 in every 16-bit format
-            e = tl.exp2(v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 24.0)
-            scale: tl.constexpr = UNSCALE * UNSCALE
-            r = 1.0 / (scale + e)
-            y = (r * scale) * (1.0 + v * (TANH_A + 3.0 * TANH_B * v * v) * (e * r))
+    elif TANH:
+        end: tl.constexpr = -13.3 if BF16 else -10.5
+        v = _clamped(x, end, 10.5)  # outside, 0 and 1 in every 16-bit format
+        t = v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 24.0
+        scale: tl.constexpr = UNSCALE * UNSCALE
+        if BF16:
+            deep = x < EDGE[1]
+            e = tl.exp2(tl.where(deep, t - LIFT, t))
+            r = 1.0 / tl.where(deep, e, scale + e)
         else:
-            cap: tl.constexpr = CAP_BF16 if BF16 else CAP_FP16
-            u = tl.minimum(tl.abs(x), cap, propagate_nan=tl.PropagateNan.ALL)
-            density = tl.exp2(u * u * -HALF_LOG2E + (LOG2_RSQRT_2PI + 12.0))
-            d = (_tail(u, BF16) - u * density) * UNSCALE  # gelu'(-u) = Phi(-u) - u phi(u)
-            y = tl.where(x < 0, d, 1.0 - d)  # gelu'(u) = 1 - gelu'(-u)
+            e = tl.exp2(t)
+            r = 1.0 / (scale + e)
+        y = (r * (1.0 + v * (TANH_A + 3.0 * TANH_B * v * v) * (e * r))) * scale
+        y = tl.where(x < end, y * 0.0, y)
+    else:
+        cap: tl.constexpr = CAP_BF16 if BF16 else CAP_FP16
+        u = tl.minimum(tl.abs(x), cap, propagate_nan=tl.PropagateNan.ALL)
+        e = _past(tl.abs(x) - u, FAR_SLOPE_BF16 if BF16 else FAR_SLOPE_FP16, 4)
+        if BF16:
+            e = tl.where(x < EDGE[0], e + LIFT, e)
+        density = tl.exp2((u * u * -HALF_LOG2E + (LOG2_RSQRT_2PI + 12.0)) + e)
+        # gelu'(-u) = Phi(-u) - u phi(u)
+        d = (tl.exp2(_log_tail(u, BF16) + e) - u * density) * UNSCALE
+        y = tl.where(x < 0, d, 1.0 - d)  # gelu'(u) = 1 - gelu'(-u)
     return y
 
 
@@ -148,24 +205,25 @@ def _gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
 
 
 @triton.jit
-def _gate(x, TANH: tl.constexpr):
-    """gelu(x) as a factor: a large p1 lifts its tail into range, so float16 gets the reach of bfloat16, and
-    the capped tail ends in zero instead of staying at its last value (p1 = 1e3, p2 = -10 would give 1e-5)."""
-    y = _gelu_value(x, TANH, True)
-    if x.dtype == tl.float32 and not TANH:
-        y = tl.where(x < -CAP_BF16, y * 0.0, y)  # -0; a literal -0.0 would become 0.0
-    return y
-
-
-@triton.jit
-def _gate_slope(x, TANH: tl.constexpr):
-    """gelu'(x) as a factor, like _gate."""
-    y = _gelu_slope(x, TANH, True)
-    if TANH:
-        y = tl.where(x == float("-inf"), y * 0.0, y)  # 0, so that an infinite p1 or dy gives NaN
-    elif x.dtype == tl.float32:
-        y = tl.where(x < -CAP_BF16, y * 0.0, y)
-    return y
+def _times_gate(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
+    """m gelu(x). A large m lifts the tail into range, so float16 gets the polynomial of bfloat16."""
+    if BF16 and x.dtype == tl.float32:
+        deep = x < EDGE[TANH]
+        m = _unlifted(m, x, TANH, True)
+        if TANH:  # as in _gelu_value, with both sides of the fraction divided by 2^126
+            v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)
+            t = v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 12.0
+            e = tl.exp2(tl.where(deep, t - LIFT, t))
+            y = (v * UNSCALE) / tl.where(deep, e, UNSCALE + e)
+        else:
+            u = tl.minimum(tl.abs(x), CAP_BF16, propagate_nan=tl.PropagateNan.ALL)
+            p = _log_tail(u, True) + _past(tl.abs(x) - u, FAR_BF16, 2)
+            y = tl.maximum(x, 0.0) - (u * UNSCALE) * tl.exp2(tl.where(deep, p + LIFT, p))
+    else:
+        y = _gelu_value(x, TANH, True)
+        if x.dtype == tl.float32 and not TANH:
+            y = tl.where(x < -CAP_BF16, y * 0.0, y)  # not its value at the cap: 1e3 gelu(-20) would be -1e-37
+    return m * y
 
 
 # A kernel's MODE: 0 is a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; and this
@@ -185,7 +243,7 @@ def _tile_of(t, tiles_m, tiles_n, GROUP: tl.constexpr):
 # -------------------------------------------------------------------------- the kernel for any device
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
     a_ptr,  # [M, K], any strides
     b_ptr,  # [N, K], any strides; [2N, K] for GEGLU
@@ -240,12 +298,20 @@ def _tile_kernel(
             tl.store(pre_ptr + at, acc.to(out), mask=mask)
             tl.store(pre_ptr + at + N, second.to(out), mask=mask)
         if out == tl.float32:
-            y = acc.to(tl.float64) * _gate(second.to(tl.float64), MODE % 4 == 2)
+            y = _times_gate(acc.to(tl.float64), second.to(tl.float64), MODE % 4 == 2, False)
         else:
-            y = acc * _gate(second, MODE % 4 == 2)
+            y = _times_gate(acc, second, MODE % 4 == 2, out == tl.bfloat16)
     tl.store(y_ptr + rows[:, None] * N + cols[None, :], y.to(out), mask=mask)
 
 
+def _of_any_alignment(kernel):
+    """The kernel compiled once for whatever strides, sizes and addresses there are, not once for each class of them."""
+    names = kernel.fn.__code__.co_varnames[: kernel.fn.__code__.co_argcount]
+    arguments = [name for name in names if "ptr" in name or "stride" in name or name in ("M", "N", "K")]
+    return triton.jit(do_not_specialize=arguments)(kernel.fn)
+
+
+_strided_tile_kernel = _of_any_alignment(_tile_kernel)
 _INTERPRETED = not isinstance(_tile_kernel, triton.runtime.JITFunction)
 
 # --------------------------------------------------------------------- the kernel for Hopper, 16 bits
@@ -267,7 +333,7 @@ if not _INTERPRETED:
 
     @gluon.jit
     def _fetch(
-        a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, gap,
+        a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, tiles, gap,
         STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
         GROUP: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -275,7 +341,7 @@ if not _INTERPRETED:
         tiles_m = gl.cdiv(M, 128)
         tiles_n = gl.cdiv(N, STEP)
         i = 0
-        for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
             tile_m, tile_n = _tile_of(t, tiles_m, tiles_n, GROUP)
             row = tile_m * 128
             col = tile_n * STEP
@@ -358,7 +424,7 @@ if not _INTERPRETED:
             _send(v, y_desc, out_bufs.index(2 * WG + PART), row, col + 128 * PART + 64 * LATE)
         elif PART == 0:
             at = col + 64 * LATE
-            v = lo * _gate(hi, MODE % 4 == 2)
+            v = _times_gate(lo, hi, MODE % 4 == 2, y_desc.dtype == gl.bfloat16)
             _send(v, y_desc, out_bufs.index(2 * WG + LATE), row, at)
             if SAVE & MODE:
                 _send(lo, pre_desc, out_bufs.index(2 * WG + 1 - LATE), row, at)
@@ -367,7 +433,7 @@ if not _INTERPRETED:
     @gluon.jit
     def _consume(
         y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free, M, N, K,
-        gap, bias_size, WG: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr,
+        tiles, gap, bias_size, WG: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr,
         STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr, GROUP: gl.constexpr,
         STAGES: gl.constexpr,
     ):  # fmt: skip
@@ -380,7 +446,7 @@ if not _INTERPRETED:
         row = tiles_m * 128  # there is no tile before the first: the copy engine drops rows past M
         col = 0
         i = 0
-        for t in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
             acc = _multiply(zeros, i, a_bufs, b_bufs, ready, True, WG, A_T, B_T, STAGES)
             acc = _multiply(acc, i + 1, a_bufs, b_bufs, ready, False, WG, A_T, B_T, STAGES)
             # `late` passes through the waits, or the compiler would finish it before it multiplies
@@ -416,7 +482,7 @@ if not _INTERPRETED:
         _finish(late, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 1, 1, MODE)
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=["M", "K", "tiles"])
     def _hopper_kernel(
         a_desc,  # A, [M, K] in boxes of 128 x 64; its transpose in boxes of 64 x 128 where A_T
         b_desc,  # B, [N, K] likewise
@@ -427,6 +493,7 @@ if not _INTERPRETED:
         M,
         N,
         K,
+        tiles,  # how many to compute, in the order of _tile_of
         gap,  # rows of B between the two halves of a tile
         bias_size,
         MODE: gl.constexpr,
@@ -452,10 +519,10 @@ if not _INTERPRETED:
         gl.warp_specialize(
             [
                 (_consume, (y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free,
-                            M, N, K, gap, bias_size, 0, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
+                            M, N, K, tiles, gap, bias_size, 0, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
                 (_consume, (y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free,
-                            M, N, K, gap, bias_size, 1, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
-                (_fetch, (a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, gap,
+                            M, N, K, tiles, gap, bias_size, 1, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES)),
+                (_fetch, (a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, tiles, gap,
                           STEP, A_T, B_T, GROUP, STAGES)),
             ],
             [4, 1],
@@ -465,7 +532,7 @@ if not _INTERPRETED:
 # -------------------------------------------------------------------- gradient of p, and column sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gradient_kernel(
     dy_ptr,  # [M, N], contiguous, like all pointers here from a multiple of 16 bytes on: see _dense
     pre_ptr,  # [M, 2N], contiguous
@@ -485,7 +552,7 @@ def _gradient_kernel(
     cols = (tl.program_id(0) % tiles_n).to(tl.int64) * BN + tl.arange(0, BN)
     out: tl.constexpr = dy_ptr.dtype.element_ty
     wide: tl.constexpr = tl.float64 if out == tl.float64 else tl.float32
-    # float32 gradients are computed in float64 and rounded once, 16-bit ones in float32
+    # float32 gradients are computed in float64 and rounded once, 16-bit ones in float32 but for one product
     math: tl.constexpr = tl.float64 if out == tl.float32 else wide
     sum1 = tl.zeros((BM, BN), wide)
     sum2 = tl.zeros((BM, BN), wide)
@@ -496,8 +563,12 @@ def _gradient_kernel(
         at = rows[:, None] * (2 * N) + cols[None, :]
         p1 = tl.load(pre_ptr + at, mask=mask, other=0.0).to(math)
         p2 = tl.load(pre_ptr + at + N, mask=mask, other=0.0).to(math)
-        d1 = dy * _gate(p2, TANH)
-        d2 = (dy * p1) * _gate_slope(p2, TANH)
+        d1 = _times_gate(dy, p2, TANH, out == tl.bfloat16)
+        slope = _gelu_slope(p2, TANH, True)
+        if out == tl.bfloat16:  # dy p1 may be as far from 1 as the square of float32's range; both products are exact
+            d2 = _unlifted(dy.to(tl.float64) * p1.to(tl.float64) * slope.to(tl.float64), p2, TANH, True).to(tl.float32)
+        else:
+            d2 = _unlifted(dy * p1, p2, TANH, True) * slope
         if STORE:
             tl.store(dp_ptr + at, d1.to(out), mask=mask)
             tl.store(dp_ptr + at + N, d2.to(out), mask=mask)
@@ -534,6 +605,13 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[tuple[int, int, int, 
     return [(128, 128, 64, 8, 3), (64, 128, 64, 4, 3)]
 
 
+def _few(elements: int, configs: list[tuple]) -> list[tuple]:
+    """Only the smallest tile where there are few of it: each has a processor of its own, and nothing is to be timed."""
+    small = min(configs, key=lambda config: config[0] * config[1])
+    return [small] if elements <= _FEW_TILES * small[0] * small[1] else configs
+
+
+_FEW_TILES = 64
 _fastest: dict[tuple, tuple] = {}
 
 
@@ -581,6 +659,12 @@ def _on_hopper(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | None:
     return None if a_t is None or b_t is None else (a_t, b_t)
 
 
+def _aligned(a: Tensor, b: Tensor, *others: Tensor) -> bool:
+    """Whether the tile kernel for multiples of 16 applies: K, the strides of A and B but for those of 1, addresses."""
+    regular = all(min(t.stride()) == 1 and max(t.stride()) % 16 == 0 for t in (a, b))
+    return regular and a.shape[1] % 16 == 0 and all(t.data_ptr() % 16 == 0 for t in (a, b, *others))
+
+
 def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
     """y = a @ b^T + bias, or GEGLU of it; a [M, K] and b [N, K] or [2N, K] of any strides."""
     (m, k), n = a.shape, y.shape[1]
@@ -602,16 +686,17 @@ def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
                 _boxes(a.t(), 64, 128) if a_t else _boxes(a, 128, 64),
                 _boxes(b.t(), 64, 128) if b_t else _boxes(b, 128, 64),
                 _boxes(y, 64, 64), *(_boxes(t, 64, 64) for t in halves), bias,
-                m, n, k, gap, b.shape[0],
-                MODE=mode, HAS_BIAS=has_bias, STEP=step, A_T=a_t, B_T=b_t, GROUP=8, STAGES=4,
+                m, n, k, tiles, gap, b.shape[0],
+                MODE=mode, HAS_BIAS=has_bias, STEP=step, A_T=a_t, B_T=b_t, GROUP=32, STAGES=4,
                 num_warps=4,
             )  # fmt: skip
             return
         precision = "tf32" if allow_tf32 and a.dtype == torch.float32 else "ieee"
+        kernel = _tile_kernel if _aligned(a, b, bias, y, pre) else _strided_tile_kernel
 
         def launch(config):
             bm, bn, bk, warps, stages = config
-            _tile_kernel[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
+            kernel[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
                 a, b, bias, y, pre, m, n, k, *a.stride(), *b.stride(),
                 MODE=mode, HAS_BIAS=has_bias, PRECISION=precision,
                 BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages,
@@ -619,7 +704,7 @@ def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
 
         major = (a.stride(1) == 1, b.stride(1) == 1)
         key = (a.device, a.dtype, precision, m.bit_length(), n, k, major, mode, has_bias)
-        launch(_choose(key, _configs(a.dtype, allow_tf32), launch))
+        launch(_choose(key, _few(m * n, _configs(a.dtype, allow_tf32)), launch))
 
 
 def _dense(t: Tensor) -> Tensor:

@@ -11,8 +11,13 @@ from kernels import linear_geglu as triton_linear_geglu
 
 # In float32 the a-priori bound of a sum of K products is K 2^-24 of the scale, which is up to K units: 128 for the 128
 # that hunts search. The rows measured on an H200 stay below 17; hunts there reached 113 (in the tail of GELU), on the
-# interpreter 56. In 16 bits half an ulp of rounding; hunts on an H200 found 0.66, and 0.80 with GELU, at float16
-# results of 3e-5 to 5e-5, where the interpreter gives 0.34 and 0.20: the matrix units hold less there.
+# interpreter 56. In 16 bits half an ulp of rounding, and what the matrix units drop, which shows in float16 below
+# 6.1e-5, where an ulp is 2^-24 whatever the result: they align the 16 products of a step and the sum so far to the
+# largest exponent and cut off all bits below 2^-25 of it (bit-exact models of the H100: Khattak and Mikaitis,
+# arXiv:2512.07004; on older GPUs Fasi et al., PeerJ CS 7:e330). A subnormal operand counts there with exponent -14:
+# 16 times 2^-24 is 2^-20, but aligned as 2^-10 it cuts every product beside it at 2^-35. 136 such cuts (K = 128) are
+# 0.07 ulp, so 0.5 becomes 0.57. The rule gives the 0.549 of the published hunt to its last digit, the exact sum 0.451.
+# Operands up to 256, which were declared at first, give up to 1.06 ulp: 0.66 was found, and 0.80 with GELU.
 HALVES = {"bfloat16": 1, "float16": 1}
 FLOAT32 = {"float32": 128}
 ALL = HALVES | FLOAT32

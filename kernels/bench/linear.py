@@ -1,12 +1,14 @@
 """How fast the fused linear kernels are, beside cuBLAS, eager PyTorch and torch.compile, in one run.
 
-    python -m kernels.bench.linear                   the table, on the current GPU
-    python -m kernels.bench.linear --max-autotune    also torch.compile(mode="max-autotune")
+    python -m kernels.bench.linear                              the table, on the current GPU
+    python -m kernels.bench.linear --kind gelu --json out.json  one layer's half of it, and all times in a file
+    python -m kernels.bench.linear --max-autotune               also torch.compile(mode="max-autotune")
 
 Each line is one problem: the median over interleaved rounds, so that clocks and temperature treat all
-candidates alike, and the ratio to this repository's kernel (above 1: slower than it). "cublas" is the matrix
-product alone, without bias and activation. "product" is this
-repository's product alone. With the variable OUT set, $OUT/linear.json gets all times.
+candidates alike, and the time of this repository's kernel as a fraction of it (below 1: ours is faster), the median
+of the rounds' fractions. "cublas" is the matrix product alone, without bias and activation; "product" is this
+repository's product alone. The file is written again after every line, so a run that is cut short leaves the lines it
+printed.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 
 Candidates = dict[str, Callable[[], object]]
+# rows of the weight: 4 x 4,096, and both halves of 11,008
+COLUMNS = {"gelu": 16384, "geglu": 22016}
+DTYPES = ("bfloat16", "float16")
 
 
-def median_times(candidates: Candidates, rounds: int, calls: int) -> dict[str, float]:
-    """Milliseconds per call: the median over `rounds`, in each of which every candidate has its turn."""
+def times_of(candidates: Candidates, rounds: int, calls: int) -> dict[str, list[float]]:
+    """Milliseconds per call in each of `rounds`, in which every candidate has its turn."""
     for run in candidates.values():
         run()
         run()
@@ -47,7 +52,7 @@ def median_times(candidates: Candidates, rounds: int, calls: int) -> dict[str, f
             end.record()
             end.synchronize()
             times[name].append(start.elapsed_time(end) / calls)
-    return {name: statistics.median(t) for name, t in times.items()}
+    return times
 
 
 def eager_gelu(x, weight, bias):
@@ -104,39 +109,47 @@ def problem(kind: str, dtype: torch.dtype, sizes: tuple[int, int, int], modes: d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=sorted(COLUMNS), action="append", help="default: both")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: both")
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=8)
+    parser.add_argument("--json", help="default: $OUT/linear.json if OUT is set")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("kernels.bench.linear: it times kernels on a CUDA device; none is available")
+    folder = os.environ.get("OUT")
+    path = options.json or (folder and os.path.join(folder, "linear.json"))
     torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
     modes = {"compile": {}}
     if options.max_autotune:
         modes["max-autotune"] = {"mode": "max-autotune-no-cudagraphs"}
     results = []
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    print(f"{device}; ms, and the ratio to ours")
-    for kind, n in (("gelu", 16384), ("geglu", 22016)):
-        for dtype in (torch.bfloat16, torch.float16):
-            sizes = (8192, 4096, n)
-            passes = problem(kind, dtype, sizes, modes)
+    print(f"{device}; ms, and ours as a fraction of it")
+    for kind in options.kind or COLUMNS:
+        for dtype in options.dtype or DTYPES:
+            sizes = (8192, 4096, COLUMNS[kind])
+            passes = problem(kind, getattr(torch, dtype), sizes, modes)
             for direction, candidates in zip(("forward", "backward"), passes, strict=True):
-                times = median_times(candidates, options.rounds, options.calls)
-                name = f"linear+{kind} {direction} {str(dtype).removeprefix('torch.')}"
-                ours = times["ours"]
-                line = "  ".join(f"{c} {t:.3f} ({t / ours:.3f})" for c, t in times.items())
-                print(f"{name:34s} {line}", flush=True)
-                results.append({"name": name, "m_k_n": sizes, "ms": times})
+                times = times_of(candidates, options.rounds, options.calls)
+                row = {
+                    "name": f"linear+{kind} {direction} {dtype}",
+                    "m_k_n": sizes,
+                    "ms": {name: statistics.median(each) for name, each in times.items()},
+                    "ours_over": {
+                        name: statistics.median(a / b for a, b in zip(times["ours"], each, strict=True))
+                        for name, each in times.items()
+                        if name != "ours"
+                    },
+                }
+                results.append(row)
+                line = "  ".join(f"{c} {row['ms'][c]:.3f} ({share:.3f})" for c, share in row["ours_over"].items())
+                print(f"{row['name']:34s} ours {row['ms']['ours']:.3f}  {line}", flush=True)
+                if path:
+                    pathlib.Path(path).write_text(json.dumps({"device": device, "rows": results}, indent=1))
             del passes, candidates
             torch.cuda.empty_cache()
-    if "OUT" in os.environ:
-        path = pathlib.Path(os.environ["OUT"]) / "linear.json"
-        path.write_text(
-            json.dumps(
-                {"device": f"{torch.cuda.get_device_name()}, torch {torch.__version__}", "rows": results}, indent=1
-            )
-        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import mpmath as mp
 import pytest
 import torch
 
+import verify
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
 
@@ -150,27 +151,25 @@ def test_infinities_and_nan(backend, dtype, activation):
     assert math.isnan(y[2])
 
 
-def minimax(degree, cap):
-    """The polynomial nearest to 12 + log2 Phi(-u) on [0, cap], by Remez's exchange; and its error."""
+def minimax(f, top, powers):
+    """The sum of these powers nearest to f on [0, top], lowest first, by Remez's exchange; and its error."""
     mp.mp.dps = 30
-
-    def f(u):
-        return 12 + mp.log(mp.erfc(u / mp.sqrt(2)) / 2, 2)
-
-    grid = [mp.mpf(cap) * (1 - mp.cos(mp.pi * i / 400)) / 2 for i in range(401)]
+    count = len(powers)
+    grid = [mp.mpf(top) * (1 - mp.cos(mp.pi * i / 400)) / 2 for i in range(401)]
+    if powers[0] > 0:
+        grid = grid[1:]  # no error at 0 to balance
     values = [f(u) for u in grid]
-    points = [mp.mpf(cap) * (1 - mp.cos(mp.pi * i / (degree + 1))) / 2 for i in range(degree + 2)]
-    for _ in range(12):
-        system = mp.matrix(degree + 2, degree + 2)
-        right = mp.matrix(degree + 2, 1)
+    points = [grid[round(i * (len(grid) - 1) / count)] for i in range(count + 1)]
+    for _ in range(20):
+        system = mp.matrix(count + 1, count + 1)
+        right = mp.matrix(count + 1, 1)
         for i, u in enumerate(points):
-            for j in range(degree + 1):
-                system[i, j] = u**j
-            system[i, degree + 1] = (-1) ** i
+            for j, power in enumerate(powers):
+                system[i, j] = u**power
+            system[i, count] = (-1) ** i
             right[i] = f(u)
         solved = mp.lu_solve(system, right)
-        coefficients = [solved[j] for j in range(degree + 1)]
-        errors = [mp.polyval(coefficients[::-1], u) - v for u, v in zip(grid, values, strict=True)]
+        errors = [sum(solved[j] * u**p for j, p in enumerate(powers)) - v for u, v in zip(grid, values, strict=True)]
         turns: list[int] = []
         for i, e in enumerate(errors):
             if turns and (e > 0) == (errors[turns[-1]] > 0):
@@ -178,20 +177,53 @@ def minimax(degree, cap):
                     turns[-1] = i
             else:
                 turns.append(i)
-        assert len(turns) == degree + 2
+        assert len(turns) == count + 1
         if [grid[i] for i in turns] == points:
             break
         points = [grid[i] for i in turns]
-    return [float(c) for c in coefficients], float(max(abs(e) for e in errors))
+    return [float(solved[j]) for j in range(count)], float(max(abs(e) for e in errors))
+
+
+def log2_tail(u):
+    """log2 Phi(-u)"""
+    return mp.log(mp.erfc(u / mp.sqrt(2)) / 2, 2)
+
+
+def log2_value(u):
+    """log2 -gelu(-u)"""
+    return mp.log(u, 2) + log2_tail(u)
+
+
+def log2_slope(u):
+    """log2 -gelu'(-u)"""
+    return mp.log(u * mp.npdf(u) - mp.erfc(u / mp.sqrt(2)) / 2, 2)
 
 
 @pytest.mark.parametrize(("name", "cap", "relative"), [("FP16", 5.9, 2.0**-18.2), ("BF16", 13.7, 2.0**-12.6)])
 def test_the_tail_polynomials_are_the_minimax_ones(name, cap, relative):
     committed = list(getattr(module, f"TAIL_{name}").value)
     assert getattr(module, f"CAP_{name}").value == cap
-    coefficients, error = minimax(len(committed) - 1, cap)
+    coefficients, error = minimax(lambda u: 12 + log2_tail(u), cap, range(len(committed)))
     assert committed == pytest.approx(coefficients, rel=1e-9)
     assert error * math.log(2) <= relative
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "cap", "end", "relative"),
+    [
+        ("FAR_BF16", log2_value, "13.7", "19.5", 2.0**-15.2),
+        ("FAR_SLOPE_BF16", log2_slope, "13.7", "19.5", 2.0**-18.4),
+        ("FAR_SLOPE_FP16", log2_slope, "5.9", "9.4", 2.0**-16),
+    ],
+)
+def test_past_the_caps_the_polynomials_are_the_minimax_ones(name, function, cap, end, relative):
+    mp.mp.dps = 30
+    committed = list(getattr(module, name).value)
+    cap, end = mp.mpf(cap), mp.mpf(end)
+    coefficients, error = minimax(lambda t: function(cap + t) - function(cap), end - cap, range(1, len(committed) + 1))
+    assert committed == pytest.approx(coefficients, rel=1e-9)
+    assert error * math.log(2) <= relative
+    assert committed[-1] < 0
 
 
 def test_the_other_constants():
@@ -304,6 +336,49 @@ def test_gradients_against_the_formula(backend, dtype, activation):
     ):
         ratio = ((result.cpu().double() - truth).abs() / (unit * size)).max()
         assert ratio <= 4, (name, ratio)
+
+
+# dtype, powers of two of dy, and a range of the pre-activation: at its end the result is a number of the dtype, or
+# just not
+TAILS = [
+    (torch.bfloat16, (-5, 5), (-5.0, -13.9)),
+    (torch.bfloat16, (20, 60), (-9.0, -16.5)),
+    (torch.bfloat16, (90, 127.9), (-12.0, -18.9)),
+    (torch.float16, (-5, 5), (-2.0, -6.5)),
+    (torch.float16, (8, 15.9), (-3.0, -8.0)),
+]
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("dtype", "size", "span"), TAILS, ids=str)
+def test_a_large_upstream_gradient_lifts_the_tail_of_the_slope(backend, dtype, size, span, activation):
+    """dy gelu'(x) is a number where gelu'(x) is none: once -1.7e-2 for dy = 2^126 at every x below -13.7."""
+    generator = torch.Generator().manual_seed(5)
+    low, high = size
+    dy = torch.exp2(torch.rand(300, generator=generator, dtype=torch.float64) * (high - low) + low).to(dtype)
+    end = max(span[1], -13.2) if activation == "gelu_tanh" else span[1]
+    pre = torch.cat((torch.linspace(span[0], end, 298), torch.tensor([-40.0, -1000.0]))).to(dtype)
+    g, _ = module._gradient(dy[None].to(backend.device), pre[None].to(backend.device), activation, True, False)
+    form = {"approximate": "tanh" if activation == "gelu_tanh" else "none"}
+    of_gelu = {"op": "gelu", "inputs": (pre,), "params": form, "result": "dx", "upstream": (dy,)}
+    verify.assert_ulp(g[0].cpu(), max_ulp=0.5 + OWN[dtype], **of_gelu)
+    # the same as a product's epilogue: K = 1 and a weight of 1 leave dy
+    one = torch.ones(1, 300, dtype=dtype, device=backend.device)
+    rows = dy[:, None].to(backend.device)
+    column = linear_data_grad(rows, one[:, :1], pre[:, None].to(backend.device), activation)
+    verify.assert_ulp(column[:, 0].cpu(), max_ulp=0.5 + OWN[dtype], **of_gelu)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_an_infinite_gradient_at_an_infinite_pre_activation(backend, dtype, activation):
+    inf = math.inf
+    dy = torch.tensor([[inf, inf, -inf, 1.0, 1.0, inf]], dtype=dtype, device=backend.device)
+    pre = torch.tensor([[-inf, inf, inf, -inf, inf, math.nan]], dtype=dtype, device=backend.device)
+    g, _ = module._gradient(dy, pre, activation, True, False)
+    torch.testing.assert_close(
+        g[0].float().cpu(), torch.tensor([math.nan, inf, -inf, 0.0, 1.0, math.nan]), equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

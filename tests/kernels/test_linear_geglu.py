@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+import verify
 from kernels import linear_act
 from kernels import linear_geglu as module
 from kernels.linear_geglu import linear_geglu
@@ -111,6 +112,74 @@ def test_the_bound_rejects_swapped_halves_a_lost_bias_and_an_early_rounding():
     assert worst_ratio(right, x, weight, None, "tanh") > 1.0
     rounded = p1.bfloat16().double() * F.gelu(p2.bfloat16().double(), approximate="tanh")
     assert worst_ratio(rounded.bfloat16(), x, weight, bias, "tanh") > 1.0
+
+
+def layer_of(p, device):
+    """x and weight whose products are these p, exactly; K = 192 is what the kernel for Hopper takes."""
+    x, weight = torch.zeros(1, 192, dtype=p.dtype), torch.zeros(len(p), 192, dtype=p.dtype)
+    x[:, 0], weight[:, 0] = 1.0, p
+    return x.to(device), weight.to(device)
+
+
+# powers of two of the first half, and a range of the gate: at its end their product is a number, or just not
+TAILS = [((-5, 5), (-5.0, -13.9)), ((20, 60), (-9.0, -16.5)), ((90, 127.9), (-12.0, -18.9))]
+
+
+def halves_of(size, span, approximate, count=296):
+    generator = torch.Generator().manual_seed(5)
+    low, high = size
+    p1 = torch.exp2(torch.rand(count, generator=generator, dtype=torch.float64) * (high - low) + low)
+    p1 *= torch.randint(0, 2, (count,), generator=generator) * 2 - 1
+    end = max(span[1], -13.2) if approximate == "tanh" else span[1]
+    p2 = torch.linspace(span[0], end, count, dtype=torch.float64)
+    p2[-2:] = torch.tensor([-40.0, -1000.0])
+    return p1.bfloat16(), p2.bfloat16()
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize(("size", "span"), TAILS, ids=str)
+def test_a_large_half_lifts_the_tail_of_the_gate(backend, size, span, approximate):
+    """p1 gelu(p2) is a normal number where gelu(p2) is below float32: it was lost from p2 = -13.7 on."""
+    p = torch.cat(halves_of(size, span, approximate))
+    x, weight = layer_of(p, backend.device)
+    y = linear_geglu(x, weight, approximate=approximate).cpu()
+    form = {"approximate": approximate}
+    verify.assert_ulp(y[0], op="geglu", inputs=(p,), params=form, max_ulp=0.5 + OWN[torch.bfloat16])
+    activation = {"activation": "geglu_tanh" if approximate == "tanh" else "geglu"}
+    verify.assert_ulp(y, op="linear", inputs=(x.cpu(), weight.cpu()), params=activation, max_ulp=0.51)
+
+
+def test_the_gate_that_a_hunt_found_flushed(backend):
+    """gelu(-13.5914) is 2.9e-41, and 4029.5 times that -1.2e-37: y was 0, 1.31 units of the scale off."""
+    x = torch.ones(1, 2, dtype=torch.bfloat16)
+    weight = torch.tensor([[4016.0, 13.5], [-13.5625, -0.02893]]).bfloat16()
+    y = linear_geglu(x.to(backend.device), weight.to(backend.device)).cpu()
+    verify.assert_ulp(y, op="linear", inputs=(x, weight), params={"activation": "geglu"}, max_ulp=0.01)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize(("size", "span"), TAILS, ids=str)
+@pytest.mark.parametrize("other", [-100, -30, 0, 60])
+def test_large_factors_lift_the_tails_in_the_gradients(backend, size, span, other, approximate):
+    """dy gelu(p2) and dy p1 gelu'(p2), where a factor or dy p1 is beyond float32 and the result is not."""
+    dy, p2 = halves_of(size, span, approximate)
+    p1 = torch.exp2(torch.linspace(other - 8, other + 8, len(dy), dtype=torch.float64)).bfloat16()
+    p = torch.cat((p1, p2))
+    dp, _ = module._gradient(dy[None].to(backend.device), p[None].to(backend.device), approximate, False)
+    problem = {"op": "geglu", "inputs": (p,), "params": {"approximate": approximate}, "result": "dx", "upstream": (dy,)}
+    verify.assert_ulp(dp[0].cpu(), max_ulp=0.5 + OWN[torch.bfloat16], **problem)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_infinite_halves(backend, dtype, approximate):
+    inf = math.inf
+    p1 = torch.tensor([inf, 1.0, inf, 1.0, math.nan, inf, -1.0], dtype=dtype)
+    p2 = torch.tensor([-inf, -inf, 2.0, inf, 1.0, inf, inf], dtype=dtype)
+    weight = torch.cat((p1, p2))[:, None].to(backend.device)
+    y = linear_geglu(torch.ones_like(weight[:1]), weight, approximate=approximate)[0].float().cpu()
+    expected = torch.tensor([math.nan, 0.0, inf, inf, math.nan, inf, -inf])
+    torch.testing.assert_close(y, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -334,9 +403,10 @@ def parts(path):
 def test_repeated_text_is_the_same_in_both_kernel_files():
     act, geglu = parts(linear_act.__file__), parts(module.__file__)
     repeated = """
-        CAP_FP16 TAIL_FP16 CAP_BF16 TAIL_BF16 UNSCALE RSQRT2 RSQRT_2PI HALF_LOG2E LOG2_RSQRT_2PI TANH_A TANH_B
-        TANH_A_LOG2E TANH_B_LOG2E _tail _clamped _gelu_value _gelu_slope _tile_of _fetch _multiply _halves
-        _quarters _send _consume _hopper_kernel _choose _copyable _boxes _on_hopper _dense _autocast _none
+        CAP_FP16 TAIL_FP16 CAP_BF16 TAIL_BF16 FAR_BF16 FAR_SLOPE_BF16 FAR_SLOPE_FP16 EDGE LIFT UNLIFT UNSCALE
+        RSQRT2 RSQRT_2PI HALF_LOG2E LOG2_RSQRT_2PI TANH_A TANH_B TANH_A_LOG2E TANH_B_LOG2E _log_tail _tail _past
+        _clamped _gelu_value _gelu_slope _tile_of _fetch _multiply _halves _quarters _send _consume
+        _hopper_kernel _of_any_alignment _few _choose _copyable _boxes _on_hopper _aligned _dense _autocast _none
     """.split()
     assert {name: geglu[name] for name in repeated} == {name: act[name] for name in repeated}
 

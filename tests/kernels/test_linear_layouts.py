@@ -89,7 +89,8 @@ def results(module, monkeypatch, x, weight, bias, dy, activation):
         patch.setattr(module, "_configs", lambda *arguments: configs(*arguments)[:1])
         patch.setattr(module, "_fastest", {})
         patch.setattr(module, "_gradient_kernel", reducing)
-        patch.setattr(module, "_tile_kernel", tiles)
+        for name in ("_tile_kernel", "_strided_tile_kernel"):
+            patch.setattr(module, name, tiles)
         leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
         y = layer(module, *leaves, activation)
         grads = torch.autograd.grad(y, leaves, dy)

@@ -1,0 +1,361 @@
+"""The last tiles of the Hopper kernel of linear_act.py: which are left to the tile kernel, and what that one writes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels import linear_act as module
+from kernels.linear_act import linear_act, linear_data_grad
+
+ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
+MODES = [a + more for more in (0, module.GRAD.value, module.SAVE.value) for a in range(4)]
+
+
+def order(tiles_m, tiles_n, group):
+    """The order of _tile_of: columns within groups of rows."""
+    for first in range(0, tiles_m, group):
+        for column in range(tiles_n):
+            for row in range(first, min(first + group, tiles_m)):
+                yield row, column
+
+
+@triton.jit
+def numbered(row_ptr, column_ptr, tiles_m, tiles_n, GROUP: tl.constexpr, SIZE: tl.constexpr):
+    t = tl.arange(0, SIZE)
+    row, column = module._tile_of(t, tiles_m, tiles_n, GROUP)
+    tl.store(row_ptr + t, row, mask=t < tiles_m * tiles_n)
+    tl.store(column_ptr + t, column, mask=t < tiles_m * tiles_n)
+
+
+def test_the_enumeration_is_the_kernels(backend):
+    for tiles_m in (1, 2, 3, 7, 8, 9, 15, 16, 17, 19):
+        for tiles_n in (1, 2, 5):
+            for group in (1, 3, 8):
+                rows, columns = (torch.zeros(tiles_m * tiles_n, dtype=torch.int32).to(backend.device) for _ in range(2))
+                numbered[(1,)](rows, columns, tiles_m, tiles_n, GROUP=group, SIZE=128)
+                tiles = list(zip(rows.tolist(), columns.tolist(), strict=True))
+                assert tiles == list(order(tiles_m, tiles_n, group))
+
+
+@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize("units", [1, 15, 16, 32, 78, 114, 132])
+def test_what_whole_rounds_leave_is_exactly_the_rectangle(units, group):
+    found = 0
+    for tiles_m in range(1, 36):
+        for tiles_n in range(1, 36):
+            tiles = list(order(tiles_m, tiles_n, group))
+            whole, rows, columns = module._rounds(tiles_m, tiles_n, units, group)
+            corner = {
+                (row, column)
+                for row in range(tiles_m - rows, tiles_m)
+                for column in range(tiles_n - columns, tiles_n)
+            }  # fmt: skip
+            assert set(tiles[whole:]) == corner
+            left = len(tiles) % units
+            if rows:
+                assert whole == len(tiles) - left > 0
+                assert whole % units == 0
+                assert 0 < left * 16 <= units  # a tile is 16 tiny ones
+                found += 1
+            else:
+                assert (whole, columns) == (len(tiles), 0)
+                if left and left < len(tiles) and left * 16 <= units:  # refused, and so no rectangle of the last group
+                    rest = tiles[len(tiles) - left :]
+                    first = (tiles_m - 1) // group * group
+                    box = len({row for row, _ in rest}) * len({column for _, column in rest})
+                    assert min(row for row, _ in rest) < first or box > left
+    assert (found > 0) == (units >= 16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "units", "rest"),
+    [
+        ((8192, 16384), 132, (4092, 4, 1)),  # 64 x 64 tiles; measured on an H200
+        ((1024, 17 * 256), 132, (132, 4, 1)),
+        ((9 * 128, 18 * 256), 32, (160, 1, 2)),  # the last group has one row
+        ((8 * 128, 18 * 256), 132, (144, 0, 0)),  # 12 are too many
+        ((1024, 16 * 256), 132, (128, 0, 0)),  # no whole round
+        ((1024, 33 * 256), 132, (264, 0, 0)),  # nothing left
+        ((2 * 128, 67 * 256), 130, (130, 2, 2)),
+        ((2 * 128, 67 * 256), 131, (134, 0, 0)),  # one column and a half
+    ],
+)
+def test_some_shapes_by_hand(sizes, units, rest):
+    assert module._rounds(sizes[0] // 128, sizes[1] // 256, units, 8) == rest
+
+
+def launched(mode, a, b, bias, gate, y, pre, sub=()):
+    """The tile kernel into y[sub], and pre and from gate likewise."""
+    (m, k), n = a.shape, b.shape[0]
+    y_sub, gate_sub, pre_sub = (t[sub] if sub else t for t in (y, gate, pre))
+    bm, bn, bk = module._TINY
+    module._tile_kernel[(-(-m // bm) * -(-n // bn),)](
+        a, b, bias, gate_sub, y_sub, pre_sub, m, n, k, *a.stride(), *b.stride(), y.stride(0),
+        MODE=mode, HAS_BIAS=True, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=4, num_stages=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_tile_kernel_writes_a_rectangle_of_wider_results(backend, mode):
+    generator = torch.Generator().manual_seed(mode)
+    a, b, bias = (torch.randn(s, generator=generator).bfloat16().to(backend.device) for s in ((70, 150), (72, 150), 72))
+    gate = torch.randn(100, 200, generator=generator).bfloat16().to(backend.device)
+    sub = slice(20, 90), slice(104, 176)
+    narrow = [torch.full((70, 72), 77.0).to(gate) for _ in range(2)]
+    launched(mode, a, b, bias, gate[sub].contiguous(), *narrow)
+    assert (narrow[1] != 77).any() == (mode >= module.SAVE.value)
+    wide = [torch.full((100, 200), 77.0).to(gate) for _ in range(2)]
+    launched(mode, a, b, bias, gate, *wide, sub)
+    for got, want in zip(wide, narrow, strict=True):
+        assert torch.equal(got[sub], want)
+        got[sub] = 77
+        assert (got == 77).all()
+
+
+class Recorder:
+    """A kernel that notes its launches."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            self.launches.append((grid, arguments, constants))
+            return self.kernel[grid](*arguments, **constants) if self.kernel else None
+
+        return launch
+
+
+def whole_numbers(shape, generator, dtype):
+    """Small ones: their products and sums are exact in every order."""
+    return torch.randint(-2, 3, shape, generator=generator).to(dtype)
+
+
+def of_hopper(monkeypatch, units):
+    """The launcher as on a Hopper GPU, but for the kernel, which is only noted; the tile kernel runs."""
+    hopper, tiny = Recorder(None), Recorder(module._tile_kernel)
+    monkeypatch.setattr(module, "_hopper_kernel", hopper, raising=False)
+    monkeypatch.setattr(module, "_boxes", lambda t, rows, cols: (t, rows, cols))
+    monkeypatch.setattr(module, "_tile_kernel", tiny)
+    properties = types.SimpleNamespace(multi_processor_count=units)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return hopper, tiny
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("m", "n", "units", "row", "col"),
+    [(70, 16 * 256 + 200, 16, 0, 4096), (300, 10 * 256 + 136, 32, 256, 2560), (1030, 17 * 256 + 248, 32, 1024, 4096)],
+)
+def test_the_launcher_leaves_the_last_corner_to_tiny_tiles(monkeypatch, mode, m, n, units, row, col):
+    if not module._INTERPRETED:
+        pytest.skip("a GPU runs both kernels: the tests below")
+    generator = torch.Generator().manual_seed(m)
+    a, b, bias = (whole_numbers(s, generator, torch.bfloat16) for s in ((m, 1024), (n, 1024), (n,)))
+    gate = torch.randn(m, n, generator=generator).bfloat16()
+    bias = None if mode & module.GRAD.value else bias
+    want = [torch.full((m - row, n - col), 77.0).bfloat16() for _ in range(2)]
+    rest_bias = None if bias is None else bias[col:]
+    module._launch_tiles(a[row:], b[col:], rest_bias, gate[row:, col:].contiguous(), *want, mode, False)
+    hopper, tiny = of_hopper(monkeypatch, units)
+    got = [torch.full((m, n), 77.0).bfloat16() for _ in range(2)]
+    module._launch_hopper(a, b, got[0] if bias is None else bias, gate, *got, mode, bias is not None, (False, False))
+    whole, rest_m, _ = module._rounds(-(-m // 128), -(-n // 256), units, 8)
+    assert rest_m > 0
+    ((grid, arguments, constants),) = hopper.launches
+    assert grid == (units,)
+    assert arguments[6:10] == (m, n, 1024, whole)
+    assert constants["GROUP"] == 8
+    assert len(tiny.launches) == 1
+    for full, rest in zip(got, want, strict=True):
+        assert torch.equal(full[row:, col:], rest)
+        full[row:, col:] = 77
+        assert (full == 77).all()
+
+
+def test_where_the_last_round_is_not_cut(monkeypatch):
+    """K of other sizes, a transposed A, strides or addresses off a multiple of 16."""
+    if not module._INTERPRETED:
+        pytest.skip("a GPU runs both kernels: the tests below")
+    m, n = 16, 16 * 256 + 8
+    hopper, tiny = of_hopper(monkeypatch, 16)
+
+    def cut(k=1024, a=None, b=None, bias=None, a_t=False):
+        a = torch.zeros(m, k).half() if a is None else a
+        b = torch.zeros(n, k).half() if b is None else b
+        y = torch.empty(m, n).half()
+        hopper.launches.clear()
+        tiny.launches.clear()
+        module._launch_hopper(a, b, y if bias is None else bias, y, y, y, 0, bias is not None, (a_t, False))
+        ((grid, arguments, _),) = hopper.launches
+        assert (grid, arguments[9]) == (((16,), 16) if tiny.launches else ((9,), 17))
+        return len(tiny.launches)
+
+    assert cut() == 1
+    assert cut(bias=torch.zeros(n).half()) == 1
+    assert cut(k=1152) == 1
+    assert [cut(k=k) for k in (896, 1024 + 64, 1024 + 8)] == [0, 0, 0]
+    assert cut(a=torch.zeros(1024, m).half().t(), a_t=True) == 0
+    assert cut(a=torch.zeros(m, 1032).half()[:, :1024]) == 0
+    assert cut(b=torch.zeros(n, 1032).half()[:, :1024]) == 0
+    assert cut(a=torch.zeros(m, 1040).half()[:, :1024]) == 1
+    assert cut(bias=torch.zeros(n + 1).half()[1:]) == 0
+
+
+COMPILE = """
+import re
+import subprocess
+import tempfile
+import torch
+import triton
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from kernels import linear_act, linear_geglu
+
+DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+
+
+def compiled(kind, kernel, types, constants, options):
+    names = kernel.arg_names
+    types = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    aligned = [n for n in names if n not in ("M", "tiles") and types[n] in ("i32", "*bf16", "*fp16")]
+    source = kind(
+        kernel, types, {(names.index(n),): v for n, v in constants.items()},
+        {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        run = subprocess.run(
+            [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"],
+            capture_output=True, text=True, check=True,
+        )
+    spilled = sum(map(int, re.findall(r"(\\d+) bytes spill stores", run.stderr)))
+    print(spilled, *sorted(set(re.findall(r"mma_async\\S*?\\.(m\\d+n\\d+k\\d+)", ptx))))
+
+
+for module, step in ((linear_act, 256), (linear_geglu, 128)):
+    matrix = torch.empty(256, 256, dtype=torch.bfloat16)
+    boxes = {
+        size: native_specialize_impl(CUDABackend, module._boxes(matrix, *size), False, True, True)[0]
+        for size in ((128, 64), (64, 64))
+    }
+    types = {"a_desc": boxes[128, 64], "b_desc": boxes[128, 64], "y_desc": boxes[64, 64], "pre_desc": boxes[64, 64]}
+    types |= {"extra": "*bf16" if module is linear_act else boxes[64, 64], "bias_ptr": "*bf16"}
+    constants = dict(MODE=1, HAS_BIAS=True, STEP=step, A_T=False, B_T=False, GROUP=8, STAGES=4)
+    compiled(GluonASTSource, module._hopper_kernel, types, constants, dict(num_warps=4))
+bm, bn, bk = linear_act._TINY
+for pointer in DTYPES.values():
+    for mode, one in ((1, "stride_bk"), (1, "stride_bn"), (9, "stride_bk"), (5, "stride_bk")):
+        constants = dict(MODE=mode, HAS_BIAS=mode != 5, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8, stride_ak=1)
+        constants[one] = 1
+        kernel = linear_act._tile_kernel
+        types = {n: pointer for n in kernel.arg_names if n.endswith("_ptr")}
+        compiled(ASTSource, kernel, types, constants, dict(num_warps=4, num_stages=4))
+"""
+
+
+def test_both_kernels_compile_for_hopper_without_spills(tmp_path):
+    """The tiny tiles keep the matrix instruction of 64 rows and 16 steps of k, which gives a sum's order."""
+    root = pathlib.Path(__file__).parents[2]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True, timeout=200
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines() == ["0 m64n256k16"] * 2 + ["0 m64n32k16"] * 8
+
+
+def leaving_a_rest(units):
+    """Tiles of a product whose last round is cut: 8 rows of them where that works, else fewer."""
+    for tiles_m in range(8, 0, -1):
+        for tiles_n in range(1, 2 * units):
+            if module._rounds(tiles_m, tiles_n, units, 8)[1]:
+                return tiles_m, tiles_n
+    raise AssertionError(units)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_cut_last_round_changes_no_bit(monkeypatch, dtype, ragged, with_bias):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the Hopper kernel is for compute capability 9")
+    tiles_m, tiles_n = leaving_a_rest(torch.cuda.get_device_properties(0).multi_processor_count)
+    m, n, k = tiles_m * 128, tiles_n * 256, 1024
+    if ragged:
+        m, n = m - 37, n - 80
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, weight, bias, pre = (
+        torch.randn(s, generator=generator, device="cuda").to(dtype) for s in ((m, k), (n, k), (n,), (m, n))
+    )
+    weight *= k**-0.5
+    bias = bias if with_bias else None
+    layouts = {"plain": weight, "transposed": weight.t().contiguous().t()}
+
+    def results(w):
+        made = {}
+        for activation in ACTIVATIONS:
+            made[activation, 0] = (linear_act(x, w, bias, activation=activation),)
+            made[activation, "save"] = linear_act(x, w, bias, activation=activation, save_pre=True)
+            if not with_bias:  # a product of its own, which has none
+                made[activation, "grad"] = (linear_data_grad(x, w.t(), pre, activation),)
+        return made
+
+    def launches(w):
+        recorder = Recorder(module._tile_kernel)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_tile_kernel", recorder)
+            return results(w), len(recorder.launches)
+
+    for name, w in layouts.items():
+        cut, count = launches(w)
+        assert count == len(cut), name
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_rounds", lambda tiles_m, tiles_n, *_: (tiles_m * tiles_n, 0, 0))
+            whole, count = launches(w)
+        assert count == 0, name
+        for key, got in cut.items():
+            for p, q in zip(got, whole[key], strict=True):
+                assert torch.equal(p.view(torch.int16), q.view(torch.int16)), (name, key)
+    if not ragged:  # a transposed A is not cut
+        y, count = linear_act(x, weight, bias), Recorder(module._tile_kernel)
+        monkeypatch.setattr(module, "_tile_kernel", count)
+        assert torch.equal(linear_act(x.t().contiguous().t(), weight, bias), y)
+        assert not count.launches
+
+
+@pytest.mark.gpu
+def test_a_cut_last_round_in_a_graph_and_on_a_side_stream():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the Hopper kernel is for compute capability 9")
+    tiles_m, tiles_n = leaving_a_rest(torch.cuda.get_device_properties(0).multi_processor_count)
+    x = torch.randn(tiles_m * 128, 1024, device="cuda").bfloat16()
+    weight = torch.randn(tiles_n * 256, 1024, device="cuda").bfloat16()
+    want = linear_act(x, weight, activation="gelu")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert torch.equal(linear_act(x, weight, activation="gelu"), want)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = linear_act(x, weight, activation="gelu")
+    y.zero_()
+    graph.replay()
+    assert torch.equal(y, want)
