@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from verify import ops
+from verify import measure, ops, ulp
 from verify.cases import Case
 from verify.declaration import Kernel, kernel
 from verify.errors import KernelError
-from verify.measure import Unchanged, describe, run_baseline, run_kernel, run_tensors
-from verify.ulp import bits_of
+from verify.measure import Unchanged, copies, describe, run_baseline, run_kernel, run_tensors
+from verify.ulp import bits_of, same_bits
 
 CASE = Case(dtype="float32", dims=(4, 6), fill="normal", upstream="normal")
 FORWARD = Case(dtype="float32", dims=(4, 6), fill="normal")
@@ -282,3 +282,60 @@ def test_every_baseline_meets_the_contract(name: str) -> None:
     case = Case(dtype="float32", dims=dims, fill="randn", upstream="normal")
     measured = run_baseline(op, case, "cpu", op.outputs)
     assert {"y", "dx"} <= set(measured.results)
+
+
+# -- what is near -------------------------------------------------------------------------------
+
+
+def test_a_run_has_its_values_at_hand_and_nobody_else_can_write_to_what_cases_share() -> None:
+    case = Case(dtype="float32", dims=(3, 5), fill="normal", upstream="normal", layouts={"x": "stepped"})
+    seen: list[Tensor] = []
+
+    def kernel(x: Tensor) -> Tensor:
+        seen.append(x)
+        return gelu(x)
+
+    first = run_kernel(declare(kernel), case, "cpu")
+    near = first.at_hand
+    assert torch.equal(near.inputs["x"], first.inputs["x"]) and seen[0].stride() == (10, 2)
+    assert near.results["y"] is not None and same_bits([near.results["dx"]], [first.results["dx"]])
+    kept = first.snapshot()
+    before = {name: value.clone() for name, value in kept.items()}
+    for tensor in (*first.inputs.values(), *first.upstream.values(), *first.results.values()):
+        assert tensor is not None
+        tensor.detach().fill_(7.0)
+    assert same_bits(list(kept.values()), list(before.values()))
+    again = run_kernel(declare(kernel), case, "cpu")
+    assert same_bits([again.results["y"], again.results["dx"]], [before["y"], before["dx"]])
+
+
+def test_results_travel_with_what_must_not_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: one way for all of it, and the complaint is the one about the tensor that changed."""
+    ways: list[int] = []
+    fetch = ulp.fetched
+
+    def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+        ways.append(len(tensors))
+        with monkeypatch.context() as patch:
+            patch.setattr(ulp, "_is_away", lambda tensor: True)
+            return fetch(tensors)
+
+    monkeypatch.setattr(measure, "fetched", fetched)
+    measured = run_kernel(declare(gelu), CASE, "cpu")
+    assert ways == [6]  # x and dy before and after, y and dx
+    assert same_bits([measured.at_hand.results["dx"]], [measured.results["dx"]])
+    unchanged = Unchanged()
+    x, dy = torch.ones(3), torch.ones(2)
+    unchanged.watch({"x": x}, {"x": x.clone()}, "{name} was changed")
+    unchanged.watch({"dy": dy}, {"dy": dy + 1.0}, "{name} was changed")
+    with pytest.raises(KernelError, match="dy was changed"):
+        unchanged.demand({"y": x})
+
+
+def test_copies_are_the_same_values_in_other_memory() -> None:
+    wide = torch.randn(4, 6)
+    tensors = {"a": wide.T, "b": wide[:, ::2], "c": wide.double(), "d": torch.tensor(1.0)}
+    found = copies(tensors)
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor) and found[name].data_ptr() != tensor.data_ptr()

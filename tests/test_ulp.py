@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from verify import ulp as ulp_module
 from verify.formats import FORMATS, Format, named, power_of_two, torch_dtype
 from verify.ulp import Policy, all_values, bits_of, errors, from_bits, ldexp, same_bits, ulp_exponent, widen
 
@@ -582,12 +583,14 @@ def test_the_same_bits_are_the_same_bits(backend) -> None:  # type: ignore[no-un
     assert not same_bits([values], [values[None]])
 
 
+@pytest.mark.parametrize("fetched", [0, 1 << 18])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_tensors_of_any_layout_are_joined_by_their_elements(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, fetched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU `same_bits` asks one question for many tensors; here it is made to."""
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    """On a GPU `same_bits` asks one question for many tensors, there or here; now it is made to."""
+    monkeypatch.setattr(ulp_module, "_is_away", lambda tensor: True)
+    monkeypatch.setattr(ulp_module, "_FETCHED", fetched)
     square = torch.arange(12.0).reshape(3, 4).to(dtype)
     one = square[0, :2:2]  # a single element keeps its stride, which `contiguous` sees no reason to change
     given = [square[:, ::2], square.T, square[0].expand(5, 4), square[1, 1], square[:0], square[1:, 1], one]
@@ -602,8 +605,6 @@ def test_tensors_of_any_layout_are_joined_by_their_elements(
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "float64"])
 def test_one_product_scales_as_three_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exponents of formats up to float32 are small enough: no figure changes."""
-    from verify import ulp
-
     fmt = named(name)
     numbers = from_bits(
         torch.randint(0, 1 << min(fmt.bits, 31), (4000,), generator=torch.Generator().manual_seed(3)), fmt
@@ -612,7 +613,42 @@ def test_one_product_scales_as_three_do(name: str, monkeypatch: pytest.MonkeyPat
     near = torch.where(torch.arange(4000) % 2 == 0, wide * (1 + 2.0**-9), wide.roll(1))
     bound = torch.nan_to_num(near.abs() * 2.0**-40, posinf=0.0) + 2.0**-200
     once = errors(numbers, near, fmt, bound=bound, scale=near.abs() * 3)
-    monkeypatch.setattr(ulp, "_ldexp_once", ldexp)
+    monkeypatch.setattr(ulp_module, "_ldexp_once", ldexp)
     thrice = errors(numbers, near, fmt, bound=bound, scale=near.abs() * 3)
     for key, value in vars(once).items():
         assert torch.equal(value.nan_to_num(7.25), vars(thrice)[key].nan_to_num(7.25)), key
+
+
+def test_what_lies_elsewhere_is_fetched_with_its_shape_and_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor is taken for one on a GPU; the numbers of several widths travel as bytes."""
+    monkeypatch.setattr(ulp_module, "_is_away", lambda tensor: True)
+    wide = torch.randn(3, 8)
+    mixed = [
+        torch.ones(5, dtype=torch.bfloat16),
+        wide.T,
+        wide[:, ::2],
+        wide.reshape(-1)[1::3],
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.zeros(0, 3),
+        wide[:1].expand(4, 8),
+        torch.tensor([True, False, True]),
+        torch.randn(3).to(torch.float8_e5m2),
+    ]
+    for tensors in (mixed, mixed[1:4], mixed[7:8], mixed[8:], mixed[3:4], []):
+        found = ulp_module.fetched(tensors)
+        assert len(found) == len(tensors)
+        for before, after in zip(tensors, found, strict=True):
+            assert before.shape == after.shape and before.dtype == after.dtype
+            assert before.float().tolist() == after.float().tolist()
+    assert same_bits(mixed[:7], [tensor.clone() for tensor in mixed[:7]])
+    other = wide.clone()
+    other[2, 3] += 1.0
+    assert not same_bits([wide, mixed[0]], [other, mixed[0]])
+
+
+def test_bytes_are_compared_as_torch_would() -> None:
+    values = torch.tensor([0.0, torch.nan, 1.0])
+    assert same_bits([values], [values.clone()])
+    assert not same_bits([torch.zeros(1)], [-torch.zeros(1)])
+    many = torch.zeros(1 << 16)  # beyond what is compared as bytes
+    assert same_bits([many], [many.clone()]) and not same_bits([many], [-many])

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.values import SMALL
 from verify.declaration import Kernel, expected_shape
 from verify.errors import KernelError
 from verify.formats import named, torch_dtype
 from verify.ops.op import Op
-from verify.ulp import same_bits
+from verify.ulp import fetched, same_bits
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -35,6 +36,18 @@ class Measured:
     upstream: dict[str, Tensor]
     results: dict[str, Tensor]
     missing: tuple[str, ...]  # gradients that the kernel does not provide
+    near: Measured | None = None  # small tensors: the same values in the memory of the host, to be read only
+
+    @property
+    def at_hand(self) -> Measured:
+        """The same values where reading them costs least."""
+        return self.near or self
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The results as they are now, whatever a later call does to them."""
+        held = self.at_hand.results
+        alone = {name for name, value in held.items() if value.data_ptr() != self.results[name].data_ptr()}
+        return {name: value if name in alone else value.clone() for name, value in held.items()}
 
 
 class Unchanged:
@@ -44,33 +57,79 @@ class Unchanged:
         self._pairs: list[tuple[Tensor, Tensor, str]] = []
 
     def watch(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], complaint: str) -> None:
-        """Tensors and copies of them made before; `complaint` is the message, with the name in place of {name}."""
+        """Tensors and copies of them made before, at hand or not.
+
+        `complaint` is the message, with the name in place of {name}.
+        """
         self._pairs += [(before[name], after[name], complaint.replace("{name}", name)) for name in before]
 
-    def demand(self) -> None:
-        """Raise the complaint about the first tensor whose bits differ from those of its copy."""
+    def demand(self, *results: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Raise the complaint about the first tensor whose bits differ from those of its copy.
+
+        Returns the results, in the memory of the host if all is small: they then travel with what is asked for.
+        """
         pairs, self._pairs = self._pairs, []
-        if same_bits([before for before, _, _ in pairs], [after for _, after, _ in pairs]):
-            return
-        raise KernelError(next(words for before, after, words in pairs if not same_bits([before], [after])))
+        before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        found = [value for some in results for value in some.values()]
+        line = [*before, *after, *found]
+        if all(value.numel() <= SMALL for value in line):
+            line = fetched(line)
+        count = len(pairs)
+        before, after = line[:count], line[count : 2 * count]
+        if not same_bits(before, after):
+            complaints = zip(before, after, (words for _, _, words in pairs), strict=True)
+            raise KernelError(next(words for old, new, words in complaints if not same_bits([old], [new])))
+        taken = iter(line[2 * count :])
+        return [dict(zip(some, taken, strict=False)) for some in results]
 
 
 def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
     """Run a declared kernel on contiguous copies of what the case's layouts hold."""
-    return run_kernel(kernel, case, device, prepare=_contiguous_copy)
+    return run_kernel(kernel, case, device, prepare=_compact)
 
 
-def _twin(tensor: Tensor) -> Tensor:
-    """The same values in memory of their own with the same layout, which `clone` would not always keep."""
-    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
-        return tensor.clone()
-    copied: Tensor = tensor.new_empty(0).set_(
-        tensor.untyped_storage().clone(),  # type: ignore[no-untyped-call]
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The same values on a device in memory of their own with the same layout, which `clone` would not always keep."""
+    # nothing waits: ordinary memory is read before the call returns
+    if _is_compact(tensor):
+        if tensor.is_cpu and device == "cpu":
+            return tensor.clone()
+        return tensor.to(device, copy=True, non_blocking=True)
+    whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    copied = whole.to(device, copy=True, non_blocking=True)
+    moved: Tensor = copied.new_empty(0).set_(
+        copied.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
-    return copied
+    return moved
+
+
+def _is_near(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.numel() <= SMALL
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies, on a GPU by one operation for all tensors of one dtype: to be compared, not used."""
+    found = dict(tensors)
+    if all(tensor.is_cpu for tensor in tensors.values()):
+        return {name: _contiguous_copy(tensor.detach()) for name, tensor in tensors.items()}
+    alike: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        alike.setdefault((tensor.dtype, tensor.device), []).append(name)
+    for names in alike.values():
+        pieces = [tensors[name].detach().reshape(-1) for name in names]
+        line = pieces[0].clone() if len(names) == 1 else torch.cat(pieces)
+        parts = torch.split(line, [piece.numel() for piece in pieces])
+        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return found
+
+
+def _is_compact(tensor: Tensor) -> bool:
+    """Whether a tensor is contiguous and alone in its memory."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    return tensor if _is_compact(tensor) else _contiguous_copy(tensor)
 
 
 def _contiguous_copy(tensor: Tensor) -> Tensor:
@@ -138,17 +197,26 @@ def gradients_of(
     *,
     retain: bool = False,
     unchanged: Unchanged | None = None,
+    originals: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The gradients that a call's backward pass gives for `upstream`, one tensor per output.
 
     Whether `upstream` is as it was is asked at once, or by whoever passes `unchanged`, which must then `demand` it.
+    `originals` are what `upstream` was made from, where there is such a thing; else copies are made.
     """
     if not graph.leaves or not upstream:
         return {}
     watched = Unchanged() if unchanged is None else unchanged
     required = kernel.gradients != "auto"
     found, _ = _gradients(
-        graph.outputs, dict(upstream), graph.leaves, watched, required=required, label=kernel.name, retain=retain
+        graph.outputs,
+        upstream,
+        graph.leaves,
+        watched,
+        required=required,
+        label=kernel.name,
+        retain=retain,
+        originals=originals,
     )
     if unchanged is None:
         watched.demand()
@@ -162,10 +230,11 @@ def run_tensors(
     upstream: Mapping[str, Tensor],
     *,
     unchanged: Unchanged | None = None,
+    originals: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Outputs and gradients of one call on given tensors; without `upstream`, outputs only."""
     graph = call_tensors(kernel, inputs, params, differentiate=bool(upstream))
-    return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged)
+    return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=originals)
 
 
 def run_baseline(op: Op, case: Case, device: str, outputs: tuple[str, ...]) -> Measured:
@@ -207,8 +276,8 @@ def _run(
     label: str,
     prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Measured:
-    inputs = inputs_of(op, case, device)
-    given = {name: None if value is None else prepare(_twin(value)) for name, value in inputs.items()}
+    originals = inputs_of(op, case, device, shared=True)
+    given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
     leaves: dict[str, Tensor] = {}
     arguments: list[Tensor | None] = []
     for operand in op.operands:
@@ -227,17 +296,22 @@ def _run(
         _check_output(name, tensor, shape, case, device, label)
 
     results = {name: tensor.detach() for name, tensor in produced.items()}
-    upstream = {name: prepare(value) for name, value in upstream_of(op, case, results).items()}
+    near = all(_is_near(value) for value in originals.values() if value is not None)
+    arriving = upstream_of(op, case, results, shared=near)
+    upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
     missing: tuple[str, ...] = ()
     unchanged = Unchanged()
     if upstream and leaves:
-        gradients, missing = _gradients(produced, upstream, leaves, unchanged, required=required, label=label)
+        gradients, missing = _gradients(
+            produced, upstream, leaves, unchanged, required=required, label=label, originals=arriving
+        )
         results |= gradients
-    before = {name: value for name, value in inputs.items() if value is not None}
+    before = {name: value for name, value in originals.items() if value is not None}
     after = {name: value for name, value in given.items() if value is not None}
     unchanged.watch(before, after, f"{label} must not change its inputs; {{name}} differs after the call")
-    unchanged.demand()
-    return Measured(inputs, upstream, results, missing)
+    (found,) = unchanged.demand(results)
+    near = near and all(map(_is_near, (*arriving.values(), *found.values())))
+    return Measured(given, upstream, results, missing, Measured(originals, arriving, found, missing) if near else None)
 
 
 def _call(
@@ -282,13 +356,14 @@ def _check_output(name: str, tensor: Tensor, shape: tuple[int, ...], case: Case,
 
 def _gradients(
     produced: dict[str, Tensor],
-    upstream: dict[str, Tensor],
+    upstream: Mapping[str, Tensor],
     leaves: dict[str, Tensor],
     unchanged: Unchanged,
     *,
     required: bool,
     label: str,
     retain: bool = False,
+    originals: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     attached = {name: tensor for name, tensor in produced.items() if tensor.requires_grad}
     if not attached:
@@ -298,7 +373,7 @@ def _gradients(
             )
         return {}, tuple("d" + name for name in leaves)
     # kept apart: a backward pass that overwrites dy would overwrite what the truth is computed from
-    arrived = {name: _contiguous_copy(upstream[name]) for name in attached}
+    arrived = {name: _contiguous_copy(upstream[name]) if originals is None else originals[name] for name in attached}
     try:
         found = torch.autograd.grad(
             list(attached.values()),

@@ -7,9 +7,15 @@ import math
 import pytest
 import torch
 
-from verify import Policy, formats
-from verify.laws.accuracy import _surely_within, fetched
+import verify
+from verify import Policy, backends, formats
+from verify.cases import Case
+from verify.laws.accuracy import _surely_within, fetched, judge_results
+from verify.laws.law import Broken, Subject
 from verify.ulp import bits_of, errors, from_bits, widen
+
+HUGE = (65504.0, 65504.0, 4.0, 1.5), (65504.0, -65504.0, 480.0, 32.0)  # factors of 4 products: their sum is 1,968
+LARGE = (2048.0, -64.0, 2.0, 1.0), (16.0, 16.0, 480.0, 32.0)  # 32,736: every term is within float16
 
 POLICIES = [
     Policy(),
@@ -90,3 +96,33 @@ def test_what_is_fetched_together_keeps_its_shape_and_its_bits() -> None:
     tensors = [torch.randn(3, 4).T, torch.tensor(2.5), torch.zeros(0, 3), torch.ones(5, dtype=torch.bfloat16)]
     for before, after in zip(tensors, fetched(tensors), strict=True):
         assert before.shape == after.shape and torch.equal(bits_of(before), bits_of(after))
+
+
+def judged(factors: tuple[tuple[float, ...], ...], got: float, largest: float | None) -> float:
+    """The error of a product of two float16 vectors that came out as `got`, in units of the scale."""
+
+    @verify.kernel(op="linear", params={"activation": "id"}, dtypes=["float16"], max_ulp=1, largest=largest)
+    def kernel(x, weight, bias):  # type: ignore[no-untyped-def]
+        raise AssertionError("not called")
+
+    backend = backends.select("interpreter")
+    case = Case(dtype="float16", dims=(1, 4, 1), fill="ones", params={"activation": "id"})
+    x, weight = (torch.tensor([each], dtype=torch.float16) for each in factors)
+    inputs = {"x": x, "weight": weight, "bias": torch.zeros(1, dtype=torch.float16)}
+    result = torch.tensor([[got]], dtype=torch.float16)
+    return judge_results(Subject(kernel, "float16", backend, None), case, inputs, {}, {"y": result})
+
+
+def test_terms_beyond_the_format_widen_the_limit_for_inputs_beyond_the_promise() -> None:
+    """Found on an H200: the float32 sums of its matrix units lose 48 of these 1,968; 256 is half an ulp there."""
+    assert judged(HUGE, 1968.0, 16.0) < 0.01
+    assert judged(HUGE, 1920.0, 16.0) == pytest.approx(48 / 32)
+    for largest in (None, 65504.0):
+        with pytest.raises(Broken, match="beyond the kernel's own limit"):
+            judged(HUGE, 1920.0, largest)
+
+
+def test_terms_within_the_format_leave_the_limit_as_it_is() -> None:
+    assert judged(LARGE, 32736.0, 16.0) < 0.01
+    with pytest.raises(Broken, match="beyond the kernel's own limit"):
+        judged(LARGE, 32640.0, 16.0)

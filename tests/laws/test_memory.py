@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import verify
 from tests.laws.silu import silu, silu_in_an_operator
 from tests.laws.trial import breaks, holds, skips
 from verify.declaration import Kernel
+from verify.laws import guard as guard_module
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard
 
 LAWS = ("memory bounds", "initialised memory", "nothing overwritten", "no stale results")
@@ -156,3 +158,41 @@ def test_what_lies_between_the_elements_of_an_operand_holds_the_fill() -> None:
         assert set(between.contiguous().view(torch.uint8).tolist()) == {fill}
     shared = torch.arange(3.0)[:1].expand(3)
     assert Guard(NAN_FILL).embed(shared, "operand x").tolist() == [0, 0, 0]
+
+
+def test_one_slab_holds_many_tensors_and_each_has_bands_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where filling memory is a launch."""
+    monkeypatch.setitem(guard_module._SLAB, "cpu", 1 << 21)
+    guard = Guard(NUMBER_FILL)
+    x, w = guard.embed(torch.randn(5), "operand x"), guard.embed(torch.randn(7)[::2], "operand w")
+    with guard:
+        fresh, other = torch.empty(5), torch.empty(3, dtype=torch.bfloat16)
+    slab = guard.blocks[0].raw
+    assert all(block.raw is slab for block in guard.blocks) and slab.numel() == 1 << 21
+    assert all(block.start - block.first >= 1 << 16 <= block.last - block.stop for block in guard.blocks)
+    assert all(one.last <= two.first for one, two in pairwise(guard.blocks))
+    before = w._version, other._version
+    fresh.add_(1.0)
+    assert (w._version, other._version) == before  # autograd must not take one for another
+    assert guard.damage() == []
+    slab[guard.blocks[1].stop + 3] = 0
+    slab[guard.blocks[2].last - 1] = 0
+    assert [line.partition(":")[0] for line in guard.damage()] == [
+        "operand w torch.float32 [4]",
+        "memory from torch.empty torch.float32 [5]",
+    ]
+    x.mul_(2.0)
+    assert guard.damage()[0].startswith("operand x torch.float32 [5]")
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_laws_see_the_same_in_one_slab(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(guard_module._SLAB, "cpu", 1 << 21)
+    holds(law, buggy(""))
+    bugs = {
+        "memory bounds": ("gradient past the end", "something is written outside of the results"),
+        "initialised memory": ("last element not written", "an element of a result is never written"),
+    }
+    if law in bugs:
+        bug, rule = bugs[law]
+        breaks(law, buggy(bug), rule)

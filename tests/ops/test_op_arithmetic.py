@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 from typing import Any
@@ -13,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 
+from verify import ops
+from verify.cases import Case, inputs_of, problem_of, upstream_of
+from verify.ops import compensated
 from verify.ops.compensated import add, deviations, divide, tree_sum, two_sum
 from verify.ops.dyadic import add_rows, at_exponent, dot, dyadic, dyadics, multiply_rows
 from verify.ops.elements import mpf_to_arb, pick, to_arb
 from verify.ops.numeric import derivative_at, limit_at, value_at
 from verify.ops.precision import arb_bits, exact_product, magnitude, mp_bits, summed
+from verify.ulp import same_bits
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 moderate = st.floats(-1e100, 1e100, allow_nan=False).filter(lambda v: v == 0 or abs(v) > 1e-100)
@@ -196,3 +201,40 @@ def test_limits_of_a_formula() -> None:
     assert at(lambda x: x * x / (1 + x * x)) == [1, 1]
     assert at(lambda x: x - x / 2) == [mp.ninf, mp.inf]
     assert all(map(mp.isnan, at(lambda x: x - x + mp.sqrt(-1))))
+
+
+@pytest.mark.parametrize("shape", [(5, 67), (1, 1), (3, 2), (2, 3, 7), (4, 64), (2, 0)])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_arrays_and_tensors_are_added_in_the_same_order(
+    shape: tuple[int, ...], dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    high = torch.randn(shape, generator=generator, dtype=torch.float64) * 1e8
+    low = torch.randn(shape, generator=generator, dtype=torch.float64) * 1e-9
+    for first, second in ((high, low), (high.nan_to_num() * math.inf, low), (torch.full_like(high, 1e308), low)):
+        for values in (first, (first, second)):
+            near = tree_sum(values, dim)
+            with monkeypatch.context() as patch:
+                patch.setattr(compensated, "_FEW", -1)
+                far = tree_sum(values, dim)
+            for one, other in zip(near, far, strict=True):
+                assert torch.equal(one.nan_to_num(2.0), other.nan_to_num(2.0)) and one.shape == other.shape
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "layer_norm_residual_bias", "rms_norm"])
+@pytest.mark.parametrize("fill", ["randn", "mean 1e4", "constant", "huge 1e30", "mixed"])
+def test_small_rows_have_the_bits_of_large_ones(name: str, fill: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a problem is computed in arrays or in tensors is a matter of its size, and of nothing else."""
+    op = ops.get(name)
+    case = Case(dtype="float32", dims=(3, 33), fill=fill, upstream="normal")
+    inputs = inputs_of(op, case, "cpu")
+    results = tuple(op.outputs) + op.gradients
+    upstream = upstream_of(op, case, {output: torch.empty(3, 33) for output in op.outputs})
+    problem = problem_of(op, case, inputs, upstream, results)
+    near = op.fast(problem)
+    monkeypatch.setattr(compensated, "_FEW", -1)
+    far = op.fast(problem)
+    for result in results:
+        for one, other in ((near[result].value, far[result].value), (near[result].scale, far[result].scale)):
+            assert one.shape == other.shape
+            assert same_bits([one.nan_to_num(2.0)], [other.nan_to_num(2.0)]), result

@@ -9,12 +9,11 @@ from pathlib import Path
 import mpmath
 import pytest
 import torch
-from torch import Tensor
 
 from verify import ops
 from verify.errors import TruthError, UsageError
 from verify.ops import normalize
-from verify.ops.compensated import Pair
+from verify.ops.compensated import Pair, Values
 from verify.ops.op import Fast, Op, Point
 from verify.truth import certificate, certify
 from verify.truth.certificate import (
@@ -183,9 +182,9 @@ def test_certify_sees_what_a_mean_of_one_word_loses_where_large_elements_cancel(
     assert bad["dweight"].units > 1e4
 
 
-def plain_sum(values: Tensor | Pair, dim: int) -> Pair:
-    total = (values if isinstance(values, Tensor) else values[0] + values[1]).sum(dim, keepdim=True)
-    return total, torch.zeros_like(total)
+def plain_sum(values: Values | Pair, dim: int) -> Pair:
+    total = (values[0] + values[1] if isinstance(values, tuple) else values).sum(dim, keepdims=True)
+    return total, 0.0 * total
 
 
 def third(precision: int) -> mpmath.mpf:

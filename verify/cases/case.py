@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from torch import Tensor
 from verify import formats
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
-from verify.cases.values import fill
+from verify.cases.values import SMALL, fill
 from verify.errors import UsageError
 from verify.ops.op import Op, Operand, Problem
 
@@ -60,10 +61,15 @@ def operand_dtype(case: Case, operand: Operand) -> str:
     return case.dtypes.get(operand.name, case.dtype)
 
 
-def inputs_of(op: Op, case: Case, device: torch.device | str) -> dict[str, Tensor | None]:
-    """The operands of a case on a device, in the op's order; absent ones are None."""
+def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = False) -> dict[str, Tensor | None]:
+    """The operands of a case on a device, in the op's order; absent ones are None.
+
+    With `shared` nobody may write to them: they may be those of other callers. Where all are small they then lie in
+    the memory of the host, whatever the device.
+    """
     params = op.resolve(case.params)
     shapes = op.shapes(case.dims, params)
+    shared = shared and all(math.prod(shape) <= SMALL for shape in shapes.values())
     landmarks = op.boundaries(params)
     result: dict[str, Tensor | None] = {}
     data = 0
@@ -94,6 +100,7 @@ def inputs_of(op: Op, case: Case, device: torch.device | str) -> dict[str, Tenso
             stream=operand.name,
             landmarks=landmarks,
             device=device,
+            shared=shared,
         )
         filled = override(filled, fmt, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
@@ -110,11 +117,12 @@ def _known(op: Op, case: Case) -> None:
             raise UsageError(f"the case spells out {name!r} but asks for no gradient: its upstream is empty")
 
 
-def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient that arrives at each differentiable output, shaped and typed like it."""
+def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor], *, shared: bool = False) -> dict[str, Tensor]:
+    """The gradient that arrives at each differentiable output, shaped and typed like it. `shared`: see `inputs_of`."""
     if not case.upstream:
         return {}
     upstream = {}
+    shared = shared and all(output.numel() <= SMALL for output in outputs.values())
     for name, output in outputs.items():
         fmt, label = formats.of(output.dtype), "d" + name
         filled = fill(
@@ -124,6 +132,7 @@ def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor]) -> dict[str, Ten
             seed=case.seed,
             stream=f"upstream/{name}",
             device=output.device,
+            shared=shared,
         )
         filled = override(filled, fmt, label, case.values.get(label), case.edits.get(label))
         upstream[name] = lay_out(filled, case.layouts.get(label, "contiguous"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
+_ROUNDS = (np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2))
+_LAST, _HALF, _WORD, _TAIL = np.uint64(31), np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(11)
 _FEW = 1 << 12  # words up to which calling torch takes a CPU longer than mixing them
 
 
@@ -40,13 +43,20 @@ def _few(count: int, device: torch.device | str) -> bool:
 
 def _mixed(keys: Sequence[int], count: int, start: int) -> NDArray[np.uint64]:
     """The words of several streams, one row for each key, in numpy's unsigned integers, which wrap as well."""
-    state = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    state = state + np.array(keys, dtype=np.uint64)[:, None]
-    for places, factor in ((30, _MIX_1), (27, _MIX_2)):
-        state ^= state >> np.uint64(places)
-        state *= np.uint64(factor)
-    state ^= state >> np.uint64(31)
+    state = _counted(count, start) + np.array(keys, dtype=np.uint64)[:, None]
+    shifted = np.empty_like(state)
+    for places, factor in _ROUNDS:
+        np.right_shift(state, places, out=shifted)
+        state ^= shifted
+        state *= factor
+    np.right_shift(state, _LAST, out=shifted)
+    state ^= shifted
     return state
+
+
+@lru_cache(maxsize=8)
+def _counted(count: int, start: int) -> NDArray[np.uint64]:
+    return np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
@@ -61,7 +71,7 @@ def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
 def uniform(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """float64 in [0, 1), multiples of 2^-53."""
     if _few(count, device):
-        return torch.from_numpy((_mixed([key_of(seed, stream)], count, start)[0] >> np.uint64(11)) * 2.0**-53)
+        return torch.from_numpy((_mixed([key_of(seed, stream)], count, start)[0] >> _TAIL) * 2.0**-53)
     return _shift(words(seed, stream, count, start=start, device=device), 11).double() * 2.0**-53
 
 
@@ -76,7 +86,7 @@ def below(
 ) -> Tensor:
     """Integers in [0, limit), limit <= 2^31: bias below 2^-31."""
     if _few(count, device):
-        chosen = (_mixed([key_of(seed, stream)], count, start)[0] >> np.uint64(32)) % np.uint64(limit)
+        chosen = (_mixed([key_of(seed, stream)], count, start)[0] >> _HALF) % np.uint64(limit)
         return torch.from_numpy(chosen.view(np.int64))
     return _shift(words(seed, stream, count, start=start, device=device), 32) % limit
 
@@ -90,7 +100,9 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
     # at most 12 * 2^32: exact in an integer of 64 bits and in float64, in whatever order
     if _few(count, device):
         few = _mixed(keys, count, start)
-        halves = (few & np.uint64(0xFFFFFFFF)) + (few >> np.uint64(32))
+        halves = few & _WORD
+        few >>= _HALF
+        halves += few
         return torch.from_numpy(halves.sum(0) * 2.0**-32 - 6.0)
     word = _finalised(torch.tensor([_signed(key) for key in keys], device=device)[:, None], count, start)
     total = ((word & 0xFFFFFFFF) + _shift(word, 32)).sum(0)

@@ -34,21 +34,28 @@ def fill(
     stream: str,
     landmarks: Sequence[float] = (),
     device: torch.device | str = "cpu",
+    shared: bool = False,
 ) -> Tensor:
     """A tensor of a format filled by a recipe. `landmarks` are the op's boundaries, for "near" and "mixed".
 
     A small tensor is made on the CPU, to the same bits: there its many operations cost less than their launches.
-    It is kept for a while, because a law builds one case several times.
+    It is kept for a while, because a law builds one case several times. With `shared` it is what is kept itself, which
+    nobody may write to.
     """
     if math.prod(shape) > SMALL:
         return _filled(recipe, fmt, shape, seed, stream, tuple(landmarks), torch.device(device))
+    kept = _small(recipe, fmt, shape, seed, stream, tuple(landmarks))
+    if shared:
+        return kept
     # nothing waits for the copy: ordinary memory is read before the call returns, and nobody writes to what is kept
-    return _small(recipe, fmt, shape, seed, stream, tuple(landmarks)).to(device, copy=True, non_blocking=True)
+    return kept.to(device, copy=True, non_blocking=True)
 
 
 @lru_cache(maxsize=64)
 def _small(recipe: str, fmt: Format, shape: Shape, seed: int, stream: str, landmarks: tuple[float, ...]) -> Tensor:
-    return _filled(recipe, fmt, shape, seed, stream, landmarks, torch.device("cpu"))
+    made = _filled(recipe, fmt, shape, seed, stream, landmarks, torch.device("cpu"))
+    # in memory of its own, so that a copy of it is nothing else
+    return made if made.untyped_storage().nbytes() == made.numel() * made.element_size() else made.clone()
 
 
 def forget() -> None:

@@ -2,7 +2,9 @@
 
 * accuracy: the search tries to make the error large (Hypothesis' `target`), over shapes, value recipes and
   parameters. Before it, every recipe, parameter and shape is tried once, and every operand with a stride of its own.
-  Where the profile says so, an op of one 16-bit number is tried on all 65,536 of them.
+  Where the profile says so, an op of one 16-bit number is tried on all 65,536 of them. For inputs beyond the magnitude
+  that a kernel names as `largest`, the limit of a sum whose terms leave the format is widened by as much as they do:
+  65,504 x 65,504 - 65,504 x 65,504 + 2 in float16 is 2, and a float32 sum of it is off by up to 256.
 * mixed dtypes: weights and biases in float32 beside data in 16 bits are refused with an error, or used as they are:
   the truth is that of the given values, so a kernel that rounds them first is beyond its limit.
 """
@@ -29,12 +31,12 @@ from verify.errors import KernelError
 from verify.formats import Format
 from verify.judge import judge_result
 from verify.laws.law import Broken, Law, Subject, plain_case
-from verify.measure import run_kernel
+from verify.measure import Measured, run_kernel
 from verify.ops.op import Problem
 from verify.regimes import NONFINITE, segments_of
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
-from verify.ulp import Policy, bits_of, errors, widen
+from verify.ulp import Policy, bits_of, errors, fetched, widen
 
 _SINGLY = 64  # elements that are judged exactly one by one; more of them are left to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
@@ -64,8 +66,13 @@ def _every_pattern(subject: Subject) -> tuple[Case, ...]:
 
 
 def _check(subject: Subject, case: Case) -> float:
-    measured = run_kernel(subject.kernel, case, subject.backend.device)
-    return judge_results(subject, case, measured.inputs, measured.upstream, measured.results)
+    return judge_measured(subject, case, run_kernel(subject.kernel, case, subject.backend.device))
+
+
+def judge_measured(subject: Subject, case: Case, measured: Measured) -> float:
+    """`judge_results` of a run."""
+    at_hand = measured.at_hand
+    return judge_results(subject, case, at_hand.inputs, at_hand.upstream, at_hand.results)
 
 
 def judge_results(
@@ -116,34 +123,18 @@ def known(
     return Known(problem, returned, truths, kinds)
 
 
-def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same values in the memory of the host. Those of one dtype travel together: each way takes a wait."""
-    found = list(tensors)
-    away: dict[torch.dtype, list[int]] = {}
-    for at, tensor in enumerate(tensors):
-        if tensor.device.type != "cpu":
-            away.setdefault(tensor.dtype, []).append(at)
-    for places in away.values():
-        line = _joined([tensors[at].detach() for at in places]).cpu()
-        start = 0
-        for at in places:
-            stop = start + tensors[at].numel()
-            found[at] = line[start:stop].reshape(tensors[at].shape)
-            start = stop
-    return found
-
-
 def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     """The largest error of results whose truth is known; `Broken` if it is beyond the kernel's own limit."""
     kernel = subject.kernel
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
-    limit = kernel.limit(subject.dtype)
-    proven = _proven_within(kernel, problem, results, truths, kinds, limit)
+    promised = kernel.limit(subject.dtype)
+    proven = _proven_within(kernel, problem, results, truths, kinds, promised)
     if proven is not None:
         return proven
     largest = 0.0
     for name, truth in truths.items():
         got = results[name]
+        limit = promised * _beyond(kernel, subject.dtype, problem, truth, kinds[name])
         segments, regimes = segments_of(kernel.op, case, problem, name, tuple(got.shape))
         outcome = judge_result(
             kernel.op,
@@ -184,6 +175,21 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             rule = "wrong at an infinite or NaN input" if special else "beyond the kernel's own limit"
             raise Broken(rule, case, lines, result=name, index=index)
     return largest
+
+
+def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: Format) -> float:
+    """How much wider the limit is for inputs larger than those that the kernel promises it for; 1 for others.
+
+    A unit of the scale does not grow beyond the format's largest number, what is lost among terms beyond it does.
+    """
+    to = kernel.largest.get(dtype)
+    if to is None or kernel.op.gate != "scaled":
+        return 1.0
+    sizes = (widen(value).abs() for value in problem.inputs.values() if value is not None and value.numel())
+    if all(bool((size <= to).all()) for size in sizes):
+        return 1.0
+    scale = truth.scale[truth.scale.isfinite()]
+    return max(1.0, float(scale.max()) / float(fmt.max_finite)) if scale.numel() else 1.0
 
 
 def _proven_within(

@@ -18,7 +18,7 @@ from verify.cases.strategies import Space, space
 from verify.laws.compare import Comparison, demand_each_same
 from verify.laws.law import Law, Subject
 from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
-from verify.measure import Unchanged, run_kernel, run_tensors
+from verify.measure import Unchanged, run_kernel, run_tensors, sent
 
 _ROWS = (2, 3, 5, 8, 17, 33, 65)
 _WIDTHS = (3, 1, 8, 65, 257, 1000)
@@ -42,37 +42,42 @@ def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
 
 
 def _check(subject: Subject, case: Case) -> None:
-    kernel = subject.kernel
-    whole = run_kernel(kernel, case, subject.backend.device)
+    kernel, device = subject.kernel, subject.backend.device
+    whole = run_kernel(kernel, case, device)
+    near = whole.at_hand
     count = case.dims[0]
     chosen = int(counter.below(case.seed, "batch/row", 1, count)[0])
     half = (count + 1) // 2
-    unchanged, comparisons = Unchanged(), []
+    unchanged, runs, told = Unchanged(), [], []
     for rows, label in (
         (slice(0, half), "the first half alone"),
         (slice(half, count), "the second half alone"),
         (slice(chosen, chosen + 1), "one row alone"),
     ):
         inputs, upstream = pick_rows(kernel, whole.inputs, whole.upstream, rows)
-        part = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
-        expected = local_rows(kernel, whole.results, rows)
-        got = {name: part[name] for name in local_results(kernel) if name in part}
+        originals = {name: value[rows] for name, value in near.upstream.items()}
+        runs.append(run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals))
         rule = "a row's result depends on how many rows there are"
         labels, facts = (label, "all rows at once"), {"rows": f"{rows.start} to {rows.stop - 1} of {count}"}
-        comparisons.append(Comparison(got, expected, rule, labels, facts))
+        told.append((rows, slice(None), rule, labels, facts))
     keep = slice(chosen, chosen + 1)
     for value, label in ((1.5, "other rows 1.5"), (torch.nan, "other rows NaN")):
         inputs = {
-            name: _replaced(tensor, keep, value) if tensor is not None and name in data_operands(kernel) else tensor
+            name: _replaced(near.inputs[name], keep, value, device) if name in data_operands(kernel) else tensor
             for name, tensor in whole.inputs.items()
         }
-        upstream = {name: _replaced(tensor, keep, value) for name, tensor in whole.upstream.items()}
-        replaced = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
-        got, expected = local_rows(kernel, replaced, keep), _only(local_rows(kernel, whole.results, keep))
+        originals = {name: _replaced_here(tensor, keep, value) for name, tensor in near.upstream.items()}
+        upstream = {name: sent(tensor, device) for name, tensor in originals.items()}
+        runs.append(run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals))
         rule = "a row's result depends on the values of other rows"
         labels, facts = (label, "other rows as drawn"), {"row": f"{chosen} of {count}"}
+        told.append((keep, keep, rule, labels, facts))
+    comparisons = []
+    names = local_results(kernel)
+    found = unchanged.demand(*({name: part[name] for name in names if name in part} for part in runs))
+    for part, (rows, mine, rule, labels, facts) in zip(found, told, strict=True):
+        got, expected = local_rows(kernel, part, mine), _only(local_rows(kernel, near.results, rows))
         comparisons.append(Comparison(got, expected, rule, labels, facts))
-    unchanged.demand()
     demand_each_same(case, comparisons)
 
 
@@ -80,7 +85,11 @@ def _only(results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.contiguous() for name, value in results.items()}
 
 
-def _replaced(tensor: Tensor, keep: slice, value: float) -> Tensor:
+def _replaced(tensor: Tensor | None, keep: slice, value: float, device: str) -> Tensor | None:
+    return None if tensor is None else sent(_replaced_here(tensor, keep, value), device)
+
+
+def _replaced_here(tensor: Tensor, keep: slice, value: float) -> Tensor:
     changed = filled_like(tensor, value)
     changed[keep] = tensor[keep]
     return changed

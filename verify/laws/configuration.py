@@ -15,7 +15,7 @@ from typing import Any
 from verify.cases import Case
 from verify.cases.strategies import Space, space
 from verify.errors import KernelError
-from verify.laws.accuracy import judge_results
+from verify.laws.accuracy import judge_measured
 from verify.laws.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case
@@ -82,10 +82,10 @@ def _check(subject: Subject, case: Case) -> None:
             if kernel.op.kind == "elementwise":
                 rule = "results depend on the configuration of an autotuner"
                 labels = ("this configuration", "tuned")
-                demand_same(case, got.results, tuned.results, rule, labels=labels, facts=facts)
+                demand_same(case, got.at_hand.results, tuned.at_hand.results, rule, labels=labels, facts=facts)
                 continue
             try:
-                judge_results(subject, case, got.inputs, got.upstream, got.results)
+                judge_measured(subject, case, got)
             except Broken as broken:
                 rule = f"{broken.rule} with one configuration of an autotuner"
                 raise Broken(rule, case, facts | broken.facts, result=broken.result, index=broken.index) from None

@@ -24,7 +24,7 @@ from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.laws.locality import is_packed
-from verify.measure import call_tensors
+from verify.measure import call_tensors, copies, sent
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((2, 5), (4, 16), (1, 33)),
@@ -33,6 +33,7 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 Inputs = dict[str, Tensor | None]
 Change = Callable[[Tensor], Tensor]
+Mistake = tuple[str, str, Change]  # what is wrong, operand, change
 
 
 def _space(subject: Subject) -> Space:
@@ -61,11 +62,11 @@ def _elsewhere(tensor: Tensor) -> Tensor:
     return tensor.to("meta")
 
 
-def _mistakes(subject: Subject) -> list[tuple[str, str, Change]]:
-    """(what is wrong, operand, change): each gives operands that no kernel of this op can take."""
+def _mistakes(subject: Subject) -> list[Mistake]:
+    """Each gives operands that no kernel of this op can take."""
     kernel = subject.kernel
     first, *others = kernel.operands
-    found: list[tuple[str, str, Change]] = [("of int64", first, _integers)]
+    found: list[Mistake] = [("of int64", first, _integers)]
     for name in others:
         found += [
             ("one element longer than it must be", name, _longer),
@@ -78,19 +79,23 @@ def _mistakes(subject: Subject) -> list[tuple[str, str, Change]]:
 
 
 def _check(subject: Subject, case: Case) -> None:
-    kernel = subject.kernel
-    good = inputs_of(kernel.op, case, subject.backend.device)
+    kernel, device = subject.kernel, subject.backend.device
+    good = inputs_of(kernel.op, case, device, shared=True)
     before = _values(subject, case, good)
-    guard = Guard(NUMBER_FILL)
-    held = {name: None if value is None else guard.embed(value, f"operand {name}") for name, value in good.items()}
     mistakes = _mistakes(subject)
-    guards = [_refused(subject, case, held, *mistake) for mistake in mistakes]
-    if damage_of([guard, *guards]):  # asked once for all mistakes, then for each: which one was it?
+
+    def refused(wrong: Sequence[Mistake]) -> Guard:
+        guard = Guard(NUMBER_FILL)
+        held = {name: None if v is None else guard.embed(v, f"operand {name}", device) for name, v in good.items()}
+        for mistake in wrong:
+            _refused(subject, case, guard, good, held, *mistake)
+        return guard
+
+    guard = refused(mistakes)
+    if damage_of([guard]):  # asked once for all mistakes, then for each: which one was it?
         for mistake in mistakes:
-            fresh = Guard(NUMBER_FILL)
-            again = {name: None if v is None else fresh.embed(v, f"operand {name}") for name, v in good.items()}
-            _demand_untouched(case, [fresh, _refused(subject, case, again, *mistake)], _told(mistake))
-        _demand_untouched(case, [guard, *guards], "one of those that were refused")
+            _demand_untouched(case, refused([mistake]), _told(mistake))
+        _demand_untouched(case, guard, "one of those that were refused")
     after = _values(subject, case, good)
     rule = "a good call gives other bits after a refused one"
     demand_same(case, after, before, rule, labels=("after", "before"))
@@ -98,9 +103,9 @@ def _check(subject: Subject, case: Case) -> None:
         _shapes_only(subject, case, good)
 
 
-def _values(subject: Subject, case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    values = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
-    return {name: value.clone() for name, value in values.items()}
+def _values(subject: Subject, case: Case, good: Inputs) -> dict[str, Tensor]:
+    inputs = {name: None if value is None else sent(value, subject.backend.device) for name, value in good.items()}
+    return copies(call_tensors(subject.kernel, inputs, case.params, differentiate=False).values)
 
 
 class LaunchedOnNothing(RuntimeError):
@@ -129,11 +134,15 @@ def _no_launch_without_memory() -> Iterator[None]:
         JITFunction.run = original
 
 
-def _refused(subject: Subject, case: Case, held: Inputs, wrong: str, name: str, change: Change) -> Guard:
-    """One call with one operand changed; the others are `held`. What guards the memory of this call."""
-    guard = Guard(NUMBER_FILL)
-    value = held[name]
-    inputs = held | {name: None if value is None else guard.embed(change(value), f"operand {name}")}
+def _refused(
+    subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inputs, wrong: str, name: str, change: Change
+) -> None:
+    """One call with one operand changed; the others are `held`. The guard has all memory of this call."""
+    value = good[name]
+    if value is not None:
+        value = change(value)
+        value = guard.embed(value, f"operand {name}", value.device if value.is_meta else subject.backend.device)
+    inputs = held | {name: value}
     facts = {"operand": _told((wrong, name, change))}
     try:
         with guard, _no_launch_without_memory():
@@ -152,16 +161,15 @@ def _refused(subject: Subject, case: Case, held: Inputs, wrong: str, name: str, 
     else:
         shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
         raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})
-    return guard
 
 
-def _told(mistake: tuple[str, str, Change]) -> str:
+def _told(mistake: Mistake) -> str:
     wrong, name, _ = mistake
     return f"{name} {wrong}"
 
 
-def _demand_untouched(case: Case, guards: Sequence[Guard], operand: str) -> None:
-    found = [line for line in damage_of(guards) if line.startswith("operand")]
+def _demand_untouched(case: Case, guard: Guard, operand: str) -> None:
+    found = [line for line in damage_of([guard]) if line.startswith("operand")]
     if found:
         facts = {"operand": operand, "written": found[0]}
         raise Broken("an operand is changed by a call that was refused", case, facts)

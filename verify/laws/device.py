@@ -10,7 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,7 +26,7 @@ from verify.formats import named, torch_dtype
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.locality import data_operands
-from verify.measure import call_tensors, gradients_of, run_kernel, run_tensors
+from verify.measure import Measured, call_tensors, gradients_of, run_kernel, run_tensors
 
 _FAR = (1 << 31) + 64  # elements
 _SPARE = 1 << 30  # bytes that stay free
@@ -136,9 +141,28 @@ def _apart(store: Tensor, value: Tensor) -> Tensor:
     return view
 
 
+@contextmanager
+def _alone_on(device: str) -> Iterator[None]:
+    """One process at a time holds this much of a GPU's memory, and gives it back."""
+    path = Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{torch.cuda.get_device_properties(device).uuid}.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        torch.cuda.empty_cache()
+        os.close(handle)
+
+
 def _check_far(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     plain = run_kernel(kernel, case, device)
+    with _alone_on(device):
+        _compare_far(subject, case, plain)
+
+
+def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
+    kernel, device = subject.kernel, subject.backend.device
     widest = max(value.numel() for value in plain.inputs.values() if value is not None)
     store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
     ways: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [("2^31 elements into its storage", _offset)]

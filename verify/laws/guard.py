@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,19 +34,32 @@ from verify.ulp import same_bits
 NAN_FILL, NUMBER_FILL = 0xFF, 0x3C
 # As wide as what one program without a mask writes past the end: 16,384 float32, or the whole tensor once more.
 _BAND, _WIDEST = 1 << 16, 1 << 24
+# Bytes that a guard asks for at once: filling them is one launch, whatever is put there. A CPU pays by the byte.
+_SLAB = {"cuda": 1 << 21}
 _ALIGNED = 512  # what the CUDA allocator promises: kernels may ask for aligned vector loads
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 
 
 @dataclass
 class Block:
-    """One guarded storage: the bytes of the tensor are [start, stop), and `before` if they may not change."""
+    """One guarded tensor: its bytes in `raw` are [start, stop), and `before` if they may not change.
 
-    label: str
+    What lies around them from `first` to `last` belongs to it too and is the fill.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
     raw: Tensor
+    first: int
     start: int
     stop: int
+    last: int
     before: Tensor | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.dtype} {list(self.shape)}"
 
 
 class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -59,14 +73,26 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.fill = fill
         self.watched = watched
         self.blocks: list[Block] = []
+        self._slab: Tensor | None = None
+        self._used = 0
 
-    def embed(self, tensor: Tensor, label: str) -> Tensor:
-        """The tensor in guarded memory with its layout; later, no byte around or inside it may have changed."""
-        moved, block = self._move(tensor, label, contents=True)
+    def embed(self, tensor: Tensor, label: str, device: torch.device | str | None = None) -> Tensor:
+        """The tensor in guarded memory with its layout; later, no byte around or inside it may have changed.
+
+        One in the memory of the host may be put on a device; nobody may write to it as long as the guard is in use.
+        """
+        device = tensor.device if device is None else torch.device(device)
+        if tensor.device == device and device.type != "cpu":
+            moved, block = self._move(tensor, label, contents=True)
+            image = None
+        else:
+            image = _image(tensor, self.fill)
+            moved, block = self._move(tensor, label, contents=False, device=device, image=image)
         if block is not None and self.watched:
-            block.before = block.raw[block.start : block.stop].clone()
+            block.before = block.raw[block.start : block.stop].clone() if image is None else image
             self.blocks.append(block)
-        return moved
+        # `data`: what is written to one tensor of a slab is no change of the others to autograd
+        return moved.data if block is not None else moved.to(device)
 
     def damage(self) -> list[str]:
         """What was written that must not be: one line per damaged block."""
@@ -76,9 +102,10 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _wrong(self, block: Block) -> Tensor:
         """The bytes that changed and must not."""
-        wrong = block.raw != self.fill
-        own = slice(block.start, block.stop)
-        wrong[own] = False if block.before is None else block.raw[own] != block.before
+        wrong = block.raw[block.first : block.last] != self.fill
+        own = slice(block.start - block.first, block.stop - block.first)
+        held = block.raw[block.start : block.stop]
+        wrong[own] = False if block.before is None else held != block.before.to(held.device)
         return wrong
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,10 +115,10 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return body(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func.is_view or func._schema.is_mutable:
+        name = _maker(func)
+        if not name:
             return result
         known = {_address(value) for value in _tensors((args, kwargs))}
-        name = func._schema.name.partition("::")[2]
 
         def guarded(value: Any) -> Any:
             if not isinstance(value, Tensor) or _address(value) in known:
@@ -103,30 +130,81 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return guarded(result) if isinstance(result, Tensor) else tree_map(guarded, result)
 
-    def _move(self, tensor: Tensor, label: str, *, contents: bool) -> tuple[Tensor, Block | None]:
+    def _move(
+        self,
+        tensor: Tensor,
+        label: str,
+        *,
+        contents: bool,
+        device: torch.device | None = None,
+        image: Tensor | None = None,
+    ) -> tuple[Tensor, Block | None]:
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return tensor, None
-        if tensor.numel() == 0 or tensor.device.type not in ("cpu", "cuda"):
+        device = device or tensor.device
+        if tensor.numel() == 0 or device.type not in ("cpu", "cuda"):
             return tensor, None
         width = tensor.element_size()
-        extent = int(sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1) * width
+        extent = _extent(tensor) * width
         band = min(max(_BAND, extent), _WIDEST)
         # an offset that is not a multiple of the alignment is part of the layout: keep it
-        start = -(-band // _ALIGNED) * _ALIGNED + int(tensor.storage_offset()) * width % _ALIGNED
-        raw = torch.full((start + extent + band,), self.fill, dtype=torch.uint8, device=tensor.device)
-        raw = raw[: raw.numel() // width * width]
+        before = -(-band // _ALIGNED) * _ALIGNED + int(tensor.storage_offset()) * width % _ALIGNED
+        size = -(-(before + extent + band) // _ALIGNED) * _ALIGNED
+        raw, first = self._room(size, device)
+        start, stop = first + before, first + before + extent
         flat = raw.view(tensor.dtype)
         moved = flat.as_strided(tensor.shape, tensor.stride(), start // width)
-        if contents and tensor.is_contiguous():
+        block = Block(label, tensor.dtype, tensor.shape, raw, first, start, stop, first + size)
+        if image is not None:
+            raw[start:stop].copy_(image, non_blocking=True)
+        elif contents and tensor.is_contiguous():
             moved.copy_(tensor)
         elif contents:
-            whole = tensor.as_strided((extent // width,), (1,), tensor.storage_offset())
-            # its elements alone: what lies between them is not the tensor's, and holds the fill like the bands
-            own = torch.arange(whole.numel(), device=whole.device).as_strided(tensor.shape, tensor.stride())
-            flat[start // width : (start + extent) // width][own] = whole[own]
+            own = _places(tensor)
+            flat[start // width : stop // width][own] = _span(tensor)[own]
         elif tensor.dtype is torch.bool:
             moved.fill_(self.fill == NAN_FILL)  # other bytes are no truth values
-        return moved, Block(f"{label} {tensor.dtype} {list(tensor.shape)}", raw, start, start + extent)
+        return moved, block
+
+    def _room(self, size: int, device: torch.device) -> tuple[Tensor, int]:
+        """Fresh memory full of the fill: a storage, and where in it this many bytes begin."""
+        slab, first = self._slab, self._used
+        if slab is None or slab.device != device or first + size > slab.numel():
+            room = max(size, _SLAB.get(device.type, 0))
+            slab = self._slab = torch.full((room,), self.fill, dtype=torch.uint8, device=device)
+            first = 0
+        self._used = first + size
+        return slab, first
+
+
+def _extent(tensor: Tensor) -> int:
+    """How many elements lie from the first to the last one of a tensor."""
+    if tensor.is_contiguous():
+        return tensor.numel()
+    return int(sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1)
+
+
+def _span(tensor: Tensor) -> Tensor:
+    """Everything from the first to the last element."""
+    return tensor.as_strided((_extent(tensor),), (1,), tensor.storage_offset())
+
+
+def _places(tensor: Tensor) -> Tensor:
+    """Where the elements lie in their span. What lies between them is not the tensor's, and holds the fill."""
+    return torch.arange(_extent(tensor), device=tensor.device).as_strided(tensor.shape, tensor.stride())
+
+
+def _image(tensor: Tensor, fill: int) -> Tensor:
+    """The bytes of a tensor's span, with the fill between its elements."""
+    if tensor.numel() == 0:
+        return tensor
+    span = _span(tensor.detach())
+    if not tensor.is_contiguous():
+        held = torch.full((span.numel() * tensor.element_size(),), fill, dtype=torch.uint8, device=tensor.device)
+        own = _places(tensor)
+        held.view(tensor.dtype)[own] = span[own]
+        return held
+    return span.view(torch.uint8)
 
 
 def damage_of(guards: Iterable[Guard]) -> list[str]:
@@ -144,11 +222,21 @@ def _intact(guards: Sequence[Guard]) -> bool:
     bands: dict[tuple[torch.device, int], list[Tensor]] = {}
     kept: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
     for guard in guards:
+        raw, stop, last = None, 0, 0
         for block in guard.blocks:
             device = block.raw.device
-            bands.setdefault((device, guard.fill), []).extend((block.raw[: block.start], block.raw[block.stop :]))
+            found = bands.setdefault((device, guard.fill), [])
+            if block.raw is not raw:
+                if raw is not None:
+                    found.append(raw[stop:last])
+                raw, stop = block.raw, block.first
+            # neighbours have one band between them, which belongs to both
+            found.append(raw[stop : block.start])
+            stop, last = block.stop, block.last
             if block.before is not None:
                 kept.setdefault(device, []).append((block.raw[block.start : block.stop], block.before))
+        if raw is not None:
+            found.append(raw[stop:last])
     return all(_full_of(fill, each) for (_, fill), each in bands.items()) and all(
         same_bits([now for now, _ in pairs], [before for _, before in pairs]) for pairs in kept.values()
     )
@@ -180,7 +268,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _describe(block: Block, wrong: Tensor) -> str:
-    places = torch.nonzero(wrong).reshape(-1)
+    places = torch.nonzero(wrong).reshape(-1) + block.first
     first, last = int(places[0]), int(places[-1])
     if first >= block.stop:
         where = f"{first - block.stop} bytes past its end"
@@ -197,9 +285,20 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+@lru_cache
+def _maker(func: Any) -> str:
+    """The name of an operator whose results may be fresh; none for one that returns views, or what it changed."""
+    return "" if func.is_view or func._schema.is_mutable else str(func._schema.name.partition("::")[2])
+
+
+@lru_cache
+def _is_torchs_own(func: Any) -> bool:
+    return func.namespace in ("aten", "prim", "prims")
+
+
 def _python_body(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
     """The Python function behind a custom operator, for the device of its arguments."""
-    if func.namespace in ("aten", "prim", "prims"):
+    if _is_torchs_own(func):
         return None
     from torch._library.custom_ops import OPDEFS
 

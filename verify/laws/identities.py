@@ -27,10 +27,9 @@ from torch import Tensor
 from verify import formats
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
-from verify.cases.values import SMALL
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import call_tensors, gradients_of, run_tensors
+from verify.measure import Unchanged, call_tensors, gradients_of, run_tensors, sent
 from verify.ops.compensated import two_sum
 from verify.ulp import ulp_exponent, widen
 
@@ -47,13 +46,10 @@ def _space(subject: Subject) -> Space:
 
 
 def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Results:
-    results = run_tensors(subject.kernel, inputs, {**case.params, **changed}, {})
-    return {name: _at_hand(value) for name, value in results.items()}
-
-
-def _at_hand(tensor: Tensor) -> Tensor:
-    """A small tensor on the CPU, where comparing it costs less than the launches do on a GPU."""
-    return tensor.cpu() if tensor.numel() <= SMALL else tensor
+    """The results of one call; in the memory of the host where they are small, and so are the inputs."""
+    given = {name: None if value is None else sent(value, subject.backend.device) for name, value in inputs.items()}
+    (results,) = Unchanged().demand(run_tensors(subject.kernel, given, {**case.params, **changed}, {}))
+    return results
 
 
 def _scaled(inputs: Inputs, factor: float, names: Sequence[str]) -> Inputs:
@@ -145,7 +141,7 @@ def _odd_part(subject: Subject, case: Case, inputs: Inputs) -> None:
     assert x is not None
     there, back = _run(subject, case, inputs)["y"], _run(subject, case, {"x": -x})["y"]
     high, low = two_sum(widen(there), -widen(back))
-    rest, more = two_sum(high, -widen(_at_hand(x)))
+    rest, more = two_sum(high, -widen(x.to(there.device)))
     missed = (rest + (low + more)).abs()
     spacing = _ulp(there) + _ulp(back)
     _bounded(subject, case, missed, spacing, there, "y(x) - y(-x) is not x")
@@ -214,7 +210,7 @@ def _applies(subject: Subject) -> str | None:
 
 
 def _check(subject: Subject, case: Case) -> None:
-    inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
+    inputs = inputs_of(subject.kernel.op, case, subject.backend.device, shared=True)
     _IDENTITIES[subject.kernel.op.name](subject, case, inputs)
 
 
@@ -227,13 +223,16 @@ def _has_gradients(subject: Subject) -> str | None:
 
 def _check_backward(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
-    inputs = inputs_of(kernel.op, case, subject.backend.device)
-    graph = call_tensors(kernel, inputs, case.params)
-    upstream = upstream_of(kernel.op, case, graph.values)
-    base = gradients_of(kernel, graph, upstream, retain=True)
-    for factor in (-1.0, 2.0):
-        scaled = {name: value * factor for name, value in upstream.items()}
-        got = gradients_of(kernel, graph, scaled, retain=True)
+    device, unchanged = subject.backend.device, Unchanged()
+    graph = call_tensors(kernel, inputs_of(kernel.op, case, device), case.params)
+    upstream = upstream_of(kernel.op, case, graph.values, shared=True)
+    runs = []
+    for factor in (1.0, -1.0, 2.0):
+        originals = {name: value if factor == 1.0 else value * factor for name, value in upstream.items()}
+        arriving = {name: sent(value, device) for name, value in originals.items()}
+        runs.append(gradients_of(kernel, graph, arriving, retain=True, unchanged=unchanged, originals=originals))
+    base, negated, doubled = unchanged.demand(*runs)
+    for factor, got in ((-1.0, negated), (2.0, doubled)):
         _demand(case, got, base, factor, f"{factor:g} times the upstream gradient does not give {factor:g} times it")
 
 

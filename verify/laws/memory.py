@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -23,7 +24,7 @@ from verify.cases.strategies import Space, space
 from verify.laws.compare import Comparison, demand_each_same, demand_same
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import Unchanged, call_tensors, gradients_of, run_tensors
+from verify.measure import Unchanged, call_tensors, copies, gradients_of, run_tensors, sent
 from verify.ulp import bits_of
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
@@ -42,22 +43,23 @@ def _plain_space(subject: Subject) -> Space:
 
 def _guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
     """The results of one call in each guard's memory, on the same operands and upstream gradients."""
-    op, runs, unchanged = subject.kernel.op, [], Unchanged()
-    operands = {name: v for name, v in inputs_of(op, case, subject.backend.device).items() if v is not None}
+    op, device, runs, unchanged = subject.kernel.op, subject.backend.device, [], Unchanged()
+    operands = inputs_of(op, case, device, shared=True)
     upstream: dict[str, Tensor] | None = None
     for guard in guards:
-        held = {name: guard.embed(value, f"operand {name}") for name, value in operands.items()}
-        inputs = {operand.name: held.get(operand.name) for operand in op.operands}
+        inputs = {
+            name: None if value is None else guard.embed(value, f"operand {name}", device)
+            for name, value in operands.items()
+        }
         with guard:
             graph = call_tensors(subject.kernel, inputs, case.params, differentiate=bool(case.upstream))
         if upstream is None:
-            upstream = upstream_of(op, case, graph.values)
-        arriving = {name: guard.embed(value, f"upstream gradient d{name}") for name, value in upstream.items()}
+            upstream = upstream_of(op, case, graph.values, shared=True)
+        arriving = {name: guard.embed(value, f"upstream gradient d{name}", device) for name, value in upstream.items()}
         with guard:
-            gradients = gradients_of(subject.kernel, graph, arriving, unchanged=unchanged)
+            gradients = gradients_of(subject.kernel, graph, arriving, unchanged=unchanged, originals=upstream)
         runs.append(graph.values | gradients)
-    unchanged.demand()
-    return runs
+    return unchanged.demand(*runs)
 
 
 def _check_bounds(subject: Subject, case: Case) -> None:
@@ -98,10 +100,11 @@ def _untouched(with_nan: dict[str, Tensor], with_numbers: dict[str, Tensor], nam
 
 
 def _check_overwritten(subject: Subject, case: Case) -> None:
-    kernel = subject.kernel
-    inputs = inputs_of(kernel.op, case, subject.backend.device)
+    kernel, device = subject.kernel, subject.backend.device
+    originals = inputs_of(kernel.op, case, device, shared=True)
+    inputs = {name: None if value is None else sent(value, device) for name, value in originals.items()}
     operands = {name: value for name, value in inputs.items() if value is not None}
-    operands_before = {name: value.clone() for name, value in operands.items()}
+    operands_before = {name: value for name, value in originals.items() if value is not None}
     saved: list[tuple[Tensor, Tensor]] = []
 
     def remember(tensor: Tensor) -> Tensor:
@@ -110,25 +113,28 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         graph = call_tensors(kernel, inputs, case.params)
-    outputs_before = {name: value.clone() for name, value in graph.values.items()}
-    upstream = upstream_of(kernel.op, case, graph.values)
-    first = gradients_of(kernel, graph, upstream, retain=True)
-    first = {name: value.clone() for name, value in first.items()}
+    outputs = graph.values
+    outputs_before = copies(outputs)
+    arriving = upstream_of(kernel.op, case, outputs, shared=True)
+    upstream = {name: sent(value, device) for name, value in arriving.items()}
+    unchanged = Unchanged()
+    first = gradients_of(kernel, graph, upstream, retain=True, unchanged=unchanged, originals=arriving)
+    first = copies(first)
     kept = {f"saved tensor {place}": pair for place, pair in enumerate(saved)}
+    now, past = ({label: pair[side] for label, pair in kept.items()} for side in (0, 1))
+    operands, outputs, outputs_before, now, past = unchanged.demand(operands, outputs, outputs_before, now, past)
     demand_each_same(
         case,
         [
             Comparison(operands, operands_before, "an operand is changed by the call or by its backward pass"),
-            Comparison(graph.values, outputs_before, "an output is changed by the backward pass"),
-            Comparison(
-                {label: tensor for label, (tensor, _) in kept.items()},
-                {label: before for label, (_, before) in kept.items()},
-                "a tensor saved for backward is changed by it",
-            ),
+            Comparison(outputs, outputs_before, "an output is changed by the backward pass"),
+            Comparison(now, past, "a tensor saved for backward is changed by it"),
         ],
     )
     if first:
-        second = gradients_of(kernel, graph, upstream_of(kernel.op, case, graph.values))
+        again = {name: sent(value, device) for name, value in arriving.items()}
+        second = gradients_of(kernel, graph, again, unchanged=unchanged, originals=arriving)
+        second, first = unchanged.demand(second, first)
         demand_same(
             case,
             second,
@@ -143,19 +149,19 @@ def _check_stale(subject: Subject, case: Case) -> None:
     other_case = msgspec.structs.replace(case, seed=case.seed + 1)
     inputs, other = inputs_of(kernel.op, case, device), inputs_of(kernel.op, other_case, device)
     graph = call_tensors(kernel, other, case.params)
-    upstream = upstream_of(kernel.op, case, graph.values)
-    unchanged = Unchanged()
-    expected = graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged)
-    expected = {name: value.clone() for name, value in expected.items()}
+    arriving = upstream_of(kernel.op, case, graph.values, shared=True)
+    upstream = {name: sent(value, device) for name, value in arriving.items()}
+    options: dict[str, Any] = {"unchanged": Unchanged(), "originals": arriving}
+    expected = copies(graph.values | gradients_of(kernel, graph, upstream, **options))
 
-    early = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
-    before = {name: value.clone() for name, value in early.items()}
+    early = run_tensors(kernel, inputs, case.params, upstream, **options)
+    before = copies(early)
     for name, value in inputs.items():
         fresh = other[name]
         if value is not None and fresh is not None:
             value.copy_(fresh)
-    late = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged)
-    unchanged.demand()
+    late = run_tensors(kernel, inputs, case.params, upstream, **options)
+    late, expected, early, before = options["unchanged"].demand(late, expected, early, before)
     stale = "new values in the same memory do not give the results of those values"
     changed = "what an earlier call returned is changed by a later call"
     demand_each_same(

@@ -15,11 +15,11 @@ import torch
 
 from verify.cases import Case
 from verify.cases.strategies import Space, space
-from verify.laws.accuracy import judge_results
+from verify.laws.accuracy import judge_measured
 from verify.laws.compare import demand_same, show
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.laws.locality import flattened, is_packed, local_results, local_rows, pick_rows, shared_operands
-from verify.measure import Measured, run_kernel, run_tensors
+from verify.measure import Measured, Unchanged, run_kernel, run_tensors
 
 Dims = tuple[int, ...]
 
@@ -64,7 +64,7 @@ def _check(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     measured = run_kernel(kernel, case, subject.backend.device)  # raises if a shape is wrong
     if kernel.op.kind == "contraction":
-        judge_results(subject, case, measured.inputs, measured.upstream, measured.results)
+        judge_measured(subject, case, measured)
     elif 0 not in case.dims:
         _compare_flat(subject, case, measured)
     else:
@@ -74,8 +74,11 @@ def _check(subject: Subject, case: Case) -> None:
 def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
     kernel = subject.kernel
     inputs, upstream = flattened(kernel, case, measured.inputs, measured.upstream)
-    flat = run_tensors(kernel, inputs, case.params, upstream)
-    shaped = {name: flat[name].reshape(value.shape) for name, value in measured.results.items() if name in flat}
+    unchanged, near = Unchanged(), measured.at_hand
+    _, originals = flattened(kernel, case, {}, near.upstream)
+    flat = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals)
+    (flat,) = unchanged.demand(flat)
+    shaped = {name: flat[name].reshape(value.shape) for name, value in near.results.items() if name in flat}
     form = "a vector" if kernel.op.kind == "elementwise" and not is_packed(kernel) else "a matrix"
     rule = "results depend on how the values are arranged in dimensions"
     labels = (f"dims {list(case.dims)}", f"as {form}")
@@ -83,7 +86,7 @@ def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
     sums = {"d" + name for name in shared_operands(kernel)}
     got, expected = (
         {name: value + 0.0 if name in sums else value for name, value in results.items()}
-        for results in (measured.results, shaped)
+        for results in (near.results, shaped)
     )
     demand_same(case, got, expected, rule, labels=labels)
 
@@ -92,7 +95,7 @@ def _check_empty(subject: Subject, case: Case, measured: Measured) -> None:
     if 0 not in case.dims[:-1]:
         return
     for name in shared_operands(subject.kernel):
-        gradient = measured.results.get("d" + name)
+        gradient = measured.at_hand.results.get("d" + name)
         if gradient is None or gradient.numel() == 0:
             continue
         wrong = torch.nonzero(~(gradient.reshape(-1) == 0))

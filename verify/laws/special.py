@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verify import formats
@@ -24,18 +27,19 @@ from verify.cases.layouts import lay_out
 from verify.cases.strategies import Space, space
 from verify.cases.values import special_patterns
 from verify.formats import Format
-from verify.laws.accuracy import Known, fetched, judge_known, known
+from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.locality import data_operands, is_packed
-from verify.measure import call_tensors, gradients_of
-from verify.ulp import from_bits
+from verify.measure import Unchanged, call_tensors, gradients_of, sent
+from verify.ulp import fetched
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((96,), (5, 7), (193,), (3,)),
     "rowwise": ((48, 5), (24, 1), (24, 33), (8, 2)),
     "contraction": ((48, 5, 3), (8, 33, 2), (24, 1, 4)),
 }
+_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
 
 
@@ -61,31 +65,32 @@ def plant(
     """
     specials = _specials(formats.of(tensor.dtype), infinite, largest)
     width = tensor.shape[-1] if rows else 1
-    chosen = torch.arange(lane, tensor.numel() // width, lanes)
+    chosen = np.arange(lane, tensor.numel() // width, lanes)
     if single:
         chosen = chosen[:1]
-    start = int(counter.below(seed, f"special/{lane}", 1, specials.numel())[0])
-    value = specials[torch.arange(start, start + chosen.numel()) % specials.numel()]
-    place = chosen * width + counter.below(seed, f"special/{lane}/column", chosen.numel(), width)
+    start = int(counter.below(seed, f"special/{lane}", 1, len(specials))[0])
+    column = counter.below(seed, f"special/{lane}/column", len(chosen), width).numpy()
     flat = tensor.reshape(-1)
-    flat[place] = value
+    flat.view(_INTEGER[tensor.element_size()]).numpy()[chosen * width + column] = np.resize(
+        np.roll(specials, -start), len(chosen)
+    )
     if not tensor.is_contiguous():  # a half of a packed operand is no flat view
         tensor.copy_(flat.reshape(tensor.shape))
 
 
 @lru_cache
-def _specials(fmt: Format, infinite: bool, largest: bool) -> Tensor:
-    """The special values of a format."""
+def _specials(fmt: Format, infinite: bool, largest: bool) -> NDArray[Any]:
+    """The bits of the special values of a format."""
     patterns = special_patterns(fmt)
     if not infinite:
         patterns = [bits for bits in patterns if not fmt.is_inf(bits)]
     if not largest:
         patterns = [bits for bits in patterns if not fmt.is_finite(bits) or bits & ~fmt.sign_bit < fmt.max_bits - 1]
-    return from_bits(torch.tensor(list(map(fmt.signed, patterns)), dtype=torch.int64), fmt)
+    return np.array(list(map(fmt.signed, patterns)), dtype=f"int{fmt.bits}")
 
 
 def _check(subject: Subject, case: Case) -> None:
-    kernel = subject.kernel
+    kernel, device = subject.kernel, subject.backend.device
     rows = kernel.op.kind != "elementwise"
     # planted in the memory of the host: a dozen launches take a GPU longer than the way there
     plain = msgspec.structs.replace(case, layouts={})
@@ -100,27 +105,29 @@ def _check(subject: Subject, case: Case) -> None:
     single = kernel.op.kind == "contraction"
     for lane, tensor in enumerate(tensors):
         plant(tensor, case.seed, lane, lanes, rows=rows, infinite=True, largest=largest, single=single)
-    given = {name: None if value is None else _sent(subject, case, name, value) for name, value in inputs.items()}
+    inputs = {name: None if value is None else _laid(case, name, value) for name, value in inputs.items()}
+    given = {name: None if value is None else sent(value, device) for name, value in inputs.items()}
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     upstream = upstream_of(kernel.op, plain, {n: torch.empty_like(v, device="cpu") for n, v in graph.values.items()})
     for lane, tensor in enumerate(upstream.values(), len(tensors)):
         # In a sum, an infinite upstream gradient leaves infinities of both signs to subtract, and the largest finite
         # one overflows on the way to a finite sum: neither says anything about a kernel.
         plant(tensor, case.seed, lane, lanes, rows=rows, infinite=not rows, largest=largest and not rows)
-    arriving = {name: _sent(subject, case, "d" + name, value) for name, value in upstream.items()}
-    results = graph.values | gradients_of(kernel, graph, arriving)
-    if not case.layouts:  # with them, elements that share memory have other values than were planted
-        given, arriving = inputs, upstream
-        results = dict(zip(results, fetched(list(results.values())), strict=True))
-    judged = known(subject, case, given, arriving, results)
+    upstream = {name: _laid(case, "d" + name, value) for name, value in upstream.items()}
+    arriving = {name: sent(value, device) for name, value in upstream.items()}
+    unchanged = Unchanged()
+    gradients = gradients_of(kernel, graph, arriving, unchanged=unchanged, originals=upstream)
+    (results,) = unchanged.demand(graph.values | gradients)
+    results = dict(zip(results, fetched(list(results.values())), strict=True))
+    judged = known(subject, case, inputs, upstream, results)
     judge_known(subject, case, judged)
     if kernel.policy.signed_zero == "strict" and not rows:  # a sum that cancels has no sign of its own
         _check_zeros(case, judged)
 
 
-def _sent(subject: Subject, case: Case, name: str, value: Tensor) -> Tensor:
-    """A tensor on the kernel's device, in its layout."""
-    return lay_out(value.to(subject.backend.device), case.layouts.get(name, "contiguous"))
+def _laid(case: Case, name: str, value: Tensor) -> Tensor:
+    """A tensor in its layout, where elements that share memory may have other values than were planted."""
+    return lay_out(value, case.layouts.get(name, "contiguous"))
 
 
 def _check_zeros(case: Case, judged: Known) -> None:

@@ -3,25 +3,47 @@
 A double-double is an unevaluated pair (high, low) of float64 tensors. Sums run as a binary tree
 over one dimension, vectorised over the others, on the tensor's own device.
 
+Small tensors on a CPU may be given as NumPy arrays (`at_hand`): the same operations, which cost a third of what calling
+torch does. `library` has the functions that both know by the same name.
+
 100 bits are not enough where the elements of a row cancel to less than that of the largest: `deviations` adds integers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]
+Values = Any  # a float64 tensor, or an array
+Pair = tuple[Values, Values]
 _FEW = 1 << 12  # elements up to which calling torch takes a CPU longer than adding them
 _LOST = 2.0**-960  # where `deviations` asks for no further digit
 
 
-def two_sum(a: Tensor, b: Tensor) -> Pair:
+def library(values: Values) -> Any:
+    """NumPy for its arrays, torch for its tensors."""
+    return np if isinstance(values, np.ndarray) else torch
+
+
+def at_hand(tensor: Tensor) -> Values:
+    """A small tensor in the memory of the host as an array in the usual order, which shares it; another as it is."""
+    if tensor.device.type == "cpu" and tensor.numel() <= _FEW:
+        values = tensor.detach().numpy()
+        return np.ascontiguousarray(values) if values.ndim else values
+    return tensor
+
+
+def tensor_of(values: Values) -> Tensor:
+    """The tensor of an array; a tensor as it is."""
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+
+
+def two_sum(a: Values, b: Values) -> Pair:
     """a + b rounded, and the exact rounding error (Knuth; any order of magnitudes)."""
     total = a + b
     from_b = total - a
@@ -36,40 +58,74 @@ def add(a: Pair, b: Pair) -> Pair:
     return total, low - (total - high)
 
 
-def tree_sum(values: Tensor | Pair, dim: int) -> Pair:
+def tree_sum(values: Values | Pair, dim: int) -> Pair:
     """The sum over `dim` (kept, of size 1). Where it is not finite: what a plain sum gives."""
-    high, low = values if isinstance(values, tuple) else (values, torch.zeros_like(values))
+    high, low = values if isinstance(values, tuple) else (values, None)
     if high.shape[dim] == 0:
-        plain = high.sum(dim, keepdim=True)
-        return plain, torch.zeros_like(plain)
-    ends = high.movedim(dim, -1), low.movedim(dim, -1)
-    if high.device.type == "cpu" and high.numel() <= _FEW:
-        with np.errstate(all="ignore"):
-            arrays = _tree(ends[0].numpy(), ends[1].numpy(), np.concatenate)
-            settled = bool(np.isfinite(arrays[0] + arrays[1]).all())
-        summed = torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
-    else:
-        summed, settled = _tree(*ends, torch.cat), False
-    first, second = summed[0].movedim(-1, dim), summed[1].movedim(-1, dim)
-    if settled:
-        return first, second
-    plain = (high + low).sum(dim, keepdim=True)
-    finite = torch.isfinite(first + second)
-    return torch.where(finite, first, plain), torch.where(finite, second, 0.0)
+        plain = high.sum(dim, keepdims=True)
+        return plain, library(high).zeros_like(plain)
+    if isinstance(high, Tensor):
+        near = at_hand(high)
+        if near is not high:
+            first, second = tree_sum(near if low is None else (near, at_hand(low)), dim)
+            return torch.from_numpy(first), torch.from_numpy(second)
+        low = torch.zeros_like(high) if low is None else low
+        first, second = _tree(high.movedim(dim, 0), low.movedim(dim, 0))
+        return _limited(high, low, first.movedim(0, dim), second.movedim(0, dim), dim)
+    order = list(range(high.ndim))
+    order.insert(0, order.pop(dim))
+    with np.errstate(all="ignore"):
+        first, second = _array_tree(high.transpose(order), None if low is None else low.transpose(order))
+        back = [order.index(place) for place in range(high.ndim)]
+        first, second = first.transpose(back), second.transpose(back)
+        if np.isfinite(first + second).all():
+            return first, second
+        return _limited(high, 0.0 if low is None else low, first, second, dim)
 
 
-def _tree(high: Any, low: Any, join: Callable[..., Any]) -> Any:
-    """The sum over the last dimension, of tensors or of arrays: the same additions in the same order."""
-    while (count := high.shape[-1]) > 1:
+def _limited(high: Values, low: Values, first: Values, second: Values, dim: int) -> Pair:
+    lib = library(high)
+    plain = tensor_of(high + low).sum(dim, keepdim=True)  # torch's: in its order
+    finite = lib.isfinite(first + second)
+    return lib.where(finite, first, plain.numpy() if lib is np else plain), lib.where(finite, second, 0.0)
+
+
+def _tree(high: Tensor, low: Tensor) -> Pair:
+    """The sum over the first dimension."""
+    while (count := len(high)) > 1:
         half = count // 2
-        pair = add(
-            (high[..., :half], low[..., :half]),
-            (high[..., half : 2 * half], low[..., half : 2 * half]),
-        )
+        pair = add((high[:half], low[:half]), (high[half : 2 * half], low[half : 2 * half]))
         if count % 2:
-            pair = (join([pair[0], high[..., -1:]], -1), join([pair[1], low[..., -1:]], -1))
+            pair = (torch.cat([pair[0], high[-1:]]), torch.cat([pair[1], low[-1:]]))
         high, low = pair
     return high, low
+
+
+def _array_tree(high: Any, low: Any | None) -> Pair:
+    """`_tree` of arrays: the same additions in the same order, written out, because each costs by the call.
+
+    Without a `low` it is zero.
+    """
+    while (count := len(high)) > 1:
+        half = count // 2
+        a, b = high[:half], high[half : 2 * half]
+        made = np.empty((2, half + count % 2, *high.shape[1:]))
+        total, rest = made[1, :half], made[0, :half]
+        np.add(a, b, out=total)  # two_sum(a, b) = total, lost
+        from_b = total - a
+        lost = total - from_b
+        np.subtract(a, lost, out=lost)
+        np.subtract(b, from_b, out=from_b)
+        lost += from_b
+        lost += 0.0 if low is None else np.add(low[:half], low[half : 2 * half], out=from_b)
+        np.add(total, lost, out=rest)  # the new high part
+        np.subtract(rest, total, out=from_b)
+        np.subtract(lost, from_b, out=total)
+        if count % 2:
+            made[0, half] = high[-1]
+            made[1, half] = 0.0 if low is None else low[-1]
+        high, low = made
+    return high, np.zeros(high.shape) if low is None else low
 
 
 def divide(a: Pair, divisor: int) -> Pair:
@@ -81,7 +137,8 @@ def divide(a: Pair, divisor: int) -> Pair:
     head = large - (large - quotient)
     remainder = (a[0] - head * divisor) - (quotient - head) * divisor
     rest = (remainder + a[1]) / divisor
-    return quotient, torch.where(torch.isfinite(rest), rest, 0.0)
+    lib = library(rest)
+    return quotient, lib.where(lib.isfinite(rest), rest, 0.0)
 
 
 def deviations(parts: Sequence[Tensor]) -> Tensor:

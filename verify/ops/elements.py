@@ -23,7 +23,14 @@ def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
     else:
         positions = torch.as_tensor(list(indices), dtype=torch.int64, device=source.device)
         chosen = torch.take(source, positions)
-    return [float(value) for value in chosen.to(torch.float64).tolist()]
+    widened: list[float] = chosen.to(torch.float64).tolist()
+    return widened
+
+
+def whole(tensor: Tensor) -> list[float]:
+    """Every element in row-major order, widened exactly."""
+    values: list[float] = tensor.detach().to(torch.float64).reshape(-1).tolist()
+    return values
 
 
 def to_mp(value: float) -> Any:

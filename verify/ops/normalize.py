@@ -22,13 +22,24 @@ beside an infinity has the limit 0. The infinity itself stands for infinity / in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops.compensated import Pair, add, deviations, divide, tree_sum
+from verify.ops.compensated import (
+    Pair,
+    Values,
+    add,
+    at_hand,
+    deviations,
+    divide,
+    library,
+    tensor_of,
+    tree_sum,
+)
 from verify.ops.normalize_exact import Normalization, column_point, element_point
 from verify.ops.op import Fast, Op, Operand, Point, Problem
 from verify.ops.rowwise import Rows, rowwise
@@ -43,66 +54,102 @@ _CLOSE = 2.0**-40
 _LEAST, _LEAST_FLOAT64 = 2.0**-24, 2.0**-53
 
 
-def _mean(values: Tensor, dim: int = -1) -> Tensor:
+def _mean(values: Values, dim: int = -1) -> Values:
     """The mean over the last dimension, kept; rounded about once."""
     high, low = divide(tree_sum(values, dim), values.shape[dim])
     return high + low
 
 
-def _column_sum(values: Tensor) -> Tensor:
-    """The sum over all dimensions but the last, rounded about once."""
-    high, low = tree_sum(values.reshape(-1, values.shape[-1]), 0)
-    return (high + low).squeeze(0)
+def _by_torch(function: Callable[[Tensor], Tensor], values: Values) -> Values:
+    """What torch gives where NumPy may give other last bits: a certificate speaks of torch's."""
+    found = function(tensor_of(values))
+    return found.numpy() if library(values) is np else found
 
 
-def _columns(value: Tensor, scale: Tensor) -> Fast:
-    flat = scale.reshape(-1, scale.shape[-1])
-    return Fast(_column_sum(value), flat.sum(0))
+def _largest(values: Values) -> Values:
+    """The largest of each row, kept."""
+    return values.max(-1, keepdims=True) if isinstance(values, np.ndarray) else values.amax(-1, keepdim=True)
+
+
+def _stacked(values: list[Values]) -> Values:
+    return np.array(values) if isinstance(values[0], np.ndarray) else torch.stack(values)
+
+
+def _plain_mean(values: Values) -> Values:
+    """The mean over the last dimension, kept, rounded as it happens: good for a scale."""
+    return _by_torch(lambda tensor: tensor.mean(-1, keepdim=True), values)
+
+
+def _columns(pairs: Sequence[tuple[Values, Values]]) -> list[Fast]:
+    """Values and scales summed over all dimensions but the last; the values are rounded about once."""
+    if len(pairs) > 1 and library(pairs[0][0]) is torch:
+        return [_columns([pair])[0] for pair in pairs]
+    width = pairs[0][0].shape[-1]
+    values = [value.reshape(-1, width) for value, _ in pairs]
+    # small ones at once: they cost by the call
+    high, low = tree_sum(np.concatenate(values, 1) if len(values) > 1 else values[0], 0)
+    sums = (high + low).reshape(len(values), width)
+    scales = [tensor_of(scale.reshape(-1, width)).sum(0) for _, scale in pairs]
+    return [Fast(tensor_of(value), scale) for value, scale in zip(sums, scales, strict=True)]
 
 
 class _Row:
     """The rows of a problem in float64: s, xhat, rstd, and `size`, what stands for |xhat| in a scale."""
 
     def __init__(self, problem: Problem, centre: bool, summands: tuple[str, ...]) -> None:
-        parts = [_operand(problem, name) for name in summands]
-        pair: Pair = (parts[0], torch.zeros_like(parts[0]))
+        first, *others = (_operand(problem, name) for name in summands)
+        parts = [at_hand(first)]
+        self.lib = lib = library(parts[0])
+        parts += map(self.wide, others)
+        self.weight, self.dy = self.wide(problem.inputs.get("weight")), self.wide(problem.upstream.get("y"))
+        pair: Pair = (parts[0], 0.0)
         for part in parts[1:]:
-            pair = add(pair, (part.expand_as(pair[0]), torch.zeros_like(pair[0])))
+            pair = add(pair, (lib.broadcast_to(part, pair[0].shape), 0.0))
         plain = sum(parts[1:], parts[0])
         rounded = pair[0] + pair[1]
-        self.sum = torch.where(torch.isfinite(rounded), rounded, plain)
-        self.sum_scale = sum((part.abs() for part in parts[1:]), parts[0].abs())
+        self.sum = lib.where(lib.isfinite(rounded), rounded, plain)
+        self.sum_scale = sum((abs(part) for part in parts[1:]), abs(parts[0]))
 
-        largest = self.sum.abs().amax(-1, keepdim=True)
-        exponent = torch.frexp(largest).exponent.clamp(_LOWEST, _HIGHEST)
-        factor = torch.ldexp(torch.ones_like(largest), -exponent)
-        high, low = pair[0] * factor, pair[1] * factor
+        largest = _largest(abs(self.sum))
+        exponent = lib.frexp(largest)[1].clip(_LOWEST, _HIGHEST)
+        factor = lib.ldexp(lib.ones_like(largest), -exponent)
+        # of one summand there is no low part
+        high, low = pair[0] * factor, pair[1] * factor if others else 0.0
         if centre:
-            mean = divide(tree_sum((high, low), -1), high.shape[-1])
+            mean = divide(tree_sum((high, low) if others else high, -1), high.shape[-1])
             high, low = add((high, low), (-mean[0], -mean[1]))
         centred = high + low
         if centre:
-            close = centred.abs() < _CLOSE * factor * largest
+            close = abs(centred) < _CLOSE * factor * largest
             rows = close.any(-1)
             if bool(rows.any()):
-                again = deviations([part.expand_as(centred)[rows] for part in parts]) * factor[rows]
-                centred[rows] = torch.where(close[rows], again, centred[rows])
+                some = [tensor_of(lib.broadcast_to(part, centred.shape)[rows]) for part in parts]
+                found = deviations(some)
+                again = (found.numpy() if lib is np else found) * factor[rows]
+                centred[rows] = lib.where(close[rows], again, centred[rows])
         eps = float(problem.params["eps"]) * factor * factor
         variance = _mean(centred * centred)
-        rstd = 1.0 / torch.sqrt(variance + eps)
-        lost = ~torch.isfinite(largest)
-        xhat = (centred * rstd).masked_fill(lost, torch.nan)
+        rstd = 1.0 / _by_torch(torch.sqrt, variance + eps)
+        lost = ~lib.isfinite(largest)
+        xhat = lib.where(lost, lib.nan, centred * rstd)
         if not centre:
             # beside an infinity every number is divided by one: 0, with its sign; the infinity itself by itself: NaN
-            beside = torch.isinf(largest) & torch.isfinite(self.sum)
-            xhat = torch.where(beside, torch.copysign(torch.zeros_like(xhat), self.sum), xhat)
-        self.xhat, self.size = xhat, xhat.abs()
+            beside = lib.isinf(largest) & lib.isfinite(self.sum)
+            xhat = lib.where(beside, lib.copysign(lib.zeros_like(xhat), self.sum), xhat)
+        self.xhat, self.size = xhat, abs(xhat)
         if centre:
             given = [problem.inputs[name] for name in summands]
             wide = any(each is not None and each.dtype == torch.float64 for each in given)
-            least = torch.sqrt(variance) * rstd * (_LEAST_FLOAT64 if wide else _LEAST)
-            self.size = torch.maximum(self.size, least)
-        self.rstd = (rstd * factor).masked_fill(lost, torch.nan)
+            least = _by_torch(torch.sqrt, variance) * rstd * (_LEAST_FLOAT64 if wide else _LEAST)
+            self.size = lib.maximum(self.size, least)
+        self.rstd = lib.where(lost, lib.nan, rstd * factor)
+
+    def wide(self, tensor: Tensor | None) -> Values | None:
+        """A tensor of the problem in float64, as an array where the rows are one."""
+        if tensor is None:
+            return None
+        value = tensor.to(torch.float64)
+        return at_hand(value) if self.lib is np else value
 
 
 def _operand(problem: Problem, name: str) -> Tensor:
@@ -112,73 +159,78 @@ def _operand(problem: Problem, name: str) -> Tensor:
     return tensor.to(torch.float64)
 
 
-def _optional(problem: Problem, name: str) -> Tensor | None:
-    tensor = problem.inputs.get(name)
-    return None if tensor is None else tensor.to(torch.float64)
-
-
 def _forward(problem: Problem, row: _Row) -> Fast:
-    weight, bias = _optional(problem, "weight"), _optional(problem, "bias")
+    weight, bias = row.weight, row.wide(problem.inputs.get("bias"))
     value = row.xhat if weight is None else row.xhat * weight
-    scale = row.size if weight is None else row.size * weight.abs()
-    return Fast(value, scale) if bias is None else Fast(value + bias, scale + bias.abs())
+    scale = row.size if weight is None else row.size * abs(weight)
+    if bias is not None:
+        value, scale = value + bias, scale + abs(bias)
+    return Fast(tensor_of(value), tensor_of(scale))
 
 
-def _row_gradient(problem: Problem, row: _Row, centre: bool) -> Fast:
-    """ds: the gradient that reaches every summand."""
-    upstream = problem.upstream.get("y")
-    added = problem.upstream.get("s")
-    value, scale = torch.zeros_like(row.sum), torch.zeros_like(row.sum)
+def _row_gradient(problem: Problem, row: _Row, centre: bool) -> tuple[Values, Values]:
+    """ds, the gradient that reaches every summand, and its scale."""
+    lib = row.lib
+    upstream, added = row.dy, row.wide(problem.upstream.get("s"))
+    value: Values = 0.0
+    scale: Values = 0.0
     if upstream is not None:
-        weight = _optional(problem, "weight")
-        grown = upstream.to(torch.float64)
-        grown = grown if weight is None else grown * weight
+        grown = upstream if row.weight is None else upstream * row.weight
         product = grown * row.xhat
         # both sums as one: small rows cost by the call
-        mean, *means = _mean(torch.stack([product, grown] if centre else [product]))
+        mean, *means = _mean(_stacked([product, grown] if centre else [product]))
         value = grown - row.xhat * mean
-        scale = grown.abs() + row.xhat.abs() * product.abs().mean(-1, keepdim=True)
+        scale = abs(grown) + abs(row.xhat) * _plain_mean(abs(product))
         if centre:
             value = value - means[0]
-            scale = scale + grown.abs().mean(-1, keepdim=True)
-        lost = ~torch.isfinite(grown.abs().amax(-1, keepdim=True))
-        value = (row.rstd * value).masked_fill(lost, torch.nan)
+            scale = scale + _plain_mean(abs(grown))
+        lost = ~lib.isfinite(_largest(abs(grown)))
+        value = lib.where(lost, lib.nan, row.rstd * value)
         scale = row.rstd * scale
     if added is not None:
-        more = added.to(torch.float64)
-        value, scale = value + more, scale + more.abs()
-    return Fast(value, scale)
+        return value + added, scale + abs(added)
+    return (lib.zeros_like(row.sum),) * 2 if upstream is None else (value, scale)
 
 
 def _empty(problem: Problem, summands: tuple[str, ...]) -> dict[str, Fast]:
     """All results of a problem without elements: sums over nothing."""
-    x = _operand(problem, summands[0])
+    x = problem.inputs[summands[0]]
+    assert x is not None
     vectors = ("dweight", "dbias", "dinput_bias")
     shapes = {name: x.shape[-1:] if name in vectors else x.shape for name in problem.results}
-    return {name: Fast(x.new_zeros(shape), x.new_zeros(shape)) for name, shape in shapes.items()}
+    return {name: Fast(*(x.new_zeros(shape, dtype=torch.float64) for _ in range(2))) for name, shape in shapes.items()}
 
 
 def _fast(problem: Problem, centre: bool, summands: tuple[str, ...]) -> dict[str, Fast]:
-    if _operand(problem, summands[0]).numel() == 0:
+    x = problem.inputs[summands[0]]
+    if x is not None and x.numel() == 0:
         return _empty(problem, summands)
-    row = _Row(problem, centre, summands)
-    dy = problem.upstream.get("y")
-    dy = torch.zeros_like(row.sum) if dy is None else dy.to(torch.float64)
-    gradient: Fast | None = None
-    results = {}
+    with np.errstate(all="ignore"):
+        return _evaluated(problem, _Row(problem, centre, summands), centre)
+
+
+def _evaluated(problem: Problem, row: _Row, centre: bool) -> dict[str, Fast]:
+    dy = row.lib.zeros_like(row.sum) if row.dy is None else row.dy
+    slopes: tuple[Values, Values] | None = None
+    results: dict[str, Fast] = {}
+    sums: dict[str, tuple[Values, Values]] = {}
     for result in problem.results:
         if result == "y":
             results[result] = _forward(problem, row)
         elif result == "s":
-            results[result] = Fast(row.sum, row.sum_scale)
+            results[result] = Fast(tensor_of(row.sum), tensor_of(row.sum_scale))
         elif result == "dweight":
-            results[result] = _columns(dy * row.xhat, dy.abs() * row.size)
+            sums[result] = dy * row.xhat, abs(dy) * row.size
         elif result == "dbias":
-            results[result] = _columns(dy, dy.abs())
+            sums[result] = dy, abs(dy)
         else:
-            gradient = gradient or _row_gradient(problem, row, centre)
-            broadcast = result == "dinput_bias"
-            results[result] = _columns(gradient.value, gradient.scale) if broadcast else gradient
+            slopes = slopes or _row_gradient(problem, row, centre)
+            if result == "dinput_bias":
+                sums[result] = slopes
+            else:
+                results[result] = Fast(*map(tensor_of, slopes))
+    if sums:
+        results |= zip(sums, _columns(list(sums.values())), strict=True)
     return results
 
 

@@ -30,7 +30,7 @@ from verify.ops.dyadic import (
     dyadics,
     multiply_rows,
 )
-from verify.ops.elements import pick, to_arb, to_mp
+from verify.ops.elements import to_arb, to_mp
 from verify.ops.op import Point
 from verify.ops.precision import GUARD, arb_bits, exact_product, summed
 from verify.ops.rowwise import Rows
@@ -94,7 +94,7 @@ class Normalization:
             tensor = self.rows.problem.inputs[name]
             assert tensor is not None
             at = column if name == "input_bias" else row * self.rows.width + column
-            values += pick(tensor, [at])
+            values.append(self.rows.element(tensor, at))
         return values
 
     def factor(self, name: str, column: int, default: float) -> float:
@@ -104,7 +104,7 @@ class Normalization:
 
     def upstream_element(self, output: str, row: int, column: int) -> float:
         tensor = self.upstream(output)
-        return 0.0 if tensor is None else pick(tensor, [row * self.rows.width + column])[0]
+        return 0.0 if tensor is None else self.rows.element(tensor, row * self.rows.width + column)
 
     def products(self, row: int) -> tuple[list[float], list[float]]:
         """w and dy of one row."""
@@ -236,18 +236,26 @@ class Normalization:
     def xhat_arb(self, row: int, column: int) -> Any:
         if self.moments(row) is None:
             return flint.arb(0) if self.vanishes(row, column) else flint.arb.nan()
-        mean, rstd = self.ball_moments(row)
-        parts = self.element_parts(row, column)
-        return (sum(map(to_arb, parts), flint.arb(0)) - mean) * rstd
+
+        def make() -> Any:
+            mean, rstd = self.ball_moments(row)
+            parts = self.element_parts(row, column)
+            return (sum(map(to_arb, parts), flint.arb(0)) - mean) * rstd
+
+        return self.rows.cached(("ball xhat", row, column, flint.ctx.prec), make)
 
     def gradient_arb(self, row: int, column: int) -> Any:
         if self.moments(row) is None or self.bracket(row) is None:
             return flint.arb.nan()
-        first, second = self.ball_bracket(row)
-        _, rstd = self.ball_moments(row)
-        weight = to_arb(self.factor("weight", column, 1.0))
-        grown = weight * to_arb(self.upstream_element("y", row, column))
-        return rstd * (grown - first - self.xhat_arb(row, column) * second)
+
+        def make() -> Any:
+            first, second = self.ball_bracket(row)
+            _, rstd = self.ball_moments(row)
+            weight = to_arb(self.factor("weight", column, 1.0))
+            grown = weight * to_arb(self.upstream_element("y", row, column))
+            return rstd * (grown - first - self.xhat_arb(row, column) * second)
+
+        return self.rows.cached(("ball gradient", row, column, flint.ctx.prec), make)
 
 
 def _sum_point(terms_mp: Callable[[], list[Any]], terms_arb: Callable[[], list[Any]]) -> Point:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from verify.errors import UsageError
-from verify.ops.elements import pick
+from verify.ops.elements import pick, whole
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_FEW = 1 << 14  # elements up to which a tensor is read as a whole: one at a time takes longer
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,12 @@ class Rows:
     problem: Problem
     data: str = "x"
 
-    @property
+    @cached_property
     def width(self) -> int:
         """N, the length of a row."""
         return int(self._required(self.data).shape[-1])
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many rows there are."""
         x = self._required(self.data)
@@ -43,7 +46,11 @@ class Rows:
 
     def row(self, tensor: Tensor, index: int) -> list[float]:
         """Row `index` of a (..., N) tensor."""
-        return pick(tensor, range(index * self.width, (index + 1) * self.width))
+        width = self.width
+        values = self._read(tensor)
+        if values is not None:
+            return values[index * width : (index + 1) * width]
+        return pick(tensor, range(index * width, (index + 1) * width))
 
     def data_row(self, name: str, index: int) -> list[float]:
         """Row `index` of a data operand."""
@@ -52,17 +59,27 @@ class Rows:
     def vector(self, name: str) -> list[float] | None:
         """A vector operand as a whole (kept in the problem's cache), or None when it is absent."""
         tensor = self.problem.inputs.get(name)
-        if tensor is None:
-            return None
-        key = ("vector", name)
-        if key not in self.problem.cache:
-            self.problem.cache[key] = pick(tensor, range(tensor.numel()))
-        values: list[float] = self.problem.cache[key]
-        return values
+        return None if tensor is None else self._read(tensor, limit=None)
 
     def column(self, tensor: Tensor, index: int) -> list[float]:
         """Column `index` of a (..., N) tensor."""
+        values = self._read(tensor)
+        if values is not None:
+            return values[index :: self.width]
         return pick(tensor, range(index, self.count * self.width, self.width))
+
+    def element(self, tensor: Tensor, index: int) -> float:
+        """The element at a flat position."""
+        values = self._read(tensor)
+        return pick(tensor, [index])[0] if values is None else values[index]
+
+    def _read(self, tensor: Tensor, limit: int | None = _FEW) -> list[float] | None:
+        """All elements of a tensor of the problem (kept in its cache); None where there are more than `limit`."""
+        key = ("read", id(tensor))
+        values: list[float] | None = self.problem.cache.get(key)
+        if values is None and (limit is None or tensor.numel() <= limit):
+            values = self.problem.cache[key] = whole(tensor)
+        return values
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
         """`make()`, once per problem and key."""

@@ -113,7 +113,8 @@ def _element(rows: Rows, result: str, index: int, column: int) -> Point:
 
 def _sum(values: Tensor) -> Tensor:
     high, low = tree_sum(values, -1)
-    return high + low
+    total: Tensor = high + low
+    return total
 
 
 def _fast(problem: Problem) -> dict[str, Fast]:

@@ -26,6 +26,11 @@ class Enclosure:
     def is_exact(self) -> bool:
         return self.low == self.high
 
+    def is_narrow(self, bits: int) -> bool:
+        """Whether high - low <= 2^-bits |low|, in integers: rationals look for common factors at each step."""
+        low, scale, high, other = *self.low.as_integer_ratio(), *self.high.as_integer_ratio()
+        return (high * scale - low * other) << bits <= abs(low) * other
+
     def meets(self, other: Enclosure) -> bool:
         """Whether both can enclose the same truth."""
         if self.kind != "real" or other.kind != "real":
@@ -53,9 +58,14 @@ def dyadic(mantissa: int, exponent: int, *, up: bool) -> Fraction:
         if mantissa > 0:
             return tiny if up else Fraction(0)
         return Fraction(0) if up else -tiny
-    if exponent >= 0:
-        return Fraction(mantissa << exponent)
-    return Fraction(mantissa, 1 << -exponent)
+    if exponent < 0:
+        # in lowest terms by the zeros at the end, which is faster than by a common divisor
+        zeros = min((mantissa & -mantissa).bit_length() - 1, -exponent)
+        mantissa, exponent = mantissa >> zeros, exponent + zeros
+    number = object.__new__(Fraction)
+    number._numerator = mantissa << max(exponent, 0)  # type: ignore[attr-defined]
+    number._denominator = 1 << max(-exponent, 0)  # type: ignore[attr-defined]
+    return number
 
 
 def from_mpmath(value: Any, precision: int) -> Enclosure:
@@ -96,21 +106,53 @@ def from_arb(ball: Any) -> Enclosure | None:
         if ball.rad() == 0 and not middle.is_finite():
             return PLUS_INFINITY if middle > 0 else MINUS_INFINITY
         return None
+    middle, radius, exponent = _integers(ball)
+    return Enclosure(dyadic(middle - radius, exponent, up=False), dyadic(middle + radius, exponent, up=True))
+
+
+def _integers(ball: Any) -> tuple[int, int, int]:
+    """(middle, radius, exponent) of an interval of integers times 2^exponent around a finite ball."""
     # mid() and rad() are exact; lower() and upper() would round to the precision of the moment
-    middle, exponent = (int(part) for part in ball.mid().man_exp())
-    radius, radius_exponent = (int(part) for part in ball.rad().man_exp())
+    whole, place = ball.mid().man_exp()
+    middle, exponent = int(whole), int(place)
+    whole, place = ball.rad().man_exp()
+    radius, radius_exponent = int(whole), int(place)
     if radius == 0:
-        exact = dyadic(middle, exponent, up=False), dyadic(middle, exponent, up=True)
-        return Enclosure(*exact)
+        return middle, 0, exponent
     if middle == 0:
         exponent = radius_exponent
     # one common exponent; a radius far below the last bit of the middle is rounded up to a part of it
     lowest = max(min(exponent, radius_exponent), exponent - 4 * max(middle.bit_length(), 64))
-    shift = exponent - lowest
-    middle <<= shift
     places = radius_exponent - lowest
-    radius = radius << places if places >= 0 else (radius >> -places) + 1
-    return Enclosure(dyadic(middle - radius, lowest, up=False), dyadic(middle + radius, lowest, up=True))
+    return middle << exponent - lowest, radius << places if places >= 0 else (radius >> -places) + 1, lowest
+
+
+def narrow_pair(ball: Any, bits: int) -> tuple[float, float] | None:
+    """`to_double_double` of an ordinary ball that is narrow, as `Enclosure.is_narrow` says; None for any other.
+
+    In integers throughout, for whoever asks for very many.
+    """
+    if not ball.is_finite():
+        return None
+    middle, radius, exponent = _integers(ball)
+    ends = middle - radius, middle + radius
+    if 2 * radius << bits > abs(ends[0]) or any(abs(end.bit_length() + exponent) > _CUT for end in ends):
+        return None
+    unit = 1 << max(-exponent, 0)
+    middle <<= max(exponent, 0)
+    try:
+        high = middle / unit
+    except OverflowError:
+        return None
+    if high == 0.0:
+        return None  # zero, or below the smallest number: its sign is asked for
+    return high, _rest(middle, unit, high)
+
+
+def _rest(numerator: int, denominator: int, high: float) -> float:
+    """The quotient less a float, rounded."""
+    own, unit = high.as_integer_ratio()
+    return (numerator * unit - own * denominator) / (denominator * unit)
 
 
 def to_double_double(enclosure: Enclosure) -> tuple[float, float]:
@@ -123,13 +165,15 @@ def to_double_double(enclosure: Enclosure) -> tuple[float, float]:
         return math.nan, 0.0
     if enclosure.kind != "real":
         return (math.inf if enclosure.kind == "inf" else -math.inf), 0.0
-    middle = (enclosure.low + enclosure.high) / 2
+    (low, scale), (high_end, other) = enclosure.low.as_integer_ratio(), enclosure.high.as_integer_ratio()
+    middle, unit = low * other + high_end * scale, 2 * scale * other  # the middle is the first over the second
     try:
-        high = float(middle)
+        high = middle / unit  # rounded correctly, as a quotient of integers is
     except OverflowError:
         high = math.inf if middle > 0 else -math.inf
     if math.isinf(high):
         return high, -0.5
-    if high == 0.0 and enclosure.high <= 0 and enclosure.low < 0:
+    low_part = _rest(middle, unit, high)
+    if high == 0.0 and high_end <= 0 and low < 0:
         high = -0.0
-    return high, float(middle - Fraction(high))
+    return high, low_part

@@ -18,15 +18,17 @@ from torch import Tensor
 
 from verify.errors import TruthError
 from verify.formats import Format
+from verify.ops.compensated import at_hand, library, tensor_of
 from verify.ops.op import Op, Point, Problem
 from verify.truth import certificate
-from verify.truth.enclosure import Enclosure, to_double_double
-from verify.truth.exact import settle
+from verify.truth.enclosure import Enclosure, narrow_pair, to_double_double
+from verify.truth.exact import START_PRECISION, settle
 from verify.ulp import ulp_exponent, usable_scale
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
 _EXACT_ELEMENTS = 1 << 17  # of `Op.whole_rows`: about 20 seconds on a CPU
+_AT_ONCE = 512  # points that are made before any is asked: all at once keep the garbage collector busy
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters
 
 
@@ -55,21 +57,22 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
     """The truth of every result in `problem.results`; `formats` names the format each is judged in."""
     fast = op.fast(problem)
     truths = {}
+    kinds = {device: certificate.device_kind(device) for device in {item.value.device for item in fast.values()}}
     for result in problem.results:
         reference = fast[result]
-        device = certificate.device_kind(reference.value.device)
         by_rows = result in op.whole_rows and reference.value.numel() <= _EXACT_ELEMENTS
         if formats[result].name == "float64" or by_rows:
             truths[result] = _exactly(op, problem, result, reference.scale)
             continue
-        units, sentence = certificate.units_for(op.name, problem.params, result, device)
+        units, sentence = certificate.units_for(op.name, problem.params, result, kinds[reference.value.device])
         if op.kind == "contraction":
             # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the
             # certificate was measured on short ones
             units += _terms(problem)
-        bound = reference.scale.abs() * (units * 2.0**-53) + certificate.SLACK
-        finite = torch.isfinite(reference.value)
-        bound = torch.where(finite, bound, torch.zeros_like(bound))
+        value, scale = at_hand(reference.value), at_hand(reference.scale)
+        lib = library(value)
+        bound = abs(scale) * (units * 2.0**-53) + certificate.SLACK
+        bound = tensor_of(lib.where(lib.isfinite(value), bound, 0.0))
         truths[result] = Truth(reference.value, None, bound, reference.scale, sentence)
     return truths
 
@@ -84,8 +87,10 @@ def _terms(problem: Problem) -> int:
 
 def _exactly(op: Op, problem: Problem, result: str, scale: Tensor) -> Truth:
     count = scale.numel()
-    points = op.points(problem, result, range(count))
-    pairs = [to_double_double(_tight(point)) for point in points]
+    pairs = []
+    for first in range(0, count, _AT_ONCE):
+        points = op.points(problem, result, range(first, min(first + _AT_ONCE, count)))
+        pairs += [_pair(point) for point in points]
     both = torch.tensor(pairs, dtype=torch.float64, device=scale.device).reshape(count, 2)
     value = both[:, 0].reshape(scale.shape)
     low = both[:, 1].reshape(scale.shape)
@@ -96,10 +101,22 @@ def _exactly(op: Op, problem: Problem, result: str, scale: Tensor) -> Truth:
     return Truth(value, low, torch.where(settled, 0.0, bound), scale, "exact")
 
 
+def _pair(point: Point) -> tuple[float, float]:
+    """The exact value as high + low; most need one ball."""
+    evaluate_ball = point.arb
+    if evaluate_ball is None:
+        return to_double_double(_tight(point))
+    ball = evaluate_ball(START_PRECISION)
+    pair = narrow_pair(ball, _PAIR_BITS)
+    if pair is not None:
+        return pair
+    known = Point(point.mp, lambda bits: ball if bits == START_PRECISION else evaluate_ball(bits))
+    return to_double_double(_tight(known))
+
+
 def _tight(point: Point) -> Enclosure:
     def narrow(enclosure: Enclosure) -> bool:
-        width = enclosure.high - enclosure.low
-        if width * (1 << _PAIR_BITS) <= abs(enclosure.low) or enclosure.is_exact:
+        if enclosure.is_narrow(_PAIR_BITS) or enclosure.is_exact:
             return True
         one_side = enclosure.low >= 0 or enclosure.high <= 0
         return one_side and max(abs(enclosure.low), abs(enclosure.high)) <= _VANISHED
