@@ -182,7 +182,7 @@ def main() -> int:
                     flush=True,
                 )
     profile.disable()
-    found = functions(profile, options.functions)
+    found = functions(profile, options.functions) if options.functions else []
     print("\n".join(found))
     document = {"device": backend.label, "figures": [asdict(each) for each in figures], "functions": found}
     options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
