@@ -10,7 +10,12 @@ import torch
 
 import verify
 from tests.laws.trial import breaks, holds, skips
+from verify import backends
+from verify.cases import Case
 from verify.declaration import Kernel
+from verify.laws import registry
+from verify.laws.engine import replay_law
+from verify.record import LawRun
 
 DTYPES = ["float32", "float64"]
 
@@ -153,6 +158,31 @@ def test_numbers_beside_an_infinity_vanish_in_an_rms_norm() -> None:
     holds("special values", declared(formula))
     found = breaks("special values", declared(without), "")
     assert found.facts["got"].startswith("nan") and float(found.facts["truth"]) == 0.0
+
+
+def test_a_layer_is_not_held_to_inputs_beyond_those_that_it_promises() -> None:
+    """Found on an H200: float32 gradients of a gated layer whose product with the weight would be in range again."""
+    case = Case(
+        dtype="float32",
+        dims=(1, 1, 1),
+        fill="ones",
+        seed=4582,
+        params={"activation": "geglu"},
+        upstream="ones",
+        values={"x": "00000000", "weight": "be000000bf000000", "bias": "0" * 16, "dy": "c0100000"},
+    )
+    backend = backends.select("interpreter")
+
+    def tried(**promise: float) -> LawRun:
+        @verify.kernel(op="linear", params={"activation": "geglu"}, dtypes=["float32"], max_ulp=128, **promise)
+        def layer(x, weight, bias):
+            first, second = torch.nn.functional.linear(x, weight, bias).chunk(2, -1)
+            return first * torch.nn.functional.gelu(second)
+
+        return replay_law(registry.get("special values"), layer, case, backend, "layer.py")
+
+    assert tried().facts["got"].startswith("inf")
+    assert tried(largest=2.0**24).status == "ok"
 
 
 # -- identities ----------------------------------------------------------------------------------------
