@@ -10,7 +10,7 @@ import pytest
 
 from tests.report.sample import passing
 from verify import nightly, session
-from verify.errors import IN_ERROR
+from verify.errors import IN_ERROR, SPENT
 from verify.nightly import Night, Work
 from verify.record import KernelRun, LawRun, Run
 from verify.session import Session
@@ -79,6 +79,56 @@ def test_workers_of_the_caller_go_on_unless_something_nobody_foresaw_happened() 
     with pytest.raises(msgspec.ValidationError):
         session.run(["k.py"], Session(workers=[broken]), "verify run")
     assert broken.stopped == 1
+
+
+KERNEL = """
+import torch, verify
+
+LIMITS = {"bfloat16": 0.501, "float16": 0.5, "float32": 2}
+
+@verify.kernel(op="silu", dtypes=[*LIMITS], gradients=False, max_ulp=LIMITS)
+def silu(x):
+    return torch.nn.functional.silu(x)
+"""
+
+
+def test_a_kernel_measured_dtype_by_dtype_gives_the_record_of_the_whole(tmp_path: Path) -> None:
+    source = tmp_path / "k.py"
+    source.write_text(KERNEL, encoding="utf-8")
+    whole = session.run([str(source)], Session(backend="interpreter", jobs=1), "verify run")
+    known: dict[str, KernelRun] = {}
+
+    def finished(part: str, done: KernelRun) -> None:
+        known[part] = done
+
+    split = session.run(
+        [str(source)], Session(backend="interpreter", jobs=2, by_dtype=True, finished=finished), "verify run"
+    )
+    assert split.id == whole.id and split.verdict == whole.verdict == "fail"
+    assert [*known] and {part.rpartition(" ")[2] for part in known} == {"bfloat16", "float16", "float32"}
+    again = session.run([str(source)], Session(backend="interpreter", by_dtype=True, known=known.get), "verify run")
+    assert again.id == whole.id
+
+
+def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
+    asked = []
+
+    class Slow(Fake):
+        def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
+            if request["do"] == "list":
+                return {"kernels": [{**about("good"), "dtypes": ["float16", "float64"], "backends": ["interpreter"]}]}
+            if request["do"] == "measure":
+                asked.append(request["dtypes"])
+                clock[0] += 1.0
+            return super().ask(request, timeout=timeout)
+
+    worker = Slow({"good": measured("good")})
+    done = session.run(["k.py"], Session(workers=[worker], by_dtype=True, deadline=1.0), "verify nightly")
+    assert asked == [["float64"]], "what takes longest comes first"
+    assert done.incomplete == [f"good: float16: not begun: {SPENT}"] and done.verdict == "incomplete"
+    assert [kernel.status for kernel in done.kernels] == ["ok"]
 
 
 @pytest.fixture

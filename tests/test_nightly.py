@@ -238,8 +238,10 @@ def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
 
 def test_the_judged_come_first_and_of_them_the_longest() -> None:
     kinds = [("a", True, "contraction"), ("b", False, "elementwise"), ("c", False, "rowwise"), ("d", False, "rowwise")]
-    work = [(name, {"peer": peer, "kind": kind}) for name, peer, kind in kinds]
-    assert [name for name, _ in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
+    work = [session._Part(name, {"peer": peer, "kind": kind}, ()) for name, peer, kind in kinds]
+    assert [part.target for part in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
+    parts = [session._Part("e", work[2].item, (dtype,), dtype) for dtype in ("float16", "float32", "float64")]
+    assert [part.dtype for part in sorted(parts, key=session._turn)] == ["float64", "float32", "float16"]
 
 
 def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:

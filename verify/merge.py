@@ -28,7 +28,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
     for run in runs:
         for item in run.kernels:
             known = kernels.get(item.target)
-            kernels[item.target] = item if known is None else _together(known, item)
+            kernels[item.target] = item if known is None else together(known, item)
     bare = Run(
         schema=SCHEMA,
         id="",
@@ -55,7 +55,7 @@ def _same_place(first: Run, other: Run) -> None:
             raise UsageError(f"records of one environment merge; {name} is {one!r} and {two!r}")
 
 
-def _together(one: KernelRun, two: KernelRun) -> KernelRun:
+def together(one: KernelRun, two: KernelRun) -> KernelRun:
     """The same kernel in two records."""
     for name in ("name", "op", "params", "peer"):
         if getattr(one, name) != getattr(two, name):

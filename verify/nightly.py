@@ -375,14 +375,14 @@ def _known(path: Path) -> KernelRun | None:
 
 
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str]) -> Run:
-    """`verify run` with a memory: a kernel that an earlier start finished is not measured again."""
+    """`verify run` with a memory: a dtype of a kernel that an earlier start finished is not measured again."""
     folder = night.folder / stage
 
-    def path(target: str) -> Path:
-        return unit_path(night, stage, target)
+    def path(part: str) -> Path:
+        return unit_path(night, stage, part)
 
-    def finished(target: str, done: KernelRun) -> None:
-        write_atomically(path(target), msgspec.json.encode(done))
+    def finished(part: str, done: KernelRun) -> None:
+        write_atomically(path(part), msgspec.json.encode(done))
 
     folder.mkdir(parents=True, exist_ok=True)
     session = Session(
@@ -393,7 +393,8 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         jobs=night.jobs,
         cluster=night.cluster,
         deadline=until,
-        known=lambda target: _known(path(target)),
+        by_dtype=True,
+        known=lambda part: _known(path(part)),
         finished=finished,
         progress=partial(_said, night, stage),
     )

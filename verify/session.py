@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from verify.cluster import Cluster
 from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
 from verify.identity import assembled
 from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
+from verify.merge import together
 from verify.record import KernelRun, Run
 
 OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
@@ -42,11 +43,12 @@ class Session:
     accuracy: bool = True  # whether to measure; without it only the laws are tried
     plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
     jobs: int = 0  # 0: one per core, or as many as fit the GPU
+    by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
     cluster: Cluster | None = None  # a verify.cluster.Cluster whose workers do the work
     workers: Sequence[Answers] = ()  # of the caller, who stops them; else they are started
     deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
-    known: Callable[[str], KernelRun | None] = lambda target: None  # what an earlier, interrupted run has done
-    finished: Callable[[str, KernelRun], None] = lambda target, done: None
+    known: Callable[[str], KernelRun | None] = lambda part: None  # what an earlier, interrupted run has done
+    finished: Callable[[str, KernelRun], None] = lambda part, done: None
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
 
@@ -98,17 +100,21 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
                 continue
             source = target.partition("::")[0]
             work += [(f"{source}::{item['name']}", item) for item in found]
-        kernels = _measure_all(worker, work, about, session)
-    for kernel in kernels:
-        if kernel.status in ("crashed", "timeout") or kernel.hint == OUT_OF_TIME:
-            incomplete.append(f"{kernel.name}: {kernel.message}")
-        incomplete += errors_of(kernel)
+        parts = _parts(work, about["backend"], session)
+        measured = _measure_all(worker, parts, about, session)
+    kernels: dict[str, KernelRun] = {}
+    for part, done in zip(parts, measured, strict=True):
+        if done.status in ("crashed", "timeout") or done.hint == OUT_OF_TIME:
+            incomplete.append(f"{done.name}: {done.message}")
+        incomplete += errors_of(done)
+        known = kernels.get(part.target)
+        kernels[part.target] = done if known is None else together(known, done)
     return assembled(
         about,
         command=command,
         seed=session.seed,
         profile=session.profile,
-        kernels=kernels,
+        kernels=list(kernels.values()),
         incomplete=incomplete,
         seconds=time.monotonic() - started,
     )
@@ -131,10 +137,35 @@ def _first(session: Session) -> Iterator[Answers]:
         yield worker
 
 
-def _measure_all(
-    first: Answers, work: list[tuple[str, dict[str, Any]]], about: dict[str, Any], session: Session
-) -> list[KernelRun]:
-    """Measure every kernel, `session.jobs` at a time, each job in a worker of its own; results in order."""
+class _Part(NamedTuple):
+    """What one worker measures at a time: a kernel, or one dtype of it."""
+
+    target: str
+    item: dict[str, Any]
+    dtypes: tuple[str, ...]  # empty: all that it declares
+    dtype: str = ""  # where it is one of several
+
+    @property
+    def key(self) -> str:
+        """What an interrupted run knows it by."""
+        return f"{self.target} {self.dtype}".rstrip()
+
+
+def _parts(work: list[tuple[str, dict[str, Any]]], backend: str, session: Session) -> list[_Part]:
+    """What is measured, in the order of the record."""
+    found = []
+    for target, item in work:
+        wanted = tuple(name for name in session.dtypes if name in item["dtypes"])
+        each = wanted if session.dtypes else tuple(item["dtypes"])
+        if session.by_dtype and len(each) > 1 and backend in item["backends"] and not item["lacking"]:
+            found += [_Part(target, item, (dtype,), dtype) for dtype in each]
+        else:
+            found.append(_Part(target, item, wanted))
+    return list({part.key: part for part in found}.values())
+
+
+def _measure_all(first: Answers, work: list[_Part], about: dict[str, Any], session: Session) -> list[KernelRun]:
+    """Measure every part, `session.jobs` at a time, each job in a worker of its own; results in order."""
     idle: queue.SimpleQueue[Answers] = queue.SimpleQueue()
     if session.workers:
         workers = list(session.workers)
@@ -151,16 +182,16 @@ def _measure_all(
     def say(text: str) -> None:
         session.progress(f"{done}/{len(work)} {text}")
 
-    def one(target: str, item: dict[str, Any]) -> KernelRun:
+    def one(part: _Part) -> KernelRun:
         nonlocal done
         worker = idle.get()
         try:
-            before = session.known(target)
+            before = session.known(part.key)
             if before is not None:
                 return before
-            result = _measure(worker, target, item, about, session, say)
+            result = _measure(worker, part, about, session, say)
             if result.hint != OUT_OF_TIME and not errors_of(result) and not ended:
-                session.finished(target, result)
+                session.finished(part.key, result)
             return result
         finally:
             done += 1
@@ -168,8 +199,8 @@ def _measure_all(
 
     with ThreadPoolExecutor(len(workers)) as pool:
         try:
-            begun = {target: pool.submit(one, target, item) for target, item in sorted(work, key=_turn)}
-            return [begun[target].result() for target, _ in work]
+            begun = {part.key: pool.submit(one, part) for part in sorted(work, key=_turn)}
+            return [begun[part.key].result() for part in work]
         except BaseException:
             # after an error of the harness or Ctrl-C nobody waits for what is still running
             ended = True
@@ -185,20 +216,24 @@ def _measure_all(
 LONGEST = ("contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
 
 
-def _turn(work: tuple[str, dict[str, Any]]) -> tuple[bool, int]:
+_SLOWEST = ("float64", "float32")  # dtypes, by how much of their judging is exact arithmetic
+
+
+def _turn(part: _Part) -> tuple[bool, int, int]:
     """What is judged first, should time run out; the longest first, so that no worker is left with it at the end."""
-    _, item = work
-    return item["peer"], LONGEST.index(item["kind"])
+    slow = _SLOWEST.index(part.dtype) if part.dtype in _SLOWEST else len(_SLOWEST)
+    return part.item["peer"], LONGEST.index(part.item["kind"]), slow
 
 
 def _measure(
     worker: Answers,
-    target: str,
-    item: dict[str, Any],
+    part: _Part,
     about: dict[str, Any],
     session: Session,
     progress: Callable[[str], None],
 ) -> KernelRun:
+    target, item, wanted = part.target, part.item, list(part.dtypes)
+
     def failed(status: Any, message: str, hint: str = "") -> KernelRun:
         return KernelRun(
             name=item["name"],
@@ -208,7 +243,7 @@ def _measure(
             promise=item["promise"],
             status=status,
             results=[],
-            message=message,
+            message=f"{part.dtype}: {message}" if part.dtype else message,
             hint=hint,
             peer=item["peer"],
         )
@@ -220,7 +255,6 @@ def _measure(
             "skipped",
             f"declared for {', '.join(item['backends'])}; this run is on {about['backend']}",
         )
-    wanted = [name for name in session.dtypes if name in item["dtypes"]]
     if session.dtypes and not wanted:
         source = shlex.quote(target.partition("::")[0])
         received = ", ".join(session.dtypes)

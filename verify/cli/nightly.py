@@ -59,9 +59,9 @@ def add(commands: Any) -> None:
         type=screen.seconds,
         default=TIMEOUT,
         metavar="TIME",
-        help="the longest that one part may take before it is stopped (default 30m): in accuracy one kernel, in sweep "
-        "one span of inputs, in bench what is timed together in one dtype, in hunt one result in one dtype beyond its "
-        "own time, in laws one law of one kernel in one dtype",
+        help="the longest that one part may take before it is stopped (default 30m): in accuracy one dtype of a "
+        "kernel, in sweep one span of inputs, in bench what is timed together in one dtype, in hunt one result in one "
+        "dtype beyond its own time, in laws one law of one kernel in one dtype",
     )
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument("--bounds", metavar="DIR", help="folder of the bounds (default reports/bounds)")
