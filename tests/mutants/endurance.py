@@ -7,8 +7,7 @@ is compiled for it serves many cases, and takes next the law that has had the le
 laws reach their number and dear ones have had as much of it as the others.
 
 The first chunk of a law and a twin is what the engine does: the law's fixed cases, then a short search. All others are
-rolled, each factor of a case by chance: a correct kernel gives a search nothing to find, and Hypothesis takes longer to
-draw a case than a law to check it.
+rolled, each factor of a case by chance: a correct kernel gives a search nothing to find.
 
 A finished chunk, with a seed of its own (its number), is a line of the state file, so that a run that was stopped goes
 on where it was. A worker that dies (an illegal access is the end of a process on a GPU) is an alarm, and replaced.
