@@ -107,7 +107,7 @@ class _Place(NamedTuple):
     law: int
 
     @property
-    def code(self) -> tuple[int, int]:
+    def forms(self) -> tuple[int, int]:
         """What is compiled for one such unit serves the others."""
         return self.subject, self.dtype
 
@@ -159,7 +159,7 @@ class _Work:
             finally:
                 with self.changed:
                     self.running -= 1
-                    self.busy[unit.code] -= 1
+                    self.busy[unit.forms] -= 1
                     self.finished += unit.round == 0
                     if again and unit.round + 1 < self.rounds:
                         self._put(unit.round + 1, unit.law, unit.subject, unit.dtype)
@@ -174,10 +174,10 @@ class _Work:
                 if not self.queue:
                     return
                 self.running += 1
-                unit = min(self.queue, key=lambda each: (each.round, each.code != last, self.busy[each.code], each))
+                unit = min(self.queue, key=lambda each: (each.round, each.forms != last, self.busy[each.forms], each))
                 self.queue.remove(unit)
-                self.busy[unit.code] += 1
-                last = unit.code
+                self.busy[unit.forms] += 1
+                last = unit.forms
             yield unit
 
     def _try(self, worker: Answers, subject: _Subject, dtype: str, law: str, number: int) -> bool:
