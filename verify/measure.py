@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -101,6 +101,14 @@ def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
         copied.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
     return moved
+
+
+_Some = TypeVar("_Some", Tensor, Tensor | None)
+
+
+def sent_all(tensors: Mapping[str, _Some], device: torch.device | str) -> dict[str, _Some]:
+    """`sent` for each of several; those that are absent stay so."""
+    return {name: value if value is None else sent(value, device) for name, value in tensors.items()}
 
 
 def _is_near(tensor: Tensor) -> bool:

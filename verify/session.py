@@ -214,8 +214,6 @@ def _measure_all(first: Answers, work: list[_Part], about: dict[str, Any], sessi
 
 
 LONGEST = ("contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
-
-
 _SLOWEST = ("float64", "float32")  # dtypes, by how much of their judging is exact arithmetic
 
 

@@ -105,7 +105,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if size <= _FEW and a.is_cpu and b.is_cpu and a.is_contiguous() and b.is_contiguous():
         # as bytes: a quarter of what the calls to torch cost
         return ctypes.string_at(a.data_ptr(), size) == ctypes.string_at(b.data_ptr(), size)
-    return torch.equal(_raw(a), _raw(b))
+    return torch.equal(raw(a), raw(b))
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -139,7 +139,7 @@ def _is_away(tensor: Tensor) -> bool:
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     """The bytes of all tensors, in their order: for sides of equal shapes and dtypes as good as each pair."""
-    return torch.cat([_flat(_raw(tensor)).view(torch.uint8) for tensor in tensors])
+    return torch.cat([_flat(raw(tensor)).view(torch.uint8) for tensor in tensors])
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -147,7 +147,8 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _raw(tensor: Tensor) -> Tensor:
+def raw(tensor: Tensor) -> Tensor:
+    """The bits as signed integers of the same width, in the usual order; of a contiguous tensor in its own memory."""
     return tensor.detach().contiguous().view(_INTEGER[tensor.element_size() * 8])
 
 

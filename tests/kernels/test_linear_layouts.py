@@ -8,17 +8,14 @@ here the classes are compared, and on a GPU the bits too.
 
 from __future__ import annotations
 
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from kernels import linear_act as act
 from kernels import linear_geglu as geglu
+from tests.kernels.compiled import printed
 
 MODULES = [act, geglu]
 SHAPES = [(3, 1, 1), (6, 5, 1), (37, 20, 9), (70, 17, 16)]  # rows, in, out
@@ -198,14 +195,7 @@ for module, mode, tile, classes in (
 
 def test_every_float32_sum_is_one_chain_through_k(tmp_path):
     """In the code for an H200, for each class of strides: an element's products are added one after the other."""
-    root = pathlib.Path(__file__).parents[2]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    compiled = run.stdout.split("kernel ")[1:]
+    compiled = printed(COMPILE, tmp_path, 120).split("kernel ")[1:]
     assert len(compiled) == 6
     for text in compiled:
         elements, bk = map(int, text.split("\n", 1)[0].split())

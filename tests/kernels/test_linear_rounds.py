@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import subprocess
-import sys
 import types
 
 import pytest
@@ -15,6 +11,7 @@ import triton.language as tl
 
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
+from tests.kernels.compiled import printed
 
 ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
 MODES = [a + more for more in (0, module.GRAD.value, module.SAVE.value) for a in range(4)]
@@ -270,14 +267,7 @@ for pointer in DTYPES.values():
 
 def test_both_kernels_compile_for_hopper_without_spills(tmp_path):
     """The tiny tiles keep the matrix instruction of 64 rows and 16 steps of k, which gives a sum's order."""
-    root = pathlib.Path(__file__).parents[2]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=environment, cwd=root, capture_output=True, text=True, timeout=200
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.splitlines() == ["0 m64n256k16"] * 2 + ["0 m64n32k16"] * 8
+    assert printed(COMPILE, tmp_path, 200).splitlines() == ["0 m64n256k16"] * 2 + ["0 m64n32k16"] * 8
 
 
 def leaving_a_rest(units):

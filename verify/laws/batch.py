@@ -18,7 +18,7 @@ from verify.cases.strategies import Space, space
 from verify.laws.compare import Comparison, demand_each_same
 from verify.laws.law import Law, Subject
 from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
-from verify.measure import Unchanged, run_kernel, run_tensors, sent
+from verify.measure import Unchanged, run_kernel, run_tensors, sent, sent_all
 
 _ROWS = (2, 3, 5, 8, 17, 33, 65)
 _WIDTHS = (3, 1, 8, 65, 257, 1000)
@@ -67,7 +67,7 @@ def _check(subject: Subject, case: Case) -> None:
             for name, tensor in whole.inputs.items()
         }
         originals = {name: _replaced_here(tensor, keep, value) for name, tensor in near.upstream.items()}
-        upstream = {name: sent(tensor, device) for name, tensor in originals.items()}
+        upstream = sent_all(originals, device)
         runs.append(run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals))
         rule = "a row's result depends on the values of other rows"
         labels, facts = (label, "other rows as drawn"), {"row": f"{chosen} of {count}"}

@@ -24,7 +24,7 @@ from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.laws.locality import is_packed
-from verify.measure import call_tensors, copies, sent
+from verify.measure import call_tensors, copies, sent_all
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((2, 5), (4, 16), (1, 33)),
@@ -104,7 +104,7 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _values(subject: Subject, case: Case, good: Inputs) -> dict[str, Tensor]:
-    inputs = {name: None if value is None else sent(value, subject.backend.device) for name, value in good.items()}
+    inputs = sent_all(good, subject.backend.device)
     return copies(call_tensors(subject.kernel, inputs, case.params, differentiate=False).values)
 
 

@@ -29,7 +29,7 @@ from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import Unchanged, call_tensors, gradients_of, run_tensors, sent
+from verify.measure import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.compensated import two_sum
 from verify.ulp import ulp_exponent, widen
 
@@ -47,7 +47,7 @@ def _space(subject: Subject) -> Space:
 
 def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Results:
     """The results of one call; in the memory of the host where they are small, and so are the inputs."""
-    given = {name: None if value is None else sent(value, subject.backend.device) for name, value in inputs.items()}
+    given = sent_all(inputs, subject.backend.device)
     (results,) = Unchanged().demand(run_tensors(subject.kernel, given, {**case.params, **changed}, {}))
     return results
 
@@ -229,7 +229,7 @@ def _check_backward(subject: Subject, case: Case) -> None:
     runs = []
     for factor in (1.0, -1.0, 2.0):
         originals = {name: value if factor == 1.0 else value * factor for name, value in upstream.items()}
-        arriving = {name: sent(value, device) for name, value in originals.items()}
+        arriving = sent_all(originals, device)
         runs.append(gradients_of(kernel, graph, arriving, retain=True, unchanged=unchanged, originals=originals))
     base, negated, doubled = unchanged.demand(*runs)
     for factor, got in ((-1.0, negated), (2.0, doubled)):

@@ -24,7 +24,7 @@ from verify.cases.strategies import Space, space
 from verify.laws.compare import Comparison, demand_each_same, demand_same
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import Unchanged, call_tensors, copies, gradients_of, run_tensors, sent
+from verify.measure import Unchanged, call_tensors, copies, gradients_of, run_tensors, sent_all
 from verify.ulp import bits_of
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
@@ -102,7 +102,7 @@ def _untouched(with_nan: dict[str, Tensor], with_numbers: dict[str, Tensor], nam
 def _check_overwritten(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     originals = inputs_of(kernel.op, case, device, shared=True)
-    inputs = {name: None if value is None else sent(value, device) for name, value in originals.items()}
+    inputs = sent_all(originals, device)
     operands = {name: value for name, value in inputs.items() if value is not None}
     operands_before = {name: value for name, value in originals.items() if value is not None}
     saved: list[tuple[Tensor, Tensor]] = []
@@ -116,7 +116,7 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
     outputs = graph.values
     outputs_before = copies(outputs)
     arriving = upstream_of(kernel.op, case, outputs, shared=True)
-    upstream = {name: sent(value, device) for name, value in arriving.items()}
+    upstream = sent_all(arriving, device)
     unchanged = Unchanged()
     first = gradients_of(kernel, graph, upstream, retain=True, unchanged=unchanged, originals=arriving)
     first = copies(first)
@@ -132,7 +132,7 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
         ],
     )
     if first:
-        again = {name: sent(value, device) for name, value in arriving.items()}
+        again = sent_all(arriving, device)
         second = gradients_of(kernel, graph, again, unchanged=unchanged, originals=arriving)
         second, first = unchanged.demand(second, first)
         demand_same(
@@ -150,7 +150,7 @@ def _check_stale(subject: Subject, case: Case) -> None:
     inputs, other = inputs_of(kernel.op, case, device), inputs_of(kernel.op, other_case, device)
     graph = call_tensors(kernel, other, case.params)
     arriving = upstream_of(kernel.op, case, graph.values, shared=True)
-    upstream = {name: sent(value, device) for name, value in arriving.items()}
+    upstream = sent_all(arriving, device)
     options: dict[str, Any] = {"unchanged": Unchanged(), "originals": arriving}
     expected = copies(graph.values | gradients_of(kernel, graph, upstream, **options))
 

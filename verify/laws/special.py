@@ -31,15 +31,14 @@ from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.locality import data_operands, is_packed
-from verify.measure import Unchanged, call_tensors, gradients_of, sent
-from verify.ulp import fetched
+from verify.measure import Unchanged, call_tensors, gradients_of, sent_all
+from verify.ulp import fetched, raw
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((96,), (5, 7), (193,), (3,)),
     "rowwise": ((48, 5), (24, 1), (24, 33), (8, 2)),
     "contraction": ((48, 5, 3), (8, 33, 2), (24, 1, 4)),
 }
-_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
 
 
@@ -71,9 +70,7 @@ def plant(
     start = int(counter.below(seed, f"special/{lane}", 1, len(specials))[0])
     column = counter.below(seed, f"special/{lane}/column", len(chosen), width).numpy()
     flat = tensor.reshape(-1)
-    flat.view(_INTEGER[tensor.element_size()]).numpy()[chosen * width + column] = np.resize(
-        np.roll(specials, -start), len(chosen)
-    )
+    raw(flat).numpy()[chosen * width + column] = np.resize(np.roll(specials, -start), len(chosen))
     if not tensor.is_contiguous():  # a half of a packed operand is no flat view
         tensor.copy_(flat.reshape(tensor.shape))
 
@@ -107,7 +104,7 @@ def _check(subject: Subject, case: Case) -> None:
     for lane, tensor in enumerate(tensors):
         plant(tensor, case.seed, lane, lanes, rows=rows, infinite=True, largest=largest, single=single)
     inputs = {name: None if value is None else _laid(case, name, value) for name, value in inputs.items()}
-    given = {name: None if value is None else sent(value, device) for name, value in inputs.items()}
+    given = sent_all(inputs, device)
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     upstream = upstream_of(kernel.op, plain, {n: torch.empty_like(v, device="cpu") for n, v in graph.values.items()})
     for lane, tensor in enumerate(upstream.values(), len(tensors)):
@@ -115,7 +112,7 @@ def _check(subject: Subject, case: Case) -> None:
         # one overflows on the way to a finite sum: neither says anything about a kernel.
         plant(tensor, case.seed, lane, lanes, rows=rows, infinite=not rows, largest=largest and not rows)
     upstream = {name: _laid(case, "d" + name, value) for name, value in upstream.items()}
-    arriving = {name: sent(value, device) for name, value in upstream.items()}
+    arriving = sent_all(upstream, device)
     unchanged = Unchanged()
     gradients = gradients_of(kernel, graph, arriving, unchanged=unchanged, originals=upstream)
     (results,) = unchanged.demand(graph.values | gradients)

@@ -32,12 +32,12 @@ from verify.sweep.layout import SIDE, UNIT, Plan
 from verify.sweep.partial import HARD_KEEP, Bin, Bucket, Leader, Part, sparse
 from verify.sweep.reference import FORMATS, Reference, check_reference, reference_for
 from verify.sweep.space import CHUNK, PAIR_BITS, Space
-from verify.sweep.subject import baseline_of, inputs_of_keys, raw, run
+from verify.sweep.subject import baseline_of, inputs_of_keys, run
 from verify.sweep.table import CURVES
 from verify.sweep.worst import leaders_of, top_units
 from verify.tally import BINS, CAP, KEEP, bin_of, top
 from verify.truth.exact import Judged
-from verify.ulp import Policy, bits_of
+from verify.ulp import Policy, bits_of, raw
 
 COPIES = 64  # of the histogram and the counters: neighbours have the same error, and would queue for one
 SAMPLE = 12  # random inputs per call and curve whose certificate is checked

@@ -15,10 +15,9 @@ from verify.formats import Format, torch_dtype
 from verify.measure import call_tensors, gradients_of
 from verify.ops.op import Op
 from verify.sweep.space import PAIR_BITS, Space
-from verify.ulp import from_bits
+from verify.ulp import from_bits, raw
 
 _SIDE = 1 << PAIR_BITS
-_RAW = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Maker = Callable[[Space, Op, int, int, torch.device | str], dict[str, Tensor | None]]
 
 
@@ -106,11 +105,6 @@ def check_untouched(kernel: Kernel, before: dict[str, Tensor | None], after: dic
         later = after[name]
         if tensor is not None and later is not None and not torch.equal(raw(tensor), raw(later)):
             raise KernelError(f"{kernel.name} must not change its inputs; {name} differs after the call")
-
-
-def raw(tensor: Tensor) -> Tensor:
-    """The same memory as integers: NaN compares equal to itself."""
-    return tensor.detach().contiguous().view(_RAW[tensor.element_size()])
 
 
 def _check(kernel: Kernel, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: Any, device: torch.device) -> None:
