@@ -42,8 +42,9 @@ cases. eps reaches the kernel as the bits of a float64 (Triton passes Python flo
   (low - mean_low) is rounded to 24 bits of d and off by 2^-48 |mean| more. Rows with
   |mean| rstd > 2^14, or where a sum leaves float32, are done in float64 pairs as in WIDE.
 - WIDE (x, residual or input_bias in float64): sums as float64 pairs, scaled to [1, 2) by a power of
-  two, S1 and S2 = sum((v - mean)^2) compensated (error-free extraction); then the mean's two parts,
-  rstd, weight and bias: below 4. A constant row is its own mean, low part included.
+  two. S1 is cut twice (error-free extraction), good to about N^3 2^-147 of the largest element, so that the
+  mean's two parts hold where large elements cancel; S2 = sum((v - mean)^2) is cut once. Then the
+  mean's two parts, rstd, weight and bias: below 4. A constant row is its own mean, low part included.
 
 **Rounding points, backward**, in ulps of rstd (|g| + mean|g| + |xhat| mean|g xhat|) for dx, of
 sum|dy xhat| for dweight, sum|dy| for dbias:
@@ -118,6 +119,15 @@ def _sums(a, b):
     v = tl.sum(tl.join(a, b), 0)
     first = tl.arange(0, 2) == 0
     return tl.sum(tl.where(first, v, 0.0), 0), tl.sum(tl.where(first, 0.0, v), 0)
+
+
+@triton.jit
+def _cut(value, unit):
+    """`value` as a multiple of 2^-52 `unit` and the rest, both exact: n such multiples add up exactly.
+
+    `unit` is a power of two, at least 4 n |value|."""
+    high = (value + unit) - unit
+    return high, value - high
 
 
 @triton.jit
@@ -526,18 +536,28 @@ def _forward_loop_kernel(
         k = tl.maximum(tl.maximum(top, -1000), tl.where(eps > 0, _exponent(eps) >> 1, -1000))
         up = _power_of_two(-k)
         size = _power_of_two(tl.maximum(top - k, -1000))
+        fine = SIGMA * SIGMA * size * 2.0**-53
         acc = tl.zeros((BLOCK,), tl.float64)
+        acc_mid = tl.zeros((BLOCK,), tl.float64)
         for start in range(0, n_cols, BLOCK):
             cols = start + tl.arange(0, BLOCK)
             v, low = _value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
             v *= up
-            high = (v + SIGMA * size) - SIGMA * size  # multiples of SIGMA size 2^-53: exact sums
+            high, v = _cut(v, SIGMA * size)
             acc += high
-            acc_low += (v - high) + low * up
-        s1, s1_low = _sums(acc, acc_low)
-        mean = (s1 + s1_low) * inv
-        mean = tl.fma(tl.fma(-mean, n, s1) + s1_low, inv, mean)
-        mean_low = (tl.fma(-mean, n, s1) + s1_low) * inv
+            high, v = _cut(v, fine)
+            acc_mid += high
+            acc_low += v
+            if HAS_R or HAS_I:
+                high, low = _cut(low * up, fine)
+                acc_mid += high
+                acc_low += low
+        s1, s1_mid = _sums(acc, acc_mid)
+        s1, s1_mid = _two_sum(s1, s1_mid)
+        s1_low = tl.sum(acc_low, 0)
+        mean = (s1 + s1_mid) * inv
+        mean = tl.fma((tl.fma(-mean, n, s1) + s1_mid) + s1_low, inv, mean)
+        mean_low = ((tl.fma(-mean, n, s1) + s1_mid) + s1_low) * inv
         acc = tl.zeros((BLOCK,), tl.float64)
         acc_low = tl.zeros((BLOCK,), tl.float64)
         for start in range(0, n_cols, BLOCK):

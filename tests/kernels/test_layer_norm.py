@@ -519,6 +519,23 @@ def test_hard_rows_anywhere_in_a_program(dtype, monkeypatch):
     assert torch.equal(gradients["x"][ordinary], alone["x"])
 
 
+@pytest.mark.parametrize("n", [17, 100, 1000, 5000])
+@pytest.mark.parametrize("residual", [False, True])
+def test_float64_means_that_large_elements_leave_when_they_cancel(n, residual):
+    """Pairs a, -a cancel; what is left, 2^-40 to 2^-75 of them, is the mean, and elements are as small as it is."""
+    z = draw(n, seed=77)
+    z[n // 2 :] *= torch.exp2(-40.0 - torch.arange(n - n // 2) % 36)
+    z[n // 4 : 2 * (n // 4)] = -z[: n // 4]
+    z[2 * (n // 4) : n // 2] = 0.0
+    x = z[torch.randperm(n, generator=torch.Generator().manual_seed(78))][None]
+    r = (draw(1, n, seed=79) * 2.0**-50 * x.abs()) if residual else None
+    pick = None if n < 1000 else [*range(0, n, 7)]
+    for eps in (1e-5, 0.0):
+        outputs, _ = run(x, None, None, x, eps, r)
+        found = exact_errors((x, None, None, r), outputs, (), None, eps, pick=pick)
+        assert found["y"] <= Y_BOUND[torch.float64], found
+
+
 def test_one_number_per_row_has_no_gradient_of_weight():
     """Three operands far apart, gradients that make 16-bit rows suspect."""
     for dtype in (*HALF, torch.float32):
