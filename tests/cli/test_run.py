@@ -349,3 +349,11 @@ def test_a_broken_target_does_not_stop_the_others(ran) -> None:
     assert [item.name for item in run.kernels] == ["good"]
     assert done.returncode == 2
     assert "broken.py fails on import" in done.stderr
+
+
+@pytest.mark.parametrize("given", ["-3", "1.5", "many", "1001"])
+@pytest.mark.parametrize("command", ["run", "bench", "nightly", "sweep"])
+def test_a_number_of_jobs_is_a_count(command: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, f"--jobs={given}"])
+    assert f"argument --jobs: a count from 0 to 1000; received {given!r}" in capsys.readouterr().err

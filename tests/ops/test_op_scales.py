@@ -208,3 +208,22 @@ def test_an_upstream_gradient_that_is_not_finite_leaves_the_other_rows_their_sca
     scale = gradient_of(op, x, dy).scale
     assert torch.equal(scale[1], gradient_of(op, x[1:], dy[1:]).scale[0]) and bool((scale[1] > 0.01).all())
     assert not bool(torch.isfinite(scale[0]).any())
+
+
+@pytest.mark.parametrize("down", [300, 540, 960])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_without_eps_a_row_may_lie_anywhere(name: str, down: int) -> None:
+    """x and dy times 2^-k: y and dx keep values and scales, to the bit, also where the squares of x underflow."""
+    op = get(name)
+    x = torch.tensor([[3.0, -5.0, 7.0, 11.0, 0.5, -2.0]], dtype=torch.float64)
+    dy = torch.tensor([[1.0, 2.0, -0.25, 3.0, -1.0, 0.75]], dtype=torch.float64)
+    absent = {operand.name: None for operand in op.operands[1:]}
+    results = ("y", "dx")
+    near, far = (
+        op.fast(Problem({"x": x * by, **absent}, op.resolve({"eps": 0.0}), {"y": dy * by}, results))
+        for by in (1.0, 2.0**-down)
+    )
+    for result in results:
+        assert torch.equal(far[result].value, near[result].value), result
+        assert torch.equal(far[result].scale, near[result].scale), result
+        assert bool((near[result].scale > 0).all()), result

@@ -53,7 +53,9 @@ def add(commands: Any) -> None:
         default="nightly",
         help="how hard the laws are tried (default nightly)",
     )
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="kernels at a time, as for `verify run`")
+    parser.add_argument(
+        "--jobs", type=screen.count, default=0, metavar="N", help="kernels at a time, as for `verify run`"
+    )
     parser.add_argument(
         "--timeout",
         type=screen.seconds,

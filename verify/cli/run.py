@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=screen.count,
         default=0,
         metavar="N",
         help="kernels at a time (default: one per core, if they fit the GPU)",

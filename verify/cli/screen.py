@@ -50,6 +50,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, sort_keys=True))
 
 
+def count(text: str) -> int:
+    """An argument that is a count: 0 to 1000."""
+    value = int(text) if text.isdigit() else -1
+    if not 0 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"a count from 0 to 1000; received {text!r}")
+    return value
+
+
 def seconds(text: str) -> float:
     """An argument that is a time: seconds of 90, 90s, 1.5m, 20m or 1h30m."""
     parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", text.strip().lower())

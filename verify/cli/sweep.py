@@ -38,12 +38,16 @@ def add(commands: Any) -> None:
         help="keep the error-against-input curve in the record (default)",
     )
     parser.add_argument(
-        "--hardest", type=_count, default=0, metavar="N", help="list the N inputs whose results are hardest to round"
+        "--hardest",
+        type=screen.count,
+        default=0,
+        metavar="N",
+        help="list the N inputs whose results are hardest to round",
     )
     parser.add_argument("--resume", metavar="FILE", help="begin or continue the sweep whose finished chunks are there")
     parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
     parser.add_argument(
-        "--jobs", type=_count, default=0, metavar="N", help="processes (default: 1 on a GPU, else one per core)"
+        "--jobs", type=screen.count, default=0, metavar="N", help="processes (default: 1 on a GPU, else one per core)"
     )
     parser.add_argument(
         "--timeout",
@@ -178,10 +182,3 @@ def _range(text: str | None) -> tuple[float, float] | None:
             hint="verify sweep FILE.py::KERNEL --range=-1:0.5",
         )
     return bounds
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdigit() else -1
-    if not 0 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"a count from 0 to 1000; received {text!r}")
-    return value

@@ -45,8 +45,8 @@ from verify.ops.op import Fast, Op, Operand, Point, Problem
 from verify.ops.rowwise import Rows, rowwise
 
 # Rows are scaled by a power of two into this range of exponents of their largest element, so that
-# squares neither overflow nor, as far as eps matters, vanish.
-_LOWEST, _HIGHEST = -400, 1000
+# squares neither overflow nor vanish: without eps wherever a row lies, beside eps as far as they count.
+_LOWEST, _LOWEST_ALONE, _HIGHEST = -400, -1000, 1000
 # Elements that are nearer to their row's mean than that, relative to the row's largest, are not left to a mean of 100
 # bits: where large elements cancel, nothing of it need be right.
 _CLOSE = 2.0**-40
@@ -111,7 +111,8 @@ class _Row:
         self.sum_scale = sum((abs(part) for part in parts[1:]), abs(parts[0]))
 
         largest = _largest(abs(self.sum))
-        exponent = lib.frexp(largest)[1].clip(_LOWEST, _HIGHEST)
+        plain_eps = float(problem.params["eps"])
+        exponent = lib.frexp(largest)[1].clip(_LOWEST if plain_eps > 0 else _LOWEST_ALONE, _HIGHEST)
         factor = lib.ldexp(lib.ones_like(largest), -exponent)
         # of one summand there is no low part
         high, low = pair[0] * factor, pair[1] * factor if others else 0.0
@@ -127,7 +128,7 @@ class _Row:
                 found = deviations(some)
                 again = (found.numpy() if lib is np else found) * factor[rows]
                 centred[rows] = lib.where(close[rows], again, centred[rows])
-        eps = float(problem.params["eps"]) * factor * factor
+        eps = plain_eps * factor * factor
         variance = _mean(centred * centred)
         rstd = 1.0 / _by_torch(torch.sqrt, variance + eps)
         lost = ~lib.isfinite(largest)
