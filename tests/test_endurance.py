@@ -94,6 +94,41 @@ def test_the_report_counts_each_chunk_once_and_fails_on_an_alarm(
     assert "ALARM shapes on a, chunk 2: the worker died" in capsys.readouterr().out
 
 
+def test_a_run_may_begin_beyond_the_chunks_of_one_whose_state_is_gone() -> None:
+    done = run(schedule([], first=1_000), 1_000)
+    assert cases(done, "cheap") == cases(done, "dear") == 100
+    assert min(entry["number"] for entry in done) == 1_000
+    assert len({(entry["law"], entry["twin"], entry["number"]) for entry in done}) == len(done)
+
+
+def test_a_law_that_fills_a_gpu_has_as_many_chunks_under_way_as_there_are_gpus() -> None:
+    made = Schedule(cases=100, laws=[], shard=(0, 1), entries=[], deadline=math.inf, at_once=2)
+    made.begin([("large offsets", twin) for twin in "abcd"])
+    first, second, third = (made.take("a", -math.inf) for _ in range(3))
+    assert first and second and third is None
+    made.finish(first, first | {"seconds": 1.0, "alarm": ""})
+    assert made.take("a", -math.inf) is not None
+
+
+def test_an_earlier_report_counts_too(tmp_path: Path) -> None:
+    state, earlier, out = (tmp_path / name for name in ("state.jsonl", "earlier.json", "report.json"))
+    fine = {"law": "shapes", "twin": "a", "number": 9, "cases": 7, "alarm": "", "seconds": 0.5, "device": "new"}
+    state.write_text(f"{json.dumps(fine)}\n", encoding="utf-8")
+    rows = [
+        {"law": "shapes", "cases": 100, "twins": 3, "alarms": 0, "seconds": 2.0},
+        {"law": "locality", "cases": 5, "twins": 1, "alarms": 1, "seconds": 1.0},
+    ]
+    alarm = fine | {"law": "locality", "alarm": "not local"}
+    earlier.write_text(
+        json.dumps({"devices": ["old"], "cases": 105, "laws": rows, "alarms": [alarm]}), encoding="utf-8"
+    )
+    assert report([state], out, [earlier]) == 1
+    told = json.loads(out.read_text(encoding="utf-8"))
+    assert told["devices"] == ["new", "old"] and told["cases"] == 112
+    assert told["laws"][0] == {"law": "shapes", "cases": 107, "twins": 3, "alarms": 0, "seconds": 2.5}
+    assert told["laws"][1] == rows[1]
+
+
 @verify.kernel(op="silu", dtypes=["float32", "bfloat16"])
 def silu(x):  # type: ignore[no-untyped-def]
     return x / (1 + (-x).exp())

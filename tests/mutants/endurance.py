@@ -11,7 +11,9 @@ rolled, each factor of a case by chance: a correct kernel gives a search nothing
 
 A finished chunk, with a seed of its own (its number), is a line of the state file, so that a run that was stopped goes
 on where it was. A worker that dies (an illegal access is the end of a process on a GPU) is an alarm, and replaced.
-`--report PATH ...` adds state files up, of several machines perhaps, that took `--shard K/N` of the twins each.
+`--report PATH ...` adds state files up, of several machines perhaps, that took `--shard K/N` of the twins each. Where
+the state of an earlier run is not there any more, `--first N` begins beyond its chunks, and `--add REPORT.json` counts
+what it found.
 
 Exit code 1: a law raised an alarm against a correct kernel, a worker died, or the harness failed.
 """
@@ -39,7 +41,7 @@ HANGS_SECONDS, GRACE_SECONDS = 600.0, 30.0  # for a chunk; for one that is under
 STAY_SECONDS = 20.0  # with one twin, if others are waiting
 # Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
 LARGE = ("many rows", "large offsets")
-ALONE = ("large offsets",)  # one at a time: each holds many gigabytes
+ALONE = ("large offsets",)  # one at a time on a GPU: each holds many gigabytes
 
 Entry = dict[str, Any]
 
@@ -152,6 +154,8 @@ class Schedule:
     shard: tuple[int, int]
     entries: list[Entry]
     deadline: float
+    first: int = 0  # number of a pair's first chunk
+    at_once: int = 1  # how many chunks of a law that is alone on its GPU
     begun: bool = False
     pairs: list[tuple[str, str]] = field(default_factory=list)
     had: Counter[tuple[str, str]] = field(default_factory=Counter)  # cases, those under way too
@@ -185,7 +189,7 @@ class Schedule:
         open_pairs = [
             (law, name)
             for law, name in self.pairs
-            if self.had[law, name] < quota[law] and not (law in ALONE and self.busy[law])
+            if self.had[law, name] < quota[law] and not (law in ALONE and self.busy[law] >= self.at_once)
         ]
         if not open_pairs:
             return None
@@ -195,8 +199,8 @@ class Schedule:
         pair = (law, twin)
         size = min(MOST, max(1, int(CHUNK_SECONDS / self.pace[pair]))) if pair in self.pace else FIRST
         size = min(size, quota[law] - self.had[pair])
-        number = self.chunks[pair]
-        self.chunks[pair] += 1
+        number = max(self.first, self.chunks[pair])
+        self.chunks[pair] = number + 1
         self.had[pair] += size
         self.busy.update(pair)
         # as if it had taken its time already: the others choose another law
@@ -271,7 +275,13 @@ def drive(options: argparse.Namespace) -> None:
     """All workers, until everything was tried or the time is over."""
     place, of = (int(part) for part in options.shard.split("/"))
     schedule = Schedule(
-        options.cases, options.law or [], (place, of), entries_of(options.state), time.monotonic() + options.seconds
+        options.cases,
+        options.law or [],
+        (place, of),
+        entries_of(options.state),
+        time.monotonic() + options.seconds,
+        first=options.first,
+        at_once=max(1, options.gpus),
     )
     command = [sys.executable, "-m", "tests.mutants.endurance", "--worker"]
     command += ["--backend", options.backend] if options.backend else []
@@ -290,27 +300,36 @@ def drive(options: argparse.Namespace) -> None:
 # -- the report ------------------------------------------------------------------------------------------
 
 
-def report(paths: list[Path], out: Path | None) -> int:
-    """One line per law over all state files, and the same as JSON."""
+def report(paths: list[Path], out: Path | None, earlier: list[Path] | None = None) -> int:
+    """One line per law over all state files and earlier reports, and the same as JSON."""
     chunks = {(entry["law"], entry["twin"], entry["number"]): entry for path in paths for entry in entries_of(path)}
     by_law: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in chunks.values():
         by_law[entry["law"]].append(entry)
+    before = [json.loads(path.read_text(encoding="utf-8")) for path in earlier or []]
+    past: defaultdict[str, list[Entry]] = defaultdict(list)
+    for row in (row for document in before for row in document["laws"]):
+        past[row["law"]].append(row)
     rows = []
-    for law, entries in by_law.items():
-        cases, seconds = sum(entry["cases"] for entry in entries), sum(entry["seconds"] for entry in entries)
-        twins, alarms = len({entry["twin"] for entry in entries}), sum(bool(entry["alarm"]) for entry in entries)
+    for law in dict.fromkeys((*past, *by_law)):
+        entries, told = by_law[law], past[law]
+        cases, seconds = (sum(entry[what] for entry in (*entries, *told)) for what in ("cases", "seconds"))
+        # a report has no names of twins: at least as many as one of them had
+        twins = max(len({entry["twin"] for entry in entries}), *(row["twins"] for row in (*told, {"twins": 0})))
+        alarms = sum(bool(entry["alarm"]) for entry in entries) + sum(row["alarms"] for row in told)
         rows.append({"law": law, "cases": cases, "twins": twins, "alarms": alarms, "seconds": round(seconds, 1)})
         rate = cases / seconds if seconds else 0.0
         print(f"{law:<28} {cases:>8,} cases  {twins:>3} twins  {alarms} alarms  {rate:8.1f} cases per second and core")
-    found = [entry for entry in chunks.values() if entry["alarm"]]
+    found = [entry for document in before for entry in document["alarms"]]
+    found += [entry for entry in chunks.values() if entry["alarm"]]
     for entry in found:
         print(f"ALARM {entry['law']} on {entry['twin']}, chunk {entry['number']}: {entry['alarm']}")
     total = sum(row["cases"] for row in rows)
     print(f"{total:,} cases of {len(rows)} laws, {len(found)} alarms")
     if out is not None:
-        devices = sorted({entry["device"] for entry in chunks.values() if "device" in entry})
-        document = {"devices": devices, "cases": total, "laws": rows, "alarms": found}
+        devices = {entry["device"] for entry in chunks.values() if "device" in entry}
+        devices |= {device for document in before for device in document["devices"]}
+        document = {"devices": sorted(devices), "cases": total, "laws": rows, "alarms": found}
         out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(bool(found) or not rows)
 
@@ -319,7 +338,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.endurance", description=__doc__)
     parser.add_argument("--state", type=Path, metavar="PATH")
     parser.add_argument("--report", type=Path, nargs="+", metavar="PATH")
+    parser.add_argument("--add", type=Path, nargs="+", metavar="JSON", help="earlier reports that count, too")
     parser.add_argument("--json", type=Path, metavar="PATH", help="the report as JSON")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first chunk (default 0)")
     parser.add_argument("--cases", type=int, default=20_000, help="per law, over all twins (default 20,000)")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes")
@@ -337,7 +358,7 @@ def main() -> int:
         parser.error("--state PATH says where finished chunks are written")
     if options.state is not None:
         drive(options)
-    return report(options.report or [options.state], options.json)
+    return report(options.report or [options.state], options.json, options.add)
 
 
 if __name__ == "__main__":
