@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=["cuda", "interpreter"])
     parser.add_argument("--family", help="only the mutants of one module")
     parser.add_argument("--only", default="", help="only mutants whose name contains this")
+    parser.add_argument("--shard", default="0/1", metavar="K/N", help="every N-th mutant from the K-th on")
     parser.add_argument("--law", action="append", help="only this law (repeatable)")
     parser.add_argument("--without", action="append", default=[], metavar="LAW", help="all laws but this (repeatable)")
     parser.add_argument("--twins", action="store_true", help="try the twins instead: each must survive")
@@ -42,6 +43,8 @@ def main() -> int:
     laws = [registry.get(name) for name in options.law or (law.name for law in registry.ALL)]
     laws = [law for law in laws if law not in [registry.get(name) for name in options.without]]
     chosen = [m for m in (family(options.family) if options.family else mutants()) if options.only in m.name]
+    place, of = (int(part) for part in options.shard.split("/"))
+    chosen = chosen[place::of]
     profile = FIXED if options.profile == "fixed" else profile_named(options.profile)
     if options.twins:
         twins = {id(m.twin): m.twin for m in chosen}.values()
