@@ -6,11 +6,13 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.cluster import row_of
 from verify.cluster import Cluster, digest, gpus
 from verify.errors import UsageError
 from verify.formats import named
@@ -145,6 +147,25 @@ def test_a_sweep_that_loses_a_worker_is_the_sweep_of_one(cluster: Cluster, targe
     assert runs["there"].id == runs["here"].id
     (result,) = runs["there"].kernels[0].results
     assert (result.basis.kind, result.basis.n) == ("exhaustive", 2000)
+
+
+def test_each_place_asks_a_worker_of_its_own_and_what_it_took_is_counted(cluster: Cluster, target: Path) -> None:
+    before, requests = dict(cluster.spent), Counter(cluster.requests)
+    first, second = cluster.workers()
+    for worker in (first, first, second):
+        worker.ask({"do": "list", "target": f"{target}::right"}, timeout=120)
+    assert Counter(cluster.requests) - requests == {"list": 3}
+    changed = {address for (address, kind), total in cluster.spent.items() if total > before.get((address, kind), 0.0)}
+    assert changed == {first._address, second._address} and len(changed) == 2
+
+
+def test_the_benchmark_says_where_the_time_went(cluster: Cluster, target: Path) -> None:
+    settings = Settings(backend="interpreter", baseline=True, cluster=cluster)
+    row = row_of(cluster, settings, [f"{target}::right"], 1)
+    assert row["workers"] == 2 and row["seconds"] == [row["median_s"]]
+    assert row["requests"] == {"environment": 1, "list": 1, "sweep chunks": 1, "sweep record": 1, "sweep spaces": 1}
+    assert 0 < sum(row["busy"]) <= len(row["busy"]) and row["own_s"] > 0
+    assert sum(row["worker_s"].values()) == pytest.approx(sum(row["busy"]) * row["median_s"], abs=0.01)
 
 
 def _seen(folder: Path, count: int) -> list[str]:

@@ -19,6 +19,8 @@ import contextlib
 import hashlib
 import os
 import threading
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,19 +130,24 @@ def _forward(ticket: str) -> Callable[[str], None]:
 
 
 class RemoteWorker:
-    """One place in a cluster's queue, with the interface of `verify.isolate.Worker`."""
+    """One place in a cluster's queue, with the interface of `verify.isolate.Worker`.
+
+    Its requests go to the Dask worker at `address`, which has compiled what the earlier ones needed; to any other
+    once that one is lost.
+    """
 
     alive = True
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str, address: str) -> None:
         self._cluster = cluster
         self._name = name
+        self._address = address
 
     def ask(
         self, request: dict[str, Any], *, timeout: float, progress: Callable[[str], None] = lambda text: None
     ) -> dict[str, Any]:
-        """Send one request to whichever Dask worker is free, and wait for its answer."""
-        return self._cluster.ask(request, timeout=timeout, progress=progress, ticket=self._name)
+        """Send one request and wait for its answer."""
+        return self._cluster.ask(request, timeout=timeout, progress=progress, ticket=self._name, address=self._address)
 
     def stop(self) -> None:
         """Nothing to do: the process belongs to the Dask worker."""
@@ -160,6 +167,10 @@ class Cluster:
         self._own = own
         self._backend = backend or ""
         self._listeners: dict[str, Callable[[str], None]] = {}
+        self._counting = threading.Lock()
+        # seconds that each worker has been at requests of each kind, by its address and the kind
+        self.spent: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.requests: Counter[str] = Counter()  # that were answered, by kind
         try:
             client.wait_for_workers(1, timeout=START_SECONDS)
             self.environment = self._equal(tuple(str(Path(item).resolve()) for item in sources))
@@ -226,23 +237,28 @@ class Cluster:
     @property
     def size(self) -> int:
         """How many requests are answered at a time."""
-        return max(1, len(self._client.scheduler_info(n_workers=-1)["workers"]))
+        return max(1, len(self._addresses()))
+
+    def _addresses(self) -> list[str]:
+        return sorted(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def workers(self) -> list[RemoteWorker]:
         """As many places in the queue as there are workers."""
-        return [RemoteWorker(self, f"{id(self):x}.{number}") for number in range(self.size)]
+        addresses = self._addresses() or [""]  # all of them may be starting again
+        return [RemoteWorker(self, f"{id(self):x}.{place}", address) for place, address in enumerate(addresses)]
 
     def ask(
-        self, request: dict[str, Any], *, timeout: float, progress: Callable[[str], None], ticket: str
+        self, request: dict[str, Any], *, timeout: float, progress: Callable[[str], None], ticket: str, address: str
     ) -> dict[str, Any]:
         """One request, answered by one worker; WorkerDied and WorkerTimeout as from a local one."""
         from distributed.scheduler import KilledWorker
 
         self._listeners[ticket] = progress
         text = msgspec.json.encode(request).decode()
-        future = self._client.submit(_answer, text, self._backend, timeout, ticket, pure=False)
+        where_to = {"workers": [address], "allow_other_workers": True} if address else {}
+        future = self._client.submit(_answer, text, self._backend, timeout, ticket, pure=False, **where_to)
         try:
-            where, raw = future.result()
+            where, raw, seconds = future.result()
         except KilledWorker as killed:
             raise WorkerDied(f"every worker that took the request was lost: {killed}") from killed
         except BaseException:
@@ -250,6 +266,9 @@ class Cluster:
             raise
         finally:
             self._listeners.pop(ticket, None)
+        with self._counting:
+            self.spent[where, request["do"]] += seconds
+            self.requests[request["do"]] += 1
         if where not in self._known:
             self._admit(where)
         reply: dict[str, Any] = msgspec.json.decode(raw)
@@ -317,11 +336,13 @@ class Cluster:
         self._known.add(address)
 
 
-def _answer(request: str, backend: str, timeout: float, ticket: str) -> tuple[str, str]:
-    """`serve`, with the address of the Dask worker that answered."""
+def _answer(request: str, backend: str, timeout: float, ticket: str) -> tuple[str, str, float]:
+    """`serve`, with the address of the Dask worker that answered, and the seconds that it took."""
     from distributed import get_worker
 
-    return get_worker().address, serve(request, backend, timeout, ticket)
+    begun = time.monotonic()
+    raw = serve(request, backend, timeout, ticket)
+    return get_worker().address, raw, time.monotonic() - begun
 
 
 def gpus(request: str, seen: int) -> list[str]:

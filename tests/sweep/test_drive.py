@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from verify.errors import TruthError
 from verify.isolate import WorkerDied
-from verify.sweep.drive import InterruptedSweepError, Settings, _Driver, _Work
-from verify.sweep.space import CHUNK, Space
+from verify.record import KernelRun
+from verify.sweep.drive import KEPT, MOST, InterruptedSweepError, Settings, _Driver, _Work
+from verify.sweep.partial import Partial
+from verify.sweep.space import CHUNK, Space, merged
 
 
 def driver(workers: int, *chunks: int) -> _Driver:
     """A driver that has asked nobody anything yet."""
     made = _Driver.__new__(_Driver)
     made.workers = [None] * workers  # type: ignore[list-item]
-    made.pace = 1
     made.work = []
     for number, count in enumerate(chunks):
         space = Space(f"f.py::k{number}", "float32", ("y",), "unary", 0, count * CHUNK)
-        made.work.append(_Work(space, "torch cpu", pending=[(0, count)]))
+        made.work.append(_Work(space, "fused sm_90", [(0, count)]))
     return made
 
 
 def test_a_worker_stays_at_its_space_and_another_begins_elsewhere() -> None:
-    shared = driver(2, 40, 40)
+    shared = driver(2, 2000, 2000)
     first, _ = shared._next(None)
     second, _ = shared._next(None)
     assert (first, second) == (shared.work[0], shared.work[1])
@@ -47,12 +51,140 @@ def test_whoever_has_finished_helps_and_every_chunk_is_taken_once() -> None:
     assert at == [shared.work[1]] * 2
 
 
-def test_only_several_workers_take_less_towards_the_end() -> None:
-    for workers, length in ((1, 30), (2, 8)):
-        alone = driver(workers, 30)
-        alone.work[0].span = 64
-        _, span = alone._next(None)
-        assert span == (0, length)
+def test_every_worker_gets_a_fair_share_of_what_is_unfinished() -> None:
+    for workers, spans in ((1, [(0, 30)]), (2, [(0, 15), (15, 30)]), (4, [(0, 8), (8, 16), (16, 24), (24, 30)])):
+        shared = driver(workers, 30)
+        assert [shared._next(None)[1] for _ in spans] == spans
+        assert shared._next(None) == (None, None)
+
+
+def test_whoever_comes_late_leaves_a_share_to_those_that_are_nearly_done() -> None:
+    shared = driver(2, 60, 4)
+    (first, span), (second, _) = shared._next(None), shared._next(None)
+    assert span == (0, 32) and second is shared.work[1]
+    first.flying[span] = 2  # it has told of 30 of its 32 chunks
+    second.flying.clear()
+    assert shared._next(second) == (first, (32, 47))
+
+
+def test_a_little_more_than_a_share_is_taken_at_once() -> None:
+    item = driver(1, 30).work[0]
+    assert item.take(24) == (0, 30)
+    item = driver(1, 31).work[0]
+    assert (item.take(24), item.take(24)) == ((0, 24), (24, 31))
+
+
+def _found(item: _Work, low: int, high: int) -> bytes:
+    return Partial(item.space.identity(), item.reference, [(low, high)], {}).encode()
+
+
+def test_what_a_worker_did_not_reach_is_pending_again() -> None:
+    item = driver(1, 9).work[0]
+    assert item.take(6) == (0, 6) and item.unfinished == 9
+    del item.flying[0, 6]
+    item.land((0, 6), _found(item, 0, 2), 1.0)
+    assert item.pending == [(2, 6), (6, 9)] and item.done == 2 * CHUNK
+    assert item.take(9) == (2, 6)
+
+
+@pytest.mark.parametrize("chunks", [(0, 7), (1, 6), (0, 0)])
+def test_an_answer_about_other_chunks_is_an_error(chunks: tuple[int, int]) -> None:
+    item = driver(1, 9).work[0]
+    with pytest.raises(RuntimeError, match="asked for the chunks 0 to 5"):
+        item.land((0, 6), _found(item, *chunks), 1.0)
+
+
+def test_partial_results_that_pile_up_are_merged() -> None:
+    item = driver(1, 40).work[0]
+    for chunk in range(40):
+        item.land((chunk, chunk + 1), _found(item, chunk, chunk + 1), 1.0)
+    assert len(item.found) <= KEPT and item.chunks == item.whole().chunks == [(0, 40)]
+
+
+def test_off_the_fused_route_spans_begin_with_a_chunk_and_grow_while_they_are_quick() -> None:
+    fused = driver(1, 500).work[0]
+    item, taken = _Work(fused.space, "torch sm_90", [(0, 500)]), []
+    for seconds in (0.1, 0.1, 0.4, 20.0, 100.0):
+        span = item.take(MOST)
+        assert span is not None
+        taken.append(span[1] - span[0])
+        item.land(span, _found(item, *span), seconds)
+    assert taken == [1, 8, 64, 320, 32]
+    assert item.most == 1
+
+
+class _Answers:
+    """A worker that does two chunks of a span at a time and records what it is given; whoever waits lets it go."""
+
+    alive = True
+
+    def __init__(self, spaces: dict[str, _Work], asked: list[tuple[str, Any]]) -> None:
+        self.spaces, self.asked = spaces, asked
+
+    def ask(self, request: dict[str, Any], **_: Any) -> dict[str, Any]:
+        item = self.spaces[request["space"]["target"]]
+        if request["do"] == "sweep chunks":
+            low, high = request["chunks"]
+            self.asked.append((item.space.target, (low, min(high, low + 2))))
+            time.sleep(0.002)
+            return {"partial": _found(item, low, min(high, low + 2)).decode()}
+        self.asked.append((item.space.target, request["result"]))
+        covered = merged([span for found in request["partials"] for span in Partial.decode(found.encode()).chunks])
+        run = KernelRun(
+            request["result"], item.space.target, "silu", {}, "", status="ok", results=[], notes=[f"{covered}"]
+        )
+        return {"run": msgspec.to_builtins(run)}
+
+    def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_each_space_is_recorded_once_when_all_of_it_is_there(workers: int) -> None:
+    shared = driver(workers, 7, 30, 1)
+    asked: list[tuple[str, Any]] = []
+    shared.workers = [_Answers({item.space.target: item for item in shared.work}, asked) for _ in range(workers)]
+    shared.settings, shared.lock, shared.stopped, shared.journal = Settings(), threading.Condition(), False, None
+    runs = shared.run()
+    assert [(run.target, run.notes) for run in runs] == [
+        ("f.py::k0", ["[(0, 7)]"]),
+        ("f.py::k1", ["[(0, 30)]"]),
+        ("f.py::k2", ["[(0, 1)]"]),
+    ]
+    for item in shared.work:
+        mine = [what for target, what in asked if target == item.space.target]
+        assert mine.count("y") == 1 and mine[-1] == "y"
+        assert merged([what for what in mine if what != "y"]) == [(0, item.space.chunks)]
+
+
+def test_an_error_in_one_worker_ends_those_that_wait_for_it() -> None:
+    shared = driver(3, 1)
+    asked: list[tuple[str, Any]] = []
+
+    class Fails(_Answers):
+        def ask(self, request: dict[str, Any], **_: Any) -> dict[str, Any]:
+            time.sleep(0.05)
+            return {"truth": "the reference is wrong"}
+
+    shared.workers = [Fails({item.space.target: item for item in shared.work}, asked) for _ in range(3)]
+    shared.settings, shared.lock, shared.stopped, shared.journal = Settings(), threading.Condition(), False, None
+    with pytest.raises(TruthError, match="the reference is wrong"):
+        shared.run()
+
+
+def test_a_space_that_fails_is_left_and_the_others_go_on() -> None:
+    shared = driver(2, 6, 6)
+
+    class Fails(_Answers):
+        def ask(self, request: dict[str, Any], **how: Any) -> dict[str, Any]:
+            if request["space"]["target"] == "f.py::k0":
+                raise WorkerDied("it crashed")
+            return super().ask(request, **how)
+
+    shared.workers = [Fails({item.space.target: item for item in shared.work}, []) for _ in range(2)]
+    shared.settings, shared.lock, shared.stopped, shared.journal = Settings(), threading.Condition(), False, None
+    first, second = shared.run()
+    assert (first.status, first.message) == ("crashed", "float32: it crashed")
+    assert (second.status, second.notes) == ("ok", ["[(0, 6)]"])
 
 
 class _Interrupts:
@@ -91,7 +223,7 @@ class _Restarts(_Interrupts):
 def test_a_worker_that_starts_again_during_ctrl_c_is_stopped_again(tmp_path: Path) -> None:
     shared, restarts = driver(2, 4, 4), _Restarts()
     shared.workers = [_Interrupts(restarts.asked), restarts]
-    shared.settings, shared.lock, shared.stopped = Settings(), threading.Lock(), False
+    shared.settings, shared.lock, shared.stopped = Settings(), threading.Condition(), False
     shared.journal = SimpleNamespace(path=tmp_path, close=lambda: None)  # type: ignore[assignment]
     with pytest.raises(InterruptedSweepError):
         shared.run()

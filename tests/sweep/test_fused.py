@@ -15,11 +15,11 @@ from verify.declaration import Kernel
 from verify.errors import KernelError, TruthError
 from verify.ops.op import Problem
 from verify.record import value_of
-from verify.sweep import Partial, Space, check, fused, space_of
+from verify.sweep import Partial, Space, check, fused, layout, space_of
 from verify.sweep.certify import certify_fused
 from verify.sweep.partial import Bucket, Part, dense
 from verify.sweep.reference import distances, reference_of
-from verify.sweep.space import key_of_value
+from verify.sweep.space import CHUNK, key_of_value
 from verify.sweep.table import table_for
 from verify.truth import certificate
 from verify.ulp import Policy
@@ -135,6 +135,19 @@ def test_split_spans_give_the_same_bytes() -> None:
     whole = check(subjects.good, space, (0, 2), HERE, route=FUSED)
     first, second = (check(subjects.good, space, number, HERE, route=FUSED) for number in (0, 1))
     assert second.merge(first).encode() == whole.encode()
+
+
+def test_a_span_that_ends_early_gives_the_bytes_of_what_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slabs of one chunk each; the time is over during the first, or never."""
+    monkeypatch.setattr(layout, "SLAB", CHUNK)
+    key = (space_of(subjects.good, "k", "float32").format.sign_bit + 0x3F800000) // CHUNK * CHUNK
+    space = space_of(subjects.good, "k", "float32", bounds=(key - 700, key + 300), baseline=True, hardest=2)
+    whole = check(subjects.good, space, (0, 2), HERE, route=FUSED)
+    first = check(subjects.good, space, (0, 2), HERE, route=FUSED, seconds=0.0)
+    assert first.chunks == [(0, 1)]
+    assert first.encode() == check(subjects.good, space, 0, HERE, route=FUSED).encode()
+    assert first.merge(check(subjects.good, space, 1, HERE, route=FUSED)).encode() == whole.encode()
+    assert check(subjects.good, space, (0, 2), HERE, route=FUSED, seconds=1e6).encode() == whole.encode()
 
 
 def test_a_changed_input_is_noticed() -> None:

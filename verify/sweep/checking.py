@@ -9,6 +9,8 @@ neighbours.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -59,16 +61,21 @@ def check(
     *,
     route: str = "",
     progress: Progress = lambda done: None,
+    seconds: float = math.inf,
 ) -> Partial:
-    """Check one chunk, or the chunks of a half-open interval. `route` is `route_of` unless it says otherwise."""
+    """Check one chunk, or the chunks of a half-open interval. `route` is `route_of` unless it says otherwise.
+
+    After `seconds` it ends with what it has: the partial result then covers the first chunks only, at least one.
+    """
     low, high = (chunks, chunks + 1) if isinstance(chunks, int) else chunks
     if not 0 <= low < high <= space.chunks:
         raise UsageError(f"the space has chunks 0 to {space.chunks - 1}; received {low} to {high - 1}")
     route = route or route_of(kernel, space, backend)
+    until = time.monotonic() + seconds
     if route.startswith("fused"):
         from verify.sweep import fused
 
-        parts, notes = fused.check_chunks(kernel, space, low, high, backend, progress)
+        parts, notes, high = fused.check_chunks(kernel, space, low, high, backend, progress, until)
     else:
         parts, notes = {}, set()
         for number_ in range(low, high):
@@ -76,6 +83,9 @@ def check(
             parts = {name: parts.get(name, Part()).merge(part) for name, part in found.items()}
             notes |= said
             progress(number_ + 1 - low)
+            if time.monotonic() >= until:
+                high = number_ + 1
+                break
     return Partial(space=space.identity(), reference=route, chunks=[(low, high)], parts=parts, notes=sorted(notes))
 
 

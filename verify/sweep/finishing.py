@@ -32,10 +32,22 @@ from verify.ulp import from_bits
 HARD_BITS = 64  # the distance of a hard input from its midpoint is known to so many bits of an ulp
 
 
-def finish(kernel: Kernel, space: Space, partial: Partial, *, seconds: float = 0.0, curve: bool = True) -> KernelRun:
-    """The record of one kernel over one space. Without all chunks its results are observed, not exhaustive."""
+def finish(
+    kernel: Kernel,
+    space: Space,
+    partial: Partial,
+    *,
+    seconds: float = 0.0,
+    curve: bool = True,
+    only: tuple[str, ...] | None = None,
+) -> KernelRun:
+    """The record of one kernel over one space. Without all chunks its results are observed, not exhaustive.
+
+    `only` leaves out all other results, and looks at no other part.
+    """
+    wanted = space.results if only is None else only
     results = [
-        _Finished(kernel, space, name, partial, curve=curve).result() for name in space.results if name in partial.parts
+        _Finished(kernel, space, name, partial, curve=curve).result() for name in wanted if name in partial.parts
     ]
     wrong = any(result.status == "wrong" for result in results)
     return KernelRun(

@@ -12,6 +12,9 @@ up is an integer, everything else a maximum, so that neither the order nor the s
 
 from __future__ import annotations
 
+import math
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +45,7 @@ from verify.ulp import Policy, bits_of, raw
 COPIES = 64  # of the histogram and the counters: neighbours have the same error, and would queue for one
 SAMPLE = 12  # random inputs per call and curve whose certificate is checked
 _Keys = TypeVar("_Keys", int, Tensor)
+_AHEAD = 4  # slabs that are launched before the first of them has to be done
 _INPUTS = 2048  # inputs that are made together
 # Elements that are judged together, and their warps. One warp needs no barrier to agree on a branch; an interpreted
 # tile is as cheap as an interpreted number. The figures do not depend on either.
@@ -77,27 +81,37 @@ def _jobs(space: Space, kernel: Kernel, result: str) -> tuple[_Job, ...]:
 
 
 def check_chunks(
-    kernel: Kernel, space: Space, low: int, high: int, backend: Backend, progress: Callable[[int], None]
-) -> tuple[dict[str, Part], set[str]]:
-    """The chunks low..high by this route: parts by result, and notes."""
+    kernel: Kernel,
+    space: Space,
+    low: int,
+    high: int,
+    backend: Backend,
+    progress: Callable[[int], None],
+    until: float = math.inf,
+) -> tuple[dict[str, Part], set[str], int]:
+    """The chunks low..high by this route: parts by result, notes, and where it ended: before `high` once it is `until`.
+
+    `until` is a moment of time.monotonic().
+    """
     from verify.sweep.checking import BASELINE, check_chunk
 
     prefixes = ["", BASELINE] if space.baseline else [""]
     sweep = Sweep(kernel, space, low, high, backend, prefixes)
-    sweep.run(progress)
+    sweep.run(progress, until=until)
+    high = sweep.high
     parts, crowded = sweep.parts()
     if not crowded:
-        return parts, sweep.notes
+        return parts, sweep.notes, high
     # far more open elements than a sound reference leaves: the torch route has a limit for that
     if high - low == 1:
-        return check_chunk(kernel, space, low, backend)
+        return *check_chunk(kernel, space, low, backend), high
     parts, notes = {}, set(sweep.notes)
     for number_ in range(low, high):
-        found, said = check_chunks(kernel, space, number_, number_ + 1, backend, lambda done: None)
+        found, said, _ = check_chunks(kernel, space, number_, number_ + 1, backend, lambda done: None)
         parts = {name: parts.get(name, Part()).merge(part) for name, part in found.items()}
         notes |= said
         progress(number_ + 1 - low)
-    return parts, notes
+    return parts, notes, high
 
 
 @dataclass
@@ -109,7 +123,8 @@ class _Column:
     error: Tensor
     upper: Tensor
     place: Tensor
-    hard: Tensor
+    hard: Tensor  # of one element where no hard inputs are wanted
+    hardest: bool
     gates: tuple[Tensor, Tensor, Tensor] | None
 
 
@@ -156,13 +171,17 @@ class Sweep:
 
     # -- inputs and subject ----------------------------------------------------------------------
 
-    def run(self, progress: Callable[[int], None], *, judge: bool = True) -> None:
-        """Every slab: make the inputs, run each subject, judge each result.
+    def run(self, progress: Callable[[int], None], *, judge: bool = True, until: float = math.inf) -> None:
+        """Every slab, or those begun before `until`: make the inputs, run each subject, judge each result.
 
         Without `judge` only the first two: what no sweep of this subject can be faster than.
         """
         slot = 0
-        for first, last, pieces in self.plan.slabs:
+        launched: deque[tuple[int, torch.cuda.Event | None]] = deque()
+        for place, (first, last, pieces) in enumerate(self.plan.slabs):
+            if place and time.monotonic() >= until:
+                self._end_at(place, slot)
+                break
             units = sum(piece.units for piece in pieces)
             for prefix, subject in self.subjects.items():
                 inputs = self._inputs(first, last)
@@ -175,11 +194,41 @@ class Sweep:
                 for name, got in results.items():
                     self._judge(prefix + name, name, got, slot, units)
             slot += units
-            progress(self.space.chunk_of(last - 1) + 1 - self.low)
+            launched.append((self.space.chunk_of(last - 1) + 1 - self.low, self._mark()))
+            # the host stays near the device, so that progress and `until` are about what is done
+            while len(launched) == _AHEAD:
+                done, mark = launched.popleft()
+                if mark is not None:
+                    mark.synchronize()
+                progress(done)
         if int(self.strange):
             raise KernelError(
                 f"{self.kernel.name} must not change its inputs; {int(self.strange):,} elements differ after the call"
             )
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """What the device reaches when it has done everything launched so far."""
+        if self.device.type != "cuda":
+            return None
+        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        mark.record(torch.cuda.current_stream(self.device))
+        return mark
+
+    def _end_at(self, slabs: int, slots: int) -> None:
+        """Make this a call for its first slabs only; their units fill the first slots."""
+        plan = self.plan
+        plan.slabs = plan.slabs[:slabs]
+        plan.pieces = [piece for _, _, pieces in plan.slabs for piece in pieces]
+        plan.count = slots
+        self.last = plan.slabs[-1][1]
+        self.high = self.space.chunk_of(self.last - 1) + 1
+        self.pieces, self.owner = self.pieces[: len(plan.pieces)], self.owner[:slots]
+        for found in self.figures.values():
+            found.open_count = found.open_count[: self.high - self.low]
+            for column in found.columns:
+                column.error, column.upper = column.error[:slots], column.upper[:slots]
+                column.place = column.place[:slots]
+                column.hard = column.hard[:slots]
 
     def _inputs(self, first: int, last: int) -> dict[str, Tensor | None]:
         """Operands of a slab, made in one pass each."""
@@ -242,7 +291,7 @@ class Sweep:
                 keys = torch.arange(SIDE, dtype=torch.int64, device=device)
                 high, low, scale = reference.at(keys)
                 gates = (high, low, scale * reference.units)
-            hard = slots if self.space.hardest and label == result else 1
+            hardest = bool(self.space.hardest) and label == result
             found.columns.append(
                 _Column(
                     job=job,
@@ -250,7 +299,8 @@ class Sweep:
                     error=torch.empty(slots, dtype=torch.float64, device=device),
                     upper=torch.empty(slots, dtype=torch.float64, device=device),
                     place=torch.empty(slots, dtype=torch.int32, device=device),
-                    hard=torch.empty(hard, dtype=torch.float64, device=device),
+                    hard=torch.empty(slots if hardest else 1, dtype=torch.float64, device=device),
+                    hardest=hardest,
                     gates=gates,
                 )
             )
@@ -271,7 +321,7 @@ class Sweep:
                 unary_kernel[(units,)](
                     got_bits, self.pieces, self.owner, first_slot, reference.rows, reference.table.first,
                     reference.table.last_row, int(reference.slope), reference.units, *maxima, column.hard, *shared,
-                    HARD=column.hard.numel() > 1, WIDE=_WIDE[self.device.type], **how,
+                    HARD=column.hardest, WIDE=_WIDE[self.device.type], **how,
                 )  # fmt: skip
                 continue
             half = column.job.half * SIDE if width == 2 else 0
@@ -300,9 +350,8 @@ class Sweep:
         part = Part(regimes=self._buckets(found), certificates=sorted({c.reference.sentence for c in found.columns}))
         for column in found.columns:
             leaders, hardest = self._worst(found.result, column, subject)
-            for regime, (first, rest) in leaders.items():
-                part = part.merge(Part(regimes={regime: _only_leaders(first, rest)}))
-            part = part.merge(Part(curve=self._curve(found.result, column), hardest=hardest))
+            regimes = {regime: _only_leaders(first, rest) for regime, (first, rest) in leaders.items()}
+            part = part.merge(Part(regimes=regimes, curve=self._curve(found.result, column), hardest=hardest))
         return part.merge(self._settled(found))
 
     def _buckets(self, found: _Figures) -> dict[str, Bucket]:
@@ -399,7 +448,7 @@ class Sweep:
                     self.notes.add(f"{subject.name} gave other bits of {result} when the same inputs came again")
                     rest = number(max(recorded, value_of(rest)))
                 leaders[name] = (first, rest)
-        if column.hard.numel() == 1:
+        if not column.hardest:
             return leaders, []
         slots = top_units(1.0 - column.hard, base, HARD_KEEP)
         places, _, _, hard, inside = self._again(result, column, subject, gate[slots], other[slots], ends[slots])

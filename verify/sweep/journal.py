@@ -56,9 +56,9 @@ class Journal:
         if not lines:
             self._append(msgspec.json.encode(header))
 
-    def add(self, partial: Partial) -> None:
-        """Append a partial result; it is on the disk when this returns."""
-        self._append(partial.encode())
+    def add(self, partial: Partial | bytes) -> None:
+        """Append a partial result, encoded or not; it is on the disk when this returns."""
+        self._append(partial if isinstance(partial, bytes) else partial.encode())
 
     def close(self) -> None:
         """Close the file."""

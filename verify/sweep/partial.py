@@ -165,6 +165,19 @@ class Partial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.decode(data, type=Partial)
 
 
+class Outline(msgspec.Struct, frozen=True):
+    """What of an encoded partial says what it covers: whoever only shares out chunks reads no more of it."""
+
+    space: str
+    reference: str
+    chunks: list[tuple[int, int]]
+
+    @staticmethod
+    def decode(data: bytes) -> Outline:
+        """From the JSON of a partial."""
+        return msgspec.json.decode(data, type=Outline)
+
+
 def dense(counts: list[tuple[int, int]]) -> Any:
     """Counts as verify.tally has them: an array with one row of bins per sign."""
     import numpy as np
@@ -185,6 +198,8 @@ def sparse(counts: Any) -> list[tuple[int, int]]:
 
 def added(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Two sparse counts together."""
+    if not a or not b:
+        return a or b
     total = dict(a)
     for place, count in b:
         total[place] = total.get(place, 0) + count

@@ -6,7 +6,9 @@ import hashlib
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from verify.backends import Backend
 from verify.declaration import Kernel, Target, load
 from verify.errors import UsageError
 from verify.formats import named
-from verify.sweep.checking import check, route_of
+from verify.sweep.checking import BASELINE, check, route_of
 from verify.sweep.finishing import finish
 from verify.sweep.partial import Partial
 from verify.sweep.scope import shape_of, space_of, undeclared
@@ -25,33 +27,34 @@ from verify.sweep.space import Space
 
 # what decides a figure: a journal that other code of these began is not continued
 DECIDING = ("formats", "ulp", "tally", "regimes", "curve", "measure", "ops", "truth", "sweep", "backends")
+REPORT_SECONDS = 0.1  # between two reports of progress: each is an event of the cluster
 SLOW_BITS = 16  # without a GPU float32 is swept where it is asked for by name
 
 Emit = Callable[[dict[str, Any]], None]
 
 
 def spaces(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, Any]:
-    """Every space of a target's kernels that a request asks for; `skipped` and `hints` say why others have none."""
+    """Every space of the kernels of a target, or of `targets`, that a request asks for.
+
+    `skipped` and `hints` say why others have none.
+    """
     found, references, skipped, hints = [], [], [], []
-    source = request["target"].partition("::")[0]
-    loaded = load(Target.parse(request["target"]))
-    for kernel in loaded:
-        try:
-            for space in _spaces_of(kernel, f"{source}::{kernel.name}", request, backend):
-                found.append(msgspec.to_builtins(space))
-                references.append(route_of(kernel, space, backend))
-        except UsageError as error:
-            if len(loaded) == 1:
-                raise
-            skipped.append(error.message)
-            hints.append(error.hint or "")
-    return {
-        "spaces": found,
-        "references": references,
-        "skipped": skipped,
-        "hints": hints,
-        "place": {"sources": sources_of(loaded[0]), "verify": own_digest()},
-    }
+    place: dict[str, str] = {}
+    for target in request.get("targets") or [request["target"]]:
+        source = target.partition("::")[0]
+        loaded = load(Target.parse(target))
+        for kernel in loaded:
+            try:
+                for space in _spaces_of(kernel, f"{source}::{kernel.name}", request, backend):
+                    found.append(msgspec.to_builtins(space))
+                    references.append(route_of(kernel, space, backend))
+            except UsageError as error:
+                if len(loaded) == 1:
+                    raise
+                skipped.append(error.message)
+                hints.append(error.hint or "")
+        place |= {f"sources of {source}": sources_of(loaded[0]), f"verify of {source}": own_digest()}
+    return {"spaces": found, "references": references, "skipped": skipped, "hints": hints, "place": place}
 
 
 def _spaces_of(kernel: Kernel, target: str, request: dict[str, Any], backend: Backend) -> list[Space]:
@@ -98,21 +101,41 @@ def _spaces_of(kernel: Kernel, target: str, request: dict[str, Any], backend: Ba
 
 
 def chunks(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, Any]:
-    """The partial result of some chunks of a space."""
+    """The partial result of some chunks of a space: of the first ones, where all take longer than `seconds`."""
     space = msgspec.convert(request["space"], Space)
     kernel = load(Target.parse(space.target))[0]
     low, high = request["chunks"]
-    partial = check(kernel, space, (low, high), backend, progress=lambda done: emit({"progress": str(done)}))
+    last = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= REPORT_SECONDS:
+            last = now
+            emit({"progress": str(done)})
+
+    partial = check(kernel, space, (low, high), backend, progress=report, seconds=request["seconds"])
     return {"partial": partial.encode().decode()}
 
 
 def record(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, Any]:
-    """The record of a kernel over a space from everything that was found."""
+    """The record of one result of a kernel over a space, from everything that was found."""
     space = msgspec.convert(request["space"], Space)
     kernel = load(Target.parse(space.target))[0]
-    partial = Partial.decode(request["partial"].encode())
-    done = finish(kernel, space, partial, seconds=request["seconds"], curve=request["curve"])
+    name = request["result"]
+    first, *others = (_only(Partial.decode(item.encode()), name) for item in request["partials"])
+    for other in others:
+        first = first.merge(other)
+    done = finish(kernel, space, first, seconds=request["seconds"], curve=request["curve"], only=(name,))
     return {"run": msgspec.to_builtins(done)}
+
+
+def _only(partial: Partial, result: str) -> Partial:
+    """What a partial result holds of one result."""
+    wanted = (result, BASELINE + result)
+    return msgspec.structs.replace(
+        partial, parts={name: part for name, part in partial.parts.items() if name in wanted}
+    )
 
 
 def sources_of(kernel: Kernel) -> str:
@@ -126,9 +149,15 @@ def sources_of(kernel: Kernel) -> str:
         file = getattr(sys.modules[name], "__file__", None)
         if not isinstance(file, str) or not os.path.isabs(file) or "site-packages" in file:
             continue
-        if root in Path(file).resolve().parents and Path(file).is_file():
+        if root in _folders_of(file) and Path(file).is_file():
             total.update(name.encode() + b"\0" + Path(file).read_bytes() + b"\0")
     return total.hexdigest()[:12]
+
+
+@cache
+def _folders_of(file: str) -> frozenset[Path]:
+    """The folders around the file of a module; kept, as links are followed at each of thousands of modules."""
+    return frozenset(Path(file).resolve().parents)
 
 
 def own_digest() -> str:
