@@ -77,7 +77,8 @@ order inside a block's sum and rsqrt of float64 (1 ulp), both about 2^-52 before
 or fewer.
 
 **Memory.** Rows that fit in registers are loaded and stored once, and the next row is loaded while
-the present one is reduced (backward). Longer rows are read twice, from L2 if they fit there.
+the present one is reduced (backward). Longer rows are read twice, from L2 if they fit there; so are
+float32 rows of 8,192 columns (forward), from L1.
 
 **Layouts.** Results are bit for bit those of contiguous operands. A row stride is taken as it is where
 Triton compiles the same kernel for it as for N: both are multiples of 16 or neither, and neither is 1.
@@ -413,12 +414,13 @@ def _forward_kernel(
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
     MARK: tl.constexpr,  # FAST: the backward pass adds up in float64
+    AGAIN: tl.constexpr,  # x is read twice, the second time from the first-level cache: float64 takes the registers
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
 ):
-    """One row per program, held in registers."""
+    """One row per program, held in registers (but see AGAIN)."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = tl.full((BLOCK,), True, tl.int1) if FULL else cols < n_cols
@@ -435,6 +437,8 @@ def _forward_kernel(
             x, low = _half_pair(x, i, r, HAS_I, HAS_R)
             i0 = tl.load(i_ptr) if HAS_I else 0.0
             shift, shift_low = _half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
+            # stored now, the sum takes no registers beside the pair; rows that are redone write it again
+            tl.store(s_ptr + row * n_cols + cols, x, mask=mask)
             shift = shift.to(tl.float64)
             d = (x.to(tl.float64) - shift) + (low - shift_low).to(tl.float64)
             if not FULL:
@@ -443,12 +447,14 @@ def _forward_kernel(
             x = x.to(tl.float32)
             d = x.to(tl.float64)
     else:
-        # All loads first; weight and bias, too, where adding up leaves them time to arrive.
+        # All loads first; weight and bias, too, where adding up leaves them time to arrive and registers are left.
         x, r, i = _operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
         x0, r0, i0 = _operands(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
-        if HAS_R:
+        if HAS_R and not HAS_I:
             w, b = _vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         v = _sum(x, r, i, HAS_R, HAS_I)
+        if HAS_R:
+            tl.store(s_ptr + row * n_cols + cols, _rounded(v, s_ptr), mask=mask)
         shift = _sum(x0, r0, i0, HAS_R, HAS_I)
         d = v - shift if FULL else tl.where(mask, v - shift, 0.0)
     s1, s2 = _sums(d, d * d)
@@ -464,9 +470,9 @@ def _forward_kernel(
             y = _xhat(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
             y = _affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
             tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
-            tl.store(s_ptr + row * n_cols + cols, x, mask=mask)
             _store_stats(stats_ptr + row * 4, up * mark, mean * mark, mean_low * mark, rstd / mark)
         else:
+            tl.debug_barrier()  # other threads store these elements of s
             _forward_hard_row(
                 x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
                 n_cols, _float64(eps_bits), _float64(inv_bits),
@@ -479,13 +485,13 @@ def _forward_kernel(
             y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
         else:
             up = _mark(mean, var) if HAS_R else 1.0
+            if AGAIN:
+                v = tl.load(x_ptr + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float64)
             y = ((v - mean) - mean_low) * rstd
-        if FAST or not HAS_R:
+        if FAST or HAS_I or not HAS_R:
             w, b = _vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         y = _scale_and_shift(y, w, b, HAS_W, HAS_B)
-        tl.store(y_ptr + row * n_cols + cols, _rounded(y, y_ptr), mask=mask)
-        if HAS_R:
-            tl.store(s_ptr + row * n_cols + cols, _rounded(v, s_ptr), mask=mask)
+        tl.store(y_ptr + row * n_cols + cols, _rounded(y, y_ptr), mask=mask, cache_modifier=".cs" if AGAIN else "")
         _store_stats(stats_ptr + row * 4, up, mean, mean_low, rstd)
 
 
@@ -803,7 +809,7 @@ def _backward_kernel(
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
     REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
-    AHEAD: tl.constexpr,  # where the next rows are: 0 there are none, 1 registers, 3 shared memory (two)
+    AHEAD: tl.constexpr,  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
 ):
     """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
 
@@ -1327,10 +1333,14 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
                 warps = max(1, min(16, block // 512))
             # 64 registers: a quarter more rows in flight than the 79 the compiler would take
             limit = {"maxnreg": 64} if fast and (block >= 2048 or residual is not None) else {}
-            if not fast and residual is not None and input_bias is None and block <= 4096:
-                warps, limit = max(1, block // 256), {"maxnreg": 64}
+            if not fast and residual is not None and block <= 4096:
+                warps, limit = max(1, block // (256 if input_bias is None else 512)), {"maxnreg": 64}
+            # in float64 a row would leave a multiprocessor room for two; three wait less for each other
+            again = not fast and residual is None and input_bias is None and block == n == 8192
+            if again:
+                warps, limit = 16, {"maxnreg": 40}
             _forward_kernel[(m,)](
-                *common, *scalars, BLOCK=block, FULL=int(block == n), FAST=int(fast), MARK=int(mark),
+                *common, *scalars, BLOCK=block, FULL=int(block == n), FAST=int(fast), MARK=int(mark), AGAIN=int(again),
                 **flags, num_warps=warps, **limit,
             )  # fmt: skip
         if redo:
@@ -1340,12 +1350,12 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
     return y, s, stats
 
 
-def _ahead(rows, block):
-    """3 if shared memory has room for two more blocks of all operands, else 1 (AHEAD in _backward_kernel)."""
+def _ahead(rows, block, stages):
+    """`stages` if shared memory has room for one block less of all operands, else 1 (AHEAD in _backward_kernel)."""
     if not rows[0].is_cuda:
-        return 3
+        return stages
     room = getattr(torch.cuda.get_device_properties(rows[0].device), "shared_memory_per_block_optin", 0)
-    return 3 if sum(2 * block * t.element_size() for t in rows) + 16384 <= room else 1
+    return stages if sum((stages - 1) * block * t.element_size() for t in rows) + 16384 <= room else 1
 
 
 # Programs that an H200 holds at once (rows of up to 1,024 columns in 16 bits); a constant, so that
@@ -1422,7 +1432,7 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
         rows.append(input_bias_)
     ahead = int(programs < m)
     if ahead and whole and aligned:
-        ahead = _ahead(rows, block)
+        ahead = _ahead(rows, block, 4 if fast and plain and block > 4096 else 3)
     # Sixteen warps on a multiprocessor, or eight that add up several operands. Said also where the compiler
     # arrives at this by itself: if told, it does not park the next row's statistics in uniform registers,
     # for which it waits in the middle of this row (float32, N = 4096: 248 us instead of 207).
@@ -1434,7 +1444,7 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
             _backward_paired_kernel[(programs,)](
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=block // 8, PARTS=8, FULL=int(block == n), HAS_W=has["HAS_W"], **needs,
-                num_warps=warps,
+                num_warps=warps, maxnreg=128,
             )  # fmt: skip
         else:
             if not whole:
@@ -1458,7 +1468,7 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
                 HAS_DR=int(two), num_warps=4,
             )  # fmt: skip
         if kinds:
-            width, depth = (16, 256) if n <= 8192 else (128, 64)
+            width, depth = (128, 64) if n > 8192 else (16, 256) if programs > 256 else (32, 64)
             _columns_kernel[(triton.cdiv(n, width), kinds)](
                 part, dw, db, di, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, programs, n,

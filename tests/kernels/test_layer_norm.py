@@ -290,6 +290,16 @@ def test_rows_beyond_one_block_forward(name, dtype):
     assert found["y"] <= Y_BOUND[dtype], found
 
 
+@pytest.mark.parametrize("name", ["randn", "mean 1e4", "outlier", "first far"])
+def test_float32_rows_that_are_read_twice(name):
+    n = 8_192
+    x, eps = regime(name, 2, n, torch.float32)
+    weight, bias = draw(n, seed=1).float(), draw(n, seed=2).float()
+    y = layer_norm(*(t.to(DEVICE) for t in (x, weight, bias)), eps=eps).cpu()
+    found = exact_errors((x, weight, bias), [y], (), None, eps, pick=[0, 1, n - 1, *range(17, n, 401)])
+    assert found["y"] <= Y_BOUND[torch.float32], found
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=name_of)
 @pytest.mark.parametrize("n", [4_099, 8_300])  # float32: the paired kernel, and the tiled one
 def test_long_rows_backward(n, dtype, monkeypatch):
