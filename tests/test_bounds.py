@@ -89,7 +89,7 @@ def test_the_file_is_pinned() -> None:
         'measured = 0.75, worst = "x = 1 (0x3f80)" }\nproperties = { run = "aa00aa00aa00" }\n'
         'accepted = [{ date = "2026-11-21", old = 0.5, new = 0.75, reason = "exp2 is approximate on this device" }]\n'
         '\n[[bound]]\noutput = "y"\ndtype = "float16"\nregime = "all"\nvalue = 1.5\ngate = "plain"\n'
-        'basis = "observed"\nn = 4096\nseed = 0\nreason = "first measured"\n'
+        'basis = "observed"\nn = 40960\nseed = 0\nreason = "first measured"\n'
         'evidence = { record = "fedcba987654", commit = "bbbbbbbbbbbb", date = "2026-10-01", source = "run", '
         'measured = 1.5, worst = "x = 1 (0x3f80)" }\nproperties = { run = "aa00aa00aa00" }\n'
     )
@@ -222,3 +222,16 @@ def test_what_a_measurement_supports() -> None:
     assert proposed(0.7, SEEN) == 0.875
     assert proposed(0.0, ALL) == 0.5  # no correctly rounded result is excluded
     assert proposed(0.0, SEEN) == 0.625
+    few = Basis("observed", bounds.FEW - 1, 0)
+    assert proposed(0.7, few) == 2.1  # maxima of few cases differ far more from seed to seed
+    assert proposed(0.7, Basis("observed", bounds.FEW, 0)) == 0.875
+    [reading] = readings(run(kernel(result(0.7, basis=few))))
+    assert bounds.proposal(reading, 0.5) == 1.05  # what was asked for
+
+
+def test_a_bound_of_few_cases_is_loose_when_it_is_beyond_its_headroom_twice() -> None:
+    few = Basis("observed", bounds.FEW - 1, 0)
+    [reading] = readings(run(kernel(result(0.5, basis=few))))
+    assert not bounds.tightens(reading, bound(4.4, basis=few))
+    assert bounds.tightens(reading, bound(4.6, basis=few))
+    assert bounds.tightens(reading, bound(4.4, basis=few), headroom=0.25)

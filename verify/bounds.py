@@ -26,8 +26,9 @@ FORMAT = 1
 
 # No correctly rounded result is further than this from the truth: a smaller bound would ask for more than the best.
 LEAST = 0.5
-# Observed maxima differ from seed to seed; docs/gate.md has the measurement behind the choice.
+# Observed maxima differ from seed to seed, those of few cases far more; docs/gate.md has the measurements behind both.
 HEADROOM = 0.25
+FEW, HEADROOM_OF_FEW = 10_000, 2.0
 # How much looser than what would be proposed today a bound may be before it is reported and tightened.
 # Observed maxima have to fall by the headroom too: a lucky seed must not pull a bound down.
 MARGIN = 0.05
@@ -88,12 +89,21 @@ class Book:
 # -- figures --------------------------------------------------------------------------------------------
 
 
-def proposal(reading: Reading, headroom: float = HEADROOM) -> float:
+def headroom_of(basis: Basis, asked: float | None = None) -> float:
+    """What is added to a maximum: nothing if it is proven, else what was asked for, else by the number of cases."""
+    if basis.kind != "observed":
+        return 0.0
+    if asked is not None:
+        return asked
+    return HEADROOM if basis.n >= FEW else HEADROOM_OF_FEW
+
+
+def proposal(reading: Reading, headroom: float | None = None) -> float:
     """The bound that a measurement supports: rounded up, with headroom unless it was proven."""
-    return rounded_up(max(reading.value, LEAST), headroom=headroom if reading.basis.kind == "observed" else 0.0)
+    return rounded_up(max(reading.value, LEAST), headroom=headroom_of(reading.basis, headroom))
 
 
-def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom: float = HEADROOM) -> bool:
+def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom: float | None = None) -> bool:
     """Whether a bound is looser than a measurement that rests on at least as much supports, by the margin.
 
     A better basis tightens without a margin: it replaces what was only seen by what is proven.
@@ -102,7 +112,7 @@ def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom
     if not value < bound.value or not as_strong(reading.basis, bound.basis):
         return False
     better = STRENGTH[reading.basis.kind] > STRENGTH[bound.basis.kind]
-    slack = max(margin, headroom) if reading.basis.kind == "observed" else margin
+    slack = max(margin, headroom_of(reading.basis, headroom))
     return better or value * (1 + slack) < bound.value
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.bounds import HEADROOM, MARGIN, Book, Bound, tightens
+from verify.bounds import MARGIN, Book, Bound, tightens
 from verify.errors import UsageError
 from verify.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
 from verify.record import KernelRun, Run
@@ -92,7 +92,7 @@ def judge(
     *,
     kernels: Sequence[str] = (),
     margin: float = MARGIN,
-    headroom: float = HEADROOM,
+    headroom: float | None = None,
 ) -> Verdict:
     """The verdict on records. `kernels` selects: bounds of others are neither judged nor missed."""
     for run in runs:
@@ -158,7 +158,7 @@ def _failures(runs: Iterable[Run], chosen: Callable[[str], bool]) -> dict[tuple[
     return found
 
 
-def _row(key: Key, found: list[Reading], book: Book, margin: float, headroom: float) -> Row:
+def _row(key: Key, found: list[Reading], book: Book, margin: float, headroom: float | None) -> Row:
     bound = book.bounds.get(key)
     judged = [_judge(reading, bound, book) for reading in found]
     status, reason = min(judged, key=lambda pair: SEVERITY.index(pair[0]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verify import gate
-from verify.bounds import HEADROOM, MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
+from verify.bounds import MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
 from verify.errors import UsageError
 from verify.gate import Row, Status, Verdict
 from verify.readings import Key, Reading, date_of, inputs, leading, readings
@@ -51,7 +51,7 @@ def propose(
     *,
     kernels: Sequence[str] = (),
     margin: float = MARGIN,
-    headroom: float = HEADROOM,
+    headroom: float | None = None,
 ) -> Proposal:
     """New bounds for what has none, tighter ones where a measurement supports them. Nothing gets looser."""
     verdict = gate.judge(runs, book, kernels=kernels, margin=margin, headroom=headroom)
@@ -65,7 +65,7 @@ def propose(
     return Proposal(tuple(changes), verdict, tuple(left))
 
 
-def _proposed(row: Row, margin: float, headroom: float) -> Change | None:
+def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
     usable = _usable(row.readings)
     if not usable or len(usable) < len(row.readings):
         return None
@@ -88,7 +88,7 @@ def _proposed(row: Row, margin: float, headroom: float) -> Change | None:
 
 
 def accept(
-    text: str, reason: str, runs: Sequence[Run], book: Book, *, today: str, headroom: float = HEADROOM
+    text: str, reason: str, runs: Sequence[Run], book: Book, *, today: str, headroom: float | None = None
 ) -> Change:
     """The looser bound that a record asks for, for exactly one key, with the reason in the file."""
     if not reason.strip():
