@@ -236,6 +236,16 @@ def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
     assert made == ["timed", "measured", "measured"]
 
 
+def test_what_stands_beside_a_speed_keeps_its_figures_and_one_worst_input_of_each_result() -> None:
+    kernel = next(kernel for kernel in passing().kernels if any(result.worst for result in kernel.results))
+    doubled = [msgspec.structs.replace(result, worst=result.worst * 2) for result in kernel.results]
+    kernel = msgspec.structs.replace(kernel, results=doubled)
+    brief = nightly.in_brief(kernel)
+    assert [result.figures for result in brief.results] == [result.figures for result in kernel.results]
+    assert [result.worst for result in brief.results] == [result.worst[:1] for result in kernel.results]
+    assert all(not result.regimes and result.curve is None and not result.special for result in brief.results)
+
+
 def test_the_judged_come_first_and_of_them_the_longest() -> None:
     kinds = [("a", True, "contraction"), ("b", False, "elementwise"), ("c", False, "rowwise"), ("d", False, "rowwise")]
     work = [session._Part(name, {"peer": peer, "kind": kind}, ()) for name, peer, kind in kinds]

@@ -336,10 +336,19 @@ def bench(night: Night, until: float | None) -> Run:
         )
         measured = run_kernels(stand_ins, session, "verify nightly: bench")
         night.usage += session.usage
-        return measured
+        return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
     measured = unit(night, "bench", "accuracy of PyTorch", accuracies)
     return _as_peers(night, merge([timed, measured], command="verify nightly: bench", profile=night.profile))
+
+
+def in_brief(kernel: KernelRun) -> KernelRun:
+    """What stands beside a speed and is said of PyTorch's own: figures and one worst input for each result."""
+    results = [
+        msgspec.structs.replace(result, worst=result.worst[:1], regimes=[], curve=None, hardest=[], special=[])
+        for result in kernel.results
+    ]
+    return msgspec.structs.replace(kernel, results=results)
 
 
 TIMING = 0.7  # of the stage's time; the rest is for the accuracy of PyTorch's own

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mpmath
 import pytest
@@ -14,10 +16,11 @@ from verify.cases import Case, inputs_of
 from verify.declaration import Kernel, Target, load
 from verify.errors import KernelError, UsageError
 from verify.formats import named
+from verify.hunt import outcome
 from verify.hunt.outcome import Hunted, hunt
 from verify.hunt.settings import Settings
 from verify.hunt.space import searchable, space_of
-from verify.record import value_of
+from verify.record import Worst, value_of
 
 FILE = Path(__file__).parent / "quarry.py"
 KERNELS = {kernel.name: kernel for kernel in load(Target(str(FILE)))}
@@ -200,6 +203,14 @@ def test_an_error_that_needs_company_is_judged_and_said_to_be_so(backend: Backen
     assert not any(find.alone for find in found.finds[:1])
     assert largest(found) == pytest.approx(1e-5 * 2**24, rel=0.01)
     assert any("results depend on their neighbours" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(100, 5), (900, 3), (2_900, 1), (50_000, 1)])
+def test_the_record_keeps_as_many_finds_as_their_rows_leave_room_for(length: int, kept: int) -> None:
+    worst = Worst((0,), {"x": "1"}, "1", "0x3f80", "1", 0.5, None, "r" * length)
+    finds: list[Any] = [SimpleNamespace(worst=worst) for _ in range(8)]
+    assert len(outcome._kept(finds)) == kept
+    assert outcome._kept([]) == []
 
 
 # -- determinism ---------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from verify.hunt.finds import Find, confirm
 from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.hunt.settings import Settings
 from verify.hunt.space import Space, space_of
-from verify.record import Basis, Result
+from verify.record import Basis, Result, Worst
 from verify.truth import certificate
 
-KEEP = 5  # finds that the record keeps
+KEEP, CHARACTERS = 5, 3_000  # finds that the record keeps: so many, and as many as these replay commands have room for
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,20 @@ def _result(space: Space, settings: Settings, found: Searched, finds: list[Find]
         figures=tally.figures(),
         regimes=[],
         histogram=tally.histogram(),
-        worst=[find.worst for find in finds[:KEEP]],
+        worst=_kept(finds),
         escalated=len(finds),
         certificate=units,
         source="hunt",
         properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence),
     )
+
+
+def _kept(finds: list[Find]) -> list[Worst]:
+    """The worst find, and the next ones: a find spells out whole rows, which nothing makes smaller."""
+    kept = [find.worst for find in finds[:KEEP]]
+    while len(kept) > 1 and sum(len(worst.replay) for worst in kept) > CHARACTERS:
+        kept.pop()
+    return kept
 
 
 def _reason(find: Find, limit: float, gate: str) -> str:
