@@ -17,7 +17,7 @@ KERNELS = sorted((ROOT / "kernels").glob("*.py"))
 LAYERS = (
     {"errors", "figure", "formats", "frames", "toml", "packing", "plugin", "day"},
     {"ops.op", "ops.precision", "ops.dyadic", "ops.formula", "ops.limits", "ops.compensated"},
-    {"ulp", "record", "identity", "merge"},
+    {"ulp", "record", "identity", "merge", "stage_time"},
     {"ops", "backends", "tally", "cases", "config", "isolate", "cluster", "corpus", "commit"},
     {"readings", "bounds", "gate", "ratchet", "compare", "checkout", "committed", "history"},
     {"declaration", "truth", "standin"},

@@ -34,6 +34,7 @@ from verify.merge import merge
 from verify.record import KernelRun, Run, Stage, load, save, write_atomically
 from verify.session import START_SECONDS, Session, answer, describe_target
 from verify.session import run as run_kernels
+from verify.stage_time import StageTime
 
 Say = Callable[[str], None]
 
@@ -98,8 +99,10 @@ def _run(night: Night, works: Sequence[Work], command: str, started: float) -> R
     lines: list[str] = []  # of the stages that gave no record
     in_error = False
     shares = sum(work.share for work in works)
+    clock = StageTime(night.folder)
     for work in works:
         begun = time.monotonic()
+        clock.begin(work.name)
         until = None
         if night.budget is not None:
             closing = min(CLOSING_SECONDS, night.budget * CLOSING_SHARE)
@@ -110,17 +113,17 @@ def _run(night: Night, works: Sequence[Work], command: str, started: float) -> R
         try:
             record = work.do(night, until)
         except NothingToDoError as nothing:
-            stages.append(Stage(name=work.name, status="skipped", message=str(nothing), seconds=_since(begun)))
+            stages.append(Stage(name=work.name, status="skipped", message=str(nothing), seconds=clock.end(work.name)))
             continue
         except Exception as error:
             # whatever a stage runs into, the others go on and the report is written
             in_error = in_error or not isinstance(error, UsageError)
             message = error.message if isinstance(error, UsageError) else f"{IN_ERROR}: {_said_by(error)}"
-            stages.append(Stage(name=work.name, status="incomplete", message=message, seconds=_since(begun)))
+            stages.append(Stage(name=work.name, status="incomplete", message=message, seconds=clock.end(work.name)))
             lines.append(f"{work.name}: {message}")
             continue
         records.append(record)
-        stages.append(_stage(work.name, record, begun))
+        stages.append(_stage(work.name, record, clock.end(work.name)))
     if not records:
         reasons = [f"{stage.name}: {stage.message}" for stage in stages]
         said = "no stage of the nightly run gave a record: " + "; ".join(reasons or ["none was chosen"])
@@ -130,7 +133,7 @@ def _run(night: Night, works: Sequence[Work], command: str, started: float) -> R
     return msgspec.structs.replace(merged, incomplete=list(dict.fromkeys([*merged.incomplete, *lines])))
 
 
-def _stage(name: str, record: Run, begun: float) -> Stage:
+def _stage(name: str, record: Run, seconds: float) -> Stage:
     verdicts = {"pass": "ok", "fail": "wrong", "incomplete": "incomplete"}
     results = sum(len(kernel.results) for kernel in record.kernels)
     cases = sum(law.cases for kernel in record.kernels for law in kernel.laws)
@@ -145,7 +148,7 @@ def _stage(name: str, record: Run, begun: float) -> Stage:
     # a stage of which every kernel was judged elsewhere has no verdict of its own
     if status == "incomplete" and not record.incomplete:
         status = "ok"
-    return Stage(name=name, status=status, message=", ".join(said), seconds=_since(begun))
+    return Stage(name=name, status=status, message=", ".join(said), seconds=seconds)
 
 
 def _said_by(error: Exception) -> str:
@@ -154,10 +157,6 @@ def _said_by(error: Exception) -> str:
         return str(error)
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"
-
-
-def _since(begun: float) -> float:
-    return round(time.monotonic() - begun, 1)
 
 
 # -- the folder of a night ------------------------------------------------------------------------------
