@@ -117,14 +117,14 @@ def _order(value: float) -> float:
 
 
 def kernels(run: Run) -> str:
-    """One line per judged kernel: its worst result in each dtype, and PyTorch's worst on the same inputs."""
+    """One line per judged kernel: its worst result in each dtype, and PyTorch's worst; a hunt searches ours alone."""
     dtypes = ("bfloat16", "float16", "float32")
     head = ["kernel", *(f"{dtype}{extra}" for dtype in dtypes for extra in ("", ", PyTorch"))]
     rows = []
     for kernel in _judged(run):
         cells = [f"`{kernel.name}`"]
         for dtype in dtypes:
-            results = [result for result in kernel.results if result.dtype == dtype]
+            results = [result for result in kernel.results if result.dtype == dtype and result.source != "hunt"]
             cells += [_worst(results), _baseline(results)]
         rows.append(cells)
     return _table(head, rows) + "\n" + _setting(run) + " " + _verdict(run) + "\n"
@@ -157,11 +157,13 @@ def _verdict(run: Run) -> str:
 
 
 def accuracy(run: Run) -> str:
-    """Every result of every judged kernel: the largest error that any stage saw, with its basis."""
-    head = ["kernel", "result", "dtype", "max ULP", "basis", "misrounded", "limit", "PyTorch"]
+    """Every result of every judged kernel: the largest error on cases or all inputs, and of what a hunt tried."""
+    head = ["kernel", "result", "dtype", "max ULP", "basis", "misrounded", "limit", "PyTorch", "hunted"]
     rows = []
     for kernel in _judged(run):
-        for result in _strongest(kernel.results):
+        hunted = {(result.output, result.dtype): result for result in kernel.results if result.source == "hunt"}
+        for result in _strongest([result for result in kernel.results if result.source != "hunt"]):
+            found = hunted.get((result.output, result.dtype))
             unit = " s" if result.gate == "scaled" else ""
             figures = result.figures
             rows.append(
@@ -174,6 +176,7 @@ def accuracy(run: Run) -> str:
                     words.share(figures.misrounded, figures.n),
                     words.decimal(result.limit),
                     words.ulp(_maximum(result, result.baseline)) if result.baseline else "",
+                    f"{words.ulp(_maximum(found, found.figures))} ({words.basis_short(found.basis)})" if found else "",
                 ]
             )
     return _table(head, rows) + "\n" + _setting(run) + "\n"
@@ -439,6 +442,23 @@ def linear_speed(data: dict[str, Any]) -> str:
     return _table(head, rows) + f"\n{data['device']}.\n"
 
 
+def cluster_times(data: dict[str, Any]) -> str:
+    """One sweep on several numbers of GPUs of one machine."""
+    rows = [
+        [
+            str(row["gpus"]),
+            ", ".join(f"{seconds:.2f}" for seconds in row["seconds"]),
+            f"{row['speedup']:.2f}",
+            f"{100 * statistics.mean(row['busy']):.0f}%",
+        ]
+        for row in data["rows"]
+    ]
+    environment = data["environment"]
+    same = "The records are the same to the bit." if data["same_record"] else "**The records differ.**"
+    made = f"{environment['gpu']}, torch {environment['torch']}, commit {environment['commit']}. {same}"
+    return _table(["GPUs", "seconds", "times as fast", "workers busy"], rows) + f"\n{made}\n"
+
+
 def sweep_times(data: dict[str, Any]) -> str:
     """Sweeps of 2^32 inputs: the whole, and the floor of making inputs and running the subject."""
     rows = [
@@ -537,6 +557,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "layer norm speed": of_benchmark("layer_norm", layer_norm_speed),
     "linear speed": of_benchmark("linear", linear_speed),
     "sweep times": of_benchmark("sweep", sweep_times),
+    "cluster times": of_benchmark("cluster", cluster_times),
     "hunts": of_benchmark("hunt", hunts),
     "certificate": certified,
     "speed page": speed_page,

@@ -1,4 +1,4 @@
-"""Writes docs/speed.md from the records of `verify bench` under reports/published/ARCH/bench_*.json.
+"""Writes docs/speed.md from the published records that hold timings: reports/published/ARCH/{run,bench_*}.json.
 
 python docs/generate_speed.py            write docs/speed.md
 python docs/generate_speed.py --check    exit 1 if it differs
@@ -18,14 +18,15 @@ from verify.report import bench_table, words  # noqa: E402
 PUBLISHED, PAGE = HERE.parent / "reports" / "published", HERE / "speed.md"
 HEAD = """# Speed
 
-Written by `python docs/generate_speed.py` from the published records of [`verify bench`](bench.md), which says how
+Written by `python docs/generate_speed.py` from the published records that hold timings; [bench.md](bench.md) says how
 speed is measured. A column of errors without entries means that the record was made with `--no-accuracy`.
 """
 
 
 def records() -> list[Path]:
-    """The published records, by hardware and name."""
-    return sorted(PUBLISHED.glob("*/bench_*.json"))
+    """The published records that hold timings, by hardware and name."""
+    found = sorted([*PUBLISHED.glob("*/run.json"), *PUBLISHED.glob("*/bench_*.json")])
+    return [path for path in found if any(kernel.speed for kernel in record.load(path).kernels)]
 
 
 def page() -> str:
@@ -37,7 +38,8 @@ def _section(path: Path) -> str:
     run = record.load(path)
     environment = dict(words.flat(run.environment))
     about = [f"{name} {environment[name]}" for name in ("gpu", "driver", "torch", "triton") if name in environment]
-    lines = [f"## {path.parent.name}: {path.stem.removeprefix('bench_')}", "", f"Made by `{run.command}`.", ""]
+    title = path.stem.removeprefix("bench_") if path.stem != "run" else "the published night"
+    lines = [f"## {path.parent.name}: {title}", "", f"Made by `{run.command}`.", ""]
     lines += [", ".join(about), ""] if about else []
     lines += ["```text", *bench_table.tables(run), *bench_table.notes(run), "```", ""]
     return "\n".join(lines)
@@ -45,7 +47,7 @@ def _section(path: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     if not records():
-        print("docs/generate_speed.py: no reports/published/*/bench_*.json; `verify bench --json` makes one")
+        print("docs/generate_speed.py: no record under reports/published has timings; `verify bench --json` makes one")
         return 2
     if arguments == ["--check"]:
         return 0 if PAGE.read_text(encoding="utf-8") == page() else 1

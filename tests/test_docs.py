@@ -127,6 +127,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         result("dx", "nan", gate="scaled", status="wrong"),
         result("y", 0.6, source="sweep", basis=Basis("exhaustive", 65_536)),
         result("y", 0.75, dtype="float32"),
+        result("y", 0.875, dtype="float32", source="hunt", basis=Basis("observed", 1 << 20, 0)),
     ]
     laws = [LawRun("determinism", "bfloat16", "ok", 7), LawRun("shapes", "bfloat16", "broken", 5)]
     mine = KernelRun("mine", "a.py::mine", "gelu", {}, "", "wrong", results, laws=laws)
@@ -153,9 +154,9 @@ def test_figures_of_a_published_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     accuracy = FIGURES.SECTIONS["accuracy"]().splitlines()
     assert accuracy[2:5] == [
-        "| `mine` | y | bfloat16 | 0.6 | all 2^16 | 2.00% | 1 |  |",
-        "| `mine` | dx | bfloat16 | **NaN** s | seen 2^16 | 2.00% | 1 |  |",
-        "| `mine` | y | float32 | 0.75 | seen 2^16 | 2.00% | 1 |  |",
+        "| `mine` | y | bfloat16 | 0.6 | all 2^16 | 2.00% | 1 |  |  |",
+        "| `mine` | dx | bfloat16 | **NaN** s | seen 2^16 | 2.00% | 1 |  |  |",
+        "| `mine` | y | float32 | 0.75 | seen 2^16 | 2.00% | 1 |  | 0.875 (seen 2^20) |",
     ]
     sweeps = FIGURES.SECTIONS["sweeps"]().splitlines()
     assert sweeps[2:4] == [

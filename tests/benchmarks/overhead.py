@@ -12,7 +12,8 @@ one: their allocations are seen by the harness, what is launched on them is not.
 around every timed piece, so that waiting for a kernel counts as the kernel's time, and time is the wall clock's; what
 synchronising an idle device takes is measured and taken off, for the clock asks for it and the harness does not. On a
 CPU time is that of this process, which other processes change little. Beside the time stands what it is made of: the
-harness's torch operations on the device (launches, on a GPU), and those that wait for the device's answer.
+harness's torch operations on the device (launches, on a GPU), and those that wait for the device's answer; and for the
+whole, how long a plain loop takes in Python here, because hosts of GPUs differ by a factor of three.
 
 Targets per case: 2 ms on a CPU core, 1 ms on a GPU. Three laws are left out, because their time is what they are about:
 `compiled` compiles, `side stream` waits for a busy stream, and a clock that synchronises cannot be captured in a graph.
@@ -227,6 +228,19 @@ def counted(check: Callable[[], Any], clock: Clock, device: str) -> tuple[int, i
     return found[0], found[1]
 
 
+def python_loop() -> float:
+    """Milliseconds of 100,000 turns of a loop: what most of the overhead is made of, to compare machines by."""
+
+    def turn() -> float:
+        started = time.perf_counter()
+        total = 0
+        for number in range(100_000):
+            total += number & 7
+        return time.perf_counter() - started
+
+    return round(min(turn() for _ in range(20)) * 1e3, 3)
+
+
 def small(case: Any) -> bool:
     return math.prod(case.dims) <= SMALL and all(size <= SMALL for size in case.dims)
 
@@ -314,6 +328,7 @@ def main() -> int:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "python_loop_ms": python_loop(),
         "target_ms": TARGET_MS[backend.name],
     }
     laws = [
