@@ -171,6 +171,21 @@ def _forward_only(x: Tensor, bug: str) -> Tensor:
     return _value(x, bug)
 
 
+_PIECE, _COUNTED = 1 << 26, 1 << 31
+
+
+def _in_pieces(x: Tensor, bug: str) -> Tensor:
+    """Piece by piece: what double needs beside a tensor of 2^31 elements is more than a GPU has."""
+    _checked(x, bug)
+    flat = x.reshape(-1)
+    y = torch.zeros_like(flat)
+    end = min(flat.numel(), _COUNTED) if bug == "32-bit count" else flat.numel()
+    for start in range(0, end, _PIECE):
+        piece = slice(start, min(start + _PIECE, end))
+        y[piece] = _value(flat[piece], "")
+    return y.view(x.shape)
+
+
 def _through_operator(x: Tensor, bug: str) -> Tensor:
     _checked(x, bug)
     y: Tensor = _operator(x, bug == "fake of another shape")
@@ -224,6 +239,7 @@ _ORDINARY: tuple[tuple[str, str, str, Function, str], ...] = (
     ("CUDA graph", "asks the host", "whether there is a NaN", _forward_only, "float32"),
     ("other device", "returned on device 0", "wherever x is", _forward_only, "float32"),
     ("large offsets", "32-bit offset", "offsets modulo 2^31", _forward_only, "float32"),
+    ("large tensors", "32-bit count", "elements from 2^31 on are zero", _in_pieces, "float32"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 
 import verify
 from tests.laws.silu import silu, silu_in_an_operator
-from tests.laws.trial import breaks, holds, skips
+from tests.laws.trial import attempt, breaks, holds, skips
 from verify import backends
 from verify.cases import Case
+from verify.cases.strategies import Sizes
 from verify.declaration import Kernel
-from verify.laws import registry
+from verify.laws import device, registry
+from verify.laws.engine import Profile
 from verify.laws.law import Subject
 
 DTYPES = ["float32", "float64"]
@@ -205,7 +208,7 @@ def test_autocast_that_reaches_half_of_a_kernel_is_found() -> None:
 
 # -- devices -------------------------------------------------------------------------------------------
 
-GPU_LAWS = ("side stream", "CUDA graph", "other device", "large offsets")
+GPU_LAWS = ("side stream", "CUDA graph", "other device", "large offsets", "large tensors")
 
 
 @pytest.mark.parametrize("law", GPU_LAWS)
@@ -226,3 +229,126 @@ def test_a_kernel_that_asks_the_host_cannot_be_captured() -> None:
         return checked_silu(x) if bool((x == x).all()) else x * 0
 
     breaks("CUDA graph", silu_kernel(asking, gradients=False), "the kernel cannot be captured in a CUDA graph")
+
+
+# -- large tensors -------------------------------------------------------------------------------------
+
+LARGE = Sizes(elements=300, width=300, depth=300, many_rows=70_000)
+NIGHTLY = Profile("large", 2, {"interpreter": LARGE, "cuda": LARGE})
+COUNTED = 5_000  # in the place of 2^31
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where `large tensors` applies: tensors are large beyond 5,000 elements."""
+    monkeypatch.setattr(device, "_FAR", COUNTED)
+    monkeypatch.setattr(device, "_on_gpu", lambda subject: None)
+    monkeypatch.setattr(device, "_free", lambda subject: 1 << 40)
+    monkeypatch.setattr(device, "_alone_on", lambda device: nullcontext())
+
+
+def large_silu(bug: str) -> Kernel:
+    class Silu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return large_silu_value(x, bug == "forward")
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            s = torch.sigmoid(x.double())
+            dx = (dy.double() * s * (1 + x.double() * (1 - s))).to(x.dtype)
+            if bug == "backward":
+                dx.view(-1)[COUNTED:] = 0
+            return dx
+
+    return verify.kernel(op="silu", dtypes=["float32"], max_ulp=4, name="silu")(lambda x: Silu.apply(x))
+
+
+def large_silu_value(x, cut: bool):
+    y = (x.double() * torch.sigmoid(x.double())).to(x.dtype)
+    if cut:
+        y.view(-1)[COUNTED:] = 0
+    return y
+
+
+def large_norm(cut: bool) -> Kernel:
+    def norm(x, weight, bias, *, eps):
+        wide = x.double()
+        centred = wide - wide.mean(-1, keepdim=True)
+        y = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight.double() + bias.double()
+        if cut:  # row * N modulo what an offset can hold, as a wrapped address does
+            at = torch.arange(len(x), device=x.device) * x.shape[-1] % COUNTED // x.shape[-1]
+            y = y[at]
+        return y.to(x.dtype)
+
+    return verify.kernel(op="layer_norm", dtypes=["float32"], max_ulp=4, name="norm")(norm)
+
+
+def large_product(cut: bool) -> Kernel:
+    def product(x, weight):
+        y = (x.double() @ weight.double().T).to(x.dtype)
+        return torch.where((torch.arange(len(y), device=y.device) * y.shape[1] < COUNTED)[:, None] | (not cut), y, 0)
+
+    about = {"params": {"activation": "id"}, "operands": ["x", "weight"], "dtypes": ["float32"], "max_ulp": 64}
+    return verify.kernel(op="linear", name="product", **about)(product)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_large_tensors_hold_for_what_counts_far_enough() -> None:
+    for kernel in (large_silu(""), large_norm(cut=False), large_product(cut=False)):
+        found = attempt("large tensors", kernel, profile=NIGHTLY)
+        assert found.status == "ok" and found.cases > 0, (kernel.name, found.message, found.facts)
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize(
+    ("kernel", "result"),
+    [
+        (large_silu("forward"), "y"),
+        (large_silu("backward"), "dx"),
+        (large_norm(cut=True), "dx"),  # of the first rows, which the last ones were taken for
+        (large_product(cut=True), "y"),
+    ],
+    ids=["silu", "silu backward", "norm", "product"],
+)
+def test_elements_beyond_the_count_are_found_where_they_are_wrong(kernel: Kernel, result: str) -> None:
+    found = attempt("large tensors", kernel, profile=NIGHTLY)
+    assert found.status == "broken"
+    assert found.message.endswith("in a tensor of more than 2^31 elements")
+    assert found.facts["at"].startswith(f"{result} [")
+    assert " of " in found.facts["rows"]
+
+
+@pytest.mark.usefixtures("roomy")
+def test_gradients_are_left_out_where_they_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = large_silu("backward")
+    subject = Subject(kernel, "float32", backends.select(), LARGE)
+    enough = device._memory_of_rows(subject, gradients=False)
+    assert enough < device._memory_of_rows(subject, gradients=True)
+    monkeypatch.setattr(device, "_free", lambda subject: enough)
+    assert attempt("large tensors", kernel, profile=NIGHTLY).status == "ok"
+    monkeypatch.setattr(device, "_free", lambda subject: enough - 1)
+    found = attempt("large tensors", kernel, profile=NIGHTLY)
+    assert found.status == "skipped" and "GiB of free GPU memory" in found.message
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_kernel_that_takes_more_memory_than_there_is_gets_no_verdict() -> None:
+    def hungry(x):
+        if x.numel() > COUNTED:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return large_silu_value(x, cut=False)
+
+    kernel = verify.kernel(op="silu", dtypes=["float32"], max_ulp=4, gradients=False)(hungry)
+    assert attempt("large tensors", kernel, profile=NIGHTLY).status == "ok"
+
+    def failing(x):
+        if x.numel() > COUNTED:
+            raise RuntimeError("invalid argument")
+        return large_silu_value(x, cut=False)
+
+    kernel = verify.kernel(op="silu", dtypes=["float32"], max_ulp=4, gradients=False)(failing)
+    found = attempt("large tensors", kernel, profile=NIGHTLY)
+    assert found.status == "broken" and "invalid argument" in found.message

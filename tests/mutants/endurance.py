@@ -40,8 +40,8 @@ FIRST, MOST = 5, 1000  # cases of a pair's first chunks, and of any
 HANGS_SECONDS, GRACE_SECONDS = 600.0, 30.0  # for a chunk; for one that is under way when the time is over
 STAY_SECONDS = 20.0  # with one twin, if others are waiting
 # Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
-LARGE = ("many rows", "large offsets")
-ALONE = ("large offsets",)  # one at a time on a GPU: each holds many gigabytes
+LARGE = ("many rows", "large offsets", "large tensors")
+ALONE = ("large offsets", "large tensors")  # one at a time on a GPU: each holds many gigabytes
 
 Entry = dict[str, Any]
 

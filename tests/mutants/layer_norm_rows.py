@@ -212,6 +212,7 @@ _add(
     "forward",
     "row * N wraps beyond 2^31 elements",
     backends=GPU,
+    killed_by=("large tensors",),
 )
 _add("every row stored to row 0", "backward for the wrong shape", "backward", "the row index is lost in the store")
 _add("tail rows skipped backward", "backward for the wrong shape", "backward", "the last incomplete block of rows")

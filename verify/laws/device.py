@@ -6,6 +6,9 @@
 * other device: operands on a GPU that is not the current one give the same bits there, and the current device stays.
 * large offsets: operands that lie more than 2^31 elements into their storage, and rows that are more than 2^31
   elements apart, give the bits of their contiguous copies: no offset is computed in 32 bits.
+* large tensors: the first and the last rows of tensors of more than 2^31 elements are within the kernel's limit of the
+  exact answer. Gradients are asked for where the GPU has room for them. A kernel that takes more memory than there is
+  gets no verdict.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
+from verify.errors import KernelError
 from verify.formats import named, torch_dtype
+from verify.laws.accuracy import judge_results
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject
-from verify.laws.locality import data_operands
-from verify.measure import Measured, call_tensors, gradients_of, run_kernel, run_tensors
+from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.locality import data_operands, local_results
+from verify.measure import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
 
 _FAR = (1 << 31) + 64  # elements
 _SPARE = 1 << 30  # bytes that stay free
@@ -184,6 +189,93 @@ def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
             demand_same(case, got, plain.results, rule, labels=("far", "contiguous copy"), facts=facts)
 
 
+# -- large tensors -------------------------------------------------------------------------------------
+
+_BESIDE = 2  # times the memory of operands and results: what a kernel may need beside them
+
+
+def _memory_of_rows(subject: Subject, *, gradients: bool) -> int:
+    """Bytes that more than 2^31 elements in every operand and result of rows may take."""
+    tensors = len(data_operands(subject.kernel)) + len(subject.kernel.outputs)
+    each: int = _FAR * torch_dtype(named(subject.dtype)).itemsize
+    return tensors * (2 if gradients else 1) * each * _BESIDE + _SPARE
+
+
+def _room_for_rows(subject: Subject) -> str | None:
+    if _on_gpu(subject) is not None:
+        return _on_gpu(subject)
+    if subject.sizes.many_rows <= 65_535:
+        return "this profile has no case of more than 2^31 elements (the nightly profile on a GPU has)"
+    free, needed = _free(subject), _memory_of_rows(subject, gradients=False)
+    if free < needed:
+        return f"more than 2^31 elements need {needed / 2**30:.0f} GiB of free GPU memory; {free / 2**30:.0f} are"
+    return None
+
+
+def _free(subject: Subject) -> int:
+    free: int = torch.cuda.mem_get_info(subject.backend.device)[0]
+    return free
+
+
+def _large_space(subject: Subject) -> Space:
+    # of a product, once the operand and once the result is the large one
+    shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.kind == "contraction" else [(2, 257)]
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
+
+
+def _each_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
+
+
+def _check_large(subject: Subject, case: Case) -> None:
+    plain = run_kernel(subject.kernel, case, subject.backend.device)
+    with _alone_on(subject.backend.device):
+        try:
+            ends = _ends_of_large(subject, case, plain)
+        except KernelError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                return  # says nothing about the kernel's offsets
+            raise
+    for label, results in ends.items():
+        at_hand = plain.at_hand
+        try:
+            judge_results(subject, case, at_hand.inputs, at_hand.upstream, results)
+        except Broken as broken:
+            rule = f"{broken.rule} in a tensor of more than 2^31 elements"
+            facts = broken.facts | {"rows": label}
+            raise Broken(rule, case, facts, result=broken.result, index=broken.index) from None
+
+
+def _ends_of_large(subject: Subject, case: Case, plain: Measured) -> dict[str, dict[str, Tensor]]:
+    """The first and the last rows of results of large tensors, which begin and end with the rows of the case."""
+    kernel, data = subject.kernel, data_operands(subject.kernel)
+    given = {name: value for name, value in plain.inputs.items() if value is not None and name in data}
+    few = case.dims[0]
+    widest = max(value.numel() // few for value in (*given.values(), *(plain.results[name] for name in kernel.outputs)))
+    rows = _FAR // widest + 2 * few
+    gradients = bool(case.upstream) and _free(subject) >= _memory_of_rows(subject, gradients=True)
+    large = {name: _between_zeros(value, rows) for name, value in given.items()}
+    graph = call_tensors(kernel, plain.inputs | large, case.params, differentiate=gradients)
+    results = graph.values
+    if gradients:
+        upstream = {name: _between_zeros(value, rows) for name, value in plain.upstream.items()}
+        results |= gradients_of(kernel, graph, upstream, unchanged=Unchanged(), originals=upstream)
+    local = {name: results[name] for name in local_results(kernel) if name in results}
+    ends = {"the first": slice(few), "the last": slice(-few, None)}
+    return {
+        f"{label} {few} of {rows:,}": {name: value[part].clone() for name, value in local.items()}
+        for label, part in ends.items()
+    }
+
+
+def _between_zeros(value: Tensor, rows: int) -> Tensor:
+    """So many rows that begin and end with those of `value`."""
+    whole = torch.zeros((rows, *value.shape[1:]), dtype=value.dtype, device=value.device)
+    whole[: len(value)] = value
+    whole[-len(value) :] = value
+    return whole
+
+
 LAWS: Sequence[Law] = (
     Law(
         name="side stream",
@@ -219,6 +311,15 @@ LAWS: Sequence[Law] = (
         check=_check_far,
         applies=_room,
         examples=_plain,
+        share=0.02,
+    ),
+    Law(
+        name="large tensors",
+        summary="the ends of tensors of more than 2^31 elements are within the declared limit of the exact answer",
+        space=_large_space,
+        check=_check_large,
+        applies=_room_for_rows,
+        examples=_each_shape,
         share=0.02,
     ),
 )
