@@ -63,5 +63,6 @@ class StageTime:
         return found
 
     def _add(self, line: dict[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / LOG).open("a", encoding="utf-8") as log:
             log.write(f"\n{json.dumps(line)}\n")  # what was cut off before ends here

@@ -92,11 +92,11 @@ def test_no_line_is_wider_than_the_screen_except_commands(width: int) -> None:
 
 def test_at_80_columns_figures_stand_in_columns() -> None:
     lines = gate_text.render(verdict(), width=80, color=False, everything=True).splitlines()
-    assert lines[1] == "    regime                 bound  measured  basis       status"
+    assert lines[1] == "    regime                 bound  measured  basis        status"
     place = lines.index("  y  bfloat16")
     assert lines[place + 1 : place + 3] == [
-        "    positive                 0.5      0.91  all 2^16    ✗ breached",
-        "    infinite or NaN input    0.5       0.2  all 2^16    ✓ ok",
+        "    positive                 0.5      0.91  all 2^16     ✗ breached",
+        "    infinite or NaN input    0.5       0.2  all 2^16     ✓ ok",
     ]
 
 
