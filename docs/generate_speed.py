@@ -23,19 +23,19 @@ speed is measured. A column of errors without entries means that the record was 
 """
 
 
-def records() -> list[Path]:
+def records() -> list[tuple[Path, record.Run]]:
     """The published records that hold timings, by hardware and name."""
     found = sorted([*PUBLISHED.glob("*/run.json"), *PUBLISHED.glob("*/bench_*.json")])
-    return [path for path in found if any(kernel.speed for kernel in record.load(path).kernels)]
+    read = [(path, record.load(path)) for path in found]
+    return [(path, run) for path, run in read if any(kernel.speed for kernel in run.kernels)]
 
 
 def page() -> str:
     """The whole document."""
-    return "\n".join([HEAD, *(_section(path) for path in records())])
+    return "\n".join([HEAD, *(_section(path, run) for path, run in records())])
 
 
-def _section(path: Path) -> str:
-    run = record.load(path)
+def _section(path: Path, run: record.Run) -> str:
     environment = dict(words.flat(run.environment))
     about = [f"{name} {environment[name]}" for name in ("gpu", "driver", "torch", "triton") if name in environment]
     title = path.stem.removeprefix("bench_") if path.stem != "run" else "the published night"

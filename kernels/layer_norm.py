@@ -572,9 +572,9 @@ def _forward_loop_kernel(
             d = tl.fma(v, up, -mean) + tl.fma(low, up, -mean_low)
             d = tl.where(cols < n_cols, d, 0.0)
             sq = d * d
-            high = (sq + SIGMA * size * size) - SIGMA * size * size
+            high, rest = _cut(sq, SIGMA * size * size)
             acc += high
-            acc_low += (sq - high) + tl.fma(d, d, -sq)
+            acc_low += rest + tl.fma(d, d, -sq)
         s2, s2_low = _sums(acc, acc_low)
         var = (s2 + s2_low) * inv
         # Where eps up^2 underflows and the row is constant as far as var can tell, scaling would leave 0 * inf.

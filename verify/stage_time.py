@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -34,21 +35,19 @@ class StageTime:
 
     def _earlier(self, stage: str) -> float:
         """Seconds of all earlier calls."""
-        spans: dict[float, float] = {}  # moments of the end by those of the beginning
-        lines = self._lines(stage)
-        later = [*(line["begun"] for line in lines[1:]), self._begun]
-        for line, until in zip(lines, later, strict=True):
-            if line["begun"] >= self._begun:
-                continue
-            ended = line.get("ended") or max(self._finished(stage, line["begun"], until), default=line["begun"])
-            spans[line["begun"]] = max(ended, spans.get(line["begun"], 0.0))
-        return sum(max(0.0, ended - begun) for begun, ended in spans.items())
+        # of the two lines of a call the second has the end
+        ends = {line["begun"]: line.get("ended") for line in self._lines(stage) if line["begun"] < self._begun}
+        spent = 0.0
+        for begun, until in itertools.pairwise([*ends, self._begun]):
+            ended = ends[begun] or max(self._finished(stage, begun, until), default=begun)
+            spent += max(0.0, ended - begun)
+        return spent
 
     def _finished(self, stage: str, begun: float, until: float) -> list[float]:
         """When the units of a stage were finished, of those between two moments."""
         folder = self._folder / stage
         found = [path.stat().st_mtime for path in folder.iterdir()] if folder.is_dir() else []
-        return [moment for moment in found if begun < moment < max(begun, until)]
+        return [moment for moment in found if begun < moment < until]
 
     def _lines(self, stage: str) -> list[dict[str, Any]]:
         path = self._folder / LOG

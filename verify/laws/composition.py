@@ -27,7 +27,7 @@ from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.formats import named, torch_dtype
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
 from verify.measure import call_tensors, describe, gradients_of, run_kernel
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -41,10 +41,6 @@ def _space(subject: Subject) -> Space:
     kind = subject.kernel.op.kind
     fill = ("normal",) if kind == "elementwise" else ("randn",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[kind], fill=fill)
-
-
-def _each_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
-    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _one(subject: Subject, chosen: Space) -> tuple[Case, ...]:
@@ -199,7 +195,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check_autocast,
         applies=_no_float64,
-        examples=_each_shape,
+        examples=plain_cases,
         share=0.25,
     ),
 )

@@ -18,11 +18,12 @@ from verify.errors import KernelError
 from verify.laws.accuracy import judge_measured
 from verify.laws.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
 from verify.measure import Measured, run_kernel
 
 _WARPS = (1, 2, 4, 8)
-# Large enough for every block of a configuration to be full somewhere and cut off somewhere.
+# Large enough for every block of a configuration to be full somewhere and cut off somewhere. A block that is baked in
+# shows only where there are several: shapes of over a thousand elements are among these.
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((5, 40), (65, 33), (1031,), (3,)),
     "rowwise": ((5, 40), (33, 65), (3, 1031), (2, 3)),
@@ -32,11 +33,6 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 
 def _space(subject: Subject) -> Space:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[subject.kernel.op.kind])
-
-
-def _each_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
-    # a block that is baked in shows only where there are several: shapes of over a thousand elements are among these
-    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _applies(subject: Subject) -> str | None:
@@ -98,7 +94,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check,
         applies=_applies,
-        examples=_each_shape,
+        examples=plain_cases,
         share=0.25,
     ),
 )

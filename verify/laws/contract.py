@@ -22,7 +22,7 @@ from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import is_packed
 from verify.measure import call_tensors, copies, sent_all
 
@@ -40,10 +40,6 @@ def _space(subject: Subject) -> Space:
     kind = subject.kernel.op.kind
     fill = ("normal",) if kind == "elementwise" else ("randn",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[kind], fill=fill)
-
-
-def _each_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
-    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _integers(tensor: Tensor) -> Tensor:
@@ -199,7 +195,7 @@ LAWS: Sequence[Law] = (
         summary="operands that make no sense raise an error that says so, and nothing else happens",
         space=_space,
         check=_check,
-        examples=_each_shape,
+        examples=plain_cases,
         share=0.25,
     ),
 )

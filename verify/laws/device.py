@@ -30,7 +30,7 @@ from verify.errors import KernelError
 from verify.formats import named, torch_dtype
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import data_operands, local_results
 from verify.measure import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
 
@@ -110,17 +110,31 @@ def _check_other_device(subject: Subject, case: Case) -> None:
 # -- large offsets -------------------------------------------------------------------------------------
 
 
-def _room(subject: Subject) -> str | None:
+def _lacking(subject: Subject, what: str, needed: int) -> str | None:
+    """Why there can be nothing here that needs so many bytes of a GPU."""
     if _on_gpu(subject) is not None:
         return _on_gpu(subject)
     if subject.sizes.many_rows <= 65_535:
         return "this profile has no case of more than 2^31 elements (the nightly profile on a GPU has)"
-    free, _ = torch.cuda.mem_get_info(subject.backend.device)
-    size = torch_dtype(named(subject.dtype)).itemsize
-    needed = _FAR * size + _SPARE
+    free = _free(subject)
     if free < needed:
-        return f"offsets beyond 2^31 elements need {needed / 2**30:.0f} GiB of free GPU memory; {free / 2**30:.0f} are"
+        return f"{what} need {needed / 2**30:.0f} GiB of free GPU memory; {free / 2**30:.0f} are"
     return None
+
+
+def _free(subject: Subject) -> int:
+    free: int = torch.cuda.mem_get_info(subject.backend.device)[0]
+    return free
+
+
+def _bytes(subject: Subject) -> int:
+    """What more than 2^31 elements take."""
+    size: int = _FAR * torch_dtype(named(subject.dtype)).itemsize
+    return size
+
+
+def _room(subject: Subject) -> str | None:
+    return _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
 
 
 def _far_space(subject: Subject) -> Space:
@@ -197,34 +211,17 @@ _BESIDE = 2  # times the memory of operands and results: what a kernel may need 
 def _memory_of_rows(subject: Subject, *, gradients: bool) -> int:
     """Bytes that more than 2^31 elements in every operand and result of rows may take."""
     tensors = len(data_operands(subject.kernel)) + len(subject.kernel.outputs)
-    each: int = _FAR * torch_dtype(named(subject.dtype)).itemsize
-    return tensors * (2 if gradients else 1) * each * _BESIDE + _SPARE
+    return tensors * (2 if gradients else 1) * _bytes(subject) * _BESIDE + _SPARE
 
 
 def _room_for_rows(subject: Subject) -> str | None:
-    if _on_gpu(subject) is not None:
-        return _on_gpu(subject)
-    if subject.sizes.many_rows <= 65_535:
-        return "this profile has no case of more than 2^31 elements (the nightly profile on a GPU has)"
-    free, needed = _free(subject), _memory_of_rows(subject, gradients=False)
-    if free < needed:
-        return f"more than 2^31 elements need {needed / 2**30:.0f} GiB of free GPU memory; {free / 2**30:.0f} are"
-    return None
-
-
-def _free(subject: Subject) -> int:
-    free: int = torch.cuda.mem_get_info(subject.backend.device)[0]
-    return free
+    return _lacking(subject, "more than 2^31 elements", _memory_of_rows(subject, gradients=False))
 
 
 def _large_space(subject: Subject) -> Space:
     # of a product, once the operand and once the result is the large one
     shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.kind == "contraction" else [(2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
-
-
-def _each_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
-    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _check_large(subject: Subject, case: Case) -> None:
@@ -319,7 +316,7 @@ LAWS: Sequence[Law] = (
         space=_large_space,
         check=_check_large,
         applies=_room_for_rows,
-        examples=_each_shape,
+        examples=plain_cases,
         share=0.02,
     ),
 )

@@ -44,6 +44,11 @@ def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
     )
 
 
+def plain_cases(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+    """The plainest case of each shape: the fixed cases of a law that asks about shapes alone."""
+    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
+
+
 class Broken(AssertionError):
     """A law does not hold for a case. `facts` are the lines of the message, in order."""
 

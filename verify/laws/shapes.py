@@ -17,7 +17,7 @@ from verify.cases import Case
 from verify.cases.strategies import Space, space
 from verify.laws.accuracy import judge_measured
 from verify.laws.compare import demand_same, show
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import flattened, is_packed, local_results, local_rows, pick_rows, shared_operands
 from verify.measure import Measured, Unchanged, run_kernel, run_tensors
 
@@ -53,11 +53,6 @@ def _dims(subject: Subject) -> list[Dims]:
 
 def _space(subject: Subject) -> Space:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_dims(subject))
-
-
-def _every_shape(subject: Subject, chosen: Space) -> tuple[Case, ...]:
-    # no search is needed where there are so few: each shape is tried every time, and drawn again with other values
-    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -123,10 +118,6 @@ def _many_rows(subject: Subject) -> Space:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
 
-def _each_width(subject: Subject, chosen: Space) -> tuple[Case, ...]:
-    return tuple(plain_case(subject, dims) for dims in chosen.shapes)
-
-
 def _check_many_rows(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     whole = run_kernel(kernel, case, subject.backend.device)
@@ -150,7 +141,8 @@ LAWS: Sequence[Law] = (
         summary="any rank and size gives the bits of the same values as a matrix, empty tensors included",
         space=_space,
         check=_check,
-        examples=_every_shape,
+        # no search is needed where there are so few: each shape is tried every time, and drawn again with other values
+        examples=plain_cases,
         share=0.5,
     ),
     Law(
@@ -159,7 +151,7 @@ LAWS: Sequence[Law] = (
         space=_many_rows,
         check=_check_many_rows,
         applies=_has_many_rows,
-        examples=_each_width,
+        examples=plain_cases,
         share=0.05,
     ),
 )

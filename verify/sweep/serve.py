@@ -40,6 +40,7 @@ def spaces(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, A
     """
     found, references, skipped, hints = [], [], [], []
     place: dict[str, str] = {}
+    own = own_digest()
     for target in request.get("targets") or [request["target"]]:
         source = target.partition("::")[0]
         loaded = load(Target.parse(target))
@@ -53,7 +54,7 @@ def spaces(request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, A
                     raise
                 skipped.append(error.message)
                 hints.append(error.hint or "")
-        place |= {f"sources of {source}": sources_of(loaded[0]), f"verify of {source}": own_digest()}
+        place |= {f"sources of {source}": sources_of(loaded[0]), f"verify of {source}": own}
     return {"spaces": found, "references": references, "skipped": skipped, "hints": hints, "place": place}
 
 
