@@ -153,3 +153,16 @@ def test_a_rolled_chunk_has_new_cases_of_every_dtype_and_stops_at_an_alarm(backe
     assert cases == 5 and alarm == f"the 27th {seen[-1].to_json()}"
     assert [case.to_json() for case in seen[22:]] == first[:5]
     assert rolled(law, [], 1, 11) == (0, "")
+
+
+def test_cases_of_a_law_that_compiles_come_in_groups_of_one_structure() -> None:
+    seen: list[Case] = []
+    law = replace(registry.get("compiled"), check=lambda subject, case: seen.append(case))
+    kernel = verify.kernel(op="silu", dtypes=["float32"])(lambda x: x)
+    subject = Subject(kernel, "float32", None, Sizes(elements=300, width=300, depth=64))  # type: ignore[arg-type]
+    assert rolled(law, [subject], 1, 60) == (60, "")
+    structures = [(case.dims, case.layouts, case.fill, case.upstream) for case in seen]
+    groups = [structures[:25], structures[25:50], structures[50:]]
+    assert all(group.count(group[0]) == len(group) for group in groups)
+    assert any(group[0] != groups[0][0] for group in groups)
+    assert len({case.seed for case in seen}) > 50

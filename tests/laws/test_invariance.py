@@ -238,3 +238,29 @@ def test_configurations_that_the_tuner_prunes_are_not_forced() -> None:
         _tuned_kernel.early_config_prune = None
         _tuned_kernel.cache.clear()
     assert _tuned_kernel.configs == before
+
+
+def test_watching_a_tuner_times_nothing_and_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner, x = _tuned_kernel, torch.ones(40, device=backends.select().device)
+    tuner.cache.clear()
+    tuner.cache["as before"] = tuner.configs[1]
+    before = dict(vars(tuner))
+    called: list[int] = []
+    times = []
+
+    def bench(self, *args, config, **meta):
+        times.append(self.do_bench(lambda: called.append(1), quantiles=(0.5, 0.2, 0.8)))
+        return times[-1]
+
+    if backends.select().name == "interpreter":  # which asks no stopwatch
+        monkeypatch.setattr(type(tuner), "_bench", bench)
+    with launched() as found:
+        tuned(False)(x)
+        assert [each.tuner for each in found] == [tuner]
+        assert len(tuner.cache) == 1 and set(tuner.cache.values()) == {tuner.configs[0]}
+    assert vars(tuner).keys() == before.keys()
+    assert tuner.cache == {"as before": tuner.configs[1]}
+    tuner.cache.clear()
+    if times:
+        assert times == [[0.0, 0.0, 0.0]] * 2
+        assert len(called) == 4

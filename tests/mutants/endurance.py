@@ -7,7 +7,8 @@ is compiled for it serves many cases, and takes next the law that has had the le
 laws reach their number and dear ones have had as much of it as the others.
 
 The first chunk of a law and a twin is what the engine does: the law's fixed cases, then a short search. All others are
-rolled, each factor of a case by chance: a correct kernel gives a search nothing to find.
+rolled, each factor of a case by chance: a correct kernel gives a search nothing to find. Of a law that compiles for
+seconds each case that is rolled is followed by others with the same shape and layouts and other values.
 
 A finished chunk, with a seed of its own (its number), is a line of the state file, so that a run that was stopped goes
 on where it was. A worker that dies (an illegal access is the end of a process on a GPU) is an alarm, and replaced.
@@ -33,6 +34,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from verify import backends
 
 CHUNK_SECONDS = 3.0  # what a chunk should take: short against a run, long against starting a search
@@ -41,6 +44,7 @@ HANGS_SECONDS, GRACE_SECONDS = 600.0, 30.0  # for a chunk; for one that is under
 STAY_SECONDS = 20.0  # with one twin, if others are waiting
 # Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
 LARGE = ("many rows", "large offsets", "large tensors")
+SHARED = {"compiled": 25}  # cases with values of their own that share what is compiled
 ALONE = ("large offsets", "large tensors")  # one at a time on a GPU: each holds many gigabytes
 
 Entry = dict[str, Any]
@@ -90,8 +94,12 @@ def rolled(law: Any, subjects: list[Any], number: int, count: int) -> tuple[int,
     for place, subject in enumerate(subjects):
         space = law.space(subject)
         generator = random.Random(f"{law.name}/{subject.kernel.name}/{subject.dtype}/{number}")
-        for _ in range(place, count, len(subjects)):
-            case = space.roll(generator)
+        shared = SHARED.get(law.name, 1)
+        for turn in range(len(range(place, count, len(subjects)))):
+            if turn % shared == 0:
+                case = space.roll(generator)
+            else:
+                case = msgspec.structs.replace(case, seed=generator.getrandbits(16))
             tried += 1
             try:
                 attempt(law, subject, case)

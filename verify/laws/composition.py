@@ -1,7 +1,7 @@
 """Composition: the kernel keeps its word inside the rest of PyTorch.
 
 * compiled: under `torch.compile` (AOT autograd, eager backend: tracing, nothing else) outputs and gradients have the
-  bits of the plain call, for a first shape and for another one afterwards.
+  bits of the plain call, for a first shape, for another one afterwards, and for other values in the first.
 * custom operators: `torch.library.opcheck` accepts every custom operator that the kernel calls, forward and backward:
   its schema tells the truth about what it changes and aliases, and its fake implementation about shapes and strides.
 * autocast: inside `torch.autocast` a call gives one of three results, to the bit, gradients included: what it gives
@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from verify.backends.interpreter import untraced
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
+from verify.declaration import Kernel
 from verify.errors import KernelError
 from verify.formats import named, torch_dtype
 from verify.laws.compare import demand_same
@@ -50,25 +51,52 @@ def _one(subject: Subject, chosen: Space) -> tuple[Case, ...]:
 # -- torch.compile -------------------------------------------------------------------------------------
 
 
+class _Programs:
+    """What was compiled last. Cases that differ in nothing but their values share it: compiling takes seconds."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Kernel, Case] | None = None
+        self._compiled: Kernel | None = None
+
+    def program(self, kernel: Kernel, case: Case) -> Kernel:
+        """The kernel under `torch.compile`, which has seen cases of this structure and nothing else."""
+        structure = msgspec.structs.replace(case, seed=0, values={}, edits={})
+        if self._compiled is None or self._made != (kernel, structure):
+            self.forget()
+            self._made = (kernel, structure)
+            self._compiled = replace(kernel, function=torch.compile(kernel.function, backend="aot_eager"))
+        return self._compiled
+
+    def forget(self) -> None:
+        """What other cases compiled must neither help nor exhaust the recompile limit."""
+        self._made = self._compiled = None
+        torch._dynamo.reset()
+
+
+_PROGRAMS = _Programs()
+
+
 def _check_compiled(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
-    torch._dynamo.reset()  # what other cases compiled must neither help nor exhaust the recompile limit
-    compiled = dataclasses.replace(kernel, function=torch.compile(kernel.function, backend="aot_eager"))
+    compiled = _PROGRAMS.program(kernel, case)
     # elements that a case spells out fit its own shape only
     larger = msgspec.structs.replace(case, dims=tuple(size + 1 for size in case.dims), values={}, edits={})
+    refilled = msgspec.structs.replace(case, seed=case.seed + 1, values={}, edits={})
+    tried = ((case, "the first"), (larger, "another shape"), (refilled, "other values in the first shape"))
     try:
-        for shaped in (case, larger):
-            expected = run_kernel(kernel, shaped, device).results
+        for each, call in tried:
+            expected = run_kernel(kernel, each, device).results
             try:
                 with untraced() if subject.backend.name == "interpreter" else nullcontext():
-                    got = run_kernel(compiled, shaped, device).results
+                    got = run_kernel(compiled, each, device).results
             except KernelError as error:
                 raise Broken("the kernel fails under torch.compile", case, {"raised": str(error)}) from error
             rule = "torch.compile changes the results"
-            facts = {"dims": str(list(shaped.dims))}
+            facts = {"dims": str(list(each.dims)), "call": call}
             demand_same(case, got, expected, rule, labels=("compiled", "eager"), facts=facts)
-    finally:
-        torch._dynamo.reset()
+    except BaseException:
+        _PROGRAMS.forget()  # it answers for nothing but what was in it
+        raise
 
 
 # -- custom operators ----------------------------------------------------------------------------------
@@ -132,7 +160,7 @@ def _with(subject: Subject, prepare: Callable[[Tensor], Tensor]) -> Any:
     def function(*operands: Any, **keywords: Any) -> Any:
         return subject.kernel.function(*(prepare(each) for each in operands), **keywords)
 
-    return dataclasses.replace(subject.kernel, function=function)
+    return replace(subject.kernel, function=function)
 
 
 def _results(kernel: Any, subject: Subject, case: Case, autocast: torch.dtype | None) -> dict[str, Tensor]:

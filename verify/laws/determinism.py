@@ -1,7 +1,7 @@
 """Run-to-run determinism: the same call gives the same bits, however often, and whatever was called between.
 
 The first call is made with the caches of every Triton autotuner empty, so that it is the one that tunes (and runs
-the kernel once per configuration); the second repeats it; a call on another shape follows; the third must still
+the kernel twice per configuration); the second repeats it; a call on another shape follows; the third must still
 give the first call's bits, gradients included.
 """
 
@@ -32,16 +32,16 @@ def _check(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     with launched():
         first = run_kernel(kernel, case, device)
-    results = first.snapshot()
-    second = run_kernel(kernel, case, device)
-    rule = "the same call gives other bits"
-    demand_same(case, second.at_hand.results, results, rule, labels=("second call", "first call"))
-    other = msgspec.structs.replace(case, dims=_other_shape(case), layouts={})
-    run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
-    third = run_kernel(kernel, case, device)
-    rule = "the same call gives other bits after a call on another shape"
-    facts = {"call between": f"dims {list(other.dims)}"}
-    demand_same(case, third.at_hand.results, results, rule, labels=("third call", "first call"), facts=facts)
+        results = first.snapshot()
+        second = run_kernel(kernel, case, device)
+        rule = "the same call gives other bits"
+        demand_same(case, second.at_hand.results, results, rule, labels=("second call", "first call"))
+        other = msgspec.structs.replace(case, dims=_other_shape(case), layouts={})
+        run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
+        third = run_kernel(kernel, case, device)
+        rule = "the same call gives other bits after a call on another shape"
+        facts = {"call between": f"dims {list(other.dims)}"}
+        demand_same(case, third.at_hand.results, results, rule, labels=("third call", "first call"), facts=facts)
 
 
 LAWS: Sequence[Law] = (
