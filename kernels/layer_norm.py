@@ -96,6 +96,11 @@ import torch
 import triton
 import triton.language as tl
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a Triton without them: one kernel after the other
+    gdc_launch_dependents = gdc_wait = None
+
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
 
 # 16-bit sums with |mean| rstd above this are worked on in float64
@@ -134,13 +139,19 @@ def _cut(value, unit):
 @triton.jit
 def _exponent(value):
     """floor(log2(value)) of a positive normal float64; 1024 for inf and NaN, -1023 below normal."""
-    return ((value.to(tl.int64, bitcast=True) >> 52) & 0x7FF) - 1023
+    return ((value.to(tl.int64, bitcast=True) >> 52) & 0x7FF).to(tl.int32) - 1023
 
 
 @triton.jit
 def _power_of_two(exponent):
     """2.0**exponent for -1022 <= exponent <= 1023."""
-    return ((exponent + 1023) << 52).to(tl.float64, bitcast=True)
+    return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _power_of_two_32(exponent):
+    """2.0**exponent in float32 for -126 <= exponent <= 127."""
+    return ((exponent + 127) << 23).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -345,6 +356,36 @@ def _affine(y, w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexp
 
 
 @triton.jit
+def _packed(pointer, BLOCK: tl.constexpr):
+    """BLOCK bfloat16 numbers as they lie in memory, two to an int32: they share a register until unpacked."""
+    return tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + tl.arange(0, BLOCK // 2))
+
+
+@triton.jit
+def _unpacked(pairs, zero, BLOCK: tl.constexpr):
+    """What _packed read, as float32. A `zero` that the compiler does not know keeps it from doing this early."""
+    low = (pairs << (16 + zero)).to(tl.float32, bitcast=True)
+    high = (pairs & (-65536 + zero)).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(low, high), (BLOCK,))
+
+
+@triton.jit
+def _row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+    """16-bit numbers; as float32 if they are PACKED."""
+    if PACKED:
+        return _unpacked(_packed(pointer, BLOCK), 0, BLOCK)
+    else:
+        return tl.load(pointer + cols, mask=mask, other=0.0)
+
+
+@triton.jit
+def _prefetch(pointers):
+    """Ask for these addresses to be read into the second-level cache: no registers, no waiting."""
+    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(code, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _forward_hard_row(
     x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, n_cols, eps, inv,
     BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
@@ -414,6 +455,8 @@ def _forward_kernel(
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
     MARK: tl.constexpr,  # FAST: the backward pass adds up in float64
+    PACKED: tl.constexpr,  # FAST with HAS_R: FULL, and all operands and vectors are bfloat16
+    LATER: tl.constexpr,  # FAST, FULL: the row so many programs later is asked for as well, unless 0
     AGAIN: tl.constexpr,  # x is read twice, the second time from the first-level cache: float64 takes the registers
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
@@ -427,13 +470,20 @@ def _forward_kernel(
     x_ptr += row * x_stride
     r_ptr += row * r_stride
     if FAST:
-        x = tl.load(x_ptr + cols, mask=mask, other=0.0)
+        x = _row(x_ptr, cols, mask, BLOCK, PACKED)
+        if LATER > 0:  # noqa: SIM102 (decided when the kernel is compiled)
+            if row + LATER < tl.num_programs(0):
+                STEP: tl.constexpr = 16 if HAS_R else 32  # columns for each thread
+                line = tl.arange(0, BLOCK // STEP) * STEP
+                _prefetch(x_ptr + LATER * x_stride + line)
+                if HAS_R:
+                    _prefetch(r_ptr + LATER * r_stride + line)
         shift = 0.0
         if HAS_R:
-            r = tl.load(r_ptr + cols, mask=mask, other=0.0)
+            r = _row(r_ptr, cols, mask, BLOCK, PACKED)
             i = x
             if HAS_I:
-                i = tl.load(i_ptr + cols, mask=mask, other=0.0)
+                i = _row(i_ptr, cols, mask, BLOCK, PACKED)
             x, low = _half_pair(x, i, r, HAS_I, HAS_R)
             i0 = tl.load(i_ptr) if HAS_I else 0.0
             shift, shift_low = _half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
@@ -467,10 +517,16 @@ def _forward_kernel(
         if tl.abs(mean) * rstd <= _FAR:
             mark = _mark(mean, var) if MARK else 1.0
             up, mean, mean_low, rstd = _scaled(mean, mean_low, rstd)
-            y = _xhat(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
-            y = _affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
-            tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
+            # now: their registers are needed
             _store_stats(stats_ptr + row * 4, up * mark, mean * mark, mean_low * mark, rstd / mark)
+            y = _xhat(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
+            if PACKED:
+                w = _unpacked(_packed(w_ptr, BLOCK), n_cols >> 31, BLOCK) if HAS_W else 1.0
+                b = _unpacked(_packed(b_ptr, BLOCK), n_cols >> 31, BLOCK) if HAS_B else 0.0
+            else:
+                w, b = _vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+            y = _scale_and_shift(y, w, b, HAS_W, HAS_B)
+            tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
         else:
             tl.debug_barrier()  # other threads store these elements of s
             _forward_hard_row(
@@ -809,6 +865,7 @@ def _backward_kernel(
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
     REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
+    EARLY: tl.constexpr,  # the kernel that follows may be launched before this one ends
     AHEAD: tl.constexpr,  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
 ):
     """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
@@ -908,17 +965,12 @@ def _backward_kernel(
             # 2^lift makes float32 overflow where |dy| or |g| reaches 2^TOP / rstd or 2^100: then the
             # sum is inf or NaN.
             lift = tl.minimum(tl.maximum(128 - TOP + e + 1, 28), 126)
-            lifted = dy * _power_of_two(lift).to(T)
+            lifted = dy * _power_of_two_32(lift)
             if HAS_W:
                 lifted *= w_raw.to(T)
             c1, c2 = _sums(lifted, g * xhat)
-            c1 *= _power_of_two(-lift).to(T)
+            c1 *= _power_of_two_32(-lift)
             size = tl.abs(c1) + tl.abs(c2)
-            usual = (size >= 2.0**-60) & (size < float("inf"))
-            suspect = tl.where(far | (usual == 0), 1, 0)
-            suspect = tl.where(size == 0, suspect * 2, suspect)
-            tl.store(suspect_ptr + row, suspect)
-            seen = tl.maximum(seen, suspect)
             c1 *= inv
             c2 *= inv
         elif WHOLE:
@@ -952,6 +1004,14 @@ def _backward_kernel(
         tl.store(dx_ptr + row * n_cols + cols, _rounded(dx, dx_ptr), mask=mask)
         if HAS_DR:
             tl.store(dr_ptr + row * n_cols + cols, _rounded(dx, dr_ptr), mask=mask)
+        if FAST:
+            usual = (size >= 2.0**-60) & (size < float("inf"))
+            suspect = tl.where(far | (usual == 0), 1, 0)
+            suspect = tl.where(size == 0, suspect * 2, suspect)
+            tl.store(suspect_ptr + row, suspect)
+            seen = tl.maximum(seen, suspect)
+    if EARLY:
+        gdc_launch_dependents()
     size = programs.to(tl.int64) * n_cols
     part_ptr += pid * n_cols
     if NEED_W:
@@ -1013,11 +1073,13 @@ def _backward_paired_kernel(
     HAS_W: tl.constexpr,
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
+    AHEAD: tl.constexpr,  # this row and the next ones: AHEAD - 1 rows in shared memory
+    EARLY: tl.constexpr,  # the kernel that follows may be launched before this one ends
 ):
     """_backward_kernel for long float32 rows: float32 pairs where they matter, fewer registers.
 
-    The row lives in PARTS blocks, worked on one after the other to keep few temporaries alive: 0.94
-    of copy, where float64 throughout spills registers and reaches 0.60."""
+    The row lives in PARTS blocks, worked on one after the other to keep few temporaries alive. weight stays in
+    registers."""
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     cols = tl.arange(0, BLOCK)
@@ -1027,19 +1089,24 @@ def _backward_paired_kernel(
     inv = 1.0 / (pid.to(D) * 0.0 + n_cols)
     acc_w = ()
     acc_b = ()
-    x_next = ()
-    dy_next = ()
+    w_row = ()
     for k in tl.static_range(PARTS):
-        there = (every if FULL else cols + k * BLOCK < n_cols) & (pid < n_rows)
-        at = cols + k * BLOCK
         acc_w = acc_w + (tl.zeros((BLOCK,), F),)
         acc_b = acc_b + (tl.zeros((BLOCK,), D),)
-        x_next = x_next + (tl.load(x_ptr + pid * x_stride + at, mask=there, other=0.0),)
-        dy_next = dy_next + (tl.load(dy_ptr + pid * dy_stride + at, mask=there, other=0.0),)
+        if HAS_W:
+            mask = every if FULL else cols + k * BLOCK < n_cols
+            w_row = w_row + (tl.load(w_ptr + cols + k * BLOCK, mask=mask, other=0.0),)
     up_n, mean_n, low_n, rstd_n = _load_stats(stats_ptr + pid * 4, pid < n_rows)
     seen = programs * 0
-    for row_ in range(pid, n_rows, programs):
+    for row_ in tl.range(pid, n_rows, programs, num_stages=AHEAD):
         row = pid * 0 + row_
+        x_raw = ()
+        dy_raw = ()
+        for k in tl.static_range(PARTS):
+            mask = every if FULL else cols + k * BLOCK < n_cols
+            at = cols + k * BLOCK
+            x_raw = x_raw + (tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0),)
+            dy_raw = dy_raw + (tl.load(dy_ptr + row * dy_stride + at, mask=mask, other=0.0),)
         up64, mean64, low64, rstd = _scaled(mean_n, low_n, rstd_n)
         up = up64.to(F)
         mean = mean64.to(F)
@@ -1054,36 +1121,23 @@ def _backward_paired_kernel(
         new_b = ()
         for k in tl.static_range(PARTS):
             mask = every if FULL else cols + k * BLOCK < n_cols
-            d = tl.fma(x_next[k], up, -mean)
+            d = tl.fma(x_raw[k], up, -mean)
             if not FULL:
                 d = tl.where(mask, d, 0.0)
-            g = dy_next[k]
+            g = dy_raw[k]
             xhat = tl.fma(d, r, tl.fma(d, r_low, shift))
             new_w = new_w + (tl.fma(g, xhat, acc_w[k]),)
             new_b = new_b + (acc_b[k] + g.to(D),)
-            lifted = g * 2.0**36  # overflows where |dy| or |g| reaches 2^92: s1 is inf or NaN
+            g *= 2.0**36  # overflows where |dy| or |g| reaches 2^92: s1 is inf or NaN
             if HAS_W:
-                w = tl.load(w_ptr + cols + k * BLOCK, mask=mask, other=0.0)
-                g *= w
-                lifted *= w
-            s1 += lifted.to(D)
+                g *= w_row[k]
+            s1 += g.to(D)
             s2 = tl.fma(g.to(D), d.to(D), s2)
         acc_w = new_w
         acc_b = new_b
-        x_raw = x_next
-        dy_raw = dy_next
-        x_next = ()
-        dy_next = ()
         s1, s2 = _sums(s1, s2)
         s1 *= 2.0**-36
-        # b d is of ordinary size where b may not be. rstd < 2^24: rstd |g| < 2^116
-        size = (tl.abs(s1) + tl.abs(s2) * rstd) * inv
-        usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
-        usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
-        suspect = tl.where(usual, 0, 1)
-        suspect = tl.where(size == 0, suspect * 2, suspect)
-        tl.store(suspect_ptr + row, suspect)
-        seen = tl.maximum(seen, suspect)
+        s2 *= 2.0**-36
         b = (s2 - low64 * s1) * (rstd * rstd * rstd * inv)
         c = b * low64 - s1 * (inv * rstd)
         b_high = b.to(F)
@@ -1092,20 +1146,25 @@ def _backward_paired_kernel(
         c_low = (c - c_high.to(D)).to(F)
         for k in tl.static_range(PARTS):
             mask = every if FULL else cols + k * BLOCK < n_cols
-            there = mask & (nxt < n_rows)
-            at = cols + k * BLOCK
             d = tl.fma(x_raw[k], up, -mean)
             g = dy_raw[k]
             g_low = g * 0.0
             if HAS_W:
-                w = tl.load(w_ptr + at, mask=mask, other=0.0)
-                g = dy_raw[k] * w
-                g_low = tl.fma(dy_raw[k], w, g * -1.0)
-            x_next = x_next + (tl.load(x_ptr + nxt * x_stride + at, mask=there, other=0.0),)
-            dy_next = dy_next + (tl.load(dy_ptr + nxt * dy_stride + at, mask=there, other=0.0),)
+                g = dy_raw[k] * w_row[k]
+                g_low = tl.fma(dy_raw[k], w_row[k], g * -1.0)
             low = tl.fma(g, r_low, tl.fma(g_low, r, tl.fma(d, b_low * -1.0, c_low)))
             dx = tl.fma(g, r, tl.fma(d, b_high * -1.0, c_high + low)) * up
-            tl.store(dx_ptr + row * n_cols + at, dx, mask=mask)
+            tl.store(dx_ptr + row * n_cols + cols + k * BLOCK, dx, mask=mask)
+        # b d is of ordinary size where b may not be. rstd < 2^24: rstd |g| < 2^116
+        size = (tl.abs(s1) + tl.abs(s2) * rstd) * inv
+        usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
+        usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
+        suspect = tl.where(usual, 0, 1)
+        suspect = tl.where(size == 0, suspect * 2, suspect)
+        tl.store(suspect_ptr + row, suspect)
+        seen = tl.maximum(seen, suspect)
+    if EARLY:
+        gdc_launch_dependents()
     size = programs.to(tl.int64) * n_cols
     for k in tl.static_range(PARTS):
         mask = every if FULL else cols + k * BLOCK < n_cols
@@ -1187,12 +1246,15 @@ def _columns_kernel(
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
+    EARLY: tl.constexpr,  # launched before the kernel that makes the partial sums has ended
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The partial column sums added up, in float64 and in a fixed order.
 
     REDO: those of programs with hard rows are redone."""
+    if EARLY:
+        gdc_wait()  # for all that it has written
     which = tl.program_id(1)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
@@ -1333,6 +1395,12 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
                 warps = max(1, min(16, block // 512))
             # 64 registers: a quarter more rows in flight than the 79 the compiler would take
             limit = {"maxnreg": 64} if fast and (block >= 2048 or residual is not None) else {}
+            vectors = (x, residual, input_bias, weight, bias)
+            packed = fast and residual is not None and block == n >= 2048
+            packed = packed and all(t is None or t.dtype == torch.bfloat16 for t in vectors)
+            # as many rows later as an H200 works on at a time, or a quarter of them where two operands are read
+            later = (528 if residual is None else 132) * 8192 // block
+            later = later if fast and block == n >= 2048 and x.is_cuda and torch.version.cuda is not None else 0
             if not fast and residual is not None and block <= 4096:
                 warps, limit = max(1, block // (256 if input_bias is None else 512)), {"maxnreg": 64}
             # in float64 a row would leave a multiprocessor room for two; three wait less for each other
@@ -1340,14 +1408,20 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
             if again:
                 warps, limit = 16, {"maxnreg": 40}
             _forward_kernel[(m,)](
-                *common, *scalars, BLOCK=block, FULL=int(block == n), FAST=int(fast), MARK=int(mark), AGAIN=int(again),
-                **flags, num_warps=warps, **limit,
+                *common, *scalars, BLOCK=block, FULL=int(block == n), FAST=int(fast), MARK=int(mark),
+                PACKED=int(packed), LATER=later, AGAIN=int(again), **flags, num_warps=warps, **limit,
             )  # fmt: skip
         if redo:
             _forward_hard_rows_kernel[(triton.cdiv(m, 32),)](
                 *common, *scalars, m, ROWS=32, BLOCK=min(block, 512), **flags, num_warps=4
             )
     return y, s, stats
+
+
+def _may_start_early(tensor):
+    """Whether a kernel on this device may be launched while the one before it ends (programmatic dependent launch)."""
+    nvidia = gdc_wait is not None and tensor.is_cuda and torch.version.cuda is not None
+    return nvidia and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
 
 
 def _ahead(rows, block, stages):
@@ -1393,7 +1467,7 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     columns = 1
     if paired:
         waves = triton.cdiv(m, _PAIRED_PROGRAMS * _PAIRED_SUM)
-        programs, warps = _PAIRED_PROGRAMS * waves, 16
+        programs, warps = _PAIRED_PROGRAMS * waves, 8
     elif whole and not kinds:  # nothing to sum over rows: one row per program
         programs, warps = m, max(1, min(16, block // (1024 if fast and plain else 512)))
     elif fast and plain:
@@ -1439,12 +1513,13 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     limit = {"maxnreg": 128} if fast or (whole and kinds) else {}
     if limit and aligned and not plain and warps <= 8:
         limit = {"maxnreg": 200 if fast else 255 if need_i else 128}
+    early = int(kinds > 0 and _may_start_early(x))
     with _Device(x):
         if paired:
             _backward_paired_kernel[(programs,)](
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=block // 8, PARTS=8, FULL=int(block == n), HAS_W=has["HAS_W"], **needs,
-                num_warps=warps, maxnreg=128,
+                AHEAD=_ahead(rows, block, 3), EARLY=early, num_warps=warps, maxnreg=255,
             )  # fmt: skip
         else:
             if not whole:
@@ -1458,7 +1533,8 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
                 BLOCK=block, FULL=int(n % block == 0), WHOLE=int(whole), FAST=int(fast),
                 WIDE=int(wide), TOP=top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
-                **needs, NEED_I=need_i, REDO=int(redo and not once), AHEAD=ahead, num_warps=warps, **limit,
+                **needs, NEED_I=need_i, REDO=int(redo and not once), EARLY=early,
+                AHEAD=ahead, num_warps=warps, **limit,
             )  # fmt: skip
         if once:
             _marked_rows_kernel[(triton.cdiv(m, 32),)](
@@ -1472,8 +1548,8 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
             _columns_kernel[(triton.cdiv(n, width), kinds)](
                 part, dw, db, di, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, programs, n,
-                REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=need_i,
-                ROWS=depth, BLOCK=width, num_warps=4,
+                REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=need_i, EARLY=early,
+                ROWS=depth, BLOCK=width, num_warps=4, **({"launch_pdl": True} if early else {}),
             )  # fmt: skip
     return dx, dr, di, dw, db
 

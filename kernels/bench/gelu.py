@@ -5,7 +5,7 @@
 
 1.00 means as fast as `copy_` moving the same number of bytes (each input read once, each output written once),
 measured in the same run; above it, a kernel reads more than it writes, which the memory likes better than a copy.
-All contenders of a row take turns, and the figure is the ratio of medians over the rounds; 256 MiB written before
+All contenders of a row take turns, and the figure is the ratio of medians over the rounds; 1 GiB written before
 every call keep launch time out of it and clear the cache. "liger" is liger_kernel's Triton kernel where that package
 is installed (GEGLU, tanh form). Three distributions, because arithmetic draws power and branches depend on data:
 normal of standard deviation 1 and 3, and finite values of uniformly random bits.
@@ -49,7 +49,7 @@ def draw(n: int, dtype: torch.dtype, distribution: str) -> torch.Tensor:
 
 def medians(calls: Runs, rounds: int) -> dict[str, float]:
     """Milliseconds of each call; all take turns."""
-    spacer = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
+    spacer = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
     for call in calls.values():
         call()
         call()
