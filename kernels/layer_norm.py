@@ -76,9 +76,10 @@ adds these partial sums in float64. The same bits come out of a faithful interpr
 order inside a block's sum and rsqrt of float64 (1 ulp), both about 2^-52 before a rounding to 24 bits
 or fewer.
 
-**Memory.** Rows that fit in registers are loaded and stored once, and the next row is loaded while
-the present one is reduced (backward). Longer rows are read twice, from L2 if they fit there; so are
-float32 rows of 8,192 columns (forward), from L1.
+**Memory.** Rows that fit in registers are loaded and stored once. The next rows are on their way while
+the present one is reduced: into shared memory or registers (backward), into L2 (forward, 16 bits).
+Longer rows are read twice, from L2 if they fit there; so are float32 rows of 8,192 columns (forward),
+from L1.
 
 **Layouts.** Results are bit for bit those of contiguous operands. A row stride is taken as it is where
 Triton compiles the same kernel for it as for N: both are multiples of 16 or neither, and neither is 1.
@@ -95,11 +96,6 @@ import struct
 import torch
 import triton
 import triton.language as tl
-
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # a Triton without them: one kernel after the other
-    gdc_launch_dependents = gdc_wait = None
 
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
 
@@ -370,7 +366,7 @@ def _unpacked(pairs, zero, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+def _read_row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
     """16-bit numbers; as float32 if they are PACKED."""
     if PACKED:
         return _unpacked(_packed(pointer, BLOCK), 0, BLOCK)
@@ -470,7 +466,7 @@ def _forward_kernel(
     x_ptr += row * x_stride
     r_ptr += row * r_stride
     if FAST:
-        x = _row(x_ptr, cols, mask, BLOCK, PACKED)
+        x = _read_row(x_ptr, cols, mask, BLOCK, PACKED)
         if LATER > 0:  # noqa: SIM102 (decided when the kernel is compiled)
             if row + LATER < tl.num_programs(0):
                 STEP: tl.constexpr = 16 if HAS_R else 32  # columns for each thread
@@ -480,10 +476,10 @@ def _forward_kernel(
                     _prefetch(r_ptr + LATER * r_stride + line)
         shift = 0.0
         if HAS_R:
-            r = _row(r_ptr, cols, mask, BLOCK, PACKED)
+            r = _read_row(r_ptr, cols, mask, BLOCK, PACKED)
             i = x
             if HAS_I:
-                i = _row(i_ptr, cols, mask, BLOCK, PACKED)
+                i = _read_row(i_ptr, cols, mask, BLOCK, PACKED)
             x, low = _half_pair(x, i, r, HAS_I, HAS_R)
             i0 = tl.load(i_ptr) if HAS_I else 0.0
             shift, shift_low = _half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
@@ -517,7 +513,7 @@ def _forward_kernel(
         if tl.abs(mean) * rstd <= _FAR:
             mark = _mark(mean, var) if MARK else 1.0
             up, mean, mean_low, rstd = _scaled(mean, mean_low, rstd)
-            # now: their registers are needed
+            # before y is made, which needs their registers
             _store_stats(stats_ptr + row * 4, up * mark, mean * mark, mean_low * mark, rstd / mark)
             y = _xhat(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
             if PACKED:
@@ -865,7 +861,6 @@ def _backward_kernel(
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
     REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
-    EARLY: tl.constexpr,  # the kernel that follows may be launched before this one ends
     AHEAD: tl.constexpr,  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
 ):
     """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
@@ -1004,14 +999,12 @@ def _backward_kernel(
         tl.store(dx_ptr + row * n_cols + cols, _rounded(dx, dx_ptr), mask=mask)
         if HAS_DR:
             tl.store(dr_ptr + row * n_cols + cols, _rounded(dx, dr_ptr), mask=mask)
-        if FAST:
+        if FAST:  # asked here, where nothing waits for the answer
             usual = (size >= 2.0**-60) & (size < float("inf"))
             suspect = tl.where(far | (usual == 0), 1, 0)
             suspect = tl.where(size == 0, suspect * 2, suspect)
             tl.store(suspect_ptr + row, suspect)
             seen = tl.maximum(seen, suspect)
-    if EARLY:
-        gdc_launch_dependents()
     size = programs.to(tl.int64) * n_cols
     part_ptr += pid * n_cols
     if NEED_W:
@@ -1074,7 +1067,6 @@ def _backward_paired_kernel(
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     AHEAD: tl.constexpr,  # this row and the next ones: AHEAD - 1 rows in shared memory
-    EARLY: tl.constexpr,  # the kernel that follows may be launched before this one ends
 ):
     """_backward_kernel for long float32 rows: float32 pairs where they matter, fewer registers.
 
@@ -1155,7 +1147,8 @@ def _backward_paired_kernel(
             low = tl.fma(g, r_low, tl.fma(g_low, r, tl.fma(d, b_low * -1.0, c_low)))
             dx = tl.fma(g, r, tl.fma(d, b_high * -1.0, c_high + low)) * up
             tl.store(dx_ptr + row * n_cols + cols + k * BLOCK, dx, mask=mask)
-        # b d is of ordinary size where b may not be. rstd < 2^24: rstd |g| < 2^116
+        # (Asked here, where nothing waits for the answer.) b d is of ordinary size where b may not be.
+        # rstd < 2^24: rstd |g| < 2^116
         size = (tl.abs(s1) + tl.abs(s2) * rstd) * inv
         usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
         usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
@@ -1163,8 +1156,6 @@ def _backward_paired_kernel(
         suspect = tl.where(size == 0, suspect * 2, suspect)
         tl.store(suspect_ptr + row, suspect)
         seen = tl.maximum(seen, suspect)
-    if EARLY:
-        gdc_launch_dependents()
     size = programs.to(tl.int64) * n_cols
     for k in tl.static_range(PARTS):
         mask = every if FULL else cols + k * BLOCK < n_cols
@@ -1246,15 +1237,12 @@ def _columns_kernel(
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
-    EARLY: tl.constexpr,  # launched before the kernel that makes the partial sums has ended
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The partial column sums added up, in float64 and in a fixed order.
 
     REDO: those of programs with hard rows are redone."""
-    if EARLY:
-        gdc_wait()  # for all that it has written
     which = tl.program_id(1)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
@@ -1398,8 +1386,8 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
             vectors = (x, residual, input_bias, weight, bias)
             packed = fast and residual is not None and block == n >= 2048
             packed = packed and all(t is None or t.dtype == torch.bfloat16 for t in vectors)
-            # as many rows later as an H200 works on at a time, or a quarter of them where two operands are read
-            later = (528 if residual is None else 132) * 8192 // block
+            # half as many rows later as an H200 works on at a time, or a quarter where two operands are read
+            later = (264 if residual is None else 132) * 8192 // block
             later = later if fast and block == n >= 2048 and x.is_cuda and torch.version.cuda is not None else 0
             if not fast and residual is not None and block <= 4096:
                 warps, limit = max(1, block // (256 if input_bias is None else 512)), {"maxnreg": 64}
@@ -1416,12 +1404,6 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
                 *common, *scalars, m, ROWS=32, BLOCK=min(block, 512), **flags, num_warps=4
             )
     return y, s, stats
-
-
-def _may_start_early(tensor):
-    """Whether a kernel on this device may be launched while the one before it ends (programmatic dependent launch)."""
-    nvidia = gdc_wait is not None and tensor.is_cuda and torch.version.cuda is not None
-    return nvidia and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
 
 
 def _ahead(rows, block, stages):
@@ -1513,13 +1495,12 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
     limit = {"maxnreg": 128} if fast or (whole and kinds) else {}
     if limit and aligned and not plain and warps <= 8:
         limit = {"maxnreg": 200 if fast else 255 if need_i else 128}
-    early = int(kinds > 0 and _may_start_early(x))
     with _Device(x):
         if paired:
             _backward_paired_kernel[(programs,)](
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=block // 8, PARTS=8, FULL=int(block == n), HAS_W=has["HAS_W"], **needs,
-                AHEAD=_ahead(rows, block, 3), EARLY=early, num_warps=warps, maxnreg=255,
+                AHEAD=_ahead(rows, block, 3), num_warps=warps, maxnreg=255,
             )  # fmt: skip
         else:
             if not whole:
@@ -1533,8 +1514,7 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
                 BLOCK=block, FULL=int(n % block == 0), WHOLE=int(whole), FAST=int(fast),
                 WIDE=int(wide), TOP=top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
-                **needs, NEED_I=need_i, REDO=int(redo and not once), EARLY=early,
-                AHEAD=ahead, num_warps=warps, **limit,
+                **needs, NEED_I=need_i, REDO=int(redo and not once), AHEAD=ahead, num_warps=warps, **limit,
             )  # fmt: skip
         if once:
             _marked_rows_kernel[(triton.cdiv(m, 32),)](
@@ -1548,8 +1528,8 @@ def _launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
             _columns_kernel[(triton.cdiv(n, width), kinds)](
                 part, dw, db, di, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, programs, n,
-                REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=need_i, EARLY=early,
-                ROWS=depth, BLOCK=width, num_warps=4, **({"launch_pdl": True} if early else {}),
+                REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=need_i,
+                ROWS=depth, BLOCK=width, num_warps=4,
             )  # fmt: skip
     return dx, dr, di, dw, db
 

@@ -662,6 +662,31 @@ def test_the_sum_is_not_rounded_before_it_is_normalised():
     assert found["y"] <= Y_BOUND[torch.bfloat16], found
 
 
+@pytest.mark.parametrize("n", [2048, 4096])
+@pytest.mark.parametrize("three", [False, True])
+def test_packed_sums_are_those_of_operands_read_one_by_one(n, three):
+    """Weight and bias of another dtype are read one by one, and so is all else then."""
+    torch.manual_seed(n)
+    x, r = (torch.randn(9, n, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    i, w, b = (torch.randn(n, dtype=torch.bfloat16, device=DEVICE) for _ in range(3))
+    x[1], r[1] = 3.0, -3.0
+    x[2, 1::2], r[3, ::2] = torch.inf, torch.nan
+    x[4], r[4] = 2.0**127, -(2.0**127)
+    x[5] *= 1e-30
+    r[5] *= 1e-36
+    x[6, n - 1] = 1e30
+    r[7] = 0.0
+    x[7, 0] = -0.0
+    call = layer_norm_residual_bias if three else layer_norm_residual
+    operands = (x, r, i) if three else (x, r)
+    for weight, bias in ((w, b), (w, None), (None, b)):
+        packed = call(*operands, weight, bias)
+        single = call(*operands, *(None if t is None else t.float() for t in (weight, bias)))
+        for got, expected in zip(packed, single, strict=True):
+            assert got.dtype == expected.dtype == torch.bfloat16
+            assert torch.equal(got.view(torch.int16), expected.view(torch.int16))
+
+
 def test_rows_with_nan_or_inf_are_nan_and_others_are_untouched():
     for dtype in DTYPES:
         x = draw(6, 40).to(dtype)

@@ -45,7 +45,8 @@ STAY_SECONDS = 20.0  # with one twin, if others are waiting
 # Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
 LARGE = ("many rows", "large offsets", "large tensors")
 SHARED = {"compiled": 25}  # cases with values of their own that share what is compiled
-ALONE = ("large offsets", "large tensors")  # one at a time on a GPU: each holds many gigabytes
+# One at a time holds many gigabytes of a GPU; two more make their cases, judge and wait. Others have the memory else.
+HUGE, HUGE_AT_ONCE = ("large offsets", "large tensors"), 3
 
 Entry = dict[str, Any]
 
@@ -163,7 +164,7 @@ class Schedule:
     entries: list[Entry]
     deadline: float
     first: int = 0  # number of a pair's first chunk
-    at_once: int = 1  # how many chunks of a law that is alone on its GPU
+    at_once: int = 1  # how many chunks of a huge law
     begun: bool = False
     pairs: list[tuple[str, str]] = field(default_factory=list)
     had: Counter[tuple[str, str]] = field(default_factory=Counter)  # cases, those under way too
@@ -197,7 +198,7 @@ class Schedule:
         open_pairs = [
             (law, name)
             for law, name in self.pairs
-            if self.had[law, name] < quota[law] and not (law in ALONE and self.busy[law] >= self.at_once)
+            if self.had[law, name] < quota[law] and not (law in HUGE and self.busy[law] >= self.at_once)
         ]
         if not open_pairs:
             return None
@@ -289,7 +290,7 @@ def drive(options: argparse.Namespace) -> None:
         entries_of(options.state),
         time.monotonic() + options.seconds,
         first=options.first,
-        at_once=max(1, options.gpus),
+        at_once=HUGE_AT_ONCE * max(1, options.gpus),
     )
     command = [sys.executable, "-m", "tests.mutants.endurance", "--worker"]
     command += ["--backend", options.backend] if options.backend else []

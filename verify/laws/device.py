@@ -116,7 +116,8 @@ def _lacking(subject: Subject, what: str, needed: int) -> str | None:
         return _on_gpu(subject)
     if subject.sizes.many_rows <= 65_535:
         return "this profile has no case of more than 2^31 elements (the nightly profile on a GPU has)"
-    free = _free(subject)
+    with _alone_on(subject.backend.device):  # what another process holds for such a law it gives back
+        free = _free(subject)
     if free < needed:
         return f"{what} need {needed / 2**30:.0f} GiB of free GPU memory; {free / 2**30:.0f} are"
     return None
