@@ -94,6 +94,20 @@ def test_margin_and_headroom_can_be_given() -> None:
     assert only(propose(seen, book(), headroom=0.5)).new.value == 1.35  # type: ignore[union-attr]
 
 
+def test_gradients_of_a_sweep_get_headroom_for_the_upstream_that_it_did_not_try() -> None:
+    swept = {"basis": ALL, "source": "sweep"}
+    records = [run(kernel(result(0.6, output="dx", **swept), result(0.6, **swept)))]
+    found = propose(records, book())
+    assert {str(change.key): change.new.value for change in found.changes if change.new} == {
+        "gelu/dx/bfloat16/all": 0.75,
+        "gelu/y/bfloat16/all": 0.6,
+    }
+    held = applied(book(), found.changes)
+    assert propose(records, held).changes == ()
+    other = [run(kernel(result(0.63, output="dx", basis=SEEN), result(0.63, basis=SEEN)))]  # any dy
+    assert [row.key.output for row in judge(other, held).rows if row.status == "breached"] == ["y"]
+
+
 def test_the_worst_of_all_records_is_what_a_bound_has_to_hold() -> None:
     records = [run(kernel(result(value, basis=SEEN))) for value in (0.6, 0.8, 0.7)]
     assert only(propose(records, book())).new.value == 1.0  # type: ignore[union-attr]

@@ -89,9 +89,13 @@ class Book:
 # -- figures --------------------------------------------------------------------------------------------
 
 
-def headroom_of(basis: Basis, asked: float | None = None) -> float:
-    """What is added to a maximum: nothing if it is proven, else what was asked for, else by the number of cases."""
-    if basis.kind != "observed":
+def headroom_of(reading: Reading, asked: float | None = None) -> float:
+    """What is added to a maximum: nothing if it is proven, else what was asked for, else by the number of cases.
+
+    The gradients of a sweep are proven for dy = 1 alone, and the bound holds for every dy.
+    """
+    basis = reading.basis
+    if basis.kind != "observed" and not reading.one_upstream:
         return 0.0
     if asked is not None:
         return asked
@@ -100,7 +104,7 @@ def headroom_of(basis: Basis, asked: float | None = None) -> float:
 
 def proposal(reading: Reading, headroom: float | None = None) -> float:
     """The bound that a measurement supports: rounded up, with headroom unless it was proven."""
-    return rounded_up(max(reading.value, LEAST), headroom=headroom_of(reading.basis, headroom))
+    return rounded_up(max(reading.value, LEAST), headroom=headroom_of(reading, headroom))
 
 
 def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom: float | None = None) -> bool:
@@ -112,7 +116,7 @@ def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom
     if not value < bound.value or not as_strong(reading.basis, bound.basis):
         return False
     better = STRENGTH[reading.basis.kind] > STRENGTH[bound.basis.kind]
-    slack = max(margin, headroom_of(reading.basis, headroom))
+    slack = max(margin, headroom_of(reading, headroom))
     return better or value * (1 + slack) < bound.value
 
 

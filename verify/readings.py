@@ -62,6 +62,11 @@ class Reading:
     flaw: str = ""
 
     @property
+    def one_upstream(self) -> bool:
+        """Whether this is a gradient for dy = 1 and nothing else, as a sweep has it."""
+        return self.source == "sweep" and self.key.output.startswith("d")
+
+    @property
     def finite(self) -> bool:
         """Whether there is a number to compare at all."""
         return math.isfinite(self.value)

@@ -92,13 +92,22 @@ def _kernels(*names: str) -> str:
 def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
     command = [sys.executable, "-m", "verify", "hunt", "k.py::one_exponent", "--budget", "1h", "--json", "cut.json"]
     process = subprocess.Popen(
-        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_hears_ctrl_c,
     )
     marker = project / "cut.json"
     assert not marker.exists()
-    _wait_for_worker(process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    try:
+        _wait_for_worker(process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 1, err
     run = record.load(marker)
     (result,) = run.kernels[0].results
@@ -106,6 +115,11 @@ def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
     assert any("interrupted" in note for note in run.kernels[0].notes)
     assert run.incomplete and "Traceback" not in err and "Ctrl-C again abandons it" in err
     assert f"{result.basis.n:,} evaluations" in out
+
+
+def _hears_ctrl_c() -> None:
+    """Tests that a shell started in the background ignore it, and what they start would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_for_worker(process: subprocess.Popen[str]) -> None:

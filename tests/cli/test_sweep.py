@@ -143,6 +143,8 @@ def begun(arguments: list[str], journal: Path, lines: int, folder: Path, gate: P
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # tests that a shell started in the background ignore Ctrl-C, and this process would inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while lines_of(journal) < lines and process.poll() is None and time.monotonic() < deadline:
