@@ -30,9 +30,9 @@ def records() -> list[tuple[Path, record.Run]]:
     return [(path, run) for path, run in read if any(kernel.speed for kernel in run.kernels)]
 
 
-def page() -> str:
-    """The whole document."""
-    return "\n".join([HEAD, *(_section(path, run) for path, run in records())])
+def page(found: list[tuple[Path, record.Run]]) -> str:
+    """The whole document about these records."""
+    return "\n".join([HEAD, *(_section(path, run) for path, run in found)])
 
 
 def _section(path: Path, run: record.Run) -> str:
@@ -46,12 +46,13 @@ def _section(path: Path, run: record.Run) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    if not records():
+    found = records()
+    if not found:
         print("docs/generate_speed.py: no record under reports/published has timings; `verify bench --json` makes one")
         return 2
     if arguments == ["--check"]:
-        return 0 if PAGE.read_text(encoding="utf-8") == page() else 1
-    PAGE.write_text(page(), encoding="utf-8")
+        return 0 if PAGE.read_text(encoding="utf-8") == page(found) else 1
+    PAGE.write_text(page(found), encoding="utf-8")
     return 0
 
 

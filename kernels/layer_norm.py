@@ -147,7 +147,7 @@ def _power_of_two(exponent):
 @triton.jit
 def _power_of_two_32(exponent):
     """2.0**exponent in float32 for -126 <= exponent <= 127."""
-    return ((exponent + 127) << 23).to(tl.int32).to(tl.float32, bitcast=True)
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -352,14 +352,11 @@ def _affine(y, w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexp
 
 
 @triton.jit
-def _packed(pointer, BLOCK: tl.constexpr):
-    """BLOCK bfloat16 numbers as they lie in memory, two to an int32: they share a register until unpacked."""
-    return tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + tl.arange(0, BLOCK // 2))
+def _packed(pointer, zero, BLOCK: tl.constexpr):
+    """BLOCK bfloat16 numbers as float32, read two to an int32: they share a register until they are taken apart.
 
-
-@triton.jit
-def _unpacked(pairs, zero, BLOCK: tl.constexpr):
-    """What _packed read, as float32. A `zero` that the compiler does not know keeps it from doing this early."""
+    A `zero` that the compiler does not know keeps it from doing that early."""
+    pairs = tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + tl.arange(0, BLOCK // 2))
     low = (pairs << (16 + zero)).to(tl.float32, bitcast=True)
     high = (pairs & (-65536 + zero)).to(tl.float32, bitcast=True)
     return tl.reshape(tl.join(low, high), (BLOCK,))
@@ -369,7 +366,7 @@ def _unpacked(pairs, zero, BLOCK: tl.constexpr):
 def _read_row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
     """16-bit numbers; as float32 if they are PACKED."""
     if PACKED:
-        return _unpacked(_packed(pointer, BLOCK), 0, BLOCK)
+        return _packed(pointer, 0, BLOCK)
     else:
         return tl.load(pointer + cols, mask=mask, other=0.0)
 
@@ -517,8 +514,8 @@ def _forward_kernel(
             _store_stats(stats_ptr + row * 4, up * mark, mean * mark, mean_low * mark, rstd / mark)
             y = _xhat(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
             if PACKED:
-                w = _unpacked(_packed(w_ptr, BLOCK), n_cols >> 31, BLOCK) if HAS_W else 1.0
-                b = _unpacked(_packed(b_ptr, BLOCK), n_cols >> 31, BLOCK) if HAS_B else 0.0
+                w = _packed(w_ptr, n_cols >> 31, BLOCK) if HAS_W else 1.0
+                b = _packed(b_ptr, n_cols >> 31, BLOCK) if HAS_B else 0.0
             else:
                 w, b = _vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
             y = _scale_and_shift(y, w, b, HAS_W, HAS_B)
@@ -1383,12 +1380,13 @@ def _launch_forward(x, residual, input_bias, weight, bias, eps):
                 warps = max(1, min(16, block // 512))
             # 64 registers: a quarter more rows in flight than the 79 the compiler would take
             limit = {"maxnreg": 64} if fast and (block >= 2048 or residual is not None) else {}
-            vectors = (x, residual, input_bias, weight, bias)
-            packed = fast and residual is not None and block == n >= 2048
-            packed = packed and all(t is None or t.dtype == torch.bfloat16 for t in vectors)
-            # half as many rows later as an H200 works on at a time, or a quarter where two operands are read
-            later = (264 if residual is None else 132) * 8192 // block
-            later = later if fast and block == n >= 2048 and x.is_cuda and torch.version.cuda is not None else 0
+            full = fast and block == n >= 2048
+            operands = (x, residual, input_bias, weight, bias)
+            packed = full and residual is not None and all(t is None or t.dtype == torch.bfloat16 for t in operands)
+            later = 0
+            if full and x.is_cuda and torch.version.cuda is not None:
+                # half as many rows later as an H200 works on at a time, or a quarter where two operands are read
+                later = (264 if residual is None else 132) * 8192 // block
             if not fast and residual is not None and block <= 4096:
                 warps, limit = max(1, block // (256 if input_bias is None else 512)), {"maxnreg": 64}
             # in float64 a row would leave a multiprocessor room for two; three wait less for each other

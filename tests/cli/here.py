@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from typing import Any
 import pytest
 
 from verify import worker
+
+
+def hears_ctrl_c() -> None:
+    """In a process before it starts: tests that a shell started in the background ignore Ctrl-C, and it would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.here import hears_ctrl_c
 from verify import record
 
 KERNELS = (Path(__file__).parent.parent / "hunt" / "quarry.py").read_text()
@@ -98,7 +99,7 @@ def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_hears_ctrl_c,
+        preexec_fn=hears_ctrl_c,
     )
     marker = project / "cut.json"
     assert not marker.exists()
@@ -115,11 +116,6 @@ def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
     assert any("interrupted" in note for note in run.kernels[0].notes)
     assert run.incomplete and "Traceback" not in err and "Ctrl-C again abandons it" in err
     assert f"{result.basis.n:,} evaluations" in out
-
-
-def _hears_ctrl_c() -> None:
-    """Tests that a shell started in the background ignore it, and what they start would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_for_worker(process: subprocess.Popen[str]) -> None:

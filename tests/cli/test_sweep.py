@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.here import Here, Said
+from tests.cli.here import Here, Said, hears_ctrl_c
 from verify import isolate, worker
 from verify.cli import main
 from verify.formats import named
@@ -143,8 +143,7 @@ def begun(arguments: list[str], journal: Path, lines: int, folder: Path, gate: P
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # tests that a shell started in the background ignore Ctrl-C, and this process would inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hears_ctrl_c,
     )
     deadline = time.monotonic() + 120
     while lines_of(journal) < lines and process.poll() is None and time.monotonic() < deadline:

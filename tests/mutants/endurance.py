@@ -45,7 +45,7 @@ STAY_SECONDS = 20.0  # with one twin, if others are waiting
 # Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
 LARGE = ("many rows", "large offsets", "large tensors")
 SHARED = {"compiled": 25}  # cases with values of their own that share what is compiled
-# One at a time holds many gigabytes of a GPU; two more make their cases, judge and wait. Others have the memory else.
+# One at a time holds many gigabytes of a GPU, while two more make their cases, judge, or wait for the memory.
 HUGE, HUGE_AT_ONCE = ("large offsets", "large tensors"), 3
 
 Entry = dict[str, Any]
@@ -91,12 +91,11 @@ def rolled(law: Any, subjects: list[Any], number: int, count: int) -> tuple[int,
     from verify.laws.engine import attempt
     from verify.laws.law import Broken
 
-    tried = 0
+    tried, shared = 0, SHARED.get(law.name, 1)
     for place, subject in enumerate(subjects):
         space = law.space(subject)
         generator = random.Random(f"{law.name}/{subject.kernel.name}/{subject.dtype}/{number}")
-        shared = SHARED.get(law.name, 1)
-        for turn in range(len(range(place, count, len(subjects)))):
+        for turn, _ in enumerate(range(place, count, len(subjects))):
             if turn % shared == 0:
                 case = space.roll(generator)
             else:

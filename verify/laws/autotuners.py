@@ -7,7 +7,7 @@ while it is open, however deep it is hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,14 @@ def launched() -> Iterator[list[Launched]]:
     from triton.runtime.autotuner import Autotuner
 
     seen: list[Launched] = []
-    before: list[tuple[dict[Any, Any], dict[str, Any]]] = []
+    untuned = ExitStack()
     original_run, original_prune = Autotuner.run, Autotuner.prune_configs
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(each.tuner is self for each in seen):
             seen.append(Launched(self, list(self.configs)))
-            stopwatch = {name: value for name, value in vars(self).items() if name == "do_bench"}
-            before.append((dict(self.cache), stopwatch))
-            self.cache.clear()
-            self.do_bench = _twice
+            untuned.enter_context(_empty_cache(self))
+            untuned.enter_context(_no_stopwatch(self))
         return original_run(self, *args, **kwargs)
 
     def prune(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,11 +53,31 @@ def launched() -> Iterator[list[Launched]]:
         yield seen
     finally:
         Autotuner.run, Autotuner.prune_configs = original_run, original_prune
-        for each, (cache, stopwatch) in zip(seen, before, strict=True):
-            each.tuner.cache.clear()
-            each.tuner.cache.update(cache)
-            del each.tuner.do_bench
-            vars(each.tuner).update(stopwatch)
+        untuned.close()
+
+
+@contextmanager
+def _empty_cache(tuner: Any) -> Iterator[None]:
+    """The tuner has tuned nothing; what it had tuned before holds again afterwards."""
+    cache = dict(tuner.cache)
+    tuner.cache.clear()
+    try:
+        yield
+    finally:
+        tuner.cache.clear()
+        tuner.cache.update(cache)
+
+
+@contextmanager
+def _no_stopwatch(tuner: Any) -> Iterator[None]:
+    """The tuner times nothing."""
+    own = {name: value for name, value in vars(tuner).items() if name == "do_bench"}  # not every version has one
+    tuner.do_bench = _twice
+    try:
+        yield
+    finally:
+        del tuner.do_bench
+        vars(tuner).update(own)
 
 
 def _twice(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: Any) -> list[float]:
@@ -72,15 +90,13 @@ def _twice(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: 
 @contextmanager
 def forced(tuner: Any, config: Any) -> Iterator[None]:
     """One autotuner uses one configuration and nothing else."""
-    configs, cache = tuner.configs, dict(tuner.cache)
+    configs = tuner.configs
     tuner.configs = [config]
-    tuner.cache.clear()
     try:
-        yield
+        with _empty_cache(tuner):
+            yield
     finally:
         tuner.configs = configs
-        tuner.cache.clear()
-        tuner.cache.update(cache)
 
 
 def with_warps(config: Any, warps: int) -> Any:

@@ -55,21 +55,20 @@ class _Programs:
     """What was compiled last. Cases that differ in nothing but their values share it: compiling takes seconds."""
 
     def __init__(self) -> None:
-        self._made: tuple[Kernel, Case] | None = None
-        self._compiled: Kernel | None = None
+        self._last: tuple[Kernel, Case, Kernel] | None = None  # what was compiled, for which structure, the program
 
     def program(self, kernel: Kernel, case: Case) -> Kernel:
         """The kernel under `torch.compile`, which has seen cases of this structure and nothing else."""
         structure = msgspec.structs.replace(case, seed=0, values={}, edits={})
-        if self._compiled is None or self._made != (kernel, structure):
+        if self._last is None or self._last[:2] != (kernel, structure):
             self.forget()
-            self._made = (kernel, structure)
-            self._compiled = replace(kernel, function=torch.compile(kernel.function, backend="aot_eager"))
-        return self._compiled
+            compiled = replace(kernel, function=torch.compile(kernel.function, backend="aot_eager"))
+            self._last = (kernel, structure, compiled)
+        return self._last[2]
 
     def forget(self) -> None:
         """What other cases compiled must neither help nor exhaust the recompile limit."""
-        self._made = self._compiled = None
+        self._last = None
         torch._dynamo.reset()
 
 

@@ -234,8 +234,8 @@ def _check_large(subject: Subject, case: Case) -> None:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 return  # says nothing about the kernel's offsets
             raise
+    at_hand = plain.at_hand
     for label, results in ends.items():
-        at_hand = plain.at_hand
         try:
             judge_results(subject, case, at_hand.inputs, at_hand.upstream, results)
         except Broken as broken:
