@@ -9,7 +9,7 @@ import gc
 from functools import partial
 
 from verify import backends
-from verify.frames import roomy
+from verify.workers.frames import roomy
 
 BACKEND = backends.select()
 backends.activate(BACKEND)

@@ -24,10 +24,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-from verify import record  # noqa: E402
-from verify.compare import Comparison, Pair, compare  # noqa: E402
-from verify.readings import commit_of  # noqa: E402
-from verify.record import Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
+from verify.records import record  # noqa: E402
+from verify.records.compare import Comparison, Pair, compare  # noqa: E402
+from verify.records.readings import commit_of  # noqa: E402
+from verify.records.record import Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
 from verify.report import words  # noqa: E402
 from verify.truth import certificate  # noqa: E402
 

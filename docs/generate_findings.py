@@ -82,10 +82,11 @@ def _version(name: str) -> str:
 def ask(finding: dict[str, Any], backend: Any) -> dict[str, Any] | None:
     """The answer to one question; None where the kernel's package is not installed."""
     from verify.cases import Case
-    from verify.declaration import Target, load
+    from verify.declare.discovery import load
+    from verify.declare.target import Target
     from verify.errors import KernelError
     from verify.laws import engine, registry
-    from verify.measure import run_kernel
+    from verify.measure.call import run_kernel
 
     kernel = load(Target.parse(finding["target"]))[0]
     if kernel.lacking:
@@ -107,13 +108,13 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     """The worst element of one result of one case. `special`: among infinite and NaN inputs, else among all others."""
     import msgspec
 
-    from verify import formats
     from verify.cases import problem_of
-    from verify.element import describe
-    from verify.judge import judge_result
-    from verify.measure import run_kernel
-    from verify.regimes import NONFINITE, segments_of
-    from verify.tally import Tally, worst_of
+    from verify.cases.regimes import NONFINITE, segments_of
+    from verify.measure.call import run_kernel
+    from verify.measure.element import describe
+    from verify.measure.judge import judge_result
+    from verify.measure.tally import Tally, worst_of
+    from verify.truth import formats
     from verify.truth.fast import evaluate
 
     result, op = finding["result"], kernel.op

@@ -12,8 +12,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from verify import record  # noqa: E402
-from verify.report import bench_table, words  # noqa: E402
+from verify.records import record  # noqa: E402
+from verify.report import words  # noqa: E402
+from verify.report.terminal import bench_table  # noqa: E402
 
 PUBLISHED, PAGE = HERE.parent / "reports" / "published", HERE / "speed.md"
 HEAD = """# Speed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,40 +14,30 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "verify").rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels").glob("*.py"))
 
-# A module may import from its own layer and from those before it.
+# The ground first. A module imports from its own room and from those before it; docs/architecture.md says what each is.
 LAYERS = (
-    {"errors", "figure", "formats", "frames", "toml", "packing", "plugin", "day"},
-    {"ops.op", "ops.precision", "ops.dyadic", "ops.formula", "ops.limits", "ops.compensated"},
-    {"ulp", "record", "identity", "merge", "stage_time"},
-    {"ops", "backends", "tally", "cases", "config", "isolate", "cluster", "corpus", "commit"},
-    {"readings", "bounds", "gate", "ratchet", "compare", "checkout", "committed", "history"},
-    {"declaration", "truth", "standin"},
-    {"measure", "plan", "judge", "element", "regimes", "fingerprint", "curve", "digest", "special"},
-    {"laws", "cases.strategies", "shrink"},
-    {
-        "recorded",
-        "snippet",
-        "sanitize",
-        "explain",
-        "assertions",
-        "run",
-        "sweep",
-        "hunt",
-        "replay",
-        "session",
-        "laws.spread",
-        "timing",
-        "bench",
-        "report",
-        "seeded",
-        "seeded_triton",
-        "selftest",
-        "nightly",
-    },
-    {"worker", "sources", "cli", "__main__"},
+    "errors",
+    "records",
+    "workers",
+    "ops",
+    "truth",
+    "backends",
+    "declare",
+    "cases",
+    "measure",
+    "laws",
+    "diagnose",
+    "sweep",
+    "hunt",
+    "gate",
+    "report",
+    "plugin",
+    "nightly",
+    "worker",
+    "cli",
+    "__main__",
 )
-# The certificate is measured on the cases that kernels will meet.
-ALLOWED = {("truth.certify", "plan")}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in PACKAGE}
 
 
 def imported(path: Path) -> set[str]:
@@ -61,20 +52,27 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def layer_of(module: str) -> int | None:
-    """The layer of a dotted name below verify; the longest matching prefix decides."""
-    parts = module.split(".")
-    for size in range(len(parts), 0, -1):
-        for number, names in enumerate(LAYERS):
-            if ".".join(parts[:size]) in names:
-                return number
-    return None
+def needed(name: str) -> set[str]:
+    """The modules of verify that a module of verify imports; a package where the name taken is none of its modules."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {module if module in MODULES else str(node.module) for module in inner.values()}
+    return found & set(MODULES) - {name, "verify"}
+
+
+def layer_of(module: str) -> int:
+    """The place of a dotted name below verify in LAYERS."""
+    return LAYERS.index(module.split(".")[1])
 
 
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_verify_never_imports_kernels_or_properties(path: Path) -> None:
     tops = {name.split(".")[0] for name in imported(path)}
-    assert not tops & {"kernels", "properties", "tests"}
+    assert not tops & {"kernels", "properties", "tests", "mutants", "benchmarks"}
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
@@ -83,28 +81,52 @@ def test_a_kernel_file_stands_alone(path: Path) -> None:
     assert tops <= sys.stdlib_module_names | {"torch", "triton"}, "kernels need torch and triton only"
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_lower_layer_never_imports_a_higher_one(path: Path) -> None:
-    own = ".".join(path.relative_to(ROOT / "verify").with_suffix("").parts).removesuffix(".__init__")
-    if own == "__init__":
-        return  # the public names, imported when first used
-    layer = layer_of(own)
-    assert layer is not None, f"verify.{own} is in no layer: add it to LAYERS"
-    for name in sorted(imported(path)):
-        if not name.startswith("verify."):
-            continue
-        below = name.removeprefix("verify.")
-        other = layer_of(below)
-        if other is None or any(own == a and below.split(".")[0] == b for a, b in ALLOWED):
-            continue
-        assert other <= layer, f"verify.{own} (layer {layer}) imports {name} (layer {other})"
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"verify"}))
+def test_a_lower_layer_never_imports_a_higher_one(name: str) -> None:
+    assert name.split(".")[1] in LAYERS, f"{name} is in no layer: it needs one of the rooms of LAYERS"
+    for other in sorted(needed(name)):
+        assert layer_of(other) <= layer_of(name), f"{name} imports {other}, which stands above it"
 
 
-def test_the_rule_can_fail(tmp_path: Path) -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    circle = next(circles({name: needed(name) for name in MODULES if name != "verify"}), [])
+    assert circle == [], " -> ".join(circle)
+
+
+def circles(needs: dict[str, set[str]]) -> Iterator[list[str]]:
+    """The circles of a graph, each as the names along it; one for each module that leads back into its own way."""
+    done: set[str] = set()
+
+    def follow(name: str, way: list[str]) -> Iterator[list[str]]:
+        if name in way:
+            yield [*way[way.index(name) :], name]
+        elif name not in done:
+            for other in sorted(needs.get(name, ())):
+                yield from follow(other, [*way, name])
+            done.add(name)
+
+    for name in sorted(needs):
+        yield from follow(name, [])
+
+
+def test_at_most_fifteen_rooms_and_few_files_beside_them() -> None:
+    rooms = {path.parent.name for path in (ROOT / "verify").glob("*/__init__.py")}
+    assert rooms < set(LAYERS) and len(rooms) <= 15
+    loose = {path.stem for path in (ROOT / "verify").glob("*.py")}
+    assert loose == set(LAYERS) - rooms | {"__init__"}
+
+
+def test_no_module_is_too_long_to_be_read() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in PACKAGE}
+    assert {path: length for path, length in lengths.items() if length > 600} == {}
+
+
+def test_the_rules_can_fail(tmp_path: Path) -> None:
     offender = tmp_path / "offender.py"
     offender.write_text("def late():\n    from kernels import gelu\n")
     assert "kernels.gelu" in imported(offender)
-    assert layer_of("cli.run") > layer_of("ulp")  # type: ignore[operator]
+    assert layer_of("verify.cli.run") > layer_of("verify.truth.ulp")
+    assert list(circles({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == [["b", "c", "b"]]
 
 
 def test_the_command_line_starts_without_heavy_imports() -> None:
@@ -118,10 +140,10 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
 
 def test_every_public_name_resolves_and_is_the_documented_object() -> None:
     import verify
-    import verify.declaration
+    from verify.declare import declaration
 
     for name in verify.__all__:
         assert getattr(verify, name) is not None
-    assert verify.kernel is verify.declaration.kernel
+    assert verify.kernel is declaration.kernel
     with pytest.raises(AttributeError, match="module 'verify' has no attribute 'nothing'"):
         _ = verify.nothing

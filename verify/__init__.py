@@ -16,33 +16,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verify.assertions import assert_ulp as assert_ulp
     from verify.cases import Case as Case
-    from verify.declaration import Kernel as Kernel
-    from verify.declaration import kernel as kernel
+    from verify.declare.declaration import Kernel as Kernel
+    from verify.declare.declaration import kernel as kernel
     from verify.errors import KernelError as KernelError
     from verify.errors import TruthError as TruthError
     from verify.errors import UsageError as UsageError
     from verify.errors import VerifyError as VerifyError
     from verify.laws.suite import laws_for as laws_for
+    from verify.measure.assertions import assert_ulp as assert_ulp
     from verify.ops.define import op as op
     from verify.ops.define import row_op as row_op
-    from verify.record import Run as Run
-    from verify.ulp import Policy as Policy
+    from verify.records.record import Run as Run
+    from verify.truth.ulp import Policy as Policy
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Case": "verify.cases",
-    "Kernel": "verify.declaration",
+    "Kernel": "verify.declare.declaration",
     "KernelError": "verify.errors",
-    "Policy": "verify.ulp",
-    "Run": "verify.record",
+    "Policy": "verify.truth.ulp",
+    "Run": "verify.records.record",
     "TruthError": "verify.errors",
     "UsageError": "verify.errors",
     "VerifyError": "verify.errors",
-    "assert_ulp": "verify.assertions",
-    "kernel": "verify.declaration",
+    "assert_ulp": "verify.measure.assertions",
+    "kernel": "verify.declare.declaration",
     "laws_for": "verify.laws.suite",
     "op": "verify.ops.define",
     "row_op": "verify.ops.define",

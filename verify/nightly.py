@@ -27,14 +27,15 @@ from typing import Any
 
 import msgspec
 
-from verify.cluster import Cluster, digest
 from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
-from verify.isolate import Answers, Worker
-from verify.merge import merge
-from verify.record import KernelRun, Run, Stage, load, save, write_atomically
-from verify.session import START_SECONDS, Session, answer, describe_target
-from verify.session import run as run_kernels
-from verify.stage_time import StageTime
+from verify.measure.session import START_SECONDS, Session, answer, describe_target
+from verify.measure.session import run as run_kernels
+from verify.records.merge import merge
+from verify.records.record import KernelRun, Run, Stage, load, save, write_atomically
+from verify.records.source_digest import own_digest
+from verify.records.stage_time import StageTime
+from verify.workers.cluster import Cluster
+from verify.workers.process import Answers, Worker
 
 Say = Callable[[str], None]
 
@@ -171,7 +172,7 @@ def _claim(night: Night) -> None:
         "profile": night.profile,
         "backend": night.backend or "",
         "sources": _sources(night),
-        "verify": digest(Path(__file__).parent),
+        "verify": own_digest(),
     }
     path = night.folder / SETTINGS
     if not path.exists():
@@ -231,7 +232,7 @@ def accuracy(night: Night, until: float | None) -> Run:
 
 def laws(night: Night, until: float | None) -> Run:
     """Every law of every judged kernel with the night's profile and seed."""
-    from verify.laws import spread
+    from verify.laws import schedule
 
     with _worker(night) as worker:
         judged = _judged(worker, night)
@@ -239,7 +240,7 @@ def laws(night: Night, until: float | None) -> Run:
         raise NothingToDoError("no kernel is judged here")
     folder = night.folder / "laws"
     folder.mkdir(parents=True, exist_ok=True)
-    settings = spread.Spread(
+    settings = schedule.Spread(
         profile=night.profile,
         seed=night.seed,
         timeout=night.timeout,
@@ -248,7 +249,7 @@ def laws(night: Night, until: float | None) -> Run:
         progress=partial(_said, night, "laws"),
     )
     with _staff(night) as workers:
-        return spread.run(judged, workers, settings, "verify nightly: laws")
+        return schedule.run(judged, workers, settings, "verify nightly: laws")
 
 
 def sweep(night: Night, until: float | None) -> Run:
@@ -309,8 +310,8 @@ def hunt(night: Night, until: float | None) -> Run:
 
 def bench(night: Night, until: float | None) -> Run:
     """The speed of every kernel and peer beside PyTorch's, on a GPU; PyTorch's own accuracy with it."""
-    from verify.bench import Bench
-    from verify.bench import bench as time_them
+    from verify.measure.bench import Bench
+    from verify.measure.bench import bench as time_them
 
     if _about(night)["backend"] != "cuda":
         raise NothingToDoError("speed is measured on a GPU only")

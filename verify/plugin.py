@@ -21,7 +21,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-EXAMPLES = {"quick": 5, "ci": 12, "nightly": 400, "exhaustive": 4000}
+from verify.laws.profiles import EXAMPLES
+
 DATABASE = os.environ.get("VERIFY_EXAMPLES", os.path.join(".hypothesis", "examples"))
 
 for _name, _examples in EXAMPLES.items():

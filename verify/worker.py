@@ -1,4 +1,4 @@
-"""The worker's side of `verify.isolate`: reads requests, runs kernels, answers on its own pipe.
+"""The worker's side of `verify.workers.process`: reads requests, runs kernels, answers on its own pipe.
 
 Start: python -m verify.worker FD [BACKEND]. One JSON request per line on stdin:
 {"do": "environment" | "list" | "measure" | "replay" | "certify" | ...}.
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from verify.errors import KernelError, TruthError, UsageError
-from verify.frames import roomy
+from verify.workers.frames import roomy
 
 WATCH_SECONDS = 0.5
 
@@ -75,8 +75,9 @@ def _watch(parent: int) -> None:
 @functools.cache
 def _environment_of(device: str) -> dict[str, Any]:
     """Probed once: nothing of it changes while the process lives, and probing takes a while."""
-    from verify import commit, config
     from verify.backends import probes
+    from verify.declare import config
+    from verify.records import commit
 
     found = msgspec.to_builtins(probes.probe(device))
     found.pop("fingerprint", None)  # it stands beside the probes
@@ -112,8 +113,9 @@ def _gpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
 
 
 def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    from verify.declaration import Target, load
-    from verify.sweep.serve import sources_of
+    from verify.declare.discovery import load
+    from verify.declare.sources import sources_of
+    from verify.declare.target import Target
 
     kernels = load(Target.parse(request["target"]))
     return {
@@ -137,7 +139,8 @@ def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
 
 
 def _one(request: dict[str, Any]) -> Any:
-    from verify.declaration import Target, load
+    from verify.declare.discovery import load
+    from verify.declare.target import Target
 
     target = Target.parse(request["target"])
     if target.kernel is None:
@@ -150,26 +153,35 @@ def _one(request: dict[str, Any]) -> Any:
 
 
 def _measure(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    from verify.run import measure_kernel
+    from verify.measure.kernel import measure_kernel
+
+    kernel, dtypes = _one(request), tuple(request.get("dtypes", ()))
+
+    def say(text: str) -> None:
+        emit({"progress": text})
 
     done = measure_kernel(
-        _one(request),
+        kernel,
         request["target"],
         backend,
         seed=request["seed"],
-        dtypes=tuple(request.get("dtypes", ())),
-        laws=request.get("laws", ""),
+        dtypes=dtypes,
         accuracy=request.get("accuracy", True),
         cases_of=request.get("plan", ""),
-        progress=lambda text: emit({"progress": text}),
+        progress=say,
     )
+    if request.get("laws"):
+        from verify.laws.suite import with_laws  # Hypothesis loads with it
+
+        done = with_laws(done, kernel, backend, request["laws"], seed=request["seed"], dtypes=dtypes, progress=say)
     return {"run": msgspec.to_builtins(done)}
 
 
 def _contenders(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """The kernels of a target with what `verify bench` has to know before it measures them."""
-    from verify.declaration import Target, load
-    from verify.timing import comparable
+    from verify.declare.discovery import load
+    from verify.declare.target import Target
+    from verify.measure.timing import comparable
 
     source = request["target"].partition("::")[0]
     return {
@@ -192,7 +204,7 @@ def _contenders(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, 
 
 
 def _time(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    from verify import timing
+    from verify.measure import timing
 
     if backend.name != "cuda":
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
@@ -228,8 +240,8 @@ def _one_case(request: dict[str, Any]) -> tuple[Any, Any]:
 
 def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """One element again; made smaller, and as a script, where that is asked for."""
-    from verify.replay import replay, replay_smaller
-    from verify.snippet import snippet, too_long
+    from verify.diagnose.replay import replay, replay_smaller
+    from verify.diagnose.snippet import snippet, too_long
 
     kernel, case = _one_case(request)
     place = {"result": request["result"], "index": request["index"]}
@@ -245,8 +257,8 @@ def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]
 
 def _law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """Try one law on one case again."""
+    from verify.diagnose.replay import replay_law
     from verify.laws import registry
-    from verify.replay import replay_law
 
     kernel, case = _one_case(request)
     found, smaller = replay_law(
@@ -270,7 +282,7 @@ def _laws(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
 def _try_law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """One round of one law on one kernel in one dtype."""
     from verify.laws import engine, registry
-    from verify.shrink import shrink_law
+    from verify.laws.shrink import shrink_law
 
     rounds = engine.rounds(engine.profile_named(request["profile"], request["seed"] or None))
     found = engine.try_law(
@@ -301,7 +313,7 @@ def _healthy(backend: Any) -> bool:
 
 def _explain(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
     """Divide the error of one element among the steps that lead to it."""
-    from verify.explain import explain, worst_place
+    from verify.diagnose.explain import explain, worst_place
     from verify.laws import registry
     from verify.laws.law import Broken, Subject
 
@@ -320,8 +332,8 @@ def _explain(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any
 
 
 def _certify(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+    from verify.measure.certify import certify
     from verify.sweep.certify import certify_fused
-    from verify.truth.certify import certify
 
     def say(text: str) -> None:
         emit({"progress": text})
@@ -335,9 +347,9 @@ def _selftest(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, An
     """Each law on its seeded bug and on the twin."""
     from dataclasses import asdict
 
-    from verify import selftest
+    from verify.laws.selftest import trials
 
-    found = selftest.run(backend, request["laws"], progress=lambda text: emit({"progress": text}))
+    found = trials.run(backend, request["laws"], progress=lambda text: emit({"progress": text}))
     return {
         "backend": backend.name,
         "trials": [asdict(trial) for trial in found.trials],

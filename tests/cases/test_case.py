@@ -8,7 +8,7 @@ import torch
 from verify import ops
 from verify.cases import Case, inputs_of, problem_of, upstream_of
 from verify.errors import UsageError
-from verify.ulp import bits_of
+from verify.truth.ulp import bits_of
 
 CASES = [
     ("gelu", Case(dtype="bfloat16", dims=(64,), fill="mixed", params={"approximate": "tanh"})),

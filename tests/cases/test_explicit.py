@@ -9,7 +9,7 @@ from verify import ops
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.explicit import LIMIT, spell
 from verify.errors import UsageError
-from verify.ulp import bits_of, pattern_at
+from verify.truth.ulp import bits_of, pattern_at
 
 GELU = ops.get("gelu")
 

@@ -23,7 +23,7 @@ from verify.cases.strategies import (
 )
 from verify.cases.values import SMALL, fill
 from verify.errors import UsageError
-from verify.formats import named
+from verify.truth.formats import named
 
 
 @verify.kernel(op="layer_norm", dtypes=["bfloat16", "float32"])

@@ -9,8 +9,8 @@ import torch
 
 from verify.cases.values import ELEMENT, ROW, fill, landmark_patterns, special_patterns
 from verify.errors import UsageError
-from verify.formats import FORMATS, Format, named, torch_dtype
-from verify.ulp import bits_of, widen
+from verify.truth.formats import FORMATS, Format, named, torch_dtype
+from verify.truth.ulp import bits_of, widen
 
 ALL = list(FORMATS.values())
 RECIPES = [*ELEMENT, *ROW]

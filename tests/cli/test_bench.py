@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from verify import record
-from verify.identity import identity
+from verify.records import record
+from verify.records.identity import identity
 
 KERNELS = """
 import torch, verify

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.cli.here import Here
-from verify import isolate
 from verify.cli import main
+from verify.workers import process
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCKS = [
@@ -29,7 +29,7 @@ def test_a_command_prints_what_the_page_shows(
     [code] = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), flags=re.DOTALL)
     (tmp_path / "accuracy.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(isolate, "Worker", Here)
+    monkeypatch.setattr(process, "Worker", Here)
     command, _, shown = block.partition("\n")
     main(shlex.split(command)[1:])
     printed = capsys.readouterr().out

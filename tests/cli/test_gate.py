@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate_records import bound, kernel, result, run
-from verify import bounds, record
+from tests.gate.gate_records import bound, kernel, result, run
+from verify.gate import bounds
+from verify.records import record
 
 LIBRARY = """
 import torch

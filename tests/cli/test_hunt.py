@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.here import hears_ctrl_c
-from verify import record
+from verify.records import record
 
 KERNELS = (Path(__file__).parent.parent / "hunt" / "quarry.py").read_text()
 
@@ -176,8 +176,9 @@ class Local:
 @pytest.fixture
 def local(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs the command line in this process: (exit code, stdout, stderr)."""
-    from verify import cli, isolate
+    from verify import cli
     from verify.hunt import campaign
+    from verify.workers import process as isolate
 
     monkeypatch.setattr(isolate, "Worker", Local)
     monkeypatch.setattr(campaign, "Worker", Local)
@@ -233,7 +234,8 @@ def test_what_a_target_of_many_kernels_leaves_out_is_listed(local: Any) -> None:
 
 
 def _load(path: str) -> list[Any]:
-    from verify.declaration import Target, load
+    from verify.declare.discovery import load
+    from verify.declare.target import Target
 
     return list(load(Target(path)))
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import verify
-from tests.gate_records import kernel, result, run
-from verify import record
+from tests.gate.gate_records import kernel, result, run
 from verify.backends import Backend
+from verify.cases.fingerprint import fingerprint
+from verify.cases.plan import EFFORTS, plan
 from verify.cli import main
-from verify.fingerprint import fingerprint
-from verify.plan import EFFORTS, plan
-from verify.run import measure_kernel
-from verify.session import Session
+from verify.measure.kernel import measure_kernel
+from verify.measure.session import Session
+from verify.records import record
 
 
 def saved(path: Path, *kernels: Any, **options: Any) -> Path:
@@ -74,7 +74,7 @@ def test_seed_plan_and_targets_are_the_records(
         asked.append((list(chosen), session.seed, session.plan, command))
         return record.load(path)
 
-    monkeypatch.setattr("verify.session.run", measure)
+    monkeypatch.setattr("verify.measure.session.run", measure)
     main(["run", *targets, "--like", "gpu.json", "--backend", "interpreter"])
     main(["run", "mine.py"])
     judged = [item.target for item in record.load(path).kernels if item.name == "gelu"]

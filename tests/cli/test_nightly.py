@@ -16,9 +16,9 @@ from tests.report.sample import passing
 from verify.cli import main
 from verify.cli.nightly import _exit, _stages
 from verify.cli.screen import seconds as duration
-from verify.gate import Row, Verdict
-from verify.readings import Key
-from verify.record import load
+from verify.gate.verdict import Row, Verdict
+from verify.records.readings import Key
+from verify.records.record import load
 
 KERNELS = """
 import torch

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.here import Here, Said
-from verify import backends, isolate, record
+from verify import backends
 from verify.cli import main
+from verify.records import record
+from verify.workers import process
 
 BACKEND = backends.select().name
 
@@ -48,7 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def verify(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     monkeypatch.chdir(project)
-    monkeypatch.setattr(isolate, "Worker", Here)
+    monkeypatch.setattr(process, "Worker", Here)
 
     def call(*arguments: str) -> Said:
         code = main(list(arguments))

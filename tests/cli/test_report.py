@@ -11,7 +11,7 @@ import pytest
 
 from tests.report.sample import HOSTILE_NAME, passing, sample
 from verify.cli import main
-from verify.record import Result, Run, save
+from verify.records.record import Result, Run, save
 
 
 def changed(run: Run, maximum: float, **more: object) -> Run:

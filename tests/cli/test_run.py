@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.here import Here, Said
-from verify import isolate, record
 from verify.cli import main
+from verify.records import record
+from verify.workers import process
 
 KERNELS = """
 import os
@@ -103,7 +104,7 @@ def ran(
 def here(ran, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     """A command in this process: what only reads its arguments and targets needs no worker of its own."""
     monkeypatch.chdir(ran[2])
-    monkeypatch.setattr(isolate, "Worker", Here)
+    monkeypatch.setattr(process, "Worker", Here)
 
     def call(*arguments: str) -> Said:
         code = main(list(arguments))

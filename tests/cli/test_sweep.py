@@ -15,12 +15,13 @@ import msgspec
 import pytest
 
 from tests.cli.here import Here, Said, hears_ctrl_c
-from verify import isolate, worker
+from verify import worker
 from verify.cli import main
-from verify.formats import named
-from verify.record import Run, load
+from verify.records.record import Run, load
 from verify.sweep.journal import checked
 from verify.sweep.space import CHUNK, bits_of_key
+from verify.truth.formats import named
+from verify.workers import process as isolate
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = "tests/sweep/subjects.py"

@@ -12,7 +12,7 @@ import pytest
 from verify.hunt import campaign
 from verify.hunt.campaign import Campaign, run
 from verify.hunt.settings import Settings
-from verify.record import Run
+from verify.records.record import Run
 
 pytest.importorskip("distributed")
 
@@ -53,7 +53,7 @@ def test_ctrl_c_asks_wherever_a_hunt_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_campaign_over_a_cluster_is_that_of_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verify.cluster import Cluster
+    from verify.workers.cluster import Cluster
 
     shutil.copy(Path(__file__).parent / "quarry.py", tmp_path / "k.py")
     monkeypatch.chdir(tmp_path)

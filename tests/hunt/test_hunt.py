@@ -13,14 +13,16 @@ import torch
 
 from verify.backends import Backend
 from verify.cases import Case, inputs_of
-from verify.declaration import Kernel, Target, load
+from verify.declare.declaration import Kernel
+from verify.declare.discovery import load
+from verify.declare.target import Target
 from verify.errors import KernelError, UsageError
-from verify.formats import named
 from verify.hunt import outcome
 from verify.hunt.outcome import Hunted, hunt
 from verify.hunt.settings import Settings
 from verify.hunt.space import searchable, space_of
-from verify.record import Worst, value_of
+from verify.records.record import Worst, value_of
+from verify.truth.formats import named
 
 FILE = Path(__file__).parent / "quarry.py"
 KERNELS = {kernel.name: kernel for kernel in load(Target(str(FILE)))}

@@ -9,15 +9,16 @@ import torch
 
 from verify.backends import Backend
 from verify.cases import Case, inputs_of
-from verify.declaration import Target, load
-from verify.formats import FORMATS, named
+from verify.declare.discovery import load
+from verify.declare.target import Target
 from verify.hunt.archive import Archive
 from verify.hunt.draws import Draws
 from verify.hunt.mutate import NUMBERS, ROWS, Lines
 from verify.hunt.ordinals import of_float64, of_tensor, to_float64, to_tensor
 from verify.hunt.seeds import fresh
 from verify.hunt.space import one_of, space_of
-from verify.ulp import all_values, from_bits
+from verify.truth.formats import FORMATS, named
+from verify.truth.ulp import all_values, from_bits
 
 KERNELS = {kernel.name: kernel for kernel in load(Target(str(Path(__file__).parent / "quarry.py")))}
 

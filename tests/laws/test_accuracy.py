@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import verify
-from verify import Policy, backends, formats
+from verify import Policy, backends
 from verify.cases import Case
 from verify.laws.accuracy import _surely_within, fetched, judge_results
 from verify.laws.law import Broken, Subject
-from verify.ulp import bits_of, errors, from_bits, widen
+from verify.truth import formats
+from verify.truth.ulp import bits_of, errors, from_bits, widen
 
 HUGE = (65504.0, 65504.0, 4.0, 1.5), (65504.0, -65504.0, 480.0, 32.0)  # factors of 4 products: their sum is 1,968
 LARGE = (2048.0, -64.0, 2.0, 1.0), (16.0, 16.0, 480.0, 32.0)  # 32,736: every term is within float16

@@ -1,6 +1,6 @@
 """What a case of a law costs besides the kernel: torch operations on the device, and waits for its answer.
 
-Times belong to `tests.benchmarks.overhead`, these counts are the same on every machine. On a GPU an operation is a
+Times belong to `benchmarks.overhead`, these counts are the same on every machine. On a GPU an operation is a
 launch (5 to 10 us of the host's time), a question is a wait for the device.
 """
 
@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from tests.benchmarks.overhead import Clock, counted, small, spread, subjects, watched
-from verify import backends, measure
+from benchmarks.overhead import Clock, counted, small, spread, subjects, watched
+from verify import backends
 from verify.cases import values
 from verify.laws import accuracy, batch, compare, contract, guard, identities, memory, registry, special
 from verify.laws.engine import PROFILES, attempt
 from verify.laws.law import Subject
-from verify.ulp import same_bits
+from verify.measure import call as measure
+from verify.truth.ulp import same_bits
 
 # At most so many operations, and questions, of a plain case (with a stride where the law is about strides).
 LIMITS = {

@@ -19,7 +19,7 @@ import verify
 from verify import backends
 from verify.cases import Case
 from verify.cases.strategies import Sizes, space
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.laws import engine
 from verify.laws.engine import PROFILES, Profile, profile_named, run_law
@@ -76,7 +76,7 @@ def test_cases_do_not_depend_on_the_text_of_the_check_or_on_loaded_modules() -> 
 def test_cases_are_the_same_in_another_process_that_has_loaded_other_modules() -> None:
     code = (
         "from verify import backends; backends.activate(backends.select())\n"
-        "import verify.report.html, verify.ops.gelu, hashlib\n"
+        "import verify.report.html.record_html, verify.ops.gelu, hashlib\n"
         "from tests.laws.test_engine import tried, PROFILE\n"
         "print(hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest())"
     )
@@ -98,7 +98,7 @@ def test_pinned_cases_come_before_all_others() -> None:
 
 
 def test_what_the_corpus_pins_for_a_law_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verify import corpus
+    from verify.cases import corpus
 
     (tmp_path / "pyproject.toml").write_text('[tool.verify]\ncorpus = "pinned"\n')
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ from tests.laws.trial import attempt, breaks, holds, skips
 from verify import backends
 from verify.cases import Case
 from verify.cases.strategies import Sizes
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.laws import device, registry
 from verify.laws.engine import Profile
 from verify.laws.law import Broken, Subject

@@ -15,7 +15,7 @@ import verify
 from tests.laws.trial import attempt, breaks, holds, skips
 from verify import backends
 from verify.cases.strategies import Sizes
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.laws.autotuners import launched
 from verify.laws.engine import Profile
 

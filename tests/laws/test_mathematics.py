@@ -12,10 +12,10 @@ import verify
 from tests.laws.trial import breaks, holds, skips
 from verify import backends
 from verify.cases import Case
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.laws import registry
 from verify.laws.engine import replay_law
-from verify.record import LawRun
+from verify.records.record import LawRun
 
 DTYPES = ["float32", "float64"]
 

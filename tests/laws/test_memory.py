@@ -12,7 +12,7 @@ import torch
 import verify
 from tests.laws.silu import silu, silu_in_an_operator
 from tests.laws.trial import breaks, holds, skips
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.laws import guard as guard_module
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard
 

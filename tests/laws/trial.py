@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from verify import backends
 from verify.cases.strategies import Sizes
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.laws import registry
 from verify.laws.engine import Profile, run_law
-from verify.record import LawRun
+from verify.records.record import LawRun
 
 _SIZES = Sizes(elements=300, width=300, depth=64)
 PROFILE = Profile("test", 8, {"interpreter": _SIZES, "cuda": _SIZES})

@@ -22,7 +22,7 @@ from verify.ops.dyadic import add_rows, at_exponent, dot, dyadic, dyadics, multi
 from verify.ops.elements import mpf_to_arb, pick, to_arb
 from verify.ops.numeric import derivative_at, limit_at, value_at
 from verify.ops.precision import arb_bits, exact_product, magnitude, mp_bits, summed
-from verify.ulp import same_bits
+from verify.truth.ulp import same_bits
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 moderate = st.floats(-1e100, 1e100, allow_nan=False).filter(lambda v: v == 0 or abs(v) > 1e-100)

@@ -13,13 +13,13 @@ from mpmath import mp
 from torch import Tensor
 
 from tests.ops.test_op_rows import problem_of
-from verify import formats
 from verify.ops import Op, Problem, get, registry
 from verify.ops.define_rows import row_op
 from verify.ops.op import Fast, Point
+from verify.truth import formats
 from verify.truth.certificate import UNCERTIFIED
 from verify.truth.fast import Truth, check_bound
-from verify.ulp import errors
+from verify.truth.ulp import errors
 
 LAYER_NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias")
 RECIPES = ("randn", "mean 1e4", "near constant", "constant", "outlier", "tiny", "huge", "wide range", "pairs")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import mpmath
 
-from verify.record import (
+from verify.records.record import (
     SCHEMA,
     Basis,
     Curve,
@@ -794,7 +794,7 @@ def many(count: int = 20) -> Run:
 if __name__ == "__main__":
     from pathlib import Path
 
-    from verify.record import save
+    from verify.records.record import save
 
     save(sample(), Path("sample.json"))
     print(dataclasses.is_dataclass(sample()), len(sample().kernels))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tests.report.browser import Browser
 from tests.report.sample import sample
-from verify import record
-from verify.report import html
+from verify.records import record
+from verify.report.html import record_html
 
 VIEWS = (
     ("wide-light", 1280, "light", False),
@@ -31,7 +31,7 @@ def main(folder: Path, source: str | None) -> None:
     try:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "report.html"
-            path.write_text(html.render(run), encoding="utf-8")
+            path.write_text(record_html.render(run), encoding="utf-8")
             for name, width, scheme, mobile in VIEWS:
                 page = browser.page()
                 page.resize(width, mobile=mobile)

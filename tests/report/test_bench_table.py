@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from verify.record import SCHEMA, Basis, Figures, Histogram, KernelRun, Result, Run, Speed, decode, encode
-from verify.report import bench_table
+from verify.records.record import SCHEMA, Basis, Figures, Histogram, KernelRun, Result, Run, Speed, decode, encode
+from verify.report.terminal import bench_table
 
 
 def result(output: str, error: float, *, kind: str = "exhaustive", status: str = "ok") -> Result:

@@ -10,13 +10,15 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from tests.gate_records import SEEN, book, bound, kernel, result, run
+from tests.gate.gate_records import SEEN, book, bound, kernel, result, run
 from tests.report.sample import HOSTILE_MESSAGE, HOSTILE_NAME
-from verify import ratchet
-from verify.compare import compare
-from verify.gate import Verdict, judge
-from verify.record import Run
-from verify.report import against, bounds_text, compare_text, gate_markdown, gate_text
+from verify.gate import changes
+from verify.gate.verdict import Verdict, judge
+from verify.records.compare import compare
+from verify.records.record import Run
+from verify.report.html import against
+from verify.report.markdown import gate_markdown
+from verify.report.terminal import bounds_text, compare_text, gate_text
 
 nan = math.nan
 
@@ -82,8 +84,8 @@ def test_no_line_is_wider_than_the_screen_except_commands(width: int) -> None:
     item, held = everything()
     texts = [
         gate_text.render(judge([item], held), width=width, color=False, everything=True),
-        bounds_text.proposal(ratchet.propose([item], held), width=width, color=False, written=["a.toml"]),
-        bounds_text.review(ratchet.review(held, book()), "HEAD", width=width, color=False),
+        bounds_text.proposal(changes.propose([item], held), width=width, color=False, written=["a.toml"]),
+        bounds_text.review(changes.review(held, book()), "HEAD", width=width, color=False),
         compare_text.render(compare(item, run(kernel(result(9.0)))), width=width, color=False),
     ]
     for line in "".join(texts).splitlines():
@@ -121,8 +123,8 @@ def test_hostile_names_are_spelled_out(width: int) -> None:
     judged = judge([item], held)
     texts = [
         gate_text.render(judged, width=width, color=False, everything=True, records=[HOSTILE_NAME]),
-        bounds_text.proposal(ratchet.propose([item], held), width=width, color=False, written=[HOSTILE_NAME]),
-        bounds_text.review(ratchet.review(held, book()), HOSTILE_NAME, width=width, color=False),
+        bounds_text.proposal(changes.propose([item], held), width=width, color=False, written=[HOSTILE_NAME]),
+        bounds_text.review(changes.review(held, book()), HOSTILE_NAME, width=width, color=False),
         compare_text.render(compare(item, item), width=width, color=False, everything=True),
     ]
     for text in texts:
@@ -224,7 +226,7 @@ def test_many_keys_of_one_reason_are_one_line() -> None:
 
 def test_a_proposal_names_every_key_that_it_leaves() -> None:
     parts = dict.fromkeys(("saturated", "vanishing", "around zero"), nan)
-    found = ratchet.propose([run(kernel(result(**parts)), arch="sm_90")], book())
+    found = changes.propose([run(kernel(result(**parts)), arch="sm_90")], book())
     text = bounds_text.proposal(found, width=200, color=False, written=[])
     [told] = [line for line in text.splitlines() if "left as it is" in line]
     assert "gelu 3 results (sm_90): nonfinite" in told
@@ -232,7 +234,7 @@ def test_a_proposal_names_every_key_that_it_leaves() -> None:
 
 
 def test_a_bound_is_never_shown_below_what_was_measured() -> None:
-    found = ratchet.propose([run(kernel(result(2.1331, output="dw")))], book())
+    found = changes.propose([run(kernel(result(2.1331, output="dw")))], book())
     text = bounds_text.proposal(found, width=120, color=False, written=[])
     [line] = [line for line in text.splitlines() if "  dw  " in line]
     assert line.split()[4:6] == ["2.134", "2.134"]

@@ -28,8 +28,9 @@ from tests.report.sample import (
     rich_many,
     sample,
 )
-from verify import record
-from verify.report import curve_plot, html, plot, words
+from verify.records import record
+from verify.report import words
+from verify.report.html import curve_plot, plot, record_html
 
 VOID = {"meta", "input", "br", "wbr", "link", "img", "hr", "base"}
 FETCHES = {"src", "srcset", "href", "action", "data", "poster", "formaction", "background", "ping"}
@@ -71,7 +72,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return html.render(sample())
+    return record_html.render(sample())
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def reader(page: str) -> Reader:
 
 def test_the_page_is_well_formed_in_every_state() -> None:
     for run in (sample(), passing(), incomplete(), empty(), rich()):
-        parsed = Reader(html.render(run))
+        parsed = Reader(record_html.render(run))
         assert not parsed.stack
         anchors = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
         assert len(anchors) == len(set(anchors))
@@ -126,12 +127,12 @@ def unpacked(page: str, name: str) -> bytes:
 
 def test_the_record_is_embedded_whole_and_byte_for_byte(page: str) -> None:
     assert unpacked(page, "record") == record.encode(sample())
-    assert html.render(sample()) == page  # the same bytes every time: no date in the compressed parts
+    assert record_html.render(sample()) == page  # the same bytes every time: no date in the compressed parts
 
 
 def test_what_does_not_fit_is_compressed_whole() -> None:
     run = many(20)
-    page = html.render(run)
+    page = record_html.render(run)
     sections = json.loads(unpacked(page, "packed"))
     reader = Reader(page)
     anchors = [attrs["id"] for tag, attrs in reader.elements if tag == "details" and "id" in attrs]
@@ -177,7 +178,7 @@ def test_every_maximum_has_its_basis_beside_it(reader: Reader) -> None:
 
 
 def test_rows_come_worst_first() -> None:
-    rows = html.rows(sample())
+    rows = record_html.rows(sample())
     ranks = [int(row.cells["verdict"].key) for row in rows]
     assert ranks == sorted(ranks, reverse=True)
     first = [row.cells["kernel"].text for row in rows][:1]
@@ -185,9 +186,9 @@ def test_rows_come_worst_first() -> None:
 
 
 def test_it_is_small() -> None:
-    assert len(html.render(many(20))) < 300_000
+    assert len(record_html.render(many(20))) < 300_000
     # two hundred results with everything that a result can have: the size of this repository's own run
-    assert len(html.render(rich_many(100))) < 1_500_000
+    assert len(record_html.render(rich_many(100))) < 1_500_000
 
 
 def sections_of(page: str) -> dict[str, str]:
@@ -198,11 +199,11 @@ def sections_of(page: str) -> dict[str, str]:
 
 def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypatch: pytest.MonkeyPatch) -> None:
     run = night(30)
-    heavy = html.render(run)
-    monkeypatch.setattr(html, "WEIGHT", len(heavy) - 8_000)
-    page = html.render(run)
-    assert len(page) <= html.WEIGHT
-    assert len(html.render(run, whole=["kernel_006"])) <= html.WEIGHT
+    heavy = record_html.render(run)
+    monkeypatch.setattr(record_html, "WEIGHT", len(heavy) - 8_000)
+    page = record_html.render(run)
+    assert len(page) <= record_html.WEIGHT
+    assert len(record_html.render(run, whole=["kernel_006"])) <= record_html.WEIGHT
     sections = {name: text for name, text in sections_of(page).items() if name.startswith("kernel-")}
     short = [int(name.removeprefix("kernel-")) for name, text in sections.items() if "Shortened" in text]
     whole = [int(name.removeprefix("kernel-")) for name, text in sections.items() if "Shortened" not in text]
@@ -216,14 +217,14 @@ def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypat
         assert words.clean(result.worst[0].truth) in text
         assert str(escape(result.worst[0].replay)) in text
     assert f"--kernel {run.kernels[short[0]].name}" in text
-    kept = sections_of(html.render(run, whole=[run.kernels[short[0]].name]))
+    kept = sections_of(record_html.render(run, whole=[run.kernels[short[0]].name]))
     assert "Shortened" not in kept[f"kernel-{short[0]}"]
 
 
 def test_rows_of_many_peers_are_compressed_and_no_judged_one(monkeypatch: pytest.MonkeyPatch) -> None:
     run = night(30)
-    monkeypatch.setattr(html, "ROWS", 1_000)
-    page = html.render(run)
+    monkeypatch.setattr(record_html, "ROWS", 1_000)
+    page = record_html.render(run)
     late = sections_of(page)["rows"]
     table = page[page.index('id="table"') : page.index("</table>", page.index('id="table"'))]
     judged = sum(len(kernel.results) for kernel in run.kernels[:4])
@@ -233,11 +234,11 @@ def test_rows_of_many_peers_are_compressed_and_no_judged_one(monkeypatch: pytest
 
 
 def test_many_peers_stand_apart_by_operation() -> None:
-    page = html.render(night(30))
+    page = record_html.render(night(30))
     groups = re.findall(r'<details class="group"><summary>([^<]*)</summary>', page)
     calls = {words.call(kernel.op, kernel.params) for kernel in night(30).kernels[4:]}
     assert {group.partition(" of ")[2] for group in groups} == calls
-    assert "group" not in re.findall(r'<details class="(\w+)', html.render(sample()))
+    assert "group" not in re.findall(r'<details class="(\w+)', record_html.render(sample()))
 
 
 def test_the_strip_is_monotone_and_keeps_nan_apart() -> None:
@@ -286,12 +287,12 @@ def test_axis_labels_do_not_collide() -> None:
 def test_good_results_use_no_alarm_colour() -> None:
     run = passing()
     assert good_kernel().status == "ok"
-    assert "is-wrong" not in html.render(run).split("<body>")[1].split("<script")[0]
+    assert "is-wrong" not in record_html.render(run).split("<body>")[1].split("<script")[0]
 
 
 @pytest.fixture(scope="module")
 def everything() -> Reader:
-    return Reader(html.render(rich()))
+    return Reader(record_html.render(rich()))
 
 
 def words_of(reader: Reader) -> str:
@@ -299,7 +300,7 @@ def words_of(reader: Reader) -> str:
 
 
 def test_a_passing_run_says_what_comes_closest_to_its_limit() -> None:
-    text = words_of(Reader(html.render(passing())))
+    text = words_of(Reader(record_html.render(passing())))
     lead = text[text.index("The result closest to its limit") :]
     assert lead.startswith("The result closest to its limit gelu_erf, y float32: 0.814 ULP, exhaustive,")
     assert "Reproduce exactly this case: verify replay accuracy.py::gelu_erf" in lead[:600]

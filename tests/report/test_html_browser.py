@@ -12,8 +12,9 @@ import pytest
 
 from tests.report.browser import Browser, Page
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
-from verify import record
-from verify.report import html, words
+from verify.records import record
+from verify.report import words
+from verify.report.html import record_html
 
 CELLS = """(key) => [...document.querySelectorAll('#table tbody tr')]
     .filter((row) => !row.hidden)
@@ -31,7 +32,7 @@ READY = """new Promise((done) => {
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(html.render(sample()), encoding="utf-8")
+    path.write_text(record_html.render(sample()), encoding="utf-8")
     return path
 
 
@@ -64,7 +65,7 @@ def query(page: Page, text: str) -> None:
 @pytest.mark.parametrize("run", [sample(), passing(), incomplete(), empty(), many(20), rich()])
 def test_it_opens_without_a_request_or_a_complaint(browser: Browser, tmp_path: Path, run: record.Run) -> None:
     path = tmp_path / "page.html"
-    path.write_text(html.render(run), encoding="utf-8")
+    path.write_text(record_html.render(run), encoding="utf-8")
     tab = browser.page()
     tab.open(path)
     assert tab.requests == [path.resolve().as_uri()]
@@ -126,7 +127,7 @@ def test_sorting_by_text_starts_ascending(page: Page) -> None:
     assert page.evaluate("document.querySelector('th[data-key=kernel]').ariaSort") == "ascending"
     plain = [name.lower() for name in names if name[0].isalpha()]
     assert plain == sorted(plain, key=lambda name: name.replace("_", " "))
-    assert len(names) == len(html.rows(sample()))
+    assert len(names) == len(record_html.rows(sample()))
 
 
 def test_the_page_opens_worst_first(page: Page) -> None:
@@ -136,7 +137,7 @@ def test_the_page_opens_worst_first(page: Page) -> None:
 
 
 def test_filtering_by_text_and_by_attention(page: Page) -> None:
-    total = len(html.rows(sample()))
+    total = len(record_html.rows(sample()))
     shown = "document.querySelector('#shown').textContent"
     assert page.evaluate(shown) == f"{total} rows"
     query(page, "GELU bfloat16 wrong")
@@ -341,7 +342,7 @@ def test_on_paper_every_section_is_open_and_controls_are_gone(page: Page) -> Non
 @pytest.fixture
 def rich_page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     path = tmp_path / "rich.html"
-    path.write_text(html.render(rich()), encoding="utf-8")
+    path.write_text(record_html.render(rich()), encoding="utf-8")
     tab = browser.page()
     tab.resize(1280)
     tab.open(path)
@@ -357,7 +358,7 @@ def reading(page: Page) -> str:
 
 def test_pointing_at_the_curve_reads_the_worst_input_of_each_bin(rich_page: Page) -> None:
     """Every bin, against what Python says of it."""
-    from verify.report.curve_plot import reading as said
+    from verify.report.html.curve_plot import reading as said
 
     curve = rich().kernels[1].results[0].curve
     assert curve is not None
@@ -399,7 +400,7 @@ def test_the_curve_is_read_by_keyboard(rich_page: Page) -> None:
 def test_a_packed_section_is_filled_when_it_is_opened(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "many.html"
     run = many(20)
-    path.write_text(html.render(run), encoding="utf-8")
+    path.write_text(record_html.render(run), encoding="utf-8")
     tab = browser.page()
     tab.open(path)
     assert tab.evaluate(READY) == "yes"
@@ -421,10 +422,10 @@ def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = night(30)
-    monkeypatch.setattr(html, "ROWS", 1_000)
-    monkeypatch.setattr(html, "WEIGHT", 1)  # every peer is shortened
+    monkeypatch.setattr(record_html, "ROWS", 1_000)
+    monkeypatch.setattr(record_html, "WEIGHT", 1)  # every peer is shortened
     path = tmp_path / "night.html"
-    path.write_text(html.render(run), encoding="utf-8")
+    path.write_text(record_html.render(run), encoding="utf-8")
     tab = browser.page()
     tab.resize(1280)
     tab.open(path)
@@ -454,7 +455,7 @@ def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
 
 def test_the_rich_page_fits_every_screen_and_has_contrast(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "rich.html"
-    path.write_text(html.render(rich()), encoding="utf-8")
+    path.write_text(record_html.render(rich()), encoding="utf-8")
     for width, scheme in ((320, "dark"), (760, "light"), (1280, "dark")):
         tab = browser.page()
         tab.resize(width, mobile=width < 500)

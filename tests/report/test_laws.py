@@ -6,8 +6,11 @@ import msgspec
 import pytest
 
 from tests.report.sample import passing, rich, sample
-from verify.record import LawRun, Run
-from verify.report import html, markdown, terminal, verdict
+from verify.records.record import LawRun, Run
+from verify.report import verdict
+from verify.report.html import record_html
+from verify.report.markdown import record_markdown
+from verify.report.terminal import record_text
 
 BROKEN = LawRun(
     law="layout independence",
@@ -32,7 +35,7 @@ def run() -> Run:
 
 
 def test_the_terminal_shows_the_broken_law_and_counts_the_others(run: Run) -> None:
-    text = terminal.render(run, width=100, color=False)
+    text = record_text.render(run, width=100, color=False)
     name = run.kernels[0].name
     assert f"✗ law broken  {name} layout independence bfloat16\n    why" in text
     assert "    layouts" in text
@@ -47,18 +50,18 @@ def test_a_peer_breaks_laws_without_being_judged(run: Run) -> None:
 
 
 def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
-    page = html.render(run)
+    page = record_html.render(run)
     assert "CUDA graph</dt><dd>needs a CUDA device" in page
     assert "&lt;b&gt;1.0&lt;/b&gt;" in page
     assert "<b>1.0</b>" not in page.split('type="application/gzip"')[0]
-    text = markdown.render(run)
+    text = record_markdown.render(run)
     assert "law broken" in text
     assert "--law 'layout independence'" in text
     assert "<b>1.0</b>" not in text
 
 
 def test_laws_that_were_not_tried_are_listed_by_reason_not_only_counted() -> None:
-    text = terminal.render(rich(), width=80, color=False)
+    text = record_text.render(rich(), width=80, color=False)
     block = text[text.index("○ laws not applicable") :]
     assert block.startswith(
         "○ laws not applicable\n"
@@ -68,13 +71,13 @@ def test_laws_that_were_not_tried_are_listed_by_reason_not_only_counted() -> Non
         "        gradcheck: 2 kernels\n"
     )
     assert max(map(len, block.splitlines()[:5])) <= 80
-    assert "laws not applicable" not in terminal.render(sample(), width=80, color=False)
+    assert "laws not applicable" not in record_text.render(sample(), width=80, color=False)
 
 
 def test_many_reasons_stay_a_short_list(run: Run) -> None:
     laws = [msgspec.structs.replace(SKIPPED, message=f"reason {k}") for k in range(40)]
     kernels = [msgspec.structs.replace(run.kernels[0], laws=laws)]
-    text = terminal.render(msgspec.structs.replace(run, kernels=kernels), width=80, color=False)
+    text = record_text.render(msgspec.structs.replace(run, kernels=kernels), width=80, color=False)
     assert text.count("CUDA graph: 1 kernel") == 16
     assert "24 more reasons; the record has them" in text
 
@@ -88,6 +91,6 @@ def test_a_law_skipped_in_some_dtypes_names_them() -> None:
 
 
 def test_the_name_of_a_fact_is_whole(run: Run) -> None:
-    text = terminal.render(run, width=80, color=False)
+    text = record_text.render(run, width=80, color=False)
     assert "    returned  <b>1.0</b> (0x3f80)\n" in text
     assert "    why      results depend" in text

@@ -10,14 +10,17 @@ import shlex
 import msgspec
 import pytest
 
-from tests.gate_records import HASH, book, bound, figures, kernel, run
-from tests.gate_records import result as plain
-from tests.gate_records import worst as element
+from tests.gate.gate_records import HASH, book, bound, figures, kernel, run
+from tests.gate.gate_records import result as plain
+from tests.gate.gate_records import worst as element
 from verify.cli.replay import add_place
-from verify.gate import Verdict, judge
-from verify.record import LawRun, RegimeFigures, Result, Run
-from verify.recorded import worst_of_run
-from verify.report import gate_data, gate_markdown, gate_text, html, markdown, terminal, words
+from verify.gate.verdict import Verdict, judge
+from verify.records.record import LawRun, RegimeFigures, Result, Run
+from verify.records.recorded import worst_of_run
+from verify.report import gate_data, words
+from verify.report.html import record_html
+from verify.report.markdown import gate_markdown, record_markdown
+from verify.report.terminal import gate_text, record_text
 
 ROW = "3f80" * 512
 CASE = json.dumps({"dtype": "bfloat16", "dims": [1, 512], "values": {"x": ROW}}, separators=(",", ":"))
@@ -105,26 +108,26 @@ def test_comment_and_json_have_everything_of_each_element() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_report_of_a_run_prints_one_long_command(width: int) -> None:
-    text = terminal.render(record(), width=width, color=False, record="run.json")
+    text = record_text.render(record(), width=width, color=False, record="run.json")
     assert text.count(ROW) == 1
     assert text.splitlines()[-1] == "next: verify replay three --run run.json --result y --dtype bfloat16"
-    text = terminal.render(record(), width=width, color=False)
+    text = record_text.render(record(), width=width, color=False)
     assert text.count(ROW) == 3
     assert text.splitlines()[-1] == "next: the replay command of three y bfloat16, above"
 
 
 def test_a_review_with_the_record_shows_the_element_of_each_regime() -> None:
     """The bounds were made from the record, one of them is looser than before."""
-    from verify import ratchet
-    from verify.report import bounds_text
+    from verify.gate import changes
+    from verify.report.terminal import bounds_text
 
-    made = ratchet.propose([record()], book()).changes
+    made = changes.propose([record()], book()).changes
     new = book(*(change.new for change in made if change.new))
     old = book(*(change.new for change in made if change.new and change.key.regime == "low"))
     loose = next(item for item in old.bounds.values() if item.key.kernel == "one")
     old.bounds[loose.key] = dataclasses.replace(loose, value=0.75)
-    found = ratchet.review(old, new)
-    behind = ratchet.behind(found, [record()])
+    found = changes.review(old, new)
+    behind = changes.behind(found, [record()])
     told = {"width": 100, "color": False}
     text = bounds_text.review(found, "HEAD", behind=behind, files={record().id: "run.json"}, **told)
     assert ROW not in text
@@ -139,7 +142,7 @@ def test_a_review_with_the_record_shows_the_element_of_each_regime() -> None:
     assert "got " not in bare
     assert bare.splitlines()[-1].startswith("next: verify bounds review --run RUN.json")
     other = msgspec.structs.replace(record(), id="ffffffffffff")
-    assert ratchet.behind(found, [other]) == {}, "the record of the evidence, and no other"
+    assert changes.behind(found, [other]) == {}, "the record of the evidence, and no other"
 
 
 def test_a_short_command_stays_as_it_is() -> None:
@@ -151,7 +154,7 @@ def test_a_short_command_stays_as_it_is() -> None:
 
 def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> None:
     kernel_ = record().kernels[0]
-    text = html.render(msgspec.structs.replace(record(), kernels=[kernel_]))
+    text = record_html.render(msgspec.structs.replace(record(), kernels=[kernel_]))
     table = text[text.index("<caption>Worst inputs") :].split("</table>")[0]
     assert "of all and of each region beyond 0.5 ULP" in table
     rows = re.findall(r"<tr data-replay=.*?</tr>", table)
@@ -160,7 +163,7 @@ def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> No
     assert '[0, 9]</small> <small class="region">worst of low</small>' in rows[1]
     assert "--index 9" in rows[1]
     bare = msgspec.structs.replace(kernel_, results=[plain(2.0)])
-    assert "<caption>Worst inputs, judged" in html.render(msgspec.structs.replace(record(), kernels=[bare]))
+    assert "<caption>Worst inputs, judged" in record_html.render(msgspec.structs.replace(record(), kernels=[bare]))
 
 
 def test_what_is_said_of_many_is_said_once() -> None:
@@ -170,7 +173,7 @@ def test_what_is_said_of_many_is_said_once() -> None:
     notes = [f"y{place}: biased" for place in range(5)]
     failed = [kernel(name=name, status="error", message="device lost", hint=again(name), notes=notes) for name in "pq"]
     item = run(broken, *failed)
-    page = html.render(item)
+    page = record_html.render(item)
     front = page[: page.index('id="results"')]
     assert front.count("k raised Error") == 1
     assert "The same: b float16, c float16</p>" in front
@@ -180,7 +183,7 @@ def test_what_is_said_of_many_is_said_once() -> None:
     assert "Next:" not in front[front.index("Could not be measured") :], "the hint is the command below it"
     assert all(f"<code>{again(name)}</code>" in front for name in "pq")
     assert page.count("Note: y0, y1, y2 and 2 more: biased") == 2
-    text = terminal.render(item, width=100, color=False)
+    text = record_text.render(item, width=100, color=False)
     assert "p: y0, y1, y2 and 2 more: biased" in text
     assert text.count(again("p")) == 1
 
@@ -191,5 +194,5 @@ def again(name: str) -> str:
 
 def test_a_nan_has_no_scale() -> None:
     nan = plain(float("nan"), gate="scaled")
-    for text in (html.render(run(kernel(nan))), markdown.render(run(kernel(nan)))):
+    for text in (record_html.render(run(kernel(nan))), record_markdown.render(run(kernel(nan)))):
         assert "NaN scaled" not in text

@@ -10,8 +10,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, rich, sample
-from verify.record import LawRun
-from verify.report import comment, markdown, verdict, words
+from verify.records.record import LawRun
+from verify.report import verdict, words
+from verify.report.markdown import comment, record_markdown
 
 ALLOWED = {
     *("h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
@@ -59,14 +60,14 @@ class Reader(HTMLParser):
 
 def test_only_our_own_elements_come_out() -> None:
     for run in (sample(), passing(), incomplete(), empty()):
-        reader = Reader(markdown.render(run))
+        reader = Reader(record_markdown.render(run))
         assert reader.tags <= ALLOWED
         assert reader.attributes <= {"class", "style"}  # of fences and of aligned cells
         assert not reader.stack
 
 
 def test_hostile_names_are_shown_and_mean_nothing() -> None:
-    reader = Reader(markdown.render(sample()))
+    reader = Reader(record_markdown.render(sample()))
     shown = words.clean(HOSTILE_NAME).replace("@", "@\u200b").replace("#", "#\u200b")
     row = next(row for row in reader.rows if row and "<script>" in row[0])
     assert row[0] == shown
@@ -94,7 +95,7 @@ def test_text_survives_unchanged_but_for_the_broken_links(text: str) -> None:
 
 
 def test_the_verdict_comes_first_and_the_command_last() -> None:
-    text = markdown.render(passing(), record="r.json")
+    text = record_markdown.render(passing(), record="r.json")
     assert text.startswith("### ✓ verify: **pass:** 1 kernel is within the declared limits")
     reader = Reader(text)
     assert reader.commands == ["verify report r.json --html report.html\n"]
@@ -102,7 +103,7 @@ def test_the_verdict_comes_first_and_the_command_last() -> None:
 
 def test_every_result_has_a_row_worst_first() -> None:
     run = sample()
-    rows = [row for row in Reader(markdown.render(run)).rows if len(row) == 8 and row[0] != "kernel"]
+    rows = [row for row in Reader(record_markdown.render(run)).rows if len(row) == 8 and row[0] != "kernel"]
     results = sum(len(kernel.results) for kernel in run.kernels)
     bare = sum(not kernel.results for kernel in run.kernels)
     assert len(rows) == results + bare
@@ -114,7 +115,7 @@ def test_every_result_has_a_row_worst_first() -> None:
 
 
 def test_each_wrong_result_can_be_replayed() -> None:
-    commands = Reader(markdown.render(sample())).commands
+    commands = Reader(record_markdown.render(sample())).commands
     for found in verdict.wrong_results(sample()):
         assert found.worst is not None
         assert words.clean(found.worst.replay) + "\n" in commands
@@ -123,7 +124,7 @@ def test_each_wrong_result_can_be_replayed() -> None:
 @pytest.mark.parametrize("limit", [0, 1, 80, 300, 900, 2_500, 6_000, 20_000, 60_000])
 def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
     run = many(120)
-    text = markdown.render(run, limit=limit)
+    text = record_markdown.render(run, limit=limit)
     assert len(text.encode()) <= limit  # bytes, of which there are never fewer than of characters
     if limit < 300:
         return
@@ -149,7 +150,7 @@ def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
 
 
 def test_what_is_in_order_is_folded_away() -> None:
-    text = markdown.render(sample())
+    text = record_markdown.render(sample())
     before, folded = text.split("rows in order, or of peers</summary>")
     assert before.count("<details>") == before.count("</details>") + 1
     assert "gelu&#95;erf" not in before.split("**Not measured**")[0]
@@ -158,7 +159,7 @@ def test_what_is_in_order_is_folded_away() -> None:
 
 
 def test_laws_that_were_not_tried_are_told_by_reason() -> None:
-    text = markdown.render(rich())
+    text = record_markdown.render(rich())
     assert "- the function is not monotone (monotonicity, shift: 2 kernels)" in text.replace("&#58;", ":")
     assert "laws not applicable, by reason" in text
 
@@ -176,7 +177,7 @@ def test_a_hostile_and_huge_record_stays_below_the_cap_and_closed() -> None:
         laws=[LawRun(awful, awful, "skipped", 0, awful), LawRun(awful, awful, "broken", 1, awful, {awful: awful})],
     )
     run = msgspec.structs.replace(make([kernel] * 40), command=awful, id=awful, profile=awful, incomplete=[awful] * 50)
-    text = markdown.render(run)
+    text = record_markdown.render(run)
     assert len(text.encode()) <= 60_000
     assert text.startswith("### ✗ verify: **fail:** ")
     reader = Reader(text)

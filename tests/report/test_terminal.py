@@ -19,9 +19,11 @@ from rich.cells import cell_len
 
 from tests.report.sample import LONG_NAME, empty, incomplete, passing, plain, sample
 from verify.errors import SPENT
-from verify.record import KernelRun, Run
-from verify.report import markdown, terminal, verdict, words
-from verify.session import OUT_OF_TIME
+from verify.measure.session import OUT_OF_TIME
+from verify.records.record import KernelRun, Run
+from verify.report import verdict, words
+from verify.report.markdown import record_markdown
+from verify.report.terminal import record_text
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,7 +33,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 @pytest.mark.parametrize("name", ["sample", "plain"])
 def test_snapshot(name: str, width: int) -> None:
     run = {"sample": sample, "plain": plain}[name]()
-    text = terminal.render(run, width=width, color=False)
+    text = record_text.render(run, width=width, color=False)
     path = SNAPSHOTS / f"terminal-{name}-{width}.txt"
     if os.environ.get("UPDATE_SNAPSHOTS"):
         path.write_text(text, encoding="utf-8")
@@ -41,14 +43,14 @@ def test_snapshot(name: str, width: int) -> None:
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 200])
 @pytest.mark.parametrize("run", [sample(), plain(), passing(), incomplete(), empty()])
 def test_no_line_is_wider_than_the_screen_except_commands(run: Run, width: int) -> None:
-    for line in terminal.render(run, width=width, color=False).splitlines():
+    for line in record_text.render(run, width=width, color=False).splitlines():
         if cell_len(line) > width:
             assert re.match(r"(next: |    )verify (replay|run|report|list) ", line), line
 
 
 @pytest.mark.parametrize("width", [30, 46, 60, 72, 80, 100, 120, 200])
 def test_nothing_is_cut_at_any_width(width: int) -> None:
-    text = terminal.render(sample(), width=width, color=False)
+    text = record_text.render(sample(), width=width, color=False)
     table = re.sub(r"\s+", "", text[: text.index("✗ wrong  ")])
     for kernel in sample().kernels:
         assert re.sub(r"\s+", "", words.clean(kernel.name)) in table
@@ -62,7 +64,7 @@ def test_nothing_is_cut_at_any_width(width: int) -> None:
 def test_columns_leave_in_order_and_the_basis_stays() -> None:
     seen: list[str] = []
     for width in range(150, 40, -1):
-        text = terminal.render(plain(), width=width, color=False)
+        text = record_text.render(plain(), width=width, color=False)
         header = " ".join(text.split("\n")[0].split())
         basis = "long" if "exhaustive, 65,536 inputs  " in text else "short"
         layout = f"{header.removesuffix(' verdict')}, {basis}"
@@ -78,13 +80,13 @@ def test_columns_leave_in_order_and_the_basis_stays() -> None:
         f"output dtype {figures} PyTorch, short",
         f"output dtype {figures}, short",
     ]
-    narrow = terminal.render(plain(), width=40, color=False)
+    narrow = record_text.render(plain(), width=40, color=False)
     assert "  y float32: 0.814 ULP, all 2^32 ✓ ok\n" in narrow
 
 
 def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> None:
-    bare = terminal.render(sample(), width=80, color=False)
-    coloured = terminal.render(sample(), width=80, color=True)
+    bare = record_text.render(sample(), width=80, color=False)
+    coloured = record_text.render(sample(), width=80, color=True)
     assert "\x1b" not in bare
     assert "\x1b[1;31m" in coloured
     # trailing blanks aside: they stand inside the escapes, where they cannot be stripped
@@ -92,21 +94,21 @@ def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> 
 
 
 def test_colour_is_never_alone() -> None:
-    coloured = terminal.render(sample(), width=120, color=True)
+    coloured = record_text.render(sample(), width=120, color=True)
     for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", coloured):
         assert re.match(r" *✗", red), red
 
 
 def test_ascii_glyphs() -> None:
     runs = (sample(), plain(), passing(), incomplete())
-    text = "".join(terminal.render(run, width=80, color=False, glyphs=False) for run in runs)
+    text = "".join(record_text.render(run, width=80, color=False, glyphs=False) for run in runs)
     assert text.isascii()
     assert "x wrong  eager_gelu y bfloat16" in text
     assert "+ correctly rounded" in text
 
 
 def test_hostile_text_is_spelled_out() -> None:
-    text = terminal.render(sample(), width=120, color=False)
+    text = record_text.render(sample(), width=120, color=False)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert r"<script>alert(1)</script>[bold]a|b`c`\x1b[31m\u202e@octocat #1" in text
     assert "[red]1[/red]" in text  # markup is shown, not interpreted
@@ -114,7 +116,7 @@ def test_hostile_text_is_spelled_out() -> None:
 
 
 def test_a_wrong_result_says_everything_that_is_needed_to_fix_it() -> None:
-    text = terminal.render(plain(), width=80, color=False)
+    text = record_text.render(plain(), width=80, color=False)
     replay = (
         "verify replay accuracy.py::eager_gelu "
         '\'{"dims": [65536], "dtype": "bfloat16", "layout": "contiguous", "seed": 0, '
@@ -135,22 +137,22 @@ def test_a_wrong_result_says_everything_that_is_needed_to_fix_it() -> None:
 
 
 def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None:
-    lines = terminal.render(passing(), width=120, color=False, record="out.json").splitlines()
+    lines = record_text.render(passing(), width=120, color=False, record="out.json").splitlines()
     assert lines[-2] == f"✓ {verdict.sentence(passing())}"
     assert lines[-1] == "next: verify report out.json --html report.html"
     for run in (sample(), incomplete(), empty()):
-        text = terminal.render(run, width=400, color=False)
+        text = record_text.render(run, width=400, color=False)
         assert text.splitlines()[-2][2:] == verdict.sentence(run)
         assert text.endswith(f"\nnext: {verdict.next_command(run)}\n")
 
 
 def test_notes_of_judged_kernels_are_shown() -> None:
-    text = terminal.render(sample(), width=120, color=False)
+    text = record_text.render(sample(), width=120, color=False)
     assert "○ notes\n    gelu_erf: subnormal outputs are kept: no flush to zero was seen\n" in text
 
 
 def test_failed_kernels_show_message_and_hint() -> None:
-    text = terminal.render(sample(), width=120, color=False)
+    text = record_text.render(sample(), width=120, color=False)
     assert (
         "✗ crashed  geglu_unsafe\n"
         "    the worker died with SIGSEGV while running dims [65537], dtype bfloat16\n"
@@ -172,14 +174,14 @@ def test_the_command_of_a_failing_kernel_is_told_once(more: str) -> None:
     failed = KernelRun("slow", "my kernels.py::slow", "gelu", {}, "", "error", [], "what it said", hint=hint)
     command = hint if hint.startswith("verify") else again
     whole = msgspec.structs.replace(empty(), kernels=[failed], incomplete=["slow: what it said"])
-    text = terminal.render(whole, width=80, color=False)
+    text = record_text.render(whole, width=80, color=False)
     assert text.count("verify run ") == 1 and text.endswith(f"\nnext: {command}\n")
     assert ("    next     return one tensor\n" in text) == (more == "OTHER")
     others = [msgspec.structs.replace(failed, name=name, target=name, hint="") for name in ("b.py::b", "c.py::c")]
-    text = terminal.render(msgspec.structs.replace(whole, kernels=[failed, *others]), width=80, color=False)
+    text = record_text.render(msgspec.structs.replace(whole, kernels=[failed, *others]), width=80, color=False)
     for told in (command, "verify run b.py::b", "verify run c.py::c"):
         assert text.count(told) == 1
-    page = markdown.render(whole)
+    page = record_markdown.render(whole)
     assert "Next: verify" not in page and ("Next: return one tensor" in page) == (more == "OTHER")
 
 
@@ -188,29 +190,30 @@ def test_kernels_that_were_not_measured_share_a_hint() -> None:
     kernels = [msgspec.structs.replace(late, name=name, target=f"k.py::{name}") for name in "abcde"]
     lines = [f"{kernel.name}: {kernel.message}" for kernel in kernels]
     night = msgspec.structs.replace(empty(), kernels=kernels, incomplete=lines, command="verify nightly k.py")
-    text = terminal.render(night, width=200, color=False)
+    text = record_text.render(night, width=200, color=False)
     assert text.count(OUT_OF_TIME) == 1 and text.endswith("\nnext: verify nightly k.py\n")
     other = msgspec.structs.replace(late, message="declares float16; --dtype asks for float64", hint="verify list k.py")
-    text = terminal.render(msgspec.structs.replace(empty(), kernels=[other]), width=200, color=False)
+    text = record_text.render(msgspec.structs.replace(empty(), kernels=[other]), width=200, color=False)
     assert text.count("verify list k.py") == 1 and text.endswith("\nnext: verify list k.py\n")
 
 
 def test_a_long_name_stands_alone_and_whole() -> None:
-    lines = terminal.render(sample(), width=80, color=False).splitlines()
+    lines = record_text.render(sample(), width=80, color=False).splitlines()
     assert LONG_NAME in lines
 
 
 def test_the_environment_does_not_change_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = terminal.render(sample(), width=80, color=True)
+    before = record_text.render(sample(), width=80, color=True)
     for name, value in {"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb", "LINES": "3"}.items():
         monkeypatch.setenv(name, value)
-    assert terminal.render(sample(), width=80, color=True) == before
+    assert record_text.render(sample(), width=80, color=True) == before
 
 
 def test_importing_the_reports_imports_neither_rich_nor_jinja() -> None:
     code = (
         "import sys\n"
-        "import verify.report.terminal, verify.report.html, verify.report.markdown\n"
+        "import verify.report.terminal.record_text, verify.report.html.record_html\n"
+        "import verify.report.markdown.record_markdown\n"
         "print([name for name in ('rich', 'jinja2', 'markupsafe', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,7 +18,7 @@ from tests.report.sample import (
     peer_kernel,
     sample,
 )
-from verify.record import Basis, KernelRun, Result
+from verify.records.record import Basis, KernelRun, Result
 from verify.report import verdict
 
 replace = msgspec.structs.replace

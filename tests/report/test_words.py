@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 
 from tests.report.sample import figures
-from verify.record import Basis, RegimeFigures
+from verify.records.record import Basis, RegimeFigures
 from verify.report import words
 from verify.report.words import share, signed_ulp, ulp
 

@@ -15,10 +15,10 @@ import torch
 from tests.sweep import subjects
 from verify.backends import Backend
 from verify.cases import Case
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
+from verify.diagnose.replay import replay
 from verify.errors import KernelError, UsageError
-from verify.record import value_of
-from verify.replay import replay
+from verify.records.record import value_of
 from verify.sweep import Partial, Space, check, checking, finish, space_of
 from verify.sweep.finishing import from_midpoint
 from verify.sweep.scope import shape_of
@@ -274,8 +274,8 @@ def test_the_hash_is_of_the_question_not_of_the_kernel() -> None:
 def test_the_exact_distance_from_a_midpoint() -> None:
     from fractions import Fraction
 
-    from verify.formats import named
     from verify.ops.op import Point
+    from verify.truth.formats import named
 
     point = Point(mp=lambda prec: mpmath.mpf(1) + mpmath.mpf(2) ** -8 + mpmath.mpf(2) ** -20)
     assert abs(from_midpoint(point, named("bfloat16")) - Fraction(1, 1 << 13)) < Fraction(1, 1 << 60)

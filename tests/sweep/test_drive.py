@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from verify.errors import TruthError
-from verify.isolate import WorkerDied
-from verify.record import KernelRun
+from verify.records.record import KernelRun
 from verify.sweep.drive import KEPT, MOST, InterruptedSweepError, Settings, _Driver, _Work
 from verify.sweep.partial import Partial
 from verify.sweep.space import CHUNK, Space, merged
+from verify.workers.process import WorkerDied
 
 
 def driver(workers: int, *chunks: int) -> _Driver:

@@ -11,10 +11,10 @@ import torch
 from tests.sweep import subjects
 from verify import ops
 from verify.backends import Backend
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError
 from verify.ops.op import Problem
-from verify.record import value_of
+from verify.records.record import value_of
 from verify.sweep import Partial, Space, check, fused, layout, space_of
 from verify.sweep.certify import certify_fused
 from verify.sweep.partial import Bucket, Part, dense
@@ -22,7 +22,7 @@ from verify.sweep.reference import distances, reference_of
 from verify.sweep.space import CHUNK, key_of_value
 from verify.sweep.table import table_for
 from verify.truth import certificate
-from verify.ulp import Policy
+from verify.truth.ulp import Policy
 
 KIND = "cpu" if not torch.cuda.is_available() else certificate.device_kind("cuda")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

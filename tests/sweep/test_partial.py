@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify import tally
 from verify.errors import UsageError
-from verify.record import value_of
+from verify.measure import tally
+from verify.records.record import value_of
 from verify.sweep import partial as module
 from verify.sweep.partial import Bin, Bucket, Leader, Part, Partial
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.errors import UsageError
-from verify.formats import named
 from verify.sweep.space import (
     CHUNK,
     Space,
@@ -23,6 +22,7 @@ from verify.sweep.space import (
     left_over,
     merged,
 )
+from verify.truth.formats import named
 
 HALF = named("float16")
 NUMBERS = [HALF.to_float(bits_of_key(HALF, key)) for key in range(1 << 16)]

@@ -12,10 +12,11 @@ import torch
 
 from verify import ops
 from verify.errors import TruthError, UsageError
+from verify.measure import certify
 from verify.ops import normalize
 from verify.ops.compensated import Pair, Values
 from verify.ops.op import Fast, Op, Point
-from verify.truth import certificate, certify
+from verify.truth import certificate
 from verify.truth.certificate import (
     FLOOR,
     SAFETY,

@@ -15,13 +15,13 @@ from mpmath import mp
 
 from verify import ops
 from verify.errors import TruthError
-from verify.formats import Format, named
 from verify.ops.op import Point, Problem
 from verify.truth import exact
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import digits, enclose, judge, nearest, settle
 from verify.truth.fast import evaluate
-from verify.ulp import all_values, bits_of, errors, from_bits
+from verify.truth.formats import Format, named
+from verify.truth.ulp import all_values, bits_of, errors, from_bits
 
 GELU = ops.get("gelu")
 FORMS, RESULTS, DTYPES = ("none", "tanh"), ("y", "dx"), ("bfloat16", "float16")

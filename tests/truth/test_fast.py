@@ -12,13 +12,13 @@ import torch
 from verify import ops
 from verify.cases import Case
 from verify.errors import TruthError
-from verify.formats import named
+from verify.measure.certify import build
 from verify.ops.op import Fast, Problem
 from verify.truth import certificate
-from verify.truth.certify import build
 from verify.truth.exact import judge, nearest, settle
 from verify.truth.fast import Truth, check_bound, evaluate
-from verify.ulp import bits_of, errors, from_bits
+from verify.truth.formats import named
+from verify.truth.ulp import bits_of, errors, from_bits
 
 GELU = ops.get("gelu")
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from verify.cases.values import special_patterns
-from verify.formats import FORMATS, Format, named
 from verify.ops.op import Point
 from verify.truth.enclosure import Enclosure, to_double_double
 from verify.truth.exact import judge
 from verify.truth.fast import Truth
-from verify.ulp import Policy, errors, from_bits, pattern_at
+from verify.truth.formats import FORMATS, Format, named
+from verify.truth.ulp import Policy, errors, from_bits, pattern_at
 
 POLICIES = [
     Policy(nan=nan, overflow=overflow, signed_zero=zero, subnormals=subnormals)

@@ -83,7 +83,7 @@ def activate(backend: Backend) -> None:
             hint="TRITON_INTERPRET=1 in the environment, or activate the backend before importing kernels",
         )
     os.environ["TRITON_INTERPRET"] = "1"
-    from verify.backends.interpreter import install
+    from verify.backends.interpreter.install import install
 
     install()
 

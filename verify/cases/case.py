@@ -9,12 +9,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify import formats
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.values import SMALL, fill
 from verify.errors import UsageError
 from verify.ops.op import Op, Operand, Problem
+from verify.truth import formats
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

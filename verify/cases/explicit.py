@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.formats import Format, torch_dtype
-from verify.ulp import bits_of, from_bits
+from verify.truth.formats import Format, torch_dtype
+from verify.truth.ulp import bits_of, from_bits
 
 LIMIT = 1 << 16  # elements that a case spells out: a case is something to paste
 

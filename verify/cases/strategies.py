@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from verify.cases.case import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.values import ELEMENT, ROW
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 
 ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from verify.cases import counter
 from verify.errors import UsageError
-from verify.formats import Format, torch_dtype
-from verify.ulp import from_bits
+from verify.truth.formats import Format, torch_dtype
+from verify.truth.ulp import from_bits
 
 Shape = tuple[int, ...]
 

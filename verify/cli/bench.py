@@ -55,11 +55,11 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Compare and report; the exit code is that of `verify run` over the judged kernels."""
-    from verify import config
-    from verify.bench import Bench, bench
-    from verify.formats import named
-    from verify.record import encode, save, write_atomically
-    from verify.session import Session, command_line
+    from verify.declare import config
+    from verify.measure.bench import Bench, bench
+    from verify.measure.session import Session, command_line
+    from verify.records.record import encode, save, write_atomically
+    from verify.truth.formats import named
 
     wanted, pool = _resolved(options.wanted, config.find())
     session = Session(
@@ -87,13 +87,13 @@ def main(options: argparse.Namespace) -> int:
     if options.json and options.json != "-":
         save(result, options.json)
     if options.html:
-        from verify.report import html
+        from verify.report.html import record_html
 
-        write_atomically(options.html, html.render(result).encode())
+        write_atomically(options.html, record_html.render(result).encode())
     if options.json == "-":
         sys.stdout.write(encode(result).decode())
     else:
-        from verify.report import bench_table
+        from verify.report.terminal import bench_table
 
         sys.stdout.write(bench_table.render(result))
         for label, path in (("record", options.json), ("report", options.html)):

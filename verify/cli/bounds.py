@@ -12,7 +12,7 @@ from verify.cli import json_, screen
 from verify.cli.gate import bounds_folder
 
 if TYPE_CHECKING:
-    from verify.bounds import Book
+    from verify.gate.bounds import Book
 
 
 def add(commands: Any) -> None:
@@ -95,14 +95,15 @@ def _shared(parser: argparse.ArgumentParser, *, writes: bool = True) -> None:
 
 def propose(options: argparse.Namespace) -> int:
     """New and tighter bounds; exit 1 when a figure is beyond what is promised already."""
-    from verify import bounds, ratchet
-    from verify.record import load
-    from verify.report import bounds_text, gate_data
+    from verify.gate import bounds, changes
+    from verify.records.record import load
+    from verify.report import gate_data
+    from verify.report.terminal import bounds_text
 
     if not options.dry_run:
         _may_write(options, "propose")
     book = _book(options)
-    found = ratchet.propose(
+    found = changes.propose(
         [load(path) for path in options.runs],
         book,
         kernels=options.kernel,
@@ -130,15 +131,16 @@ def propose(options: argparse.Namespace) -> int:
 
 def review(options: argparse.Namespace) -> int:
     """Old and new; exit 1 when a promise was taken back."""
-    from verify import ratchet
-    from verify.committed import book_at
-    from verify.record import load
-    from verify.report import bounds_text, gate_data
+    from verify.gate import changes
+    from verify.gate.at_commit import book_at
+    from verify.records.record import load
+    from verify.report import gate_data
+    from verify.report.terminal import bounds_text
 
     book = _book(options)
     runs = [load(path) for path in options.run]
-    found = ratchet.review(book_at(options.base, book.folder), book)
-    behind = ratchet.behind(found, runs)
+    found = changes.review(book_at(options.base, book.folder), book)
+    behind = changes.behind(found, runs)
     if options.json:
         json_.write(options.json, {"base": options.base, "changes": gate_data.of_changes(found, behind)})
     if options.json != "-":
@@ -147,21 +149,22 @@ def review(options: argparse.Namespace) -> int:
             found, options.base, width=screen.width(), color=screen.colour(), behind=behind, files=files
         )
         sys.stdout.write(text)
-    return 1 if ratchet.needs_approval(found) else 0
+    return 1 if changes.needs_approval(found) else 0
 
 
 def accept(options: argparse.Namespace) -> int:
     """Loosen one bound."""
     import datetime
 
-    from verify import bounds, ratchet
-    from verify.record import load
-    from verify.report import bounds_text, gate_data
+    from verify.gate import bounds, changes
+    from verify.records.record import load
+    from verify.report import gate_data
+    from verify.report.terminal import bounds_text
 
     _may_write(options, "accept")
     book = _book(options)
     runs = [load(path) for path in options.runs]
-    change = ratchet.accept(
+    change = changes.accept(
         options.key,
         options.reason,
         runs,
@@ -170,7 +173,7 @@ def accept(options: argparse.Namespace) -> int:
         headroom=options.headroom,
     )
     assert change.new is not None
-    behind = ratchet.behind([change], runs)
+    behind = changes.behind([change], runs)
     files = {run.id: path for run, path in zip(runs, options.runs, strict=True)}
     written = [_shown(path) for path in bounds.save(book, [change.new])]
     if options.json:
@@ -184,7 +187,7 @@ def accept(options: argparse.Namespace) -> int:
 
 
 def _book(options: argparse.Namespace) -> Book:
-    from verify import bounds
+    from verify.gate import bounds
 
     # the first proposal makes the folder
     return bounds.load(Path(options.bounds) if options.bounds else bounds_folder(None))

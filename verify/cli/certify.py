@@ -33,9 +33,9 @@ def main(options: argparse.Namespace) -> int:
     """Certify; exit 1 when a reference is worse than the target."""
     import msgspec
 
-    from verify.isolate import Worker
-    from verify.session import answer
+    from verify.measure.session import answer
     from verify.truth import certificate
+    from verify.workers.process import Worker
 
     progress = screen.Progress()
     with Worker(options.backend) as worker:

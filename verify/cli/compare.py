@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import json_, screen
 
 if TYPE_CHECKING:
-    from verify.compare import Comparison
+    from verify.records.compare import Comparison
 
 MOST_SPECIAL = 12  # special inputs on the screen; --json has all
 
@@ -33,9 +33,9 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Compare."""
-    from verify.compare import compare
-    from verify.record import load
-    from verify.report import compare_text
+    from verify.records.compare import compare
+    from verify.records.record import load
+    from verify.report.terminal import compare_text
 
     found = compare(load(options.base), load(options.head))
     if options.json:

@@ -68,7 +68,7 @@ def list_entries(options: argparse.Namespace) -> int:
 
 def add_entry(options: argparse.Namespace) -> int:
     """Try once, then pin with what it showed."""
-    from verify.isolate import Worker
+    from verify.workers.process import Worker
 
     request = {"do": "pin", "target": options.target, "case": options.case, "why": options.why}
     request |= {"law": options.law} if options.law else {"result": options.result, "index": options.index}
@@ -97,9 +97,9 @@ def remove_entries(options: argparse.Namespace) -> int:
 
 def replay_entries(options: argparse.Namespace) -> int:
     """Try again; exit 1 when one still shows, 3 when one could not be tried."""
-    from verify import config
+    from verify.declare import config
     from verify.errors import UsageError
-    from verify.isolate import Worker
+    from verify.workers.process import Worker
 
     chosen = _entries()
     for name in options.names:
@@ -128,7 +128,7 @@ def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:
     import json
 
     from verify.errors import UsageError
-    from verify.record import value_of
+    from verify.records.record import value_of
 
     request = {"target": item["target"], "case": json.dumps(item["case"])}
     request |= {"do": "law", "law": item["law"]} if item.get("law") else {"do": "replay", "result": item["result"]}
@@ -168,8 +168,8 @@ def _entries() -> list[dict[str, Any]]:
 
 def _corpus(request: dict[str, Any]) -> dict[str, Any]:
     """Cases are read in a worker: this process never imports torch."""
-    from verify.isolate import Worker
-    from verify.session import START_SECONDS
+    from verify.measure.session import START_SECONDS
+    from verify.workers.process import Worker
 
     with Worker("interpreter") as worker:
         return _ask(worker, {"do": "corpus", **request}, START_SECONDS, "the corpus")
@@ -178,8 +178,8 @@ def _corpus(request: dict[str, Any]) -> dict[str, Any]:
 def _ask(worker: Any, request: dict[str, Any], timeout: float, about: str) -> dict[str, Any]:
     """The worker's answer; a kernel that takes the process down is the user's news, not a traceback."""
     from verify.errors import UsageError
-    from verify.isolate import WorkerDied, WorkerTimeout
-    from verify.session import answer
+    from verify.measure.session import answer
+    from verify.workers.process import WorkerDied, WorkerTimeout
 
     try:
         return answer(worker.ask(request, timeout=timeout))

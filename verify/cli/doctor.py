@@ -38,8 +38,8 @@ _PACKAGES = (
 
 def main(options: argparse.Namespace) -> int:
     """Examine; exit 3 when something needed is missing."""
-    from verify.isolate import Worker
-    from verify.session import START_SECONDS, answer
+    from verify.measure.session import START_SECONDS, answer
+    from verify.workers.process import Worker
 
     missing = [
         {"name": name, "why": why, "how": how, "needed": name in ("flint", "triton")}

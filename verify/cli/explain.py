@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from verify.cli import replay, screen
-from verify.figure import shown, signed
+from verify.truth.figure import shown, signed
 
 _KINDS = {
     "cast": "rounding of the inputs",

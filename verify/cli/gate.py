@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import json_, screen
 
 if TYPE_CHECKING:
-    from verify.compare import Comparison
-    from verify.gate import Verdict
-    from verify.record import Run
+    from verify.gate.verdict import Verdict
+    from verify.records.compare import Comparison
+    from verify.records.record import Run
 
 
 def add(commands: Any) -> None:
@@ -48,10 +48,11 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Judge; the exit code is the verdict."""
-    from verify import bounds, gate
-    from verify.compare import compare
     from verify.errors import UsageError
-    from verify.record import load
+    from verify.gate import bounds
+    from verify.gate import verdict as gate
+    from verify.records.compare import compare
+    from verify.records.record import load
 
     comparison: Comparison | None = None
     if options.base is not None:
@@ -72,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
 
 def bounds_folder(given: str | None) -> Path:
     """The folder of the bounds: as given, else the project's."""
-    from verify import config
+    from verify.declare import config
     from verify.errors import UsageError
 
     if given is None:
@@ -84,7 +85,7 @@ def bounds_folder(given: str | None) -> Path:
 
 
 def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None, paths: list[str]) -> str:
-    from verify.report import compare_text, gate_text
+    from verify.report.terminal import compare_text, gate_text
 
     width, color = screen.width(), screen.colour()
     text = ""
@@ -94,7 +95,7 @@ def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison 
 
 
 def _write(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None) -> None:
-    from verify.record import write_atomically
+    from verify.records.record import write_atomically
 
     if options.json:
         from verify.report import gate_data
@@ -104,7 +105,7 @@ def _write(options: argparse.Namespace, verdict: Verdict, comparison: Comparison
             data["comparison"] = gate_data.of_comparison(comparison)
         json_.write(options.json, data)
     if options.markdown:
-        from verify.report import gate_markdown
+        from verify.report.markdown import gate_markdown
 
         text = gate_markdown.render(verdict, comparison)
         if options.markdown == "-":
@@ -115,7 +116,7 @@ def _write(options: argparse.Namespace, verdict: Verdict, comparison: Comparison
 
 def _both(options: argparse.Namespace) -> tuple[Run, list[Run], list[str]]:
     """The records of the base and of the head, measured one after the other."""
-    from verify import checkout
+    from verify.gate import worktree
 
     targets = _targets(options.inputs)
     arguments = [*targets, "--seed", str(options.seed)]
@@ -127,17 +128,17 @@ def _both(options: argparse.Namespace) -> tuple[Run, list[Run], list[str]]:
         for value in values:
             arguments += [name, str(value)] if value is not None else []
     progress = screen.Progress()
-    with checkout.checkout(options.base) as found, tempfile.TemporaryDirectory(prefix="verify-gate-") as spare:
+    with worktree.checkout(options.base) as found, tempfile.TemporaryDirectory(prefix="verify-gate-") as spare:
         folder = Path(options.records).resolve() if options.records else Path(spare)
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / "base.json", folder / "head.json"]
         for path in paths:
             path.unlink(missing_ok=True)
         progress("base: where its modules come from")
-        checkout.check_imports(found, targets, options.backend)
+        worktree.check_imports(found, targets, options.backend)
         progress.clear()
-        base = checkout.measure(found.base, found, arguments, paths[0])
-        head = checkout.measure(found.head, found, arguments, paths[1])
+        base = worktree.measure(found.base, found, arguments, paths[0])
+        head = worktree.measure(found.head, found, arguments, paths[1])
     return base, [head], [str(paths[1])] if options.records else []
 
 
@@ -145,7 +146,7 @@ def _targets(given: list[str]) -> list[str]:
     """What to measure, the same for both: the head's own configuration unless named."""
     import os
 
-    from verify import config
+    from verify.declare import config
     from verify.errors import UsageError
 
     if records := [item for item in given if item.endswith(".json")]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import json_, screen
 
 if TYPE_CHECKING:
-    from verify.history import History, Point, Series
+    from verify.records.history import History, Point, Series
 
 
 def add(commands: Any) -> None:
@@ -34,8 +34,8 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Answer from the index."""
-    from verify import config
-    from verify.history import History
+    from verify.declare import config
+    from verify.records.history import History
 
     folder = Path(options.runs) if options.runs else config.find().runs
     progress = screen.Progress()
@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _lines(options: argparse.Namespace, history: History) -> list[Series]:
     from verify.errors import UsageError
-    from verify.history import EVERY
+    from verify.records.history import EVERY
 
     regime = EVERY if options.regime is None else None if options.regime == "all" else options.regime
     found = history.series(options.kernel, output=options.output, dtype=options.dtype, arch=options.arch, regime=regime)
@@ -69,7 +69,7 @@ def _lines(options: argparse.Namespace, history: History) -> list[Series]:
 
 
 def _table(options: argparse.Namespace, history: History, lines: list[Series]) -> int:
-    from verify.report import history_text
+    from verify.report.terminal import history_text
 
     found = [history.summary(line) for line in lines]
     if options.json:
@@ -95,7 +95,7 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
 
 
 def _changes(options: argparse.Namespace, history: History, lines: list[Series]) -> int:
-    from verify.report import history_text
+    from verify.report.terminal import history_text
 
     found = [(line, history.events(line), history.first(line)) for line in lines]
     if options.json:
@@ -116,7 +116,7 @@ def _changes(options: argparse.Namespace, history: History, lines: list[Series])
 
 
 def _kernels(options: argparse.Namespace, history: History) -> int:
-    from verify.report import history_text
+    from verify.report.terminal import history_text
 
     found = history.kernels()
     if options.json:
@@ -151,6 +151,6 @@ def _point(point: Point) -> dict[str, Any]:
 
 
 def _number(value: float) -> Any:
-    from verify.record import number
+    from verify.records.record import number
 
     return number(value)

@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen, sinks, spread
-from verify.figure import shown, signed
+from verify.truth.figure import shown, signed
 
 if TYPE_CHECKING:
     from verify.hunt.campaign import Campaign, Moment, Story
-    from verify.record import KernelRun, Result, Run
+    from verify.records.record import KernelRun, Result, Run
 
 BUDGET = 60.0
 LONG = 600  # characters of a replay command that still goes on a screen
@@ -71,12 +71,12 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Hunt; exit 1 when something beyond a limit was found."""
-    from verify import config
+    from verify.declare import config
     from verify.errors import UsageError
-    from verify.formats import named
     from verify.hunt.campaign import Campaign, run
     from verify.hunt.settings import Settings
-    from verify.session import command_line
+    from verify.measure.session import command_line
+    from verify.truth.formats import named
 
     settings = config.find()
     targets = options.targets
@@ -146,7 +146,7 @@ def text(result: Run, campaign: Campaign) -> list[str]:
 
 
 def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
-    from verify.record import value_of
+    from verify.records.record import value_of
     from verify.report import words
 
     scaled = found.gate == "scaled"

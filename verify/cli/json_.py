@@ -13,7 +13,7 @@ def write(path: str, data: Any) -> None:
     if path == "-":
         screen.print_json(data)
         return
-    from verify.record import write_atomically
+    from verify.records.record import write_atomically
 
     text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
     write_atomically(path, f"{text}\n".encode())

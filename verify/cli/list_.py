@@ -30,11 +30,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from verify import config
+    from verify.declare import config
     from verify.errors import UsageError
-    from verify.isolate import Worker
+    from verify.measure.session import describe_target
     from verify.report.words import plural
-    from verify.session import describe_target
+    from verify.workers.process import Worker
 
     targets = options.targets
     if not targets:
@@ -73,8 +73,8 @@ def _kernels(options: argparse.Namespace) -> int:
 
 
 def _ops(options: argparse.Namespace) -> int:
-    from verify.isolate import Worker
-    from verify.session import START_SECONDS, answer
+    from verify.measure.session import START_SECONDS, answer
+    from verify.workers.process import Worker
 
     with Worker() as worker:
         found = answer(worker.ask({"do": "ops", "op": options.op}, timeout=START_SECONDS))["ops"]

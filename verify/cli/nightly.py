@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import screen, spread
 
 if TYPE_CHECKING:
-    from verify.gate import Verdict
+    from verify.gate.verdict import Verdict
     from verify.nightly import Night
-    from verify.record import Run
+    from verify.records.record import Run
 
 TIMEOUT = 1800.0
 STAGES = ("accuracy", "sweep", "bench", "hunt", "laws")
@@ -75,11 +75,12 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Do the stages, judge, report; the exit code is the worst of it."""
-    from verify import config, nightly
-    from verify.day import seed_of_today
+    from verify import nightly
+    from verify.declare import config
     from verify.errors import UsageError
-    from verify.record import save, write_atomically
-    from verify.session import command_line
+    from verify.laws.profiles import seed_of_today
+    from verify.measure.session import command_line
+    from verify.records.record import save, write_atomically
 
     settings = config.find()
     targets = tuple(options.targets) or settings.kernels
@@ -136,7 +137,8 @@ def main(options: argparse.Namespace) -> int:
 
 def _judge(record: Run, folder: Path) -> Verdict | None:
     """The gate's verdict; None while the project has no bounds for this architecture."""
-    from verify import bounds, gate
+    from verify.gate import bounds
+    from verify.gate import verdict as gate
 
     book = bounds.load(folder)
     if not book.bounds:
@@ -153,12 +155,12 @@ def _exit(record: Run, verdict: Verdict | None) -> int:
 
 def _report(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> list[tuple[str, Path]]:
     from verify.cli.report import comment, earlier
-    from verify.record import write_atomically
-    from verify.report import html
+    from verify.records.record import write_atomically
+    from verify.report.html import record_html
 
     page, text = night.folder / "report.html", night.folder / "report.md"
     history = earlier(runs, record) if runs.is_dir() else {}
-    write_atomically(page, html.render(record, gate=verdict, history=history).encode())
+    write_atomically(page, record_html.render(record, gate=verdict, history=history).encode())
     write_atomically(text, comment(record, str(night.folder / "run.json"), None, verdict).encode())
     return [("report", text), ("report", page)]
 
@@ -167,11 +169,11 @@ def _show(record: Run, verdict: Verdict | None, path: Path, again: str) -> None:
     """The report; `again` goes on in the same folder, which the record's own command does not name."""
     import msgspec
 
-    from verify.report import gate_text, terminal
+    from verify.report.terminal import gate_text, record_text
 
     width, color = screen.width(), screen.colour()
     shown = msgspec.structs.replace(record, command=again)
-    sys.stdout.write(terminal.render(shown, width=width, color=color, record=str(path)))
+    sys.stdout.write(record_text.render(shown, width=width, color=color, record=str(path)))
     if verdict is not None:
         sys.stdout.write("\n" + gate_text.render(verdict, width=width, color=color, records=[str(path)]))
 

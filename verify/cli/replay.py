@@ -106,8 +106,8 @@ def place(options: argparse.Namespace) -> Any:
                 hint="copy the replay command of a failure message, or give --run RUN.json",
             )
         return None
-    from verify.record import load
-    from verify.recorded import find, worst_of_run
+    from verify.records.record import load
+    from verify.records.recorded import find, worst_of_run
 
     run = load(options.run)
     if options.case:
@@ -126,8 +126,8 @@ def place(options: argparse.Namespace) -> Any:
 def ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
     """The worker's answer; a kernel that takes the process down is the user's news, not a traceback."""
     from verify.errors import UsageError
-    from verify.isolate import Worker, WorkerDied, WorkerTimeout
-    from verify.session import answer
+    from verify.measure.session import answer
+    from verify.workers.process import Worker, WorkerDied, WorkerTimeout
 
     with Worker(options.backend) as worker:
         try:
@@ -137,7 +137,7 @@ def ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _within(found: dict[str, Any]) -> bool:
-    from verify.record import value_of
+    from verify.records.record import value_of
 
     worst = found["worst"]
     judged = worst["scaled_ulp"] if found["gate"] == "scaled" else worst["ulp"]
@@ -149,7 +149,7 @@ def _print(options: argparse.Namespace, found: dict[str, Any], snippet: str | No
         sys.stdout.write(snippet)
         return
     if snippet is not None and options.snippet != "-":
-        from verify.record import write_atomically
+        from verify.records.record import write_atomically
 
         write_atomically(options.snippet, snippet.encode())
     if options.json:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import screen
 
 if TYPE_CHECKING:
-    from verify.compare import Comparison
-    from verify.gate import Verdict
-    from verify.record import Number, Run
+    from verify.gate.verdict import Verdict
+    from verify.records.compare import Comparison
+    from verify.records.record import Number, Run
 
 RECENT = 24  # earlier figures in a sparkline
 HALF = 30_000  # characters of a comment that the bounds may take, the run has the rest
@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Render."""
     from verify.errors import UsageError
-    from verify.record import load
+    from verify.records.record import load
 
     page = bool(options.html or options.open)
     if options.runs and not page:
@@ -58,21 +58,21 @@ def main(options: argparse.Namespace) -> int:
     run = load(options.record)
     if unknown := set(options.kernel) - {kernel.name for kernel in run.kernels}:
         raise UsageError(f"--kernel names a kernel of the record; it has no {', '.join(sorted(unknown))}")
-    base, gate = _base(options.base, run), _gate(options.bounds, run)
+    base, verdict = _base(options.base, run), _gate(options.bounds, run)
     if options.markdown:
-        _markdown(options, run, base, gate)
+        _markdown(options, run, base, verdict)
     if page:
-        _html(options, run, base, gate)
+        _html(options, run, base, verdict)
     if not options.markdown and not page:
-        _terminal(options, run, base, gate)
+        _terminal(options, run, base, verdict)
     return 0
 
 
 def _base(path: str | None, run: Run) -> Comparison | None:
     if path is None:
         return None
-    from verify.compare import compare
-    from verify.record import load
+    from verify.records.compare import compare
+    from verify.records.record import load
 
     return compare(load(path), run)
 
@@ -80,10 +80,11 @@ def _base(path: str | None, run: Run) -> Comparison | None:
 def _gate(folder: str | None, run: Run) -> Verdict | None:
     if folder is None:
         return None
-    from verify import bounds, gate
     from verify.cli.gate import bounds_folder
+    from verify.gate.bounds import load
+    from verify.gate.verdict import judge
 
-    return gate.judge([run], bounds.load(bounds_folder(folder)))
+    return judge([run], load(bounds_folder(folder)))
 
 
 def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str], list[Number]]:
@@ -91,9 +92,9 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
     if folder is None:
         return {}
     from verify.errors import UsageError
-    from verify.history import History
-    from verify.readings import arch_of
-    from verify.record import number
+    from verify.records.history import History
+    from verify.records.readings import arch_of
+    from verify.records.record import number
 
     if not Path(folder).is_dir():
         raise UsageError(f"--runs names a folder of records; there is none at {folder}")
@@ -114,11 +115,11 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
     return found
 
 
-def _html(options: argparse.Namespace, run: Run, base: Comparison | None, gate: Verdict | None) -> None:
-    from verify.record import write_atomically
-    from verify.report import html
+def _html(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> None:
+    from verify.records.record import write_atomically
+    from verify.report.html import record_html
 
-    text = html.render(run, base=base, gate=gate, history=earlier(options.runs, run), whole=options.kernel)
+    text = record_html.render(run, base=base, gate=verdict, history=earlier(options.runs, run), whole=options.kernel)
     path = Path(options.html) if options.html else Path(tempfile.mkdtemp(prefix="verify-")) / "report.html"
     write_atomically(path, text.encode())
     print(f"report: {path.resolve()}")
@@ -129,10 +130,10 @@ def _html(options: argparse.Namespace, run: Run, base: Comparison | None, gate: 
             print("verify: no browser could be started; open the file above", file=sys.stderr)
 
 
-def _markdown(options: argparse.Namespace, run: Run, base: Comparison | None, gate: Verdict | None) -> None:
-    from verify.record import write_atomically
+def _markdown(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> None:
+    from verify.records.record import write_atomically
 
-    text = comment(run, options.record, base, gate)
+    text = comment(run, options.record, base, verdict)
     if options.markdown == "-":
         sys.stdout.write(text)
     else:
@@ -140,26 +141,26 @@ def _markdown(options: argparse.Namespace, run: Run, base: Comparison | None, ga
         print(f"report: {Path(options.markdown).resolve()}")
 
 
-def comment(run: Run, record: str, base: Comparison | None, gate: Verdict | None) -> str:
+def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:
     """The Markdown of a run, below that of the gate where there is one; together short enough for a comment."""
-    from verify.report import gate_markdown, markdown
+    from verify.report.markdown import gate_markdown, record_markdown
 
-    if gate is None:
-        return markdown.render(run, record=record)
-    above = gate_markdown.render(gate, base, limit=HALF)
-    return f"{above}\n{markdown.render(run, record=record, limit=60_000 - len(above) - 1)}"
+    if verdict is None:
+        return record_markdown.render(run, record=record)
+    above = gate_markdown.render(verdict, base, limit=HALF)
+    return f"{above}\n{record_markdown.render(run, record=record, limit=60_000 - len(above) - 1)}"
 
 
-def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, gate: Verdict | None) -> None:
-    from verify.report import terminal
+def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> None:
+    from verify.report.terminal import record_text
 
     width, color = screen.width(), screen.colour()
-    sys.stdout.write(terminal.render(run, width=width, color=color, record=options.record))
+    sys.stdout.write(record_text.render(run, width=width, color=color, record=options.record))
     if base is not None:
-        from verify.report import compare_text
+        from verify.report.terminal import compare_text
 
         sys.stdout.write("\n" + compare_text.render(base, width=width, color=color))
-    if gate is not None:
-        from verify.report import gate_text
+    if verdict is not None:
+        from verify.report.terminal import gate_text
 
-        sys.stdout.write("\n" + gate_text.render(gate, width=width, color=color, records=[options.record]))
+        sys.stdout.write("\n" + gate_text.render(verdict, width=width, color=color, records=[options.record]))

@@ -62,10 +62,10 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run and report; the exit code is the verdict."""
-    from verify import config
+    from verify.declare import config
     from verify.errors import UsageError
-    from verify.formats import named
-    from verify.session import Session, command_line, run
+    from verify.measure.session import Session, command_line, run
+    from verify.truth.formats import named
 
     settings = config.find()
     targets, seed, plan = options.targets, options.seed or 0, ""
@@ -110,7 +110,7 @@ def main(options: argparse.Namespace) -> int:
 def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
     """Targets, seed and plan of the record whose cases are to be measured again."""
     from verify.errors import UsageError
-    from verify.record import load
+    from verify.records.record import load
 
     record = load(options.like)
     if options.seed not in (None, record.seed):

@@ -34,10 +34,10 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run the tools; 1 when one of them finds something, 3 when one of them could not say."""
-    from verify import sanitize
-    from verify.formats import named
-    from verify.isolate import Worker
-    from verify.session import START_SECONDS, answer, describe_target
+    from verify.diagnose import sanitize
+    from verify.measure.session import START_SECONDS, answer, describe_target
+    from verify.truth.formats import named
+    from verify.workers.process import Worker
 
     program = sanitize.executable()
     if program is None:

@@ -27,8 +27,8 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it; exit 1 when a bug survives or a law raises a false alarm, 3 when nothing could be tried."""
-    from verify.isolate import Worker, WorkerDied, WorkerTimeout
-    from verify.session import answer
+    from verify.measure.session import answer
+    from verify.workers.process import Worker, WorkerDied, WorkerTimeout
 
     progress = screen.Progress()
     with Worker(options.backend) as worker:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from verify.cli import screen
 
 if TYPE_CHECKING:
-    from verify.record import Run
+    from verify.records.record import Run
 
 
 def deliver(result: Run, options: argparse.Namespace, show: Callable[[], str] | None = None) -> None:
@@ -19,20 +19,20 @@ def deliver(result: Run, options: argparse.Namespace, show: Callable[[], str] | 
 
     With `--json -` the record goes to stdout and nothing else does.
     """
-    from verify.record import encode, save, write_atomically
+    from verify.records.record import encode, save, write_atomically
 
     markdown_path = getattr(options, "markdown", None)
     record = options.json if options.json and options.json != "-" else ""
     if record:
         save(result, record)
     if options.html:
-        from verify.report import html
+        from verify.report.html import record_html
 
-        write_atomically(options.html, html.render(result).encode())
+        write_atomically(options.html, record_html.render(result).encode())
     if markdown_path:
-        from verify.report import markdown
+        from verify.report.markdown import record_markdown
 
-        write_atomically(markdown_path, markdown.render(result, record=record).encode())
+        write_atomically(markdown_path, record_markdown.render(result, record=record).encode())
     if options.json == "-":
         sys.stdout.write(encode(result).decode())
         return
@@ -43,6 +43,6 @@ def deliver(result: Run, options: argparse.Namespace, show: Callable[[], str] | 
 
 
 def _table(result: Run, record: str) -> str:
-    from verify.report import terminal
+    from verify.report.terminal import record_text
 
-    return terminal.render(result, width=screen.width(), color=screen.colour(), record=record)
+    return record_text.render(result, width=screen.width(), color=screen.colour(), record=record)

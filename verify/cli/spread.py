@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verify.cluster import Cluster
+    from verify.workers.cluster import Cluster
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def cluster(options: argparse.Namespace, targets: Sequence[str], backend: str | 
     if not options.gpus and not options.scheduler:
         yield None
         return
-    from verify.cluster import Cluster
+    from verify.workers.cluster import Cluster
 
     sources = sorted({target.partition("::")[0] for target in targets})
     files = [source for source in sources if source.endswith(".py")]
@@ -43,9 +43,9 @@ def cluster(options: argparse.Namespace, targets: Sequence[str], backend: str | 
 
 
 def _devices(request: str) -> list[str]:
-    from verify.cluster import gpus
-    from verify.isolate import Worker
-    from verify.session import START_SECONDS, answer
+    from verify.measure.session import START_SECONDS, answer
+    from verify.workers.cluster import gpus
+    from verify.workers.process import Worker
 
     with Worker("interpreter") as worker:  # counting GPUs needs torch, not a GPU context
         seen: Any = answer(worker.ask({"do": "gpus"}, timeout=START_SECONDS))["gpus"]

@@ -65,11 +65,11 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Sweep and report; the exit code is the verdict, 3 after Ctrl-C."""
-    from verify import config
+    from verify.declare import config
     from verify.errors import UsageError
-    from verify.formats import named
-    from verify.session import command_line
+    from verify.measure.session import command_line
     from verify.sweep.drive import InterruptedSweepError, Settings, sweep
+    from verify.truth.formats import named
 
     targets = options.targets
     if not targets:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from verify.errors import KernelError
 from verify.hunt.space import Population, Space, size_of
-from verify.measure import run_tensors
+from verify.measure.call import run_tensors
+from verify.measure.tally import BINS, CAP, Tally, bin_of
 from verify.ops.op import Problem
-from verify.tally import BINS, CAP, Tally, bin_of
 from verify.truth.fast import evaluate
-from verify.ulp import Errors, bits_of, errors
+from verify.truth.ulp import Errors, bits_of, errors
 
-_UNIT = 65_536.0  # fixed point of the mean, as in verify.tally
+_UNIT = 65_536.0  # fixed point of the mean, as in verify.measure.tally
 
 
 @dataclass(frozen=True)

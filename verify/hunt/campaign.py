@@ -26,13 +26,13 @@ from typing import Any
 
 import msgspec
 
-from verify.cluster import Cluster
 from verify.errors import IN_ERROR, SPENT, UsageError
 from verify.hunt.settings import Settings
-from verify.identity import assembled
-from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
-from verify.record import KernelRun, Result, Run, value_of
-from verify.session import START_SECONDS, answer, describe_target
+from verify.measure.session import START_SECONDS, answer, describe_target
+from verify.records.identity import assembled
+from verify.records.record import KernelRun, Result, Run, value_of
+from verify.workers.cluster import Cluster
+from verify.workers.process import Answers, Worker, WorkerDied, WorkerTimeout
 
 CLOSING_SECONDS = 120.0  # to judge the finds exactly, after the budget is spent
 

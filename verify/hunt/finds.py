@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, problem_of
-from verify.element import describe
-from verify.formats import torch_dtype
 from verify.hunt.search import Elite
 from verify.hunt.space import Space
-from verify.judge import judge_result
-from verify.measure import run_kernel
+from verify.measure.call import run_kernel
+from verify.measure.element import describe
+from verify.measure.judge import judge_result
 from verify.ops.op import Problem
-from verify.record import Worst
+from verify.records.record import Worst
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import Truth, evaluate
-from verify.ulp import from_bits
+from verify.truth.formats import torch_dtype
+from verify.truth.ulp import from_bits
 
 _SAME = 1.0 - 1e-6  # a repeated error may differ from the searched one by the width of the fast truth
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.formats import Format
 from verify.hunt.draws import Draws
 from verify.hunt.ordinals import of_float64, to_float64
 from verify.hunt.space import Gene, Population, size_of
+from verify.truth.formats import Format
 
 
 @dataclass(frozen=True)

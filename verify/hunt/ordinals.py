@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify.formats import Format, torch_dtype
-from verify.ulp import bits_of, from_bits, widen
+from verify.truth.formats import Format, torch_dtype
+from verify.truth.ulp import bits_of, from_bits, widen
 
 
 def to_tensor(ordinals: Tensor, fmt: Format) -> Tensor:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verify.backends import Backend
-from verify.declaration import Kernel
-from verify.figure import shown
-from verify.fingerprint import fingerprint
+from verify.cases.fingerprint import fingerprint
+from verify.declare.declaration import Kernel
 from verify.hunt.finds import Find, confirm
 from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.hunt.settings import Settings
 from verify.hunt.space import Space, space_of
-from verify.record import Basis, Result, Worst
+from verify.records.record import Basis, Result, Worst
 from verify.truth import certificate
+from verify.truth.figure import shown
 
 KEEP, CHARACTERS = 5, 3_000  # finds that the record keeps: so many, and as many as these replay commands have room for
 

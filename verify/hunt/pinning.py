@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from verify import commit, config, corpus
 from verify.backends import Backend
-from verify.cases import Case
-from verify.declaration import Kernel
-from verify.record import Number, Worst
-from verify.replay import replay
+from verify.cases import Case, corpus
+from verify.declare import config
+from verify.declare.declaration import Kernel
+from verify.diagnose.replay import replay
+from verify.records import commit
+from verify.records.record import Number, Worst
 
 
 def entries() -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from verify.hunt.mutate import mutate
 from verify.hunt.seeds import fresh, fresh_shared
 from verify.hunt.settings import Settings
 from verify.hunt.space import Population, Space, joined, size_of
-from verify.tally import Tally
+from verify.measure.tally import Tally
 
 NOTHING_WORSE = "a NaN or an infinity where the answer is a number, or the reverse: nothing is worse"
 INTERRUPTED = "interrupted"

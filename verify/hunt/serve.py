@@ -14,16 +14,16 @@ from typing import Any
 
 import msgspec
 
-from verify import corpus
 from verify.backends import Backend
-from verify.declaration import Kernel
+from verify.cases import corpus
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.hunt.outcome import Hunted, hunt
 from verify.hunt.pinning import current_commit, gated, shown
 from verify.hunt.search import Search, State
 from verify.hunt.settings import Settings
 from verify.hunt.space import searchable
-from verify.record import number
+from verify.records.record import number
 
 EVERY = 0.2  # seconds between two words of progress
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from verify.cases import Case
 from verify.cases.explicit import LIMIT, spell
-from verify.declaration import Kernel
+from verify.cases.plan import is_unary
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.formats import Format, named, of
 from verify.hunt.ordinals import to_tensor
-from verify.measure import run_kernel
-from verify.plan import is_unary
+from verify.measure.call import run_kernel
+from verify.truth.formats import Format, named, of
 
 Population = dict[str, Tensor]  # gene -> ordinals, one candidate per line
 

@@ -21,22 +21,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify import formats
 from verify.cases import Case, problem_of
+from verify.cases.regimes import NONFINITE, segments_of
 from verify.cases.strategies import Sizes, Space, fixed_shapes, space
 from verify.cases.values import SMALL
-from verify.declaration import Kernel
-from verify.element import describe
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.formats import Format
-from verify.judge import judge_result
 from verify.laws.law import Broken, Law, Subject, plain_case
-from verify.measure import Measured, run_kernel
+from verify.measure.call import Measured, run_kernel
+from verify.measure.element import describe
+from verify.measure.judge import judge_result
 from verify.ops.op import Problem
-from verify.regimes import NONFINITE, segments_of
+from verify.truth import formats
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
-from verify.ulp import Policy, bits_of, errors, fetched, widen
+from verify.truth.formats import Format
+from verify.truth.ulp import Policy, bits_of, errors, fetched, widen
 
 _SINGLY = 64  # elements that are judged exactly one by one; more of them are left to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
@@ -269,7 +269,7 @@ def _surely_within(
 
 
 def _unit(magnitude: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
-    """The ulp of a format at non-negative numbers, as `verify.ulp.ulp_exponent` has it."""
+    """The ulp of a format at non-negative numbers, as `verify.truth.ulp.ulp_exponent` has it."""
     exponent = (magnitude.view(np.int64) >> 52) - 1023
     power: NDArray[np.float64] = (np.clip(exponent, fmt.emin, fmt.emax) + (1023 - fmt.mantissa_bits) << 52).view(
         np.float64

@@ -18,7 +18,7 @@ from verify.cases.strategies import Space, space
 from verify.laws.compare import Comparison, demand_each_same
 from verify.laws.law import Law, Subject
 from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
-from verify.measure import Unchanged, run_kernel, run_tensors, sent, sent_all
+from verify.measure.call import Unchanged, run_kernel, run_tensors, sent, sent_all
 
 _ROWS = (2, 3, 5, 8, 17, 33, 65)
 _WIDTHS = (3, 1, 8, 65, 257, 1000)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from verify import formats
 from verify.cases import Case
 from verify.laws.law import Broken
-from verify.ulp import bits_of, pattern_at, same_bits
+from verify.truth import formats
+from verify.truth.ulp import bits_of, pattern_at, same_bits
 
 
 def first_difference(left: Tensor, right: Tensor) -> int | None:

@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from verify.backends.interpreter import untraced
+from verify.backends.interpreter.install import untraced
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.formats import named, torch_dtype
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
-from verify.measure import call_tensors, describe, gradients_of, run_kernel
+from verify.measure.call import call_tensors, describe, gradients_of, run_kernel
+from verify.truth.formats import named, torch_dtype
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((2, 5), (33,), (3, 4, 5)),

@@ -19,7 +19,7 @@ from verify.laws.accuracy import judge_measured
 from verify.laws.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
-from verify.measure import Measured, run_kernel
+from verify.measure.call import Measured, run_kernel
 
 _WARPS = (1, 2, 4, 8)
 # Large enough for every block of a configuration to be full somewhere and cut off somewhere. A block that is baked in

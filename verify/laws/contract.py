@@ -24,7 +24,7 @@ from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import is_packed
-from verify.measure import call_tensors, copies, sent_all
+from verify.measure.call import call_tensors, copies, sent_all
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((2, 5), (4, 16), (1, 33)),

@@ -16,7 +16,7 @@ from verify.cases.strategies import Space, space
 from verify.laws.autotuners import launched
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject
-from verify.measure import run_kernel, run_tensors
+from verify.measure.call import run_kernel, run_tensors
 
 
 def _space(subject: Subject) -> Space:

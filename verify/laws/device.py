@@ -27,12 +27,12 @@ from torch import Tensor
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
 from verify.errors import KernelError
-from verify.formats import named, torch_dtype
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import data_operands, local_results
-from verify.measure import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
+from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
+from verify.truth.formats import named, torch_dtype
 
 _FAR = (1 << 31) + 64  # elements
 _SPARE = 1 << 30  # bytes that stay free

@@ -26,17 +26,15 @@ from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.strategies import SearchStrategy
 
-from verify import corpus
 from verify.backends import Backend
-from verify.cases import Case
+from verify.cases import Case, corpus
 from verify.cases.strategies import Sizes
-from verify.day import seed_of_today
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
 from verify.laws.law import Broken, Law, Subject
+from verify.laws.profiles import EXAMPLES, seed_of_today
 from verify.laws.remembered import Remembered, database_of
-from verify.plugin import EXAMPLES
-from verify.record import LawRun
+from verify.records.record import LawRun
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,8 @@ def try_law(
 ) -> LawRun:
     """`run_law`, where an error of the harness costs the verdict of this law in this dtype, and of nothing else.
 
-    The result is "skipped" then, with a message that says so; `verify.session.errors_of` makes the run incomplete.
+    The result is "skipped" then, with a message that says so; `verify.measure.session.errors_of` makes the run
+    incomplete.
     """
     try:
         return run_law(law, kernel, dtype, backend, profile, target_name, **options)

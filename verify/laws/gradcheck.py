@@ -27,7 +27,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case
-from verify.measure import call_tensors, describe
+from verify.measure.call import call_tensors, describe
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((3,), (1,), (2, 3), (), (2, 1, 4), (17,)),

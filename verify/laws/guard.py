@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from verify.ulp import same_bits
+from verify.truth.ulp import same_bits
 
 NAN_FILL, NUMBER_FILL = 0xFF, 0x3C
 # As wide as what one program without a mask writes past the end: 16,384 float32, or the whole tensor once more.

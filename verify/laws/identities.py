@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify import formats
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.strategies import Space, space
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
+from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.compensated import two_sum
-from verify.ulp import ulp_exponent, widen
+from verify.truth import formats
+from verify.truth.ulp import ulp_exponent, widen
 
 Inputs = dict[str, Tensor | None]
 Results = dict[str, Tensor]

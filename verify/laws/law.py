@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.strategies import Space
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 
 
 @dataclass(frozen=True)

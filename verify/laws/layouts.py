@@ -16,7 +16,7 @@ from verify.cases.strategies import Space, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject
-from verify.measure import run_contiguous, run_kernel
+from verify.measure.call import run_contiguous, run_kernel
 
 
 def _compare(subject: Subject, case: Case, rule: str) -> None:

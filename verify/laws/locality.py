@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 
 Tensors = dict[str, Tensor]
 

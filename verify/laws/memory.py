@@ -24,8 +24,8 @@ from verify.cases.strategies import Space, space
 from verify.laws.compare import Comparison, demand_each_same, demand_same
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import Unchanged, call_tensors, copies, gradients_of, run_tensors, sent_all
-from verify.ulp import bits_of
+from verify.measure.call import Unchanged, call_tensors, copies, gradients_of, run_tensors, sent_all
+from verify.truth.ulp import bits_of
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 

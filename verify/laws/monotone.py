@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verify import formats
 from verify.cases import Case, inputs_of, problem_of
 from verify.cases.strategies import Space, space
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
-from verify.measure import run_tensors
-from verify.ulp import bits_of, from_bits, ulp_exponent, widen
+from verify.measure.call import run_tensors
+from verify.truth import formats
+from verify.truth.ulp import bits_of, from_bits, ulp_exponent, widen
 
 _RUN = 16  # neighbours after each drawn number
 

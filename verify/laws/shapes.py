@@ -19,7 +19,7 @@ from verify.laws.accuracy import judge_measured
 from verify.laws.compare import demand_same, show
 from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import flattened, is_packed, local_results, local_rows, pick_rows, shared_operands
-from verify.measure import Measured, Unchanged, run_kernel, run_tensors
+from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors
 
 Dims = tuple[int, ...]
 

@@ -21,18 +21,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify import formats
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.layouts import lay_out
 from verify.cases.strategies import Space, space
 from verify.cases.values import special_patterns
-from verify.formats import Format
 from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.locality import data_operands, is_packed
-from verify.measure import Unchanged, call_tensors, gradients_of, sent_all
-from verify.ulp import fetched, raw
+from verify.measure.call import Unchanged, call_tensors, gradients_of, sent_all
+from verify.truth import formats
+from verify.truth.formats import Format
+from verify.truth.ulp import fetched, raw
 
 _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "elementwise": ((96,), (5, 7), (193,), (3,)),

@@ -1,13 +1,18 @@
-"""`verify.laws_for(kernel)`: the laws of a kernel as one pytest test, parametrised by law and dtype."""
+"""All laws of a kernel: `verify.laws_for(kernel)` as one pytest test, `with_laws` as results of its record."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from verify.declaration import Kernel
+import msgspec
+
+from verify.backends import Backend
+from verify.declare.declaration import Kernel
 from verify.laws import engine, registry
-from verify.shrink import shrink_law
+from verify.laws.shrink import shrink_law
+from verify.records.record import KernelRun
 
 
 def laws_for(
@@ -50,6 +55,37 @@ def laws_for(
     test.__doc__ = f"The laws of {kernel.name}."
     suite: Callable[..., None] = test
     return suite
+
+
+def with_laws(
+    done: KernelRun,
+    kernel: Kernel,
+    backend: Backend,
+    profile: str,
+    *,
+    seed: int = 0,
+    dtypes: tuple[str, ...] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> KernelRun:
+    """The record of a kernel with the laws tried, unless the kernel could not be measured at all.
+
+    `profile` is the name of a profile of the laws; a seed other than 0 is theirs, else each profile has its own.
+    """
+    if done.status not in ("ok", "wrong"):
+        return done
+    started = time.monotonic()
+    chosen = engine.profile_named(profile, seed or None)
+    tried = []
+    for law in registry.ALL:
+        for dtype in dtypes or kernel.dtypes:
+            progress(f"{kernel.name} {dtype}: {law.name}")
+            tried.append(engine.try_law(law, kernel, dtype, backend, chosen, done.target, shrink=shrink_law))
+    return msgspec.structs.replace(
+        done,
+        status="wrong" if any(law.status == "broken" for law in tried) else done.status,
+        laws=tried,
+        seconds=round(done.seconds + time.monotonic() - started, 3),
+    )
 
 
 def target_of(kernel: Kernel) -> str:

@@ -1,13 +1,13 @@
 """What an operation means: operands, exact value by two routes, a fast float64 reference, regimes.
 
 An `Op` is mathematics only. It never runs a kernel and never judges one: `verify.truth` evaluates it,
-`verify.measure` compares. Three callables carry the meaning:
+`verify.measure.call` compares. Three callables carry the meaning:
 
 * `points(problem, result, indices)` gives, for single elements of one result, closures that evaluate the
   real number at any precision, once in mpmath (a stable formula) and once in Arb (another formula where
   one exists: ball arithmetic may cancel, it only needs more bits).
 * `fast(problem)` evaluates every requested result in float64 on the problem's device, with the scale of
-  its terms. `verify.truth.certify` measures how far it is from `points`.
+  its terms. `verify.measure.certify` measures how far it is from `points`.
 * `baseline(...)` is what PyTorch users run today, in the same dtype.
 
 A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, such as `"dx"`).

@@ -1,4 +1,4 @@
-"""Reports: sinks of one `verify.record.Run`, for the terminal, a pull request and the browser.
+"""Reports: sinks of one `verify.records.record.Run`, for the terminal, a pull request and the browser.
 
 `terminal.render`, `markdown.render` and `html.render` each turn a run into one string. None of them
 measures or judges anything: figures, statuses and limits are the record's, `words` says how figures

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verify.bounds import Bound
-from verify.compare import Comparison, Pair
-from verify.gate import SEVERITY, Row, Verdict
-from verify.ratchet import Change, explained
-from verify.readings import Key, Reading, inputs
-from verify.record import number
+from verify.gate.bounds import Bound
+from verify.gate.changes import Change, explained
+from verify.gate.verdict import SEVERITY, Row, Verdict
+from verify.records.compare import Comparison, Pair
+from verify.records.readings import Key, Reading, inputs
+from verify.records.record import number
 
 VERSION = 1
 

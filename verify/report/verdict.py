@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
+from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
 from verify.report.gaps import FEW, Gap, gathered
 from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, ulp
 

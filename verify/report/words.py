@@ -16,7 +16,7 @@ import unicodedata
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from verify.record import Basis, Number, RegimeFigures, value_of
+from verify.records.record import Basis, Number, RegimeFigures, value_of
 
 # Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters,
 # which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.

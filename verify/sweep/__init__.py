@@ -2,7 +2,7 @@
 
     space = space_of(kernel, "accuracy.py::my_gelu", "bfloat16")
     partial = check(kernel, space, (0, space.chunks), backend)      # or chunk by chunk, anywhere, in any order
-    done = finish(kernel, space, partial)                           # a verify.record.KernelRun
+    done = finish(kernel, space, partial)                           # a verify.records.record.KernelRun
 
 A `Space` is JSON and says what is enumerated; its chunks are numbered and do not depend on the machine or on how
 many work. A `Partial` is JSON and merges with others of the same space: associative, commutative, bit for bit the

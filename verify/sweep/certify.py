@@ -12,12 +12,12 @@ import torch
 
 from verify import ops
 from verify.cases import counter
-from verify.formats import named
+from verify.measure.certify import variants
 from verify.sweep.reference import KIND, distances, reference_of
 from verify.sweep.space import key_of_bits
 from verify.sweep.table import CELL_BITS, CURVES
 from verify.truth.certificate import Entry, device_kind
-from verify.truth.certify import variants
+from verify.truth.formats import named
 
 PER_CELL = 4
 NEAR_POINTS = 2048

@@ -1,7 +1,6 @@
 """Check some chunks of a space: run the kernel on every input in them and judge every result.
 
-Two routes. The general one is torch: `verify.truth.fast` for whole tensors, `verify.ulp` for the errors,
-`verify.tally` for the counts, on the CPU or the GPU, for every op. The fused one (`verify.sweep.fused`) does the
+Two routes. The general one (`verify.sweep.torch_route`) serves every op. The fused one (`verify.sweep.fused`) does the
 same for gate curves in one Triton kernel. Either way an element whose rounding the reference leaves open is
 judged exactly before it is counted, and only it: what an element adds to the figures never depends on its
 neighbours.
@@ -12,33 +11,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
-
-import torch
-from torch import Tensor
 
 from verify.backends import Backend
-from verify.cases import Case, counter
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.ops.op import Problem, Regime
-from verify.record import number
-from verify.regimes import segments_of
-from verify.sweep.exactly import halves, judge_at
-from verify.sweep.partial import HARD_KEEP, Bin, Bucket, Part, Partial, sparse
-from verify.sweep.scope import curve_keys
-from verify.sweep.space import CHUNK, Space
-from verify.sweep.subject import baseline_of, check_untouched, make, run
-from verify.sweep.worst import leaders_of
-from verify.tally import tally, top
+from verify.sweep.partial import Part, Partial
+from verify.sweep.space import Space
+from verify.sweep.torch_route import check_chunk
 from verify.truth import certificate
-from verify.truth.fast import Truth, check_bound, evaluate
-from verify.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
-SLAB = {"cpu": 1 << 18, "cuda": 1 << 22}  # points judged at a time: what stays near the cores
-ESCALATION_LIMIT = 4096  # elements per chunk and result that are judged exactly; the rest counts as undecided
-SAMPLE = 6  # elements per chunk and result whose certificate is checked
-BASELINE = "baseline "
 Progress = Callable[[int], None]  # chunks done so far
 
 
@@ -87,161 +68,3 @@ def check(
                 high = number_ + 1
                 break
     return Partial(space=space.identity(), reference=route, chunks=[(low, high)], parts=parts, notes=sorted(notes))
-
-
-def check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> tuple[dict[str, Part], set[str]]:
-    """One chunk by the torch route."""
-    first, last = space.chunk(chunk)
-    subjects = {"": kernel} | ({BASELINE: baseline_of(kernel)} if space.baseline else {})
-    slab = SLAB[torch.device(backend.device).type]
-    collectors: dict[str, _Collector] = {}
-    notes: set[str] = set()
-    while first < last:
-        end = min((first // slab + 1) * slab, last)
-        for prefix, subject in subjects.items():
-            inputs = make(space, kernel.op, first, end, backend.device)
-            results, missing = run(subject, space, inputs)
-            check_untouched(subject, make(space, kernel.op, first, end, backend.device), inputs)
-            if not prefix:
-                notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
-            for name, got in results.items():
-                label = prefix + name
-                if label not in collectors:
-                    collectors[label] = _Collector(kernel, space, name, hardest=bool(space.hardest and not prefix))
-                collectors[label].add(inputs, got, first)
-        first = end
-    return {label: item.part for label, item in collectors.items()}, notes
-
-
-class _Collector:
-    """Judges slab after slab of one result of one chunk."""
-
-    def __init__(self, kernel: Kernel, space: Space, result: str, *, hardest: bool) -> None:
-        self.kernel, self.space, self.result = kernel, space, result
-        self.width = halves(space, result)
-        self.fmt = space.format
-        self.hardest = hardest
-        self.edges = curve_keys(kernel.op, kernel.op.resolve(kernel.params), self.fmt)
-        self.room = ESCALATION_LIMIT
-        self.sampled = False
-        self.part = Part()
-        self.case = Case(dtype=space.dtype, dims=(1,), fill="ones")  # elementwise regimes need none
-
-    def add(self, inputs: dict[str, Tensor | None], got: Tensor, first: int) -> None:
-        """Count one slab in. Point `first` is its first."""
-        kernel, result = self.kernel, self.result
-        upstream = {}
-        if result.startswith("d"):
-            rows = got if self.width == 1 else got.chunk(2, -1)[0]
-            upstream = {name: torch.ones_like(rows) for name in kernel.outputs}
-        problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
-        truth = evaluate(kernel.op, problem, {result: self.fmt})[result]
-        self._sample(problem, truth, first)
-        found = errors(got, truth.value, self.fmt, low=truth.low, bound=truth.bound, policy=kernel.policy)
-        places = self._places(got, first)
-        patterns = bits_of(got.reshape(-1))
-        found, escalated = self._settled(found, places, patterns)
-        segments, regimes = segments_of(kernel.op, self.case, problem, result, tuple(got.shape))
-        assert segments is not None
-        nonfinite = len(regimes) - 1
-        part = Part(
-            regimes=self._buckets(found, segments, regimes, places, patterns),
-            curve=self._curve(found, segments != nonfinite, places),
-            hardest=self._hardest(truth, segments != nonfinite, places) if self.hardest else [],
-            escalated=escalated,
-            certificates=[truth.certificate],
-        )
-        self.part = self.part.merge(part)
-
-    def _sample(self, problem: Problem, truth: Truth, first: int) -> None:
-        """Check the certificate on a few random elements of the chunk's first slab."""
-        if self.sampled or truth.certificate == "exact":
-            return
-        self.sampled = True
-        stream = f"sweep/{self.result}/{first // CHUNK}"
-        chosen = sorted(set(counter.below(0, stream, SAMPLE, truth.value.numel()).tolist()))
-        check_bound(self.kernel.op.points(problem, self.result, chosen), truth, chosen)
-
-    def _places(self, got: Tensor, first: int) -> Tensor:
-        """The place of every element: its index in the result of the whole space, were it one tensor."""
-        return torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
-
-    def _settled(self, found: Errors, places: Tensor, patterns: Tensor) -> tuple[Errors, int]:
-        """Open elements judged exactly, in the order of their places, as far as there is room."""
-        open_ones = torch.nonzero(found.undecided).reshape(-1)
-        if open_ones.numel() == 0 or self.room == 0:
-            return found, 0
-        where = open_ones[torch.argsort(places[open_ones])][: self.room]
-        self.room -= where.numel()
-        judged = judge_at(
-            self.kernel, self.space, self.result, places[where].tolist(), patterns[where].tolist(), both=False
-        )
-
-        def put(values: Tensor, new: list[float] | list[bool]) -> Tensor:
-            values = values.clone()
-            values[where] = torch.tensor(new, dtype=values.dtype, device=values.device)
-            return values
-
-        settled = replace(
-            found,
-            ulp=put(found.ulp, [item.ulp for item in judged]),
-            width=put(found.width, [0.0] * len(judged)),
-            misrounded=put(found.misrounded, [item.misrounded for item in judged]),
-            undecided=put(found.undecided, [False] * len(judged)),
-        )
-        return settled, len(judged)
-
-    def _buckets(
-        self, found: Errors, segments: Tensor, regimes: tuple[Regime, ...], places: Tensor, patterns: Tensor
-    ) -> dict[str, Bucket]:
-        present = torch.unique(segments).tolist()
-        compact = torch.bucketize(segments, torch.tensor(present, dtype=torch.int64, device=segments.device))
-        tallies = tally(found, segments=compact, n_segments=len(present))
-        upper = found.ulp.abs() + found.width
-        buckets = {}
-        for place, (segment, item) in enumerate(zip(present, tallies, strict=True)):
-            mine = torch.where((compact == place) & (upper > 0), upper, -1.0)
-            leaders, rest = leaders_of(mine, places, patterns)
-            buckets[regimes[segment].name] = Bucket(
-                n=item.n,
-                misrounded=item.misrounded,
-                undecided=item.undecided,
-                nonfinite=item.nonfinite,
-                nan=item.nan,
-                capped_sum=item.capped_sum,
-                counts=sparse(item.counts),
-                leaders=leaders,
-                rest=rest,
-            )
-        return buckets
-
-    def _curve(self, found: Errors, ordinary: Tensor, places: Tensor) -> list[Bin]:
-        keys = places // (self.space.per_key * self.width)
-        edges = torch.tensor(self.edges, dtype=torch.int64, device=keys.device)
-        bins = torch.bucketize(keys, edges, right=True) - 1
-        ordinary = ordinary & (bins >= 0) & (bins < len(self.edges) - 1)
-        low = int(bins.min())
-        local, size = bins - low, int(bins.max()) - low + 1
-        error = torch.where(ordinary, found.ulp.abs(), -1.0)
-        peak = torch.full((size,), -1.0, dtype=torch.float64, device=bins.device)
-        peak = peak.scatter_reduce(0, local, error, "amax")
-        counts = torch.bincount(local[ordinary], minlength=size).tolist()
-        big = torch.iinfo(torch.int64).max
-        at_peak = torch.where(error == peak[local], places, big)
-        first = torch.full((size,), big, dtype=torch.int64, device=bins.device)
-        first = first.scatter_reduce(0, local, at_peak, "amin")
-        rows = zip(counts, peak.tolist(), first.tolist(), strict=True)
-        return [
-            Bin(low + offset, count, number(highest), place)
-            for offset, (count, highest, place) in enumerate(rows)
-            if count
-        ]
-
-    def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
-        """Candidates for the inputs whose truth lies nearest to a midpoint; subnormal results tie trivially."""
-        value = truth.value.reshape(-1)
-        inside = (value.abs() >= float(self.fmt.min_normal)) & (value.abs() <= float(self.fmt.max_finite)) & ordinary
-        steps = ldexp(value, -ulp_exponent(value, self.fmt))
-        distance = (steps - torch.floor(steps) - 0.5).abs()
-        found = top(torch.where(inside, 0.5 - distance, -1.0), HARD_KEEP)
-        return sorted((0.5 - near, int(places[index])) for near, index in found)

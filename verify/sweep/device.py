@@ -11,9 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from verify.measure.tally import BINS, CAP, LOWEST, SUB_BITS
 from verify.sweep.space import CHUNK
 from verify.sweep.table import CELL_BITS, DEGREE, NEAR, WIDTH, float32_bits
-from verify.tally import BINS, CAP, LOWEST, SUB_BITS
 
 ROOM = 4096  # undecided elements that a chunk may have
 BIN_SHIFT: tl.constexpr = tl.constexpr(20 - SUB_BITS)  # of the upper half of a float64
@@ -160,7 +160,7 @@ def _power(exponent):
 
 @triton.jit
 def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EMAX: tl.constexpr):
-    """The error of `got` against high + low: `verify.ulp.errors` under the default policy, low kept apart.
+    """The error of `got` against high + low: `verify.truth.ulp.errors` under the default policy, low kept apart.
 
     Returns the signed error, an upper bound of its magnitude, and as booleans: misrounded, undecided, a
     non-finite mismatch, NaN against a number. The last two values are for the distance from a midpoint.

@@ -23,15 +23,15 @@ from typing import Any
 
 import msgspec
 
-from verify.cluster import Cluster
 from verify.errors import UsageError
-from verify.identity import assembled
-from verify.isolate import Answers, Worker, WorkerDied, WorkerTimeout
-from verify.record import KernelRun, Run
-from verify.session import START_SECONDS, answer, describe_target
+from verify.measure.session import START_SECONDS, answer, describe_target
+from verify.records.identity import assembled
+from verify.records.record import KernelRun, Run
 from verify.sweep.journal import VERSION, Header, Journal
 from verify.sweep.partial import Outline, Partial
 from verify.sweep.space import Space, left_over, merged
+from verify.workers.cluster import Cluster
+from verify.workers.process import Answers, Worker, WorkerDied, WorkerTimeout
 
 SPAN_SECONDS = 2.0  # after which a worker hands over what it has done
 MOST = 1024  # chunks in a span

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.ops.op import Point, Problem
 from verify.sweep.space import Space
 from verify.sweep.subject import at_points, points_of

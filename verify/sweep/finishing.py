@@ -7,27 +7,27 @@ from fractions import Fraction
 
 import torch
 
-from verify.bounds import LEAST
 from verify.cases import Case
 from verify.cases.explicit import spell
-from verify.curve import Envelope, edges_for, recorded
-from verify.declaration import Kernel
-from verify.element import decimal, describe
-from verify.fingerprint import fingerprint
-from verify.formats import Format, power_of_two
+from verify.cases.fingerprint import fingerprint
+from verify.cases.regimes import NONFINITE, deciding_operand
+from verify.declare.declaration import Kernel
+from verify.measure.curve import Envelope, edges_for, recorded
+from verify.measure.element import decimal, describe
+from verify.measure.kernel import KEEP_RIGHT, KEEP_SPECIAL, judged_upper, only_at_special, over_the_limit
+from verify.measure.tally import KEEP, Tally
 from verify.ops.op import Point, Regime
-from verify.record import Basis, Curve, Hard, KernelRun, RegimeFigures, Result, Worst, number, value_of
-from verify.regimes import NONFINITE, deciding_operand
-from verify.run import KEEP_RIGHT, KEEP_SPECIAL, judged_upper, only_at_special, over_the_limit
-from verify.sweep.checking import BASELINE
+from verify.records.record import Basis, Curve, Hard, KernelRun, RegimeFigures, Result, Worst, number, value_of
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.sweep.partial import Bucket, Leader, Part, Partial
 from verify.sweep.space import Space, bits_of_key
 from verify.sweep.subject import gate_of, points_of
-from verify.tally import KEEP, Tally
+from verify.sweep.torch_route import BASELINE
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle
-from verify.ulp import from_bits
+from verify.truth.figure import LEAST
+from verify.truth.formats import Format, power_of_two
+from verify.truth.ulp import from_bits
 
 HARD_BITS = 64  # the distance of a hard input from its midpoint is known to so many bits of an ulp
 

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from verify import ops
 from verify.backends import Backend
-from verify.declaration import Kernel
+from verify.cases.regimes import NONFINITE
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.record import Number, number, value_of
-from verify.regimes import NONFINITE
+from verify.measure.tally import BINS, CAP, KEEP, bin_of, top
+from verify.records.record import Number, number, value_of
 from verify.sweep.device import ROOM, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
 from verify.sweep.exactly import halves, judge_at
 from verify.sweep.layout import SIDE, UNIT, Plan
@@ -37,10 +38,10 @@ from verify.sweep.reference import FORMATS, Reference, check_reference, referenc
 from verify.sweep.space import CHUNK, PAIR_BITS, Space
 from verify.sweep.subject import baseline_of, inputs_of_keys, run
 from verify.sweep.table import CURVES
+from verify.sweep.torch_route import BASELINE, check_chunk
 from verify.sweep.worst import leaders_of, top_units
-from verify.tally import BINS, CAP, KEEP, bin_of, top
 from verify.truth.exact import Judged
-from verify.ulp import Policy, bits_of, raw
+from verify.truth.ulp import Policy, bits_of, raw
 
 COPIES = 64  # of the histogram and the counters: neighbours have the same error, and would queue for one
 SAMPLE = 12  # random inputs per call and curve whose certificate is checked
@@ -93,8 +94,6 @@ def check_chunks(
 
     `until` is a moment of time.monotonic().
     """
-    from verify.sweep.checking import BASELINE, check_chunk
-
     prefixes = ["", BASELINE] if space.baseline else [""]
     sweep = Sweep(kernel, space, low, high, backend, prefixes)
     sweep.run(progress, until=until)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from verify.errors import UsageError
-from verify.record import Number, number, value_of
+from verify.records.record import Number, number, value_of
 from verify.sweep.space import merged
 
 if TYPE_CHECKING:
-    from verify.tally import Tally
+    from verify.measure.tally import Tally
 
-KEEP = 10  # worst elements of a regime, as in verify.tally, which needs torch: merging does not
+KEEP = 10  # worst elements of a regime, as in verify.measure.tally, which needs torch: merging does not
 HARD_KEEP = 64  # candidates for the hardest-to-round inputs: exact judgement puts them in order
 
 
@@ -45,7 +45,7 @@ class Bucket(msgspec.Struct, frozen=True):
     nonfinite: int
     nan: int
     capped_sum: int
-    counts: list[tuple[int, int]]  # (bin, count): bins of verify.tally, BINS positive ones, then BINS negative
+    counts: list[tuple[int, int]]  # (bin, count): bins of verify.measure.tally, BINS positive ones, then BINS negative
     leaders: list[Leader]
     rest: Number  # the largest upper bound of an element that is no leader; -1 without one
 
@@ -68,7 +68,7 @@ class Bucket(msgspec.Struct, frozen=True):
 
     def tally(self) -> Tally:
         """As a tally; its maxima are those of the interval bounds until `verify.sweep.finishing` has judged."""
-        from verify.tally import Tally
+        from verify.measure.tally import Tally
 
         upper = max([value_of(self.rest), 0.0, *(value_of(item.upper) for item in self.leaders)])
         return Tally(
@@ -179,10 +179,10 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 def dense(counts: list[tuple[int, int]]) -> Any:
-    """Counts as verify.tally has them: an array with one row of bins per sign."""
+    """Counts as verify.measure.tally has them: an array with one row of bins per sign."""
     import numpy as np
 
-    from verify.tally import BINS
+    from verify.measure.tally import BINS
 
     result = np.zeros(2 * BINS, dtype=np.int64)
     for place, count in counts:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from verify import ops
 from verify.cases import counter
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import TruthError
-from verify.formats import named
 from verify.ops.op import Problem
 from verify.sweep.device import reference_kernel
 from verify.sweep.space import Space
@@ -22,6 +21,7 @@ from verify.sweep.table import CURVES, Table, table_for
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import settle
+from verify.truth.formats import named
 
 KIND = "fused"  # of the certificate, before the kind of the device
 _VANISHED = Fraction(1, 1 << 340)  # what lies beyond the table

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from verify.curve import edges_for
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.formats import Format, named
+from verify.measure.curve import edges_for
 from verify.ops.op import Op, Params
 from verify.sweep.space import PAIR_BITS, Space, finite_keys, key_of_bits, key_of_value
+from verify.truth.formats import Format, named
 
 
 def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shlex
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import verify
 from verify.backends import Backend
-from verify.declaration import Kernel, Target, load
+from verify.declare.declaration import Kernel
+from verify.declare.discovery import load
+from verify.declare.sources import sources_of
+from verify.declare.target import Target
 from verify.errors import UsageError
-from verify.formats import named
-from verify.sweep.checking import BASELINE, check, route_of
+from verify.records.source_digest import own_digest
+from verify.sweep.checking import check, route_of
 from verify.sweep.finishing import finish
 from verify.sweep.partial import Partial
 from verify.sweep.scope import shape_of, space_of, undeclared
 from verify.sweep.space import Space
+from verify.sweep.torch_route import BASELINE
+from verify.truth.formats import named
 
 # what decides a figure: a journal that other code of these began is not continued
-DECIDING = ("formats", "ulp", "tally", "regimes", "curve", "measure", "ops", "truth", "sweep", "backends")
 REPORT_SECONDS = 0.1  # between two reports of progress: each is an event of the cluster
 SLOW_BITS = 16  # without a GPU float32 is swept where it is asked for by name
 
@@ -137,35 +136,3 @@ def _only(partial: Partial, result: str) -> Partial:
     return msgspec.structs.replace(
         partial, parts={name: part for name, part in partial.parts.items() if name in wanted}
     )
-
-
-def sources_of(kernel: Kernel) -> str:
-    """Digest of every module of the kernel's project that is loaded: a changed kernel is another kernel."""
-    path = Path(kernel.file).resolve()
-    root = next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent)
-    total = hashlib.sha256()
-    for name in sorted(sys.modules):
-        if name.partition(".")[0] == "verify":
-            continue
-        file = getattr(sys.modules[name], "__file__", None)
-        if not isinstance(file, str) or not os.path.isabs(file) or "site-packages" in file:
-            continue
-        if root in _folders_of(file) and Path(file).is_file():
-            total.update(name.encode() + b"\0" + Path(file).read_bytes() + b"\0")
-    return total.hexdigest()[:12]
-
-
-@cache
-def _folders_of(file: str) -> frozenset[Path]:
-    """The folders around the file of a module; kept, as links are followed at each of thousands of modules."""
-    return frozenset(Path(file).resolve().parents)
-
-
-def own_digest() -> str:
-    """Digest of the parts of verify that a figure hangs on."""
-    folder = Path(verify.__file__).parent
-    total = hashlib.sha256()
-    for part in DECIDING:
-        for file in sorted((folder / part).rglob("*.py")) or [folder / f"{part}.py"]:
-            total.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return total.hexdigest()[:12]

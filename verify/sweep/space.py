@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from verify.errors import UsageError
-from verify.formats import Format, named
+from verify.truth.formats import Format, named
 
 CHUNK = 1 << 22
 PAIR_BITS = 16  # of each operand: pairs of wider ones cannot be enumerated

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.declaration import Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.formats import Format, torch_dtype
-from verify.measure import call_tensors, gradients_of
+from verify.measure.call import call_tensors, gradients_of
 from verify.ops.op import Op
 from verify.sweep.space import PAIR_BITS, Space
-from verify.ulp import from_bits, raw
+from verify.truth.formats import Format, torch_dtype
+from verify.truth.ulp import from_bits, raw
 
 _SIDE = 1 << PAIR_BITS
 Maker = Callable[[Space, Op, int, int, torch.device | str], dict[str, Tensor | None]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify.record import Number, number
+from verify.measure.tally import KEEP, top
+from verify.records.record import Number, number
 from verify.sweep.partial import Leader
-from verify.tally import KEEP, top
 
 
 def leaders_of(upper: Tensor, places: Tensor, patterns: Tensor) -> tuple[list[Leader], Number]:

@@ -16,10 +16,10 @@ from fractions import Fraction
 from typing import Any
 
 from verify.errors import TruthError
-from verify.formats import Format, floor_log2, power_of_two
 from verify.ops.op import Point
 from verify.truth.enclosure import Enclosure, from_arb, from_mpmath
-from verify.ulp import Policy
+from verify.truth.formats import Format, floor_log2, power_of_two
+from verify.truth.ulp import Policy
 
 START_PRECISION = 160
 MAX_PRECISION = 20_480

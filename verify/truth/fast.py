@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from verify.errors import TruthError
-from verify.formats import Format
 from verify.ops.compensated import at_hand, library, tensor_of
 from verify.ops.op import Op, Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure, narrow_pair, to_double_double
 from verify.truth.exact import START_PRECISION, settle
-from verify.ulp import ulp_exponent, usable_scale
+from verify.truth.formats import Format
+from verify.truth.ulp import ulp_exponent, usable_scale
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal

@@ -1,0 +1,105 @@
+"""What `torch.testing.assert_close` sees of a mutant, measured: contiguous randn inputs, against PyTorch's own kernel.
+
+The tolerances (atol, rtol) are those that kernel projects use today for a family, see README.md; where a family has
+none of its own, those of the bfloat16 suite that was surveyed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from verify.backends import Backend
+from verify.declare.declaration import Kernel
+from verify.errors import KernelError
+from verify.measure.call import run_tensors
+from verify.truth.formats import named, torch_dtype
+
+PROJECTS = {
+    "geglu": (1.0, 2e-6),
+    "geglu_split": (1.0, 2e-6),
+    "layer_norm": (5e-2, 5e-2),
+    "layer_norm_residual": (5e-2, 5e-2),
+    "rms_norm": (5e-2, 5e-2),
+    "linear": (1e-1, 1e-2),
+}
+BFLOAT16_SUITE = (4.8e-1, 3.2e-2)
+SHAPES = {"elementwise": (32, 512), "rowwise": (32, 512), "contraction": (32, 256, 64)}
+
+
+Verdict = Literal["caught", "missed", "rejects the twin too"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What assert_close says with PyTorch's default tolerances and with those of the family."""
+
+    by_default: Verdict
+    by_project: Verdict
+
+
+@dataclass(frozen=True)
+class _Fails:
+    by_default: bool
+    by_project: bool
+
+
+def projects_tolerance(op: str) -> tuple[float, float]:
+    return PROJECTS.get(op, BFLOAT16_SUITE)
+
+
+def seen_by_assert_close(mutant: Kernel, twin: Kernel, backend: Backend) -> Seen:
+    """Compare outputs and gradients with PyTorch's, for the mutant and for its twin, in each dtype.
+
+    A tolerance that the correct twin fails as well tells nothing about the bug.
+    """
+    fails = [(_fails(mutant, dtype, backend.device), _fails(twin, dtype, backend.device)) for dtype in mutant.dtypes]
+    return Seen(
+        _verdict([(bad.by_default, good.by_default) for bad, good in fails]),
+        _verdict([(bad.by_project, good.by_project) for bad, good in fails]),
+    )
+
+
+def _verdict(fails: Sequence[tuple[bool, bool]]) -> Verdict:
+    if any(bad and not good for bad, good in fails):
+        return "caught"
+    return "rejects the twin too" if any(good for _, good in fails) else "missed"
+
+
+def _fails(kernel: Kernel, dtype: str, device: str) -> _Fails:
+    params = dict(kernel.op.resolve(kernel.params))
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator).to(torch_dtype(named(dtype))).to(device)
+
+    shapes = kernel.op.shapes(SHAPES[kernel.op.kind], params)
+    inputs: dict[str, Tensor | None] = {name: randn(shapes[name]) for name in kernel.operands}
+    leaves = [value.clone().requires_grad_(True) for value in inputs.values() if value is not None]
+    returned = kernel.op.baseline(*leaves, **params)
+    wanted = returned[0] if isinstance(returned, tuple) else returned
+    dy = randn(tuple(wanted.shape))
+    expected = [wanted.detach(), *torch.autograd.grad(wanted, leaves, dy)]
+    try:
+        results = run_tensors(kernel, inputs, params, {"y": dy.clone()})
+    except KernelError:
+        return _Fails(True, True)
+    names = ["y", *("d" + name for name in kernel.operands)]
+    atol, rtol = projects_tolerance(kernel.op.name)
+    pairs = [(results[name], value) for name, value in zip(names, expected, strict=True)]
+    return _Fails(
+        by_default=not all(_close(got, value) for got, value in pairs),
+        by_project=not all(_close(got, value, atol=atol, rtol=rtol) for got, value in pairs),
+    )
+
+
+def _close(got: Tensor, expected: Tensor, **tolerance: float) -> bool:
+    try:
+        torch.testing.assert_close(got, expected, **tolerance)
+    except AssertionError:
+        return False
+    return True

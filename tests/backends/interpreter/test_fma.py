@@ -1,0 +1,211 @@
+"""fma against exact integer arithmetic: every finite candidate is judged by the definition of rounding."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from verify.backends.interpreter import fma as module
+from verify.backends.interpreter.fma import fma
+
+#: Triton type -> (numpy type, bits of the significand, exponent of the smallest subnormal, pattern type)
+FORMATS = {
+    "fp64": (np.float64, 53, -1074, np.uint64),
+    "fp32": (np.float32, 24, -149, np.uint32),
+    "fp16": (np.float16, 11, -24, np.uint16),
+}
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 3.0, math.inf, -math.inf, math.nan]
+
+
+def integer(values: np.ndarray, low: int) -> np.ndarray:
+    """Finite values as exact Python integers, in units of 2^low."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    whole = np.ldexp(mantissa, 53).astype(np.int64).astype(object)
+    shift = (exponent.astype(np.int64) - 53 - low).tolist()
+    shifted = [m << s if s >= 0 else m >> -s for m, s in zip(whole.tolist(), shift, strict=True)]
+    return np.array(shifted, dtype=object)
+
+
+def wrong(x: np.ndarray, y: np.ndarray, z: np.ndarray, got: np.ndarray, name: str, direction: str = "rn") -> list[int]:
+    """Indices whose result is not the rounding of x y + z, decided by comparing integers only."""
+    _, precision, least, _ = FORMATS[name]
+    low = 2 * least - 60
+    exact = integer(x, least - 60) * integer(y, least) + integer(z, low)
+    finite = np.isfinite(got)
+    out = np.where(finite, integer(np.where(finite, got, 0), low), 0)
+    # Half a unit in the last place of the exact value, at least half the smallest subnormal.
+    size = np.array([max(abs(v).bit_length() - precision, least - low) for v in exact.tolist()])
+    bad = []
+    limit = ((1 << precision) - 1) << ((-least + {53: 971, 24: 104, 11: 5}[precision]) + least - low)
+    odd = (got.view(f"u{got.dtype.itemsize}") & 1).astype(bool).tolist()
+    for i, (v, r, e) in enumerate(zip(exact.tolist(), out.tolist(), size.tolist(), strict=True)):
+        ulp = 1 << int(e)
+        if direction == "rn":
+            overflows = abs(v) >= limit + (ulp >> 1) if abs(v) >= limit else False
+            right = (
+                not finite[i]
+                if overflows
+                else finite[i] and (2 * abs(v - r) < ulp or (2 * abs(v - r) == ulp and not odd[i]) or (v - r == 0))
+            )
+        else:
+            below = r <= v if direction == "rm" else r >= v if direction == "rp" else abs(r) <= abs(v)
+            right = finite[i] and below and abs(v - r) < ulp
+        if not right:
+            bad.append(i)
+    return bad
+
+
+def random_bits(rng: np.random.Generator, name: str, n: int) -> np.ndarray:
+    kind, _, _, pattern = FORMATS[name]
+    values = rng.integers(0, np.iinfo(pattern).max, n, dtype=pattern, endpoint=True).view(kind)
+    return np.where(np.isfinite(values), values, kind(1.5)).astype(kind)
+
+
+def adversaries(name: str, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Random patterns, cancellation, ties, subnormal results, sticky bits far away."""
+    kind, precision, least, _ = FORMATS[name]
+    rng = np.random.default_rng([n, precision])
+
+    def small(bits: int, low: int, high: int) -> np.ndarray:
+        return np.ldexp(rng.integers(-(2**bits), 2**bits, n).astype(np.float64), rng.integers(low, high, n))
+
+    emin, emax = least + precision - 1, {53: 1023, 24: 127, 11: 15}[precision]
+    sets = [tuple(random_bits(rng, name, n) for _ in range(3))]
+    x, y = rng.normal(size=(2, n)).astype(kind)
+    sets.append((x, y, -(x * y)))
+    sets.append((x, y, (-(x * y) * kind(1 + 2.0 ** (1 - precision))).astype(kind)))
+    few = max(precision // 2 - 1, 3)
+    sets.append((small(few, -few, 0), small(few, -few, 0), small(3, -few - precision, 2)))
+    half = emin // 2
+    sets.append(
+        (
+            small(few, half - 6, half),
+            small(few, emin - half - few - 6, emin - half),
+            small(4, least, least + 6),
+        )
+    )
+    sets.append((1 + small(4, 1 - precision, 2 - precision), 1 + small(4, 1 - precision, 2 - precision),
+                 small(2, -2 * precision - 4, -precision)))  # fmt: skip
+    up = emax // 2
+    sets.append(
+        (
+            small(few, up - few, up - few + 2),
+            small(few, up - few, up - few + 2),
+            small(few, emax - few - 4, emax - few),
+        )
+    )
+    # x y is a power of two less a hair that only the full product shows; with z it makes a false tie, once
+    # among normal results and once among subnormal ones.
+    hair = 2.0 ** (1 - precision)
+    sets.append((np.full(n, 1 + hair), np.full(n, 1 - hair), 2.0**precision + 2.0 * rng.integers(-200, 200, n)))
+    odd = np.ldexp(2.0 * rng.integers(-200, 200, n) + 1, least)
+    low = np.ldexp(1 - hair, least - 1 - half)
+    if low * 2.0**-half != 0 and low == np.float64(low).astype(kind):
+        sets.append((np.full(n, np.ldexp(1 + hair, half)), np.full(n, low), odd))
+    with np.errstate(over="ignore", under="ignore"):
+        cast = [tuple(np.asarray(a).astype(kind) for a in s) for s in sets]
+    return [tuple(np.where(np.isfinite(a), a, kind(2)) for a in s) for s in cast]
+
+
+@pytest.mark.parametrize(("name", "n"), [("fp64", 6000), ("fp32", 6000), ("fp16", 4000)])
+def test_fma_is_the_rounding_of_the_exact_sum(name: str, n: int) -> None:
+    checked = 0
+    for x, y, z in adversaries(name, n):
+        bad = wrong(x, y, z, fma(x, y, z, name), name)
+        assert not bad, (len(bad), [float(a[bad[0]]).hex() for a in (x, y, z)])
+        checked += len(x)
+    assert checked == (9 if name != "fp16" else 8) * n
+
+
+@pytest.mark.parametrize("direction", ["rz", "rm", "rp"])
+@pytest.mark.parametrize("name", ["fp64", "fp32"])
+def test_directed_fma(name: str, direction: str) -> None:
+    for x, y, z in adversaries(name, 1000)[:-1]:
+        got = fma(x, y, z, name, direction)
+        keep = np.isfinite(got) & (np.abs(got) < np.finfo(got.dtype).max)
+        x, y, z, got = x[keep], y[keep], z[keep], got[keep]
+        bad = wrong(x, y, z, got, name, direction)
+        assert not bad, (len(bad), [float(a[bad[0]]).hex() for a in (x, y, z, got)])
+
+
+def test_the_oracle_rejects_two_roundings() -> None:
+    for name in FORMATS:
+        x, y, z = adversaries(name, 500)[2]
+        with np.errstate(all="ignore"):
+            assert len(wrong(x, y, z, x * y + z, name)) > 50
+
+
+def test_the_oracle_rejects_float64_without_the_odd_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 through plain float64 is wrong only on double-rounding cases: a few bits next to a far sticky."""
+    x, y, z = (np.float32([v]) for v in (1 + 2.0**-23, 1 - 2.0**-24, 2.0**-80))
+    x, y, z = np.float32([2.0**12 + 1]), np.float32([2.0**12 + 1]), np.float32([2.0**-60])
+    assert not wrong(x, y, z, fma(x, y, z, "fp32"), "fp32")
+    monkeypatch.setattr(module, "fma_odd", lambda a, b, c: a.astype(float) * b.astype(float) + c.astype(float))
+    assert wrong(x, y, z, fma(x, y, z, "fp32"), "fp32")
+
+
+def test_bfloat16_rounds_once() -> None:
+    from fractions import Fraction
+
+    from verify.backends.interpreter.casts import widen
+    from verify.truth.formats import named
+
+    rng = np.random.default_rng(3)
+    x, y, z = (rng.integers(0, 2**16, 4000).astype(np.uint16) for _ in range(3))
+    values = [widen(a, "bf16") for a in (x, y, z)]
+    usable = np.all([np.isfinite(v) & (np.abs(v) < 2.0**60) for v in values], axis=0)
+    x, y, z = x[usable], y[usable], z[usable]
+    z[:500] = x[:500]
+    fmt = named("bfloat16")
+    got = fma(x, y, z, "bf16")
+    exact = [
+        Fraction(a) * Fraction(b) + Fraction(c)
+        for a, b, c in zip(*(widen(v, "bf16").tolist() for v in (x, y, z)), strict=True)
+    ]
+    want = np.array([fmt.round(e) for e in exact])
+    nonzero = (want & 0x7FFF) != 0
+    assert nonzero.sum() > 500
+    assert np.array_equal(got[nonzero], want[nonzero])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_special_values_and_signed_zeros(name: str) -> None:
+    kind = FORMATS[name][0]
+    x, y, z = (g.ravel().astype(kind) for g in np.meshgrid(SPECIAL, SPECIAL, SPECIAL))
+    with np.errstate(all="ignore"):
+        want = (x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)).astype(kind)  # exact here
+        got = fma(x, y, z, name)
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    number = ~np.isnan(want)
+    unsigned = FORMATS[name][3]
+    assert np.array_equal(got[number].view(unsigned), want[number].view(unsigned))
+
+
+def test_overflow_and_an_infinite_addend() -> None:
+    big = np.array([1e308])
+    assert fma(big, big, np.array([-np.inf]), "fp64")[0] == -np.inf  # the product alone would overflow to +inf
+    assert fma(big, np.array([10.0]), -big, "fp64")[0] == np.inf
+    assert fma(big, np.array([2.0]), -big, "fp64")[0] == 1e308
+    top = np.finfo(np.float64).max
+    assert fma(big, big, big, "fp64", "rz")[0] == top
+    assert fma(big, big, big, "fp64", "rm")[0] == top
+    assert fma(-big, big, big, "fp64", "rp")[0] == -top
+    assert fma(big, big, big, "fp64", "rp")[0] == np.inf
+
+
+def test_an_exact_zero_is_negative_only_when_rounding_down() -> None:
+    one = np.array([1.0])
+    for name, kind in (("fp64", np.float64), ("fp32", np.float32)):
+        x = one.astype(kind)
+        signs = {d: bool(np.signbit(fma(x, x, -x, name, d))[0]) for d in ("rn", "rz", "rm", "rp")}
+        assert signs == {"rn": False, "rz": False, "rm": True, "rp": False}
+        # Not an exact zero: a positive value below the smallest subnormal, rounded down to +0.
+        tiny = np.array([np.finfo(kind).smallest_subnormal])
+        assert not np.signbit(fma(tiny, np.array([0.25], kind), np.array([-0.0], kind), name, "rm"))[0]
+
+
+def test_unknown_direction() -> None:
+    with pytest.raises(ValueError, match="rounding direction is one of rn, rz, rm, rp; got 'up'"):
+        fma(np.ones(1), np.ones(1), np.full(1, 1e-30), "fp64", "up")

@@ -1,0 +1,459 @@
+"""Declarations: what is accepted, how it is found, and the exact line for everything else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from verify import ops
+from verify.declare.declaration import Kernel, expected_shape, kernel
+from verify.declare.discovery import load
+from verify.declare.target import Target
+from verify.errors import UsageError
+
+KNOWN = "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2"
+
+
+def mine(x):  # type: ignore[no-untyped-def]
+    """Says what it does.
+
+    And more.
+    """
+    return x
+
+
+@pytest.fixture(autouse=True)
+def _clean_imports() -> Iterator[None]:
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+# -- what is declared ---------------------------------------------------------------------------
+
+
+def test_the_defaults() -> None:
+    item = kernel(op="gelu")(mine)
+    assert item.name == "mine"
+    assert item.dtypes == ("float32", "bfloat16", "float16")
+    assert item.operands == ("x",)
+    assert item.outputs == ("y",)
+    assert (item.layouts, item.gradients, item.peer) == ("any", "auto", False)
+    assert item.max_ulp == {"float32": 4.0, "bfloat16": 4.0, "float16": 4.0}
+    assert item.backends == ("cuda", "interpreter")
+    assert item.summary == "Says what it does."
+    assert item.module == __name__
+    assert item(3) == 3
+    assert item.promise == ("float32 bfloat16 float16; layouts: any; gradients: where autograd gives one; max 4 ULP")
+
+
+def test_a_full_declaration() -> None:
+    def norm(x, weight, *, eps):  # type: ignore[no-untyped-def]
+        return x
+
+    item = kernel(
+        op="layer_norm",
+        params={"eps": 1e-6},
+        dtypes=["torch.float32", torch.bfloat16],  # type: ignore[list-item]
+        operands=["weight", "x"],
+        gradients=["dx", "weight"],
+        layouts="contiguous",
+        max_ulp=1,
+        backends="interpreter",
+        name="n",
+    )(norm)
+    assert item.dtypes == ("float32", "bfloat16")
+    assert item.operands == ("x", "weight")
+    assert item.absent == ("bias",)
+    assert item.gradients == ("x", "weight")
+    assert [operand.name for operand in item.differentiable] == ["x", "weight"]
+    assert item.accepted == {"eps"}
+    assert item.backends == ("interpreter",)
+    assert item.promise == ("float32 bfloat16; layouts: contiguous; gradients: dx dweight; max 1 ULP scaled")
+
+
+def test_gradients_of_what_is_taken() -> None:
+    taken = kernel(op="layer_norm", operands=["x"], gradients=True)(mine)
+    assert taken.gradients == ("x",)
+    assert kernel(op="gelu", gradients=False)(mine).gradients == ()
+    assert kernel(op="gelu", gradients="dx")(mine).gradients == ("x",)
+
+
+def test_a_kernel_that_takes_any_keyword_receives_every_parameter() -> None:
+    assert kernel(op="gelu")(lambda x, **keywords: x).accepted == {"approximate"}
+    assert kernel(op="gelu")(lambda x: x).accepted == frozenset()
+
+
+# -- one line for each mistake ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtypes": ["float12"]}, f"dtypes are floating-point formats, {KNOWN}; received 'float12'"),
+        ({"dtypes": torch.int8}, f"dtypes are floating-point formats, {KNOWN}; received 'torch.int8'"),
+        ({"dtypes": []}, "dtypes must name at least one; received an empty list"),
+        (
+            {"dtypes": ["float32", "float32"]},
+            "dtypes must not repeat; received float32, float32",
+        ),
+        ({"largest": 0.0}, "largest is a positive finite magnitude of inputs; received 0.0"),
+        ({"largest": {"float32": "1"}}, "largest is a positive finite magnitude of inputs; received '1'"),
+        ({"largest": float("inf")}, "largest is a positive finite magnitude of inputs; received inf"),
+        ({"largest": {"float64": 1.0}}, "largest is about its dtypes, float32, bfloat16, float16; received 'float64'"),
+        ({"layouts": "strided"}, "layouts is one of any, contiguous; received 'strided'"),
+        ({"backends": ["rocm"]}, "backends is one of cuda, interpreter; received 'rocm'"),
+        ({"operands": ["z"]}, "op 'gelu' has operands x; received 'z'"),
+        ({"outputs": ["z"]}, "op 'gelu' has outputs y; received 'z'"),
+        ({"gradients": ["dz"]}, "op 'gelu' has gradients for x; received 'dz'"),
+        ({"gradients": "dz"}, "op 'gelu' has gradients for x; received 'dz'"),
+        ({"gradients": ["x", "dx"]}, "gradients must not repeat; received x, x"),
+        ({"gradients": []}, "gradients must name at least one; received an empty list"),
+        ({"max_ulp": 0.4}, "max_ulp is a finite number of at least 0.5; received 0.4"),
+        ({"max_ulp": "1"}, "max_ulp is a finite number of at least 0.5; received '1'"),
+        (
+            {"max_ulp": {"float32": 1}},
+            "max_ulp names one limit per dtype, float32, bfloat16, float16; received float32",
+        ),
+        (
+            {"max_ulp": {"float32": 0.1}, "dtypes": "float32"},
+            "max_ulp is a finite number of at least 0.5; received 0.1",
+        ),
+        ({"max_ulp": True}, "max_ulp is a finite number of at least 0.5; received True"),
+        ({"max_ulp": float("nan")}, "max_ulp is a finite number of at least 0.5; received nan"),
+        ({"max_ulp": float("inf")}, "max_ulp is a finite number of at least 0.5; received inf"),
+    ],
+)
+def test_a_bad_option(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        kernel(op="gelu", **options)(mine)  # type: ignore[arg-type]
+    assert caught.value.message == f"kernel 'mine': {message}"
+    assert caught.value.hint  # the next step, whatever the mistake was
+
+
+def test_a_bad_op_or_parameter() -> None:
+    with pytest.raises(UsageError) as caught:
+        kernel(op="gelo")(mine)
+    assert caught.value.message == (
+        "no op is named 'gelo' (closest: 'gelu'); the known ops are: " + ", ".join(ops.names())
+    )
+    with pytest.raises(UsageError) as caught:
+        kernel(op="gelu", params={"form": "erf"})(mine)
+    assert caught.value.message == ("op 'gelu' has no parameter 'form'; its parameters are: approximate")
+    with pytest.raises(UsageError) as caught:
+        kernel(op="gelu", params={"approximate": "erf"})(mine)
+    assert caught.value.message == "op 'gelu': approximate is one of 'none', 'tanh'; received 'erf'"
+    assert caught.value.hint == "verify list --op gelu"
+
+
+def test_an_omitted_operand_that_is_required() -> None:
+    with pytest.raises(UsageError) as caught:
+        kernel(op="layer_norm", operands=["weight"])(mine)
+    assert caught.value.message == "kernel 'mine': op 'layer_norm' requires operand 'x'; operands omits it"
+    assert caught.value.hint == "operands=['x', 'weight']"
+
+
+def test_a_gradient_of_an_operand_that_is_not_taken() -> None:
+    with pytest.raises(UsageError) as caught:
+        kernel(op="layer_norm", operands=["x", "weight"], gradients=["x", "bias"])(mine)
+    assert caught.value.message == "kernel 'mine': op 'layer_norm' has gradients for x, weight; received 'bias'"
+
+
+def test_what_is_no_function() -> None:
+    with pytest.raises(UsageError) as caught:
+        kernel(op="gelu")(3)  # type: ignore[arg-type]
+    assert caught.value.message == "kernel 'kernel': @verify.kernel decorates a function; received 3"
+
+
+@pytest.mark.parametrize(
+    ("written", "received", "hint"),
+    [
+        (lambda: kernel(mine), "the function 'mine'", "@verify.kernel(op='gelu') above the function"),
+        (lambda: kernel(mine, op="silu"), "the function 'mine'", "@verify.kernel(op='gelu') above the function"),
+        (lambda: kernel("silu"), "'silu'", "@verify.kernel(op='silu') above the function"),
+        (lambda: kernel(), "no op", "@verify.kernel(op='gelu') above the function"),
+    ],
+)
+def test_a_decorator_without_parentheses_or_keywords(written: Callable[[], object], received: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        written()
+    assert caught.value.message == (
+        f"@verify.kernel takes keyword arguments, and op= is the one that it needs; received {received}"
+    )
+    assert caught.value.hint == f"{hint}; `verify list --ops` names the ops"
+
+
+def test_an_op_that_is_no_op() -> None:
+    with pytest.raises(UsageError, match="op is the name of an op or what verify.op") as caught:
+        kernel(op=len)(mine)  # type: ignore[arg-type]
+    assert "verify list --ops" in str(caught.value.hint)
+
+
+def test_a_class_is_no_function() -> None:
+    class Layer(torch.nn.Module):
+        pass
+
+    with pytest.raises(UsageError, match="decorates a function; received the class Layer") as caught:
+        kernel(op="gelu")(Layer)
+    assert "Layer()(x)" in str(caught.value.hint)
+    with pytest.raises(UsageError) as caught:
+        kernel(op="gelu")(type("Gelu", (torch.autograd.Function,), {}))
+    assert "Gelu.apply(x)" in str(caught.value.hint)
+
+
+def test_a_function_that_cannot_be_called_as_it_will_be() -> None:
+    def few(x, *, eps):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(UsageError) as caught:
+        kernel(op="layer_norm")(few)
+    assert caught.value.message == (
+        "kernel 'few': it is called with the tensors x, weight, bias by position and eps by keyword; "
+        "received a function that takes (x, *, eps): too many positional arguments"
+    )
+    assert caught.value.hint == "operands=['x'] in the declaration, if the kernel takes no more"
+    assert kernel(op="layer_norm", operands=["x"])(few).operands == ("x",)
+
+    def many(x, weight):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(UsageError, match="missing a required argument: 'weight'") as caught:
+        kernel(op="gelu")(many)
+    assert caught.value.hint == "verify list --op gelu"
+
+
+def test_functions_whose_signature_says_nothing_are_taken_as_they_are() -> None:
+    class Gelu(torch.autograd.Function):
+        pass
+
+    for function in (Gelu.apply, torch.nn.GELU(), torch.nn.functional.gelu, lambda *tensors, **keywords: tensors):
+        assert kernel(op="gelu", name="k")(function).op.name == "gelu"
+
+
+# -- targets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "label", "is_file"),
+    [
+        ("a.py", "a.py", None, True),
+        ("a.py::k", "a.py", "k", True),
+        ("some.module", "some.module", None, False),
+        ("some.module::k", "some.module", "k", False),
+        ("dir/a", "dir/a", None, True),
+    ],
+)
+def test_targets(text: str, source: str, label: str | None, is_file: bool) -> None:
+    target = Target.parse(text)
+    assert (target.source, target.kernel, target.is_file) == (source, label, is_file)
+
+
+@pytest.mark.parametrize("text", ["", "::k", "a.py::"])
+def test_a_bad_target(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Target.parse(text)
+    assert caught.value.message == f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}"
+    assert caught.value.hint == "verify run accuracy.py::my_gelu"
+
+
+# -- discovery ----------------------------------------------------------------------------------
+
+HEAD = "import torch, verify\n"
+TWO = HEAD + (
+    "@verify.kernel(op='gelu')\ndef b(x): return x\n"
+    "@verify.kernel(op='gelu', dtypes=['float32'])\ndef a(x): return x\n"
+    "alias = a\n"
+)
+
+
+def write(folder: Path, text: str, name: str = "accuracy.py") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def names(text: str) -> list[str]:
+    return [item.name for item in load(Target.parse(text))]
+
+
+def failure(text: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        load(Target.parse(text))
+    return caught.value
+
+
+def test_kernels_come_in_the_order_of_the_file_and_once(tmp_path: Path) -> None:
+    path = write(tmp_path, TWO)
+    assert names(path) == ["b", "a"]
+    assert names(f"{path}::a") == ["a"]
+
+
+def test_a_library_function_can_be_declared_as_it_is(tmp_path: Path) -> None:
+    text = HEAD + "mine = verify.kernel(op='gelu', name='mine')(torch.nn.functional.gelu)\n"
+    assert names(write(tmp_path, text)) == ["mine"]
+
+
+def test_kernels_imported_from_another_declaration_are_left_there(tmp_path: Path) -> None:
+    write(tmp_path, TWO, "first_of_two.py")
+    text = HEAD + ("from first_of_two import a\n@verify.kernel(op='gelu')\ndef c(x): return a(x)\n")
+    assert names(write(tmp_path, text, "second_of_two.py")) == ["c"]
+
+
+def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    one = write(tmp_path / "p" / "q_r", HEAD + "@verify.kernel(op='gelu')\ndef one(x): return x\n")
+    two = write(tmp_path / "p_q" / "r", HEAD + "@verify.kernel(op='silu')\ndef two(x): return x\n")
+    dash = write(tmp_path / "p" / "q-r", HEAD + "@verify.kernel(op='silu')\ndef no(x): return x\n")
+    assert (names(one), names(two), names(dash)) == (["one"], ["two"], ["no"])
+
+
+def test_a_module_is_found_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, TWO, "a_module_of_kernels.py")
+    monkeypatch.chdir(tmp_path)
+    assert names("a_module_of_kernels::b") == ["b"]
+    error = failure("a_module_of_kernel")
+    assert error.message == "no module named 'a_module_of_kernel'"
+    assert error.hint == "a file is named with its ending: verify run accuracy.py"
+
+
+def test_a_missing_file_or_kernel(tmp_path: Path) -> None:
+    error = failure("no/such/file.py")
+    assert error.message == "no such file: no/such/file.py"
+    assert error.hint is not None and error.hint.startswith("verify run FILE.py")
+    path = write(tmp_path, TWO)
+    error = failure(f"{path}::c")
+    assert error.message == f"{path} has no kernel 'c'; it declares: b, a"
+    assert error.hint == f"verify list {path}"
+
+
+def test_a_folder_is_no_target_and_its_declarations_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for folder in (".", "sub", "./sub", str(tmp_path)):
+        error = failure(folder)
+        assert error.message == f"a target is a Python file or a module; received the folder {folder}"
+        assert error.hint is not None and error.hint.startswith("verify run FILE.py")
+    write(tmp_path, TWO, "mine.py")
+    assert failure(".").hint == "verify run mine.py"
+    assert failure("mien.py").hint == "verify run mine.py"
+
+
+def test_a_file_without_kernels(tmp_path: Path) -> None:
+    path = write(tmp_path, "x = 1\n")
+    assert failure(path).message == f"{path} declares no kernel"
+
+
+def test_two_kernels_of_one_name(tmp_path: Path) -> None:
+    text = HEAD + (
+        "@verify.kernel(op='gelu')\ndef k(x): return x\n@verify.kernel(op='gelu', name='k')\ndef other(x): return x\n"
+    )
+    path = write(tmp_path, text)
+    assert failure(path).message == f"{path} declares two kernels named 'k'; names must differ"
+
+
+@pytest.mark.parametrize("named", ["", ", name='a'"])
+def test_a_kernel_whose_function_is_defined_again_is_not_lost(tmp_path: Path, named: str) -> None:
+    text = (
+        HEAD
+        + f"@verify.kernel(op='gelu'{named})\ndef k(x): return x\n\n@verify.kernel(op='gelu')\ndef k(x): return x\n"
+    )
+    path, first = write(tmp_path, text), HEAD.count("\n") + 1
+    error = failure(path)
+    assert error.message == (
+        f"{path} declares two kernels as 'k', in lines {first} and {first + 3}; only the last would be measured"
+    )
+    assert error.hint == "def another_k(...)"
+
+
+def test_kernels_made_in_a_loop_or_a_factory_or_after_a_failed_import_are_no_second_ones(tmp_path: Path) -> None:
+    text = HEAD + (
+        "for form in ('none', 'tanh'):\n"
+        "    @verify.kernel(op='gelu', params={'approximate': form}, name=form)\n"
+        "    def made(x): return x\n"
+        "    globals()[form] = made\n"
+        "del made\n"
+        "def factory():\n"
+        "    @verify.kernel(op='gelu')\n"
+        "    def inner(x): return x\n"
+        "    return inner\n"
+        "inner = factory()\n"
+        "other = [factory()]\n"
+    )
+    path = write(tmp_path, text + "1 / 0\n")
+    assert "ZeroDivisionError" in failure(path).message
+    write(tmp_path, "\n" + text)
+    assert names(path) == ["none", "tanh", "inner"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1 / 0\n", "fails on import: ZeroDivisionError: division by zero ({path}:1)"),
+        ("import no_such_library\n", "{missing} ({path}:1)"),
+        ("def f(:\n", "fails on import: SyntaxError: invalid syntax (accuracy.py, line 1) ({path}:1)"),
+    ],
+)
+def test_an_import_that_fails(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    missing = "fails on import: ModuleNotFoundError: No module named 'no_such_library'"
+    error = failure(path)
+    assert error.message == f"{path} " + message.format(path=path, missing=missing)
+    if "no_such_library" in text:
+        assert error.hint is not None and error.hint.startswith(f"install no_such_library for {sys.executable}")
+        assert 'requires="no_such_library"' in error.hint
+    else:
+        assert error.hint == f"python {path}"
+
+
+def test_a_keyword_that_the_decorator_does_not_have(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "@verify.kernel(op='gelu', dtype='float32')\ndef k(x): return x\n")
+    assert failure(path).hint == "python -c 'import verify; help(verify.kernel)' lists the keywords"
+
+
+def test_a_bad_declaration_keeps_its_own_message(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "@verify.kernel(op='gelu', dtypes=['f4'])\ndef k(x): return x\n")
+    message = f"{path}: kernel 'k': dtypes are floating-point formats, {KNOWN}; received 'f4'"
+    assert failure(path).message == message
+    # and a second attempt says the same: nothing half-imported stays behind
+    assert failure(path).message == message
+
+
+# -- shapes -------------------------------------------------------------------------------------
+
+
+def test_expected_shapes() -> None:
+    assert expected_shape(ops.get("gelu"), (2, 3), {"approximate": "none"}, "y") == (2, 3)
+    linear = ops.get("linear")
+    assert expected_shape(linear, (5, 7, 3), linear.resolve({}), "y") == (5, 3)
+    for name in linear.optional_outputs:
+        rows = linear.shapes((5, 7, 3), linear.resolve({}))["weight"][0]
+        assert expected_shape(linear, (5, 7, 3), linear.resolve({}), name) == (5, rows)
+
+
+def test_a_kernel_is_frozen() -> None:
+    item = kernel(op="gelu")(mine)
+    assert isinstance(item, Kernel)
+    with pytest.raises(AttributeError):
+        item.max_ulp = 9.0  # type: ignore[misc]
+
+
+# -- what has to be installed -------------------------------------------------------------------
+
+
+def test_a_kernel_knows_which_of_its_packages_are_missing() -> None:
+    assert kernel(op="gelu")(mine).lacking == ()
+    assert kernel(op="gelu", requires="torch")(mine).lacking == ()
+    both = kernel(op="gelu", requires=["torch", "nobody_installs_this"])(mine)
+    assert both.requires == ("torch", "nobody_installs_this")
+    assert both.lacking == ("nobody_installs_this",)
+
+
+def test_requires_takes_names_of_packages() -> None:
+    with pytest.raises(UsageError, match="requires names importable top-level packages; received 'liger-kernel'"):
+        kernel(op="gelu", requires="liger-kernel")(mine)

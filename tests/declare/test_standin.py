@@ -1,0 +1,50 @@
+"""PyTorch in the place of a kernel: the same problem, as a target like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from verify.cases.plan import plan
+from verify.declare.declaration import Kernel
+from verify.declare.discovery import load as load_target
+from verify.declare.standin import stand_in
+from verify.declare.target import Target
+from verify.errors import UsageError
+from verify.measure.call import run_baseline, run_kernel
+
+F = torch.nn.functional
+
+
+def kernel(op: str = "gelu", function=F.gelu, **options) -> Kernel:  # type: ignore[no-untyped-def]
+    options.setdefault("dtypes", ["float32"])
+    return declaration.kernel(op=op, **options)(function)
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "outputs"),
+    [("layer_norm", ["x", "bias"], ["y"]), ("layer_norm_residual", ["x", "residual"], ["s", "y"])],
+)
+def test_eager_is_the_ops_baseline_with_the_kernels_signature(op: str, operands: list[str], outputs: list[str]) -> None:
+    subject = kernel(op, lambda *_, eps: None, operands=operands, outputs=outputs)
+    eager = stand_in(subject, "eager")
+    case = plan(eager, "float32", "interpreter", 0)[0].cases[0]
+    ours = run_kernel(eager, case, "cpu").results
+    theirs = run_baseline(subject.op, case, "cpu", subject.outputs).results
+    assert list(ours) == list(theirs) and set(ours) > set(outputs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert eager.peer and eager.name.endswith("@eager")
+
+
+def test_a_stand_in_is_a_target(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.py"
+    path.write_text("import verify, torch\n\n@verify.kernel(op='gelu')\ndef mine(x):\n    return x\n")
+    load = lambda text: load_target(Target.parse(f"{path}::{text}"))  # noqa: E731
+    assert [item.name for item in load("mine@eager")] == ["mine@eager"]
+    assert load("mine@compile")[0].backends == ("cuda",)
+    with pytest.raises(UsageError, match="a stand-in is KERNEL@eager or KERNEL@compile; received mine@jit"):
+        load("mine@jit")
+    with pytest.raises(UsageError, match="has no kernel 'other@eager'"):
+        load("other@eager")

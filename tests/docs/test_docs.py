@@ -1,0 +1,403 @@
+"""README and docs: links lead somewhere, commands exist, Python blocks run, generated parts are current.
+
+What single pages show is compared where their subject is tested (tests/README.md lists them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+import torch
+
+from verify.cli import parser
+from verify.ops import registry
+from verify.records import record
+from verify.records.record import SCHEMA, Basis, Figures, Histogram, KernelRun, LawRun, Result, Run, SpecialValue, Stage
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md")),
+    ROOT / "mutants" / "README.md",
+    *DOCS,
+]
+HAS_ITS_OWN_TEST = {"README.md", "explain.md", "failures.md", "foreign-kernels.md"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+# -- generated parts ------------------------------------------------------------------------------------
+
+CLI = module(ROOT / "docs" / "generate_cli.py")
+FIGURES = module(ROOT / "docs" / "generate_figures.py")
+
+
+def test_the_command_line_reference_is_current() -> None:
+    assert CLI.PAGE.read_text() == CLI.page(), "run: python docs/generate_cli.py"
+
+
+def test_a_bar_in_the_reference_is_escaped_once() -> None:
+    """GitHub splits a table's cell at a bare bar, and shows a second backslash."""
+    assert "`--gpus all\\|N\\|LIST`" in CLI.page()
+    assert "\\\\|" not in CLI.page()
+
+
+@pytest.mark.parametrize("path", FIGURES.pages(), ids=name)
+def test_sections_of_figures_are_current(path: Path) -> None:
+    text = path.read_text()
+    assert FIGURES.updated(text) == text, "run: python docs/generate_figures.py"
+
+
+def test_every_section_is_on_a_page() -> None:
+    text = "".join(path.read_text() for path in FIGURES.pages())
+    for section in FIGURES.SECTIONS:
+        assert text.count(f"\n<!-- figures: {section} -->\n") == 1, section
+
+
+def test_a_section_that_is_edited_by_hand_is_written_anew() -> None:
+    for section, render in FIGURES.SECTIONS.items():
+        before, after = f"before\n<!-- figures: {section} -->\n", "<!-- /figures -->\nafter\n"
+        assert FIGURES.updated(f"{before}0.5, honestly\n{after}") == before + render() + after
+
+
+def test_a_section_nobody_knows_and_one_that_never_ends() -> None:
+    with pytest.raises(ValueError, match="no figures are called 'nothing'"):
+        FIGURES.updated("<!-- figures: nothing -->\n<!-- /figures -->\n")
+    with pytest.raises(ValueError, match=r"has no `<!-- /figures -->`"):
+        FIGURES.updated("<!-- figures: kernels -->\n")
+
+
+def test_what_is_not_published_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FIGURES, "ROOT", tmp_path)
+    monkeypatch.setattr(FIGURES, "RUN", tmp_path / "reports" / "run.json")
+    monkeypatch.setattr(FIGURES, "INTERPRETED", tmp_path / "reports" / "other.json")
+    monkeypatch.setattr(FIGURES, "BENCHMARKS", tmp_path / "benchmarks")
+    sections = {section: render() for section, render in FIGURES.SECTIONS.items()}
+    for section in ("kernels", "accuracy", "sweeps", "stages"):
+        assert sections[section] == "*No run is published yet: `reports/run.json` does not exist.*\n"
+    for section in ("toolchains", "baselines"):
+        assert sections[section] == "*Nothing is published yet: `reports/run.json` does not exist.*\n"
+    assert sections["hunts"] == "*Not measured yet: `benchmarks/hunt.json` does not exist.*\n"
+
+
+def result(output: str, maximum: float | str, *, gate: str = "plain", **options: object) -> Result:
+    figures = Figures(
+        n=65_536,
+        max_ulp=maximum if gate == "plain" else 1e9,
+        max_upper=maximum if gate == "plain" else 1e9,
+        p999=0.5,
+        mean=0.1,
+        misrounded=1311,
+        scaled_max=maximum if gate == "scaled" else None,
+        scaled_upper=maximum if gate == "scaled" else None,
+    )
+    settings: dict = {"basis": Basis("observed", 65_536, 0), "status": "ok", "regimes": [], "worst": []}
+    settings |= {"histogram": Histogram([], []), "escalated": 0, "certificate": "", "dtype": "bfloat16"}
+    return Result(output=output, gate=gate, limit=1.0, figures=figures, **(settings | options))  # type: ignore[arg-type]
+
+
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small published run: two results of one kernel, a third by a sweep, a peer, laws and a stage."""
+    baseline = result("y", 254.9).figures
+    results = [
+        result("y", 0.50004, baseline=baseline),
+        result("dx", "nan", gate="scaled", status="wrong"),
+        result("y", 0.6, source="sweep", basis=Basis("exhaustive", 65_536)),
+        result("y", 0.75, dtype="float32"),
+        result("y", 0.875, dtype="float32", source="hunt", basis=Basis("observed", 1 << 20, 0)),
+    ]
+    laws = [LawRun("determinism", "bfloat16", "ok", 7), LawRun("shapes", "bfloat16", "broken", 5)]
+    mine = KernelRun("mine", "a.py::mine", "gelu", {}, "", "wrong", results, laws=laws)
+    peer = KernelRun("theirs", "a.py::theirs", "gelu", {}, "", "ok", [result("y", 99.0)], peer=True)
+    about = {"gpu": "NVIDIA H200", "driver": "absent", "torch": "2.11", "triton": "3.6"}
+    stages = [Stage("sweep", "ok", "1 kernels", 75.0), Stage("bench", "skipped", "no GPU", 0.5)]
+    run = Run(
+        SCHEMA, "abc", "2026-01-02T03:04:05Z", "verify nightly", "cuda", 0, "ci", about, [mine, peer], stages=stages
+    )
+    monkeypatch.setattr(FIGURES, "RUN", tmp_path / "run.json")
+    record.save(run, tmp_path / "run.json")
+
+
+SETTING = "`verify nightly` on NVIDIA H200, torch 2.11, Triton 3.6, 2026-01-02, record abc in `{}`."
+VERDICT = "Verdict: fail; 1 result beyond its own limit; 12 cases of laws, 1 broken."
+
+
+def test_figures_of_a_published_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(tmp_path, monkeypatch)
+    setting = SETTING.format(tmp_path.name)
+    kernels = FIGURES.SECTIONS["kernels"]().splitlines()
+    assert kernels[2] == "| `mine` | **NaN** s (seen 2^16) | 254.9 |  |  | **0.75** (seen 2^16) |  |"
+    assert kernels[3:] == ["", f"{setting} {VERDICT}"]
+
+    accuracy = FIGURES.SECTIONS["accuracy"]().splitlines()
+    assert accuracy[2:5] == [
+        "| `mine` | y | bfloat16 | 0.6 | all 2^16 | 2.00% | 1 |  |  |",
+        "| `mine` | dx | bfloat16 | **NaN** s | seen 2^16 | 2.00% | 1 |  |  |",
+        "| `mine` | y | float32 | 0.75 | seen 2^16 | 2.00% | 1 |  | 0.875 (seen 2^20) |",
+    ]
+    sweeps = FIGURES.SECTIONS["sweeps"]().splitlines()
+    assert sweeps[2:4] == [
+        "| `mine` | y | bfloat16 | 0.6 | all 2^16 | 2.00% |  |",
+        "",
+    ]
+
+    stages = FIGURES.SECTIONS["stages"]().splitlines()
+    assert stages[2:4] == ["| sweep | ok | 1 kernels | 1 min 15 s |", "| bench | skipped | no GPU | 0.50 s |"]
+    assert stages[-1] == f"{setting} {VERDICT} All stages together: 1 min 15 s."
+
+
+def test_figures_of_the_gpu_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(label: str, *results: Result) -> KernelRun:
+        return KernelRun(label, f"a.py::{label}", "gelu", {}, "", "ok", list(results))
+
+    def answered(output: str, value: float | str, bits: str, theirs: float | str, **options: object) -> Result:
+        baseline = result(output, theirs, gate=str(options.get("gate", "plain"))).figures
+        return result(output, value, bits=bits, baseline=baseline, properties="aa00aa00aa00", **options)
+
+    special = SpecialValue({"x": "inf (0x7f80)"}, "inf", "inf")
+    gpu = (
+        kernel(
+            "alike", answered("y", 0.5, "aa", 254.9, special=[special]), answered("y", 0.7, "bb", 9.0, dtype="float32")
+        ),
+        kernel(
+            "other",
+            answered("y", 0.5, "aa", 2.0),
+            answered("dx", 0.50004, "bb", 3.0),
+            answered("dw", 1.5, "cc", 4.0, gate="scaled"),
+            result("moved", 0.5, properties="bb11bb11bb11"),
+            result("y", 9.0, source="sweep", properties="cc22cc22cc22"),
+        ),
+    )
+    cpu = (
+        kernel(
+            "alike",
+            answered("y", 0.5, "aa", 255.4, special=[msgspec.structs.replace(special, got="nan")]),
+            answered("y", 0.7, "bb", "nan", dtype="float32"),
+        ),
+        kernel(
+            "other",
+            answered("y", 0.5, "aa", 2.5),
+            answered("dx", 0.50004, "b2", 3.5),
+            answered("dw", 1.25, "c2", 4.5, gate="scaled"),
+            result("moved", 0.5, properties="bb11bb11bb22"),
+        ),
+    )
+    about = {"arch": "sm_90", "gpu": "NVIDIA H200", "torch": "2.11", "triton": "3.6.0", "commit": "0123456789abcdef"}
+    base = Run(SCHEMA, "abc", "2026-01-02T03:04:05Z", "verify nightly", "cuda", 0, "ci", about, list(gpu))
+    here = {"arch": "interpreter", "torch": "2.13", "triton": "3.6"}
+    head = Run(SCHEMA, "def", "2026-01-03T03:04:05Z", "run", "interpreter", 0, "ci", here, list(cpu))
+    for path, run in (("RUN", base), ("INTERPRETED", head)):
+        monkeypatch.setattr(FIGURES, path, tmp_path / f"{path}.json")
+        record.save(run, tmp_path / f"{path}.json")
+    counted = (
+        "3 of 5 results have the same bits, 327,680 elements compared. 1 of 1 answers to special values differ. "
+        "Not measured on the same cases: 1 result. The records are of two commits: the kernels may differ too."
+    )
+    shown = FIGURES.SECTIONS["toolchains"]().splitlines()
+    assert shown[2:] == [
+        "| `alike` | bfloat16, float32 | all 2 results |  |",
+        "| `other` | bfloat16 | y | dx 0.501 on both; dw 1.5, 1.25 s |",
+        "",
+        counted,
+        "",
+        "GPU: `verify nightly` on NVIDIA H200, torch 2.11, Triton 3.6.0, 2026-01-02, commit 0123456789ab, record abc.",
+        "Interpreter: `run` on the interpreter, torch 2.13, Triton 3.6, 2026-01-03, commit unknown, record def.",
+    ]
+    theirs = FIGURES.SECTIONS["baselines"]().splitlines()
+    assert theirs[2:4] == ["| `alike` | 254.9, 255.4 |  | 9, NaN |", "| `other` | 4, 4.5 |  |  |"]
+
+
+def test_a_speed_below_its_target_is_bold() -> None:
+    row = {"function": "gelu", "direction": "forward", "dtype": "float32", "form": "none"}
+    shares = [{"gelu": 0.951, "eager": 0.9, "torch.compile": 0.96}, {"gelu": 0.99, "eager": 1.01}]
+    data = {"device": "a GPU", "rows": [row | {"of_copy": share} for share in shares]}
+    shown = FIGURES.gelu_speed(data).splitlines()[2]
+    assert shown == (
+        "| gelu forward | float32 | erf | 0.95 to 0.99 | 0.90 to 1.01 | 0.96 |  | yes; up to 2% behind eager |"
+    )
+    data["rows"][0]["of_copy"]["gelu"] = 0.9499
+    assert "| **no**, 0.95; up to 2% behind eager |" in FIGURES.gelu_speed(data)
+
+
+# -- links ----------------------------------------------------------------------------------------------
+
+
+def anchors(path: Path) -> set[str]:
+    """The headings of a page as GitHub links to them."""
+    text = FENCE.sub("", path.read_text())
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
+    text = FENCE.sub("", path.read_text())
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path if not file else (path.parent / file).resolve()
+        assert target.exists(), f"{name(path)} links to {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{name(path)} links to {link}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    for path in DOCS:
+        assert path.name == "README.md" or f"]({path.name})" in index, path.name
+
+
+def test_the_picture_is_there_and_small() -> None:
+    picture = (ROOT / "docs" / "report.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) < 300_000
+
+
+# -- commands -------------------------------------------------------------------------------------------
+
+
+def commands(path: Path) -> list[str]:
+    """Commands in blocks: lines that begin with verify, or with a prompt and verify."""
+    found = []
+    for language, block in FENCE.findall(path.read_text()):
+        block = block.replace("\\\n", " ")
+        for line in block.splitlines():
+            prompted = line.startswith("$ verify ")
+            if prompted or (language == "sh" and line.startswith("verify ")):
+                found.append(line.removeprefix("$ "))
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_commands_in_blocks_are_taken_by_the_parser(path: Path) -> None:
+    for command in commands(path):
+        words = shlex.split(command, comments=True)
+        errors = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(errors):
+                parser().parse_args(words[1:])
+        except SystemExit:
+            pytest.fail(f"{name(path)}: {command}\n{errors.getvalue()}")
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(commands(ROOT / "README.md")) >= 5
+    assert len(commands(ROOT / "docs" / "gate.md")) >= 4
+
+
+def options_of(top: argparse.ArgumentParser) -> dict[str, set[str]]:
+    """Every command, nested ones too, with its options."""
+    found: dict[str, set[str]] = {}
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command, inner in action.choices.items():
+                nested = options_of(inner)
+                own = {option for each in inner._actions for option in each.option_strings}
+                found[command] = own.union(*nested.values())
+                found |= {f"{command} {below}": options | own for below, options in nested.items()}
+    return found
+
+
+OPTIONS = options_of(parser())
+# of other programs that the pages mention: pytest, Dask, systemctl
+FOREIGN = {"--hypothesis-profile", "--nthreads", "--user", "--failed", "--measure", "--merge", "--check"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_commands_and_options_in_sentences_exist(path: Path) -> None:
+    text = FENCE.sub("", path.read_text())
+    for code in re.findall(r"`([^`\n]+)`", text):
+        given = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", code))
+        mentioned = re.match(r"verify (\w+)(?: (\w+))?", code)
+        if not mentioned:
+            known = set().union(*OPTIONS.values()) | FOREIGN
+            assert given <= known, f"{name(path)}: `{code}`"
+            continue
+        command = mentioned[1] if f"{mentioned[1]} {mentioned[2]}" not in OPTIONS else f"{mentioned[1]} {mentioned[2]}"
+        assert command in OPTIONS or mentioned[1].isupper(), f"{name(path)}: `{code}`"
+        assert given <= OPTIONS.get(command, given), f"{name(path)}: `{code}`"
+
+
+# -- Python blocks --------------------------------------------------------------------------------------
+
+
+def python_blocks() -> list[tuple[Path, int, str]]:
+    return [
+        (path, number, block)
+        for path in PAGES
+        if path.name not in HAS_ITS_OWN_TEST or path.parent.name == "tests"
+        for number, block in enumerate(
+            block for language, block in FENCE.findall(path.read_text()) if language == "python"
+        )
+    ]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the README's accuracy.py; ops and modules that a block brings are gone afterwards."""
+    [first, *_] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "accuracy.py").write_text(first)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    monkeypatch.delitem(sys.modules, "accuracy", raising=False)
+    return tmp_path
+
+
+BLOCKS = python_blocks()
+
+
+@pytest.mark.parametrize(("path", "number", "block"), BLOCKS, ids=[f"{path.stem}-{n}" for path, n, _ in BLOCKS])
+def test_a_python_block_runs(path: Path, number: int, block: str, project: Path, capsys: pytest.CaptureFixture) -> None:
+    exec(compile(block, f"{path.name}[{number}]", "exec"), {"__name__": "block"})
+    sys.modules.pop("accuracy", None)
+    printed = capsys.readouterr().out
+    after = path.read_text().split(f"```python\n{block}```", 1)[1]
+    shown = re.match(r"\n\n```text\n(.*?)```", after, flags=re.DOTALL)
+    if "print(" in block and shown:
+        assert printed == shown[1]
+    else:
+        assert "print(" not in block or printed
+
+
+def test_the_blocks_are_found() -> None:
+    assert {path.name for path, _, _ in BLOCKS} == {"laws.md", "hunt.md", "sweep.md", "ops.md", "reductions.md"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the page shows the CPU's figures")
+def test_the_page_of_ops_shows_what_the_command_prints(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "ops.md").read_text()
+    [block] = re.findall(r"```python\n# accuracy.py\n(.*?)```", page, flags=re.DOTALL)
+    [shown] = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "accuracy.py").write_text(block)
+    command = [sys.executable, "-m", "verify", "run", "accuracy.py", "--backend", "interpreter"]
+    env = os.environ | {"COLUMNS": "100"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 1, done.stderr
+    for line in shown.splitlines():
+        assert line in done.stdout
+    assert "wrong at 1 infinite or NaN input, right at all others" in done.stdout

@@ -1,0 +1,81 @@
+"""docs/findings.md says what was measured, and what it says of PyTorch still holds on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from verify.backends import Backend
+
+ROOT = Path(__file__).parents[2]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_findings", ROOT / "docs" / "generate_findings.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = generator()
+FINDINGS = {finding["id"]: finding for finding in GENERATOR.findings()}
+ANSWERS = json.loads(GENERATOR.ANSWERS.read_text())
+
+
+def test_the_page_is_what_the_answers_say() -> None:
+    assert GENERATOR.PAGE.read_text() == GENERATOR.page(), "run: python docs/generate_findings.py"
+
+
+def test_every_finding_was_measured_and_nothing_else() -> None:
+    for place in ANSWERS.values():
+        assert set(place["answers"]) <= set(FINDINGS)
+    assert set(ANSWERS["interpreter"]["answers"]) == set(FINDINGS)
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_finding_holds_where_it_was_found(name: str) -> None:
+    assert GENERATOR.holds(FINDINGS[name], ANSWERS["interpreter"]["answers"][name])
+
+
+def test_a_good_answer_is_no_finding() -> None:
+    good = {"gate": "plain", "figures": {"max_ulp": 0.9, "scaled_max": None}}
+    assert not GENERATOR.holds({}, good)
+    assert GENERATOR.holds({}, good | {"figures": {"max_ulp": "nan"}})
+    assert GENERATOR.holds({}, {"gate": "scaled", "figures": {"max_ulp": 0.1, "scaled_max": 1.1}})
+    assert not GENERATOR.holds({}, {"broken": False})
+
+
+@pytest.mark.parametrize("name", [name for name, item in FINDINGS.items() if not item.get("machine")])
+def test_a_finding_still_holds(name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to the bit: another processor takes other paths through PyTorch. Laws about those paths are left out."""
+    monkeypatch.chdir(ROOT)
+    answer = GENERATOR.ask(FINDINGS[name], backend)
+    if answer is None:
+        pytest.skip("liger-kernel is not installed")
+    assert GENERATOR.holds(FINDINGS[name], answer)
+
+
+def test_every_command_of_the_page_is_one_that_verify_takes() -> None:
+    from verify.cli import parser
+
+    lines = GENERATOR.PAGE.read_text().splitlines()
+    commands = [line for before, line in itertools.pairwise(lines) if before == "```sh"]
+    assert len(commands) == len(FINDINGS)
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "verify"
+        options = parser().parse_args(words[1:])
+        target = options.target if words[1] == "replay" else options.targets[0]
+        assert (ROOT / target.partition("::")[0]).is_file()
+
+
+@pytest.mark.parametrize(("truth", "shown"), [("1.5e-30", "1.5e-30"), ("1.2e-26335844", "0, below every format")])
+def test_an_exact_value_fits_its_cell(truth: str, shown: str) -> None:
+    assert GENERATOR._exact(truth) == shown

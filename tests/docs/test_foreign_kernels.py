@@ -1,0 +1,91 @@
+"""docs/foreign-kernels.md: a stranger who copies its blocks sees what it shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "foreign-kernels.md").read_text()
+PYTHON = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, flags=re.DOTALL)
+SHOWN = re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "verify", *arguments]
+    env = os.environ | {"COLUMNS": "100"}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, env=env)
+
+
+def test_every_block_has_a_file_name() -> None:
+    assert [name for name, _ in PYTHON] == ["mylib.py", "accuracy.py", "mylib.py", "theirs.py"]
+    assert len(PYTHON) == PAGE.count("```python")
+
+
+def test_the_declarations_take_five_lines() -> None:
+    for name, text in PYTHON:
+        if name in ("accuracy.py", "theirs.py"):
+            declared = text[text.index("@verify.kernel") :].splitlines()
+            assert len([line for line in declared if line.strip()]) <= 5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the page shows the CPU's figures")
+def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
+    files = dict(reversed(PYTHON))  # the first of two blocks of one name
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    first = verify("run", "accuracy.py", "--jobs", "1", cwd=tmp_path)  # which may take a minute: see the timeout
+    assert first.returncode == 1
+    for line in [*SHOWN[0].splitlines(), *SHOWN[1].splitlines()]:
+        assert line in first.stdout
+
+    (tmp_path / "mylib.py").write_text([text for name, text in PYTHON if name == "mylib.py"][1])
+    second = verify("run", "accuracy.py", "--jobs", "1", cwd=tmp_path)
+    assert second.returncode == 0, second.stdout
+    for line in SHOWN[2].splitlines():
+        assert line in second.stdout
+
+
+def test_what_to_look_for_shows_as_the_page_says(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(
+        """
+import verify
+from torch.nn.functional import gelu, silu
+
+
+@verify.kernel(op="geglu_split", dtypes=["bfloat16"], gradients=False)
+def swapped(x1, x2):
+    return gelu(x1) * x2
+
+
+@verify.kernel(op="silu", dtypes=["bfloat16"])
+def detached(x):
+    return silu(x.detach())
+
+
+@verify.kernel(op="silu", dtypes=["bfloat16"], gradients=True)
+def promising(x):
+    return silu(x.detach())
+"""
+    )
+    done = verify("run", "other.py", "--backend", "interpreter", cwd=tmp_path)
+    assert done.returncode == 1
+    [swapped] = re.findall(r"^swapped .* (\d+\.\d)% ", done.stdout, flags=re.MULTILINE)
+    assert float(swapped) > 50
+    rows = re.findall(r"^(detached|promising) +(\w*)", done.stdout, flags=re.MULTILINE)
+    assert rows == [("detached", "y"), ("promising", "")]
+    assert "promising promises gradients for x, but its output is not attached to autograd" in done.stdout
+
+
+def test_a_package_that_is_not_installed_is_a_skipped_kernel(tmp_path: Path) -> None:
+    text = dict(PYTHON)["theirs.py"].replace("liger_kernel", "nobody_installs_this")
+    (tmp_path / "theirs.py").write_text(text)
+    done = verify("run", "theirs.py", "--backend", "interpreter", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "liger_rms_norm was skipped: needs nobody_installs_this, which is not installed" in done.stdout

@@ -1,0 +1,83 @@
+"""The README shows what its commands show."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_every_python_block_runs(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.py").write_text(BLOCKS[0])
+    for number, block in enumerate(BLOCKS):
+        (tmp_path / f"block_{number}.py").write_text(block)
+        done = subprocess.run(
+            [sys.executable, f"block_{number}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the README shows the CPU's figures")
+def test_the_table_is_what_the_command_prints(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.py").write_text(BLOCKS[0])
+    command = [sys.executable, "-m", "verify", "run", "accuracy.py", "--backend", "interpreter"]
+    env = os.environ | {"COLUMNS": "88"}
+    # what a first verdict may take is a minute, which subprocess holds it to
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 1
+
+    shown = README.split("```text\n")[1].split("```")[0].splitlines()
+    assert len([line for line in shown if line.startswith("my_gelu ")]) == 5
+    printed = done.stdout.splitlines()
+    # torch picks its erf by the processor: a few of 262,144 roundings differ between two
+    share = re.compile(r"(\d+\.\d+)%")
+    printed_shares = {share.sub("%", line): share.findall(line) for line in printed}
+    assert [line for line in shown if share.sub("%", line) not in printed_shares] == []
+    for line in shown:
+        for ours, theirs in zip(share.findall(line), printed_shares[share.sub("%", line)], strict=True):
+            assert abs(float(ours) - float(theirs)) <= 0.2, line
+
+
+def test_the_declaration_takes_five_lines() -> None:
+    lines = [line for line in BLOCKS[0].splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) <= 5
+
+
+def test_the_range_of_triton_is_the_one_that_the_interpreter_names() -> None:
+    [(first, last)] = re.findall(r"without a GPU: Triton ([\d.]+) to ([\d.]+) ", README)
+    major, minor = last.split(".")
+    hint = f"pip install 'triton>={first},<{major}.{int(minor) + 1}'"
+    assert hint in (ROOT / "verify" / "backends" / "interpreter" / "install.py").read_text()
+    assert f"Triton {first} to {last}" in (ROOT / "docs" / "toolchains.md").read_text()
+
+
+def test_the_number_of_laws_is_the_number_of_laws() -> None:
+    from verify.laws import registry
+
+    assert len(registry.ALL) == 28
+    assert "Twenty-eight laws" in README
+    assert "28 laws" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_command_has_its_place_in_the_readme_or_the_reference() -> None:
+    """The workflow names what is used daily; docs/cli.md, which the index links to, has the rest."""
+    from verify.cli import parser
+
+    known = set(re.findall(r"\n    (\w+) ", parser().format_help()))
+    workflow = README[README.index("## In the order of use") :]
+    daily = "run sweep hunt bench replay explain gate bounds nightly history compare".split()
+    assert known >= set(daily)
+    for command in daily:
+        assert f"`verify {command}`" in workflow, command
+    reference = (ROOT / "docs" / "cli.md").read_text()
+    for command in known:
+        assert f"\n## verify {command}\n" in reference, command

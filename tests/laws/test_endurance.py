@@ -1,0 +1,168 @@
+"""How `mutants.endurance` shares out laws and twins, what a chunk tries, and what its report counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verify
+from mutants.endurance import FIRST, Entry, Schedule, entries_of, report, rolled
+from verify.cases import Case
+from verify.cases.strategies import Sizes
+from verify.laws import registry
+from verify.laws.law import Broken, Law, Subject
+
+PAIRS = [(law, twin) for law in ("cheap", "dear") for twin in ("a", "b")]
+SECONDS = {"cheap": 0.001, "dear": 1.0}  # per case
+
+
+def run(schedule: Schedule, chunks: int) -> list[Entry]:
+    """One worker that stays with no twin, and takes as long for a case as its law does."""
+    done: list[Entry] = []
+    while len(done) < chunks and (task := schedule.take("a", -math.inf)) is not None:
+        done.append(task | {"seconds": SECONDS[task["law"]] * task["cases"], "alarm": ""})
+        schedule.finish(task, done[-1])
+    return done
+
+
+def schedule(entries: list[Entry], **changed: object) -> Schedule:
+    made = Schedule(**{"cases": 100, "laws": [], "shard": (0, 1), "entries": entries, "deadline": math.inf} | changed)
+    made.begin(PAIRS)
+    return made
+
+
+def cases(entries: list[Entry], law: str) -> int:
+    return sum(entry["cases"] for entry in entries if entry["law"] == law)
+
+
+def test_every_law_gets_its_number_and_every_twin_its_part() -> None:
+    done = run(schedule([]), 1_000)
+    assert cases(done, "cheap") == cases(done, "dear") == 100
+    assert {(entry["law"], entry["twin"]) for entry in done} == set(PAIRS)
+    assert len({(entry["law"], entry["twin"], entry["number"]) for entry in done}) == len(done)
+
+
+def test_where_time_is_short_a_dear_law_does_not_keep_a_cheap_one_waiting() -> None:
+    done = run(schedule([]), 12)
+    assert cases(done, "cheap") == 100
+    assert FIRST <= cases(done, "dear") < 100
+
+
+def test_a_law_that_does_not_apply_to_a_twin_has_all_its_cases_on_the_others() -> None:
+    made = schedule([])
+    task = made.take("a", math.inf)
+    assert task is not None
+    assert task["twin"] == "a"
+    made.finish(task, task | {"cases": 0, "seconds": 0.0, "alarm": ""})
+    done = run(made, 1_000)
+    assert cases([entry for entry in done if entry["twin"] == "b"], task["law"]) == 100
+
+
+def test_a_stopped_run_goes_on_where_it_was() -> None:
+    before = run(schedule([]), 5)
+    after = run(schedule(before), 1_000)
+    assert cases(before, "dear") + cases(after, "dear") == 100
+    assert not {(e["law"], e["twin"], e["number"]) for e in before} & {
+        (e["law"], e["twin"], e["number"]) for e in after
+    }
+
+
+def test_a_shard_has_its_own_twins() -> None:
+    assert {entry["twin"] for entry in run(schedule([], shard=(1, 2)), 1_000)} == {"b"}
+
+
+def test_the_report_counts_each_chunk_once_and_fails_on_an_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, out = tmp_path / "state.jsonl", tmp_path / "report.json"
+    fine = {"law": "shapes", "twin": "a", "number": 0, "cases": 7, "alarm": "", "seconds": 0.5}
+    state.write_text(
+        f"{json.dumps(fine)}\n{json.dumps(fine | {'number': 1})}\n{json.dumps(fine)[:20]}", encoding="utf-8"
+    )
+    assert len(entries_of(state)) == 2
+    assert report([state, state], out) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["cases"] == 14
+    assert "14 cases    1 twins  0 alarms      14.0 cases per second and core" in capsys.readouterr().out
+    alarm = fine | {"number": 2, "alarm": "the worker died"}
+    state.write_text(f"{json.dumps(fine)}\n{json.dumps(alarm)}\n", encoding="utf-8")
+    assert report([state], None) == 1
+    assert "ALARM shapes on a, chunk 2: the worker died" in capsys.readouterr().out
+
+
+def test_a_run_may_begin_beyond_the_chunks_of_one_whose_state_is_gone() -> None:
+    done = run(schedule([], first=1_000), 1_000)
+    assert cases(done, "cheap") == cases(done, "dear") == 100
+    assert min(entry["number"] for entry in done) == 1_000
+    assert len({(entry["law"], entry["twin"], entry["number"]) for entry in done}) == len(done)
+
+
+def test_a_law_that_fills_a_gpu_has_as_many_chunks_under_way_as_there_are_gpus() -> None:
+    made = Schedule(cases=100, laws=[], shard=(0, 1), entries=[], deadline=math.inf, at_once=2)
+    made.begin([("large offsets", twin) for twin in "abcd"])
+    first, second, third = (made.take("a", -math.inf) for _ in range(3))
+    assert first and second and third is None
+    made.finish(first, first | {"seconds": 1.0, "alarm": ""})
+    assert made.take("a", -math.inf) is not None
+
+
+def test_an_earlier_report_counts_too(tmp_path: Path) -> None:
+    state, earlier, out = (tmp_path / name for name in ("state.jsonl", "earlier.json", "report.json"))
+    fine = {"law": "shapes", "twin": "a", "number": 9, "cases": 7, "alarm": "", "seconds": 0.5, "device": "new"}
+    state.write_text(f"{json.dumps(fine)}\n", encoding="utf-8")
+    rows = [
+        {"law": "shapes", "cases": 100, "twins": 3, "alarms": 0, "seconds": 2.0},
+        {"law": "locality", "cases": 5, "twins": 1, "alarms": 1, "seconds": 1.0},
+    ]
+    alarm = fine | {"law": "locality", "alarm": "not local"}
+    earlier.write_text(
+        json.dumps({"devices": ["old"], "cases": 105, "laws": rows, "alarms": [alarm]}), encoding="utf-8"
+    )
+    assert report([state], out, [earlier]) == 1
+    told = json.loads(out.read_text(encoding="utf-8"))
+    assert told["devices"] == ["new", "old"] and told["cases"] == 112
+    assert told["laws"][0] == {"law": "shapes", "cases": 107, "twins": 3, "alarms": 0, "seconds": 2.5}
+    assert told["laws"][1] == rows[1]
+
+
+@verify.kernel(op="silu", dtypes=["float32", "bfloat16"])
+def silu(x):  # type: ignore[no-untyped-def]
+    return x / (1 + (-x).exp())
+
+
+def test_a_rolled_chunk_has_new_cases_of_every_dtype_and_stops_at_an_alarm(backend: Any) -> None:
+    seen: list[Case] = []
+
+    def check(subject: Subject, case: Case) -> None:
+        seen.append(case)
+        if len(seen) == 27:
+            raise Broken("the 27th", case, {})
+
+    law: Law = replace(registry.get("determinism"), check=check)
+    subjects = [Subject(silu, dtype, backend, Sizes()) for dtype in silu.dtypes]
+    assert rolled(law, subjects, 1, 11) == (11, "")
+    first = [case.to_json() for case in seen]
+    assert [case.dtype for case in seen] == ["float32"] * 6 + ["bfloat16"] * 5
+    assert rolled(law, subjects, 2, 11) == (11, "")
+    assert len({case.to_json() for case in seen}) > 20
+    cases, alarm = rolled(law, subjects, 1, 11)
+    assert cases == 5 and alarm == f"the 27th {seen[-1].to_json()}"
+    assert [case.to_json() for case in seen[22:]] == first[:5]
+    assert rolled(law, [], 1, 11) == (0, "")
+
+
+def test_cases_of_a_law_that_compiles_come_in_groups_of_one_structure() -> None:
+    seen: list[Case] = []
+    law = replace(registry.get("compiled"), check=lambda subject, case: seen.append(case))
+    kernel = verify.kernel(op="silu", dtypes=["float32"])(lambda x: x)
+    subject = Subject(kernel, "float32", None, Sizes(elements=300, width=300, depth=64))  # type: ignore[arg-type]
+    assert rolled(law, [subject], 1, 60) == (60, "")
+    structures = [(case.dims, case.layouts, case.fill, case.upstream) for case in seen]
+    groups = [structures[:25], structures[25:50], structures[50:]]
+    assert all(group.count(group[0]) == len(group) for group in groups)
+    assert any(group[0] != groups[0][0] for group in groups)
+    assert len({case.seed for case in seen}) > 50

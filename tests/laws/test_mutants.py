@@ -1,0 +1,171 @@
+"""The laws against the zoo: each seeded bug dies, each correct twin lives."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mutants import mutants
+from mutants.matrix import FIXED, try_law
+from mutants.mutant import Mutant
+from mutants.tolerance import seen_by_assert_close
+from verify.backends import Backend
+from verify.cases import Case
+from verify.declare.declaration import Kernel
+from verify.laws import registry
+from verify.laws.engine import PROFILES, Profile, run_law
+from verify.laws.law import Broken, Subject
+
+README = Path(__file__).parents[2] / "mutants" / "README.md"
+ALL = mutants()
+TWINS = {id(mutant.twin): mutant.twin for mutant in ALL}
+CI = PROFILES["ci"]
+ALARMS = ("killed", "harness error")
+# torch.compile takes seconds for each case: the slow tests do it
+MINUTES = ("compiled",)
+SAFE = [mutant for mutant in ALL if not mutant.unsafe]
+
+
+def classes() -> list[str]:
+    """The bug classes that README.md lists, one per table row."""
+    rows = re.findall(r"^\| `([^`]+)` \|", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    return rows
+
+
+def fate(mutant: Mutant, backend: Backend, profile: Profile) -> tuple[str, ...]:
+    """The first of the mutant's laws that kills it, or nothing."""
+    for name in mutant.killed_by:
+        if try_law(registry.get(name), mutant.kernel, backend, profile).fate == "killed":
+            return (name,)
+    return ()
+
+
+# -- the zoo itself ---------------------------------------------------------------------------------
+
+
+def test_every_class_of_bug_has_a_mutant() -> None:
+    listed = classes()
+    assert len(listed) >= 24
+    assert sorted({mutant.bug_class for mutant in ALL}) == sorted(listed)
+
+
+def test_the_zoo_is_large_and_has_both_directions() -> None:
+    assert len(ALL) >= 60
+    names = [mutant.name for mutant in ALL]
+    assert sorted(names) == sorted(set(names))
+    assert sum(mutant.direction == "backward" for mutant in ALL) >= 30
+    assert sum("interpreter" in mutant.backends for mutant in ALL) >= 60
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_declared_like_its_twin(mutant: Mutant) -> None:
+    """The bug is the only difference: the promise is the same word for word."""
+    assert mutant.kernel.promise == mutant.twin.promise
+    assert mutant.kernel.op is mutant.twin.op
+    assert mutant.kernel.params == mutant.twin.params
+    assert mutant.killed_by
+    for name in mutant.killed_by:
+        registry.get(name)
+
+
+# -- the laws ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutant", SAFE, ids=lambda mutant: mutant.name)
+def test_a_mutant_dies_under_its_law(mutant: Mutant, backend: Backend) -> None:
+    """By the law's fixed cases alone, which every profile but quick tries: no kill hangs on what a search draws."""
+    if backend.name not in mutant.backends:
+        pytest.skip(f"this bug cannot be seen on the {backend.name} backend")
+    assert fate(mutant, backend, FIXED), f"{mutant.name} survives {', '.join(mutant.killed_by)}"
+
+
+@pytest.mark.parametrize("mutant", [m for m in ALL if m.unsafe], ids=lambda mutant: mutant.name)
+def test_a_mutant_that_damages_foreign_memory_dies_between_guard_bands(mutant: Mutant, backend: Backend) -> None:
+    """Only laws that surround every allocation with guard bands may run it in this process."""
+    assert set(mutant.killed_by) <= {"memory bounds", "initialised memory"}
+    assert fate(mutant, backend, FIXED)
+
+
+@pytest.mark.parametrize("twin", TWINS.values(), ids=lambda twin: twin.name)
+def test_a_twin_survives_the_laws_that_kill_its_mutants(twin: Kernel, backend: Backend) -> None:
+    deadly = {name for mutant in ALL if mutant.twin is twin for name in mutant.killed_by} - set(MINUTES)
+    trials = [try_law(registry.get(name), twin, backend, PROFILES["quick"]) for name in sorted(deadly)]
+    assert [(trial.law, trial.reason, trial.case) for trial in trials if trial.fate in ALARMS] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", TWINS.values(), ids=lambda twin: twin.name)
+def test_a_twin_survives_every_law(twin: Kernel, backend: Backend) -> None:
+    laws = [law for law in registry.ALL if law.name not in MINUTES]
+    trials = [try_law(law, twin, backend, PROFILES["quick"]) for law in laws]
+    assert [(trial.law, trial.reason, trial.case) for trial in trials if trial.fate in ALARMS] == []
+    assert sum(trial.fate == "survived" for trial in trials) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", TWINS.values(), ids=lambda twin: twin.name)
+@pytest.mark.parametrize("law", registry.ALL, ids=lambda law: law.name)
+def test_a_twin_survives_many_cases(law, twin: Kernel, backend: Backend) -> None:  # type: ignore[no-untyped-def]
+    many = Profile("many", 700, CI.sizes, seed=20_240_229)
+    trial = try_law(law, twin, backend, many)
+    assert trial.fate not in ALARMS, f"{trial.reason} {trial.case}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", SAFE, ids=lambda mutant: mutant.name)
+def test_a_mutant_dies_under_each_law_that_is_written_for_it(mutant: Mutant, backend: Backend) -> None:
+    if backend.name not in mutant.backends:
+        pytest.skip(f"this bug cannot be seen on the {backend.name} backend")
+    for name in mutant.killed_by:
+        trial = try_law(registry.get(name), mutant.kernel, backend, PROFILES["nightly"])
+        assert trial.fate == "killed", name
+
+
+# -- what the laws are for ----------------------------------------------------------------------------
+
+
+def named(name: str) -> Mutant:
+    (found,) = [mutant for mutant in ALL if mutant.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gelu tanh: exp-form tanh",
+        "gelu: 1 + erf",
+        "layer_norm_rows: padded lanes join the variance",
+        "layer_norm: one-pass variance",
+        "gelu: dY read as contiguous",
+        "memory: saved tensor overwritten",
+    ],
+)
+def test_what_todays_tests_miss(name: str, backend: Backend) -> None:
+    """assert_close on contiguous randn, even with default tolerances or in the project's own, is blind to these."""
+    mutant = named(name)
+    seen = seen_by_assert_close(mutant.kernel, mutant.twin, backend)
+    assert seen.by_project == "missed"
+    assert fate(mutant, backend, CI)
+
+
+def test_assert_close_is_not_blind_by_construction(backend: Backend) -> None:
+    """The column can say "caught": a kernel of zeros fails with any of the tolerances."""
+    mutant = named("memory: gradient zeros")
+    seen = seen_by_assert_close(mutant.kernel, mutant.twin, backend)
+    assert (seen.by_default, seen.by_project) == ("caught", "caught")
+
+
+def test_the_engine_reports_a_shrunk_case_for_a_mutant(backend: Backend) -> None:
+    """The whole way: found, shrunk, and said with the element, got, truth and a replay command."""
+    mutant = named("gelu tanh: exp-form tanh")
+    run = run_law(registry.get("accuracy"), mutant.kernel, "float32", backend, CI)
+    assert run.status == "broken"
+    assert {"at", "got", "truth", "error", "limit"} <= run.facts.keys()
+    assert "--law accuracy" in run.replay
+    subject = Subject(mutant.kernel, "float32", backend, CI.sizes[backend.name])
+    with pytest.raises(Broken) as again:
+        registry.get("accuracy").check(subject, Case.from_json(run.case))
+    assert again.value.facts == run.facts

@@ -1,0 +1,194 @@
+"""`verify.measure.bench`: a contender that takes the worker down is named, and the rest is timed without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from verify import worker
+from verify.backends import Backend
+from verify.errors import UsageError
+from verify.measure import bench, timing
+from verify.measure.session import Session
+from verify.records.record import Speed
+from verify.workers.process import WorkerDied
+
+KERNELS = """
+import torch, verify
+
+F = torch.nn.functional
+
+@verify.kernel(op="gelu", dtypes=["float32"])
+def mine(x):
+    return F.gelu(x)
+
+@verify.kernel(op="gelu", dtypes=["float32"], peer=True)
+def broken(x):
+    raise RuntimeError("no such unit")
+
+@verify.kernel(op="linear", dtypes=["float32"], peer=True)
+def layers(x, weight, bias):
+    return F.linear(x, weight, bias)
+"""
+
+
+class FakeWorker:
+    """Answers `time` requests; a contender named in `deadly` takes it down."""
+
+    def __init__(self, deadly: set[str], failing: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.deadly, self.failing = deadly, failing
+        self.asked: list[list[str]] = []
+        self.stops = 0
+
+    def ask(self, request, *, timeout, progress):  # type: ignore[no-untyped-def]
+        self.asked.append(list(request["targets"]))
+        for target in request["targets"]:
+            progress(target)
+            if target in self.deadly:
+                raise WorkerDied("the process died of SIGSEGV")
+            if target in self.failing:
+                return {"failure": f"{target} raised; the GPU is unusable after it"}
+        progress("")
+        if "anonymous" in self.deadly:
+            raise WorkerDied("the process died of SIGABRT")
+        speed = msgspec.to_builtins(Speed("float32", "forward", (2,), 1.0, 1.0))
+        return {
+            "timed": [
+                {"contender": target, "direction": "forward", "speed": speed, "reason": ""}
+                for target in request["targets"]
+            ]
+        }
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+def time_with(worker: FakeWorker, targets: list[str]) -> bench._Timings:
+    timings = bench._Timings()
+    bench._time(worker, targets, "float32", (), bench.Bench(wanted=()), Session(), timings)  # type: ignore[arg-type]
+    return timings
+
+
+def test_who_ends_the_worker_is_named_and_the_rest_is_timed() -> None:
+    fake = FakeWorker({"b"}, failing={"c"})
+    timings = time_with(fake, ["a", "b", "c", "d"])
+    assert fake.asked == [["a", "b", "c", "d"], ["a", "c", "d"], ["a", "d"]]
+    assert fake.stops == 2
+    assert set(timings.speeds) == {"a", "d"}
+    assert timings.reasons == {
+        "b": ["float32: the process died of SIGSEGV"],
+        "c": ["float32: c raised; the GPU is unusable after it"],
+    }
+
+
+def test_a_death_that_nobody_can_be_blamed_for_ends_the_group() -> None:
+    timings = time_with(FakeWorker({"anonymous"}), ["a", "b"])
+    assert not timings.speeds
+    assert timings.reasons == {name: ["float32: the process died of SIGABRT"] for name in "ab"}
+
+
+def entry(
+    target: str, group: str, *, peer: bool = False, backends: tuple[str, ...] = ("cuda",), **fields
+) -> bench.Entry:  # type: ignore[no-untyped-def]
+    fields = {"dtypes": ("float32",), "lacking": ()} | fields
+    return bench.Entry(target, target, "gelu", {}, "", group, backends=backends, peer=peer, **fields)
+
+
+class Declares:
+    """A worker that declares whatever it is asked for."""
+
+    def ask(self, request, *, timeout):  # type: ignore[no-untyped-def]
+        return {"contenders": [msgspec.to_builtins(entry(request["target"], "g"))]}
+
+
+def test_pytorch_stands_in_once_per_group_for_its_first_judged_kernel() -> None:
+    entries = [
+        entry("a.py::theirs", "g", peer=True),
+        entry("a.py::mine", "g"),
+        entry("a.py::other", "h", peer=True),
+        entry("a.py::other@eager", "h", peer=True),  # asked for by name
+    ]
+    found = bench._stand_ins(Declares(), entries)  # type: ignore[arg-type]
+    assert [item.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile", "a.py::other@compile"]
+    found = bench._stand_ins(Declares(), entries, beside_peers=False)  # type: ignore[arg-type]
+    assert [item.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile"]
+
+
+def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    fake = FakeWorker(set())
+    monkeypatch.setattr(bench, "Worker", lambda backend: _Opened(fake))
+    entries = [
+        entry("theirs", "i", peer=True),
+        entry("a", "g"),
+        entry("b", "g", dtypes=("float16", "float32")),
+        entry("c", "h", dtypes=("float16",)),
+        entry("absent", "g", lacking=("nobody_installs_this",)),
+        entry("cpu", "g", backends=("interpreter",)),
+    ]
+    shapes = ((4, 4), (8, 8))
+    bench.time_all(entries, bench.Bench(wanted=(), shapes=shapes), Session(dtypes=("float32", "float16")))
+    assert fake.asked == [["a", "b"], ["a", "b"], ["b"], ["b"], ["c"], ["c"], ["theirs"], ["theirs"]]
+
+
+class _Opened:
+    def __init__(self, worker: FakeWorker) -> None:
+        self.worker = worker
+
+    def __enter__(self) -> FakeWorker:
+        return self.worker
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides of the pipe without a GPU: the clock is a fake, the kernels run on the CPU."""
+    path = tmp_path / "accuracy.py"
+    path.write_text(KERNELS)
+
+    class Clock:
+        def __init__(self, device: str) -> None:
+            assert device == "cpu"
+
+        def __call__(self, calls):  # type: ignore[no-untyped-def]
+            for call in calls.values():
+                call()
+            return dict.fromkeys(calls, 2.0)
+
+    class Direct:
+        """A worker in this process; what it is asked and what it answers goes through JSON."""
+
+        def ask(self, request, *, timeout, progress=lambda text: None):  # type: ignore[no-untyped-def]
+            request = msgspec.json.decode(msgspec.json.encode(request))
+            backend = Backend("cuda", "cpu", "", "")
+            reply = worker._HANDLERS[request["do"]](request, backend, lambda event: progress(event["progress"]))
+            return msgspec.json.decode(msgspec.json.encode(reply))
+
+        def stop(self) -> None:
+            raise AssertionError("nothing failed")
+
+    monkeypatch.setattr(timing, "CudaClock", Clock)
+    monkeypatch.setattr(bench, "Worker", lambda backend: _Opened(Direct()))  # type: ignore[arg-type]
+    session = Session(dtypes=("float32",))
+    settings = bench.Bench(wanted=(str(path),), shapes=((4, 8),), rounds=2)
+    entries = bench.entries_of(Direct(), settings, session)  # type: ignore[arg-type]
+    names = [entry.name for entry in entries]
+    assert names == ["mine", "broken", "layers", "mine@eager", "mine@compile", "layers@eager", "layers@compile"]
+    entries = [entry for entry in entries if entry.op == "gelu" and not entry.name.endswith("@compile")]
+    found = bench.time_all(entries, settings, session)
+    ours = found.speeds[f"{path}::mine"]
+    assert [(speed.direction, speed.of_copy, speed.rounds) for speed in ours] == [
+        ("forward", 1.0, 2),
+        ("backward", 1.0, 2),
+    ]
+    assert len(found.speeds[f"{path}::mine@eager"]) == 2
+    (reason, _) = found.reasons[f"{path}::broken"]
+    assert reason.startswith("forward float32: broken raised RuntimeError: no such unit")
+
+
+def test_the_interpreter_times_nothing() -> None:
+    request = {"do": "time", "targets": [], "dtype": "float32", "shape": [], "directions": [], "rounds": 1, "seed": 0}
+    with pytest.raises(UsageError, match="speed is measured on a GPU; this is the interpreter"):
+        worker._time(request, Backend("interpreter", "cpu", "", ""), lambda event: None)

@@ -1,0 +1,343 @@
+"""What a kernel may not do, and the line it gets for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from verify import ops
+from verify.cases import Case
+from verify.declare.declaration import Kernel, kernel
+from verify.errors import KernelError
+from verify.measure import call as measure
+from verify.measure.call import Unchanged, copies, describe, run_baseline, run_kernel, run_tensors
+from verify.truth import ulp
+from verify.truth.ulp import bits_of, same_bits
+
+CASE = Case(dtype="float32", dims=(4, 6), fill="normal", upstream="normal")
+FORWARD = Case(dtype="float32", dims=(4, 6), fill="normal")
+
+
+def declare(function: Callable[..., object], *, op: str = "gelu", **options: object) -> Kernel:
+    return kernel(op=op, name="k", **options)(function)  # type: ignore[arg-type]
+
+
+def refusal(function: Callable[..., object], case: Case = CASE, **options: object) -> str:
+    with pytest.raises(KernelError) as caught:
+        run_kernel(declare(function, **options), case, "cpu")
+    return str(caught.value)
+
+
+def gelu(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x)
+
+
+# -- what comes back ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: (x, x), "k must return 1 tensor(s): y; it returned 2"),
+        (lambda x: (), "k must return 1 tensor(s): y; it returned 0"),
+        (lambda x: None, "k must return a torch.Tensor for y; it returned NoneType"),
+        (lambda x: x.tolist()[0][0], "k must return a torch.Tensor for y; it returned float"),
+        (lambda x: x.detach().numpy(), "k must return a torch.Tensor for y; it returned ndarray"),
+        (
+            lambda x: x[:, :5],
+            "k must return y of shape (4, 6) for dims (4, 6); it returned (4, 5)",
+        ),
+        (lambda x: x.sum(), "k must return y of shape (4, 6) for dims (4, 6); it returned ()"),
+        (
+            lambda x: x.double(),
+            "k must return y as torch.float32 for torch.float32 input; it returned torch.float64",
+        ),
+        (lambda x: x.int(), "k must return a floating-point y; it returned torch.int32"),
+        (
+            lambda x: torch.empty(4, 6, device="meta"),
+            "k must return y on cpu; it returned a tensor on meta",
+        ),
+    ],
+)
+def test_a_wrong_return_value(function: Callable[..., object], message: str) -> None:
+    assert refusal(function) == message
+    assert refusal(function, FORWARD) == message
+
+
+def test_two_outputs_are_both_checked() -> None:
+    def swapped(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> object:
+        return x, x[:1]
+
+    names = ops.get("layer_norm_residual")
+    wanted = (*names.outputs, *names.optional_outputs)
+    case = Case(dtype="float32", dims=(4, 6), fill="normal")
+    message = refusal(swapped, case, op="layer_norm_residual", outputs=wanted)
+    assert message == (f"k must return {wanted[1]} of shape (4, 6) for dims (4, 6); it returned (1, 6)")
+
+
+# -- raising ------------------------------------------------------------------------------------
+
+
+def test_raising_in_forward_names_the_place_in_the_kernel() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise ValueError("only rows of 8\nand more text")
+
+    message = refusal(broken)
+    line = broken.__code__.co_firstlineno + 1
+    assert message == f"k raised ValueError: only rows of 8 ({__file__}:{line})"
+
+
+class _RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, dy: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def raises_in_backward(x: Tensor) -> Tensor:
+    return _RaisesInBackward.apply(x)  # type: ignore[no-any-return]
+
+
+def test_raising_in_backward() -> None:
+    message = refusal(raises_in_backward)
+    assert re.fullmatch(r"k raised in backward: NotImplementedError: no message \(.*test_call\.py:\d+\)", message)
+    assert run_kernel(declare(raises_in_backward), FORWARD, "cpu").results.keys() == {"y"}
+
+
+def test_a_folder_called_verify_is_still_the_users_own_code(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """A clone of this repository is called `verify` too."""
+    file = tmp_path / "verify" / "kernels" / "mine.py"
+    file.parent.mkdir(parents=True)
+    code = compile("def broken(x):\n    raise RuntimeError('no')\n", str(file), "exec")
+    space: dict[str, Callable[..., object]] = {}
+    exec(code, space)
+    assert refusal(space["broken"]) == f"k raised RuntimeError: no ({file}:2)"
+
+
+def test_describe_without_any_frame() -> None:
+    assert describe(ValueError("")) == "ValueError: no message"
+
+
+# -- touching what is not its own ---------------------------------------------------------------
+
+
+def test_changing_an_input_in_forward() -> None:
+    def clobber(x: Tensor) -> Tensor:
+        y = gelu(x)
+        x.data[1, 2] = 7.0
+        return y
+
+    assert refusal(clobber, FORWARD) == "k must not change its inputs; x differs after the call"
+    assert refusal(clobber) == "k must not change its inputs; x differs after the call"
+
+
+def test_changing_the_sign_of_a_zero_is_a_change() -> None:
+    def negate_zero(x: Tensor) -> Tensor:
+        y = gelu(x)
+        x.detach().mul_(-1.0)
+        return y
+
+    zeros = Case(dtype="float32", dims=(2,), fill="bits", seed=1)
+    assert "x differs" in refusal(negate_zero, zeros)
+
+
+class _ClobbersInBackward(torch.autograd.Function):
+    target = "dy"
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        dx = dy * 2
+        victim = dy if _ClobbersInBackward.target == "dy" else x.detach()
+        victim.data.zero_()
+        return dx
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "dy",
+            "k must not change the gradient that arrives at y; it differs after backward",
+        ),
+        ("x", "k must not change its inputs; x differs after the call"),
+    ],
+)
+def test_overwriting_in_backward(target: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store from a Triton kernel bumps no version counter, so autograd does not notice."""
+    monkeypatch.setattr(_ClobbersInBackward, "target", target)
+    assert refusal(lambda x: _ClobbersInBackward.apply(x)) == message
+
+
+def test_what_several_calls_must_leave_alone_can_be_asked_about_together() -> None:
+    """A law that makes six calls waits for the device once; the answer still names the call's own gradient."""
+    unchanged, x = Unchanged(), torch.ones(4, 6)
+    honest, clobbers = declare(gelu), declare(lambda x: _ClobbersInBackward.apply(x))
+    run_tensors(honest, {"x": x}, {}, {"y": torch.ones(4, 6)}, unchanged=unchanged)
+    unchanged.demand()
+    run_tensors(clobbers, {"x": x}, {}, {"y": torch.ones(4, 6)}, unchanged=unchanged)
+    run_tensors(honest, {"x": x}, {}, {"y": torch.ones(4, 6)}, unchanged=unchanged)
+    with pytest.raises(KernelError, match="must not change the gradient that arrives at y; it differs after backward"):
+        unchanged.demand()
+
+
+# -- gradients ----------------------------------------------------------------------------------
+
+
+def test_a_detached_output_is_an_error_only_where_gradients_are_promised() -> None:
+    def detached(x: Tensor) -> Tensor:
+        return gelu(x).detach()
+
+    assert refusal(detached, gradients=True) == (
+        "k promises gradients for x, but its output is not attached to autograd"
+    )
+    quiet = run_kernel(declare(detached), CASE, "cpu")
+    assert quiet.missing == ("dx",)
+    assert set(quiet.results) == {"y"}
+    assert run_kernel(declare(gelu, gradients=False), CASE, "cpu").missing == ()
+
+
+def test_a_missing_path_to_one_operand() -> None:
+    def no_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias.detach())
+
+    assert refusal(no_bias, op="layer_norm", gradients=True) == ("k promises dbias, but autograd has no path to it")
+    measured = run_kernel(declare(no_bias, op="layer_norm"), CASE, "cpu")
+    assert measured.missing == ("dbias",)
+    assert set(measured.results) == {"y", "dx", "dweight"}
+
+
+class _WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, dy: Tensor) -> Tensor:
+        return dy[:2]
+
+
+def test_a_gradient_of_the_wrong_shape() -> None:
+    message = refusal(lambda x: _WrongGradient.apply(x))
+    assert message.startswith("k raised in backward: RuntimeError: ")
+    assert "returned an invalid gradient at index 0 - got [2, 6]" in message
+
+
+# -- what is right ------------------------------------------------------------------------------
+
+
+def test_results_are_the_kernels_own_bits_and_the_inputs_are_untouched() -> None:
+    measured = run_kernel(declare(gelu), CASE, "cpu")
+    x = measured.inputs["x"]
+    assert x is not None
+    leaf = x.clone().requires_grad_()
+    y = gelu(leaf)
+    y.backward(measured.upstream["y"])
+    assert torch.equal(bits_of(measured.results["y"]), bits_of(y.detach()))
+    assert leaf.grad is not None
+    assert torch.equal(bits_of(measured.results["dx"]), bits_of(leaf.grad))
+    assert not any(tensor.requires_grad for tensor in measured.results.values())
+
+
+def test_keywords_go_to_functions_that_accept_them() -> None:
+    seen: dict[str, object] = {}
+
+    def accepts(x: Tensor, *, approximate: str) -> Tensor:
+        seen["approximate"] = approximate
+        return torch.nn.functional.gelu(x, approximate=approximate)
+
+    params = {"approximate": "tanh"}
+    case = Case(dtype="float32", dims=(4, 6), fill="normal", params=params)
+    run_kernel(declare(accepts, params=params), case, "cpu")
+    assert seen == {"approximate": "tanh"}
+    run_kernel(declare(accepts), FORWARD, "cpu")
+    assert seen == {"approximate": "none"}
+
+
+def test_an_absent_operand_is_not_passed() -> None:
+    def two(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight)
+
+    item = declare(two, op="layer_norm", operands=["x", "weight"])
+    case = Case(dtype="float32", dims=(4, 6), fill="normal", upstream="normal", absent=item.absent)
+    measured = run_kernel(item, case, "cpu")
+    assert measured.inputs["bias"] is None
+    assert set(measured.results) == {"y", "dx", "dweight"}
+
+
+@pytest.mark.parametrize("name", ["gelu", "layer_norm", "linear", "softmax"])
+def test_every_baseline_meets_the_contract(name: str) -> None:
+    op = ops.get(name)
+    dims = (4, 6, 3) if op.kind == "contraction" else (4, 6)
+    case = Case(dtype="float32", dims=dims, fill="randn", upstream="normal")
+    measured = run_baseline(op, case, "cpu", op.outputs)
+    assert {"y", "dx"} <= set(measured.results)
+
+
+# -- what is near -------------------------------------------------------------------------------
+
+
+def test_a_run_has_its_values_at_hand_and_nobody_else_can_write_to_what_cases_share() -> None:
+    case = Case(dtype="float32", dims=(3, 5), fill="normal", upstream="normal", layouts={"x": "stepped"})
+    seen: list[Tensor] = []
+
+    def kernel(x: Tensor) -> Tensor:
+        seen.append(x)
+        return gelu(x)
+
+    first = run_kernel(declare(kernel), case, "cpu")
+    near = first.at_hand
+    assert torch.equal(near.inputs["x"], first.inputs["x"]) and seen[0].stride() == (10, 2)
+    assert near.results["y"] is not None and same_bits([near.results["dx"]], [first.results["dx"]])
+    kept = first.snapshot()
+    before = {name: value.clone() for name, value in kept.items()}
+    for tensor in (*first.inputs.values(), *first.upstream.values(), *first.results.values()):
+        assert tensor is not None
+        tensor.detach().fill_(7.0)
+    assert same_bits(list(kept.values()), list(before.values()))
+    again = run_kernel(declare(kernel), case, "cpu")
+    assert same_bits([again.results["y"], again.results["dx"]], [before["y"], before["dx"]])
+
+
+def test_results_travel_with_what_must_not_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: one way for all of it, and the complaint is the one about the tensor that changed."""
+    ways: list[int] = []
+    fetch = ulp.fetched
+
+    def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+        ways.append(len(tensors))
+        with monkeypatch.context() as patch:
+            patch.setattr(ulp, "_is_away", lambda tensor: True)
+            return fetch(tensors)
+
+    monkeypatch.setattr(measure, "fetched", fetched)
+    measured = run_kernel(declare(gelu), CASE, "cpu")
+    assert ways == [6]  # x and dy before and after, y and dx
+    assert same_bits([measured.at_hand.results["dx"]], [measured.results["dx"]])
+    unchanged = Unchanged()
+    x, dy = torch.ones(3), torch.ones(2)
+    unchanged.watch({"x": x}, {"x": x.clone()}, "{name} was changed")
+    unchanged.watch({"dy": dy}, {"dy": dy + 1.0}, "{name} was changed")
+    with pytest.raises(KernelError, match="dy was changed"):
+        unchanged.demand({"y": x})
+
+
+def test_copies_are_the_same_values_in_other_memory() -> None:
+    wide = torch.randn(4, 6)
+    tensors = {"a": wide.T, "b": wide[:, ::2], "c": wide.double(), "d": torch.tensor(1.0)}
+    found = copies(tensors)
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor) and found[name].data_ptr() != tensor.data_ptr()

@@ -1,0 +1,188 @@
+"""Error against input: every element counted once, the true maximum of every bin, merging, joining, rounding up."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from verify import ops
+from verify.measure.curve import DIGITS, Envelope, edges_for, envelope, recorded, worse
+from verify.records.record import value_of
+from verify.truth import formats
+from verify.truth.figure import rounded_up
+from verify.truth.formats import Format
+from verify.truth.ulp import all_values, from_bits
+
+NAMES = ("bfloat16", "float16", "float32", "float64")
+OPS = ("gelu", "silu", "geglu")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("op", OPS)
+def test_edges_cover_the_format_symmetrically_in_a_few_hundred_bins(op: str, name: str) -> None:
+    found, fmt = ops.get(op), formats.named(name)
+    edges = edges_for(found, found.resolve({}), fmt)
+    assert list(edges) == sorted(set(edges))
+    assert edges[-1] == -edges[0] == float(fmt.max_finite)
+    assert [-edge for edge in reversed(edges)] == list(edges)
+    assert 0.0 in edges
+    assert 60 < len(edges) < 400
+    # fine where gelu bends: eight bins between 1 and 2
+    assert [edge for edge in edges if 1 <= edge < 2] == [1 + k / 8 for k in range(8)]
+
+
+def test_bins_of_one_octave_hold_equally_many_numbers() -> None:
+    fmt = formats.named("bfloat16")
+    op = ops.get("gelu")
+    edges = edges_for(op, op.resolve({}), fmt)
+    ordinals = [fmt.ordinal(fmt.round(Fraction(edge))) for edge in edges if 1 <= edge <= 2]
+    assert {b - a for a, b in itertools.pairwise(ordinals)} == {16}
+
+
+def by_hand(fmt: Format, patterns: list[int], errors: list[float], edges: tuple[float, ...]) -> list[tuple]:
+    """Count, maximum and input of each bin, element by element."""
+    rows: list[tuple[int, float, int | None]] = [(0, 0.0, None)] * (len(edges) - 1)
+    for error, bits in zip(errors, patterns, strict=True):
+        if not fmt.is_finite(bits):
+            continue
+        place = min(bisect.bisect_right(edges, fmt.to_float(bits)) - 1, len(rows) - 1)
+        count, best, where = rows[place]
+        if where is None or (not math.isnan(best) and (math.isnan(error) or error > best)):
+            best, where = error, bits
+        rows[place] = (count + 1, best, where)
+    return [(count, repr(best), where) for count, best, where in rows]
+
+
+def test_every_bin_of_every_float16_against_plain_python() -> None:
+    fmt = formats.named("float16")
+    op = ops.get("gelu")
+    edges = edges_for(op, op.resolve({}), fmt)
+    values = all_values(fmt)
+    generator = torch.Generator().manual_seed(5)
+    error = torch.randint(0, 50, (values.numel(),), generator=generator).double()  # many ties: the first must win
+    error[torch.randint(0, values.numel(), (40,), generator=generator)] = math.inf
+    nan = torch.zeros(values.numel(), dtype=torch.bool)
+    nan[torch.randint(0, values.numel(), (30,), generator=generator)] = True
+    sign = torch.where(torch.rand(values.numel(), generator=generator) < 0.5, -1.0, 1.0)
+    found = envelope(values, error * sign, nan, ~torch.isfinite(values), edges)
+    plain = [math.nan if bad else size for size, bad in zip(error.tolist(), nan.tolist(), strict=True)]
+    wanted = by_hand(fmt, list(range(1 << 16)), plain, edges)
+    got = [
+        (count, repr(top), bits if count else None)
+        for count, top, bits in zip(found.counts, found.maxima, found.worst, strict=True)
+    ]
+    assert got == wanted
+    assert sum(found.counts) == (1 << 16) - 2 * 1024  # infinities and NaN are left out
+
+
+def test_merging_halves_gives_the_whole() -> None:
+    fmt = formats.named("bfloat16")
+    op = ops.get("silu")
+    edges = edges_for(op, op.resolve({}), fmt)
+    values = all_values(fmt)
+    error = (torch.arange(values.numel()) % 97).double()
+    nan = torch.arange(values.numel()) % 4001 == 7
+    out = ~torch.isfinite(values)
+
+    def part(where: slice) -> Envelope:
+        return envelope(values[where], error[where], nan[where], out[where], edges)
+
+    whole, merged = part(slice(None)), part(slice(0, 30_001)).merge(part(slice(30_001, None)))
+    assert merged.counts == whole.counts
+    assert list(map(repr, merged.maxima)) == list(map(repr, whole.maxima))
+    assert [b for b, n in zip(merged.worst, merged.counts, strict=True) if n] == [
+        b for b, n in zip(whole.worst, whole.counts, strict=True) if n
+    ]
+
+
+def test_no_elements_at_all() -> None:
+    found = envelope(torch.empty(0), torch.empty(0).double(), torch.empty(0) > 0, torch.empty(0) > 0, (-1.0, 0.0, 1.0))
+    assert (found.counts, found.maxima) == ((0, 0), (0.0, 0.0))
+
+
+def test_worse_is_a_total_order_with_nan_on_top() -> None:
+    ladder = [0.0, 1.0, math.inf, math.nan]
+    for low, first in enumerate(ladder):
+        for high, second in enumerate(ladder):
+            assert worse(first, second) == (low > high)
+
+
+def test_neighbours_that_say_the_same_are_joined_and_nothing_gets_smaller() -> None:
+    fmt = formats.named("float32")
+    edges = (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0)
+    ours = Envelope(edges, (3, 2, 5, 0, 0, 1), (0.49991, 0.49999, 7.0001, 0.0, 0.0, math.nan), (11, 12, 13, 0, 0, 14))
+    theirs = Envelope(edges, (3, 2, 5, 0, 0, 1), (1.0, 1.0, 2.0, 0.0, 0.0, math.inf), (0,) * 6)
+    curve = recorded("x", fmt, ours, theirs)
+    assert curve.edges == [-8.0, -2.0, 0.0, 4.0, 8.0]
+    assert curve.counts == [5, 5, 0, 1]
+    assert curve.max_ulp == [0.5, 7.01, 0.0, "nan"]
+    assert curve.worst == ["0x0000000c", "0x0000000d", "", "0x0000000e"]  # of the joined bins the larger error's
+    assert curve.baseline == [1.0, 2.0, 0.0, "inf"]
+    alone = recorded("x", fmt, ours, None)
+    assert alone.baseline == []
+    assert alone.counts == curve.counts
+
+
+@pytest.mark.parametrize(
+    ("errors", "bins"),
+    [
+        ((0.6, 0.62, 0.629), 1),  # within 5% of each other
+        ((0.6, 0.62, 0.64), 2),  # each of its neighbour, but not all of them
+        ((0.499, 0.501, 0.502), 2),  # correctly rounded or not
+        ((0.99, 1.0, 1.01), 2),  # faithful or not
+        ((30.0, 31.0, 0.0), 2),
+        ((math.nan, math.nan, math.inf), 2),
+        ((0.0, 0.0, 1e-9), 2),
+    ],
+)
+def test_only_what_a_plot_shows_alike_is_joined(errors: tuple[float, ...], bins: int) -> None:
+    edges = (1.0, 2.0, 4.0, 8.0)
+    found = recorded("x", formats.named("float32"), Envelope(edges, (1, 2, 3), errors, (7, 8, 9)), None)
+    assert (len(found.counts), sum(found.counts)) == (bins, 6)
+    tops = [value_of(value) for value in found.max_ulp]
+    wanted = max(rounded_up(error, DIGITS) for error in errors if not math.isnan(error))
+    assert max(top for top in tops if not math.isnan(top)) == wanted  # a maximum is never lost
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, 0.0), (0.5, 0.5), (0.50001, 0.501), (254.933, 255.0), (999.5, 1000.0), (1.2345e-300, 1.24e-300)],
+)
+def test_maxima_are_rounded_up_to_three_digits(value: float, shown: float) -> None:
+    assert rounded_up(value, DIGITS) == shown
+    assert math.isnan(rounded_up(math.nan))
+    assert rounded_up(math.inf) == math.inf
+
+
+def test_the_curve_of_a_run_has_the_maximum_of_the_run() -> None:
+    import verify
+    from verify.backends import Backend
+    from verify.measure.kernel import measure_kernel
+
+    @verify.kernel(op="gelu", dtypes=["bfloat16"], gradients=False)
+    def textbook(x):
+        return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
+
+    run = measure_kernel(textbook, "a.py::textbook", Backend(name="interpreter", device="cpu", label="", details=""))
+    [result] = run.results
+    assert result.curve is not None
+    assert result.curve.operand == "x"
+    assert sum(result.curve.counts) == result.figures.n
+    tops = [value_of(value) for value in result.curve.max_ulp]
+    assert max(tops) == rounded_up(value_of(result.figures.max_ulp), DIGITS)
+    assert result.baseline is not None
+    assert max(value_of(value) for value in result.curve.baseline) == rounded_up(
+        value_of(result.baseline.max_ulp), DIGITS
+    )
+    # the worst input of the highest bin is the worst input of the result
+    place = tops.index(max(tops))
+    assert result.curve.worst[place] in result.worst[0].inputs["x"]
+    fmt = formats.named("bfloat16")
+    for at, text in enumerate(result.curve.worst):
+        x = float(from_bits(torch.tensor([int(text, 16)]), fmt)[0])
+        assert value_of(result.curve.edges[at]) <= x <= value_of(result.curve.edges[at + 1])

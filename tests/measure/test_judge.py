@@ -1,0 +1,292 @@
+"""Seeded lies: a known error in a known place must come out as exactly that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from verify import ops
+from verify.errors import TruthError
+from verify.measure import judge as judging
+from verify.measure.judge import Outcome, judge_result
+from verify.ops.op import Op, Problem
+from verify.truth.exact import nearest
+from verify.truth.fast import Truth, evaluate
+from verify.truth.formats import Format, named
+from verify.truth.ulp import Policy, all_values, bits_of, errors, from_bits
+
+GELU = ops.get("gelu")
+
+
+def gelu(x: Tensor) -> Problem:
+    return Problem(
+        inputs={"x": x},
+        params=GELU.resolve({}),
+        upstream={"y": torch.ones_like(x)},
+        results=("y",),
+    )
+
+
+def layer_norm(x: Tensor) -> Problem:
+    op = ops.get("layer_norm")
+    inputs: dict[str, Tensor | None] = dict.fromkeys(o.name for o in op.operands)
+    inputs["x"] = x
+    return Problem(inputs=inputs, params=op.resolve({}), results=("y",))
+
+
+def right_bits(op: Op, problem: Problem, fmt: Format, count: int) -> Tensor:
+    """The correctly rounded result, element by element through both exact routes."""
+    points = op.points(problem, "y", range(count))
+    bits = [nearest(point, fmt) for point in points]
+    return torch.tensor([item - (1 << 64) if item >> 63 else item for item in bits])
+
+
+def judged(op: Op, problem: Problem, got: Tensor, fmt: Format, **options: object) -> tuple[Outcome, Truth]:
+    truth = evaluate(op, problem, {"y": fmt})["y"]
+    options = {"policy": Policy(), **options}
+    return judge_result(op, problem, "y", got, truth, fmt, **options), truth  # type: ignore[arg-type]
+
+
+def spread(count: int, seed: int = 0) -> Tensor:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(count, generator=source) * 4
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+def test_the_correctly_rounded_result_has_no_misrounded_element(name: str) -> None:
+    fmt, x = named(name), spread(300)
+    whole = gelu(x.to(getattr(torch, name)))
+    got = from_bits(right_bits(GELU, whole, fmt, 300), fmt)
+    outcome, _ = judged(GELU, whole, got, fmt)
+    figures = outcome.tallies[0].figures()
+    assert (figures.n, figures.misrounded, figures.undecided, figures.nonfinite) == (300, 0, 0, 0)
+    assert 0.0 < float(figures.max_ulp) <= 0.5
+    assert float(figures.max_upper) <= 0.5
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("step", [1, -1])
+def test_one_element_off_by_one_is_the_worst_and_the_only_misrounded(name: str, step: int) -> None:
+    fmt, x, place = named(name), spread(400), 217
+    whole = gelu(x.to(getattr(torch, name)))
+    bits = right_bits(GELU, whole, fmt, 400)
+    bits[place] += step
+    outcome, _ = judged(GELU, whole, from_bits(bits, fmt), fmt)
+    tally = outcome.tallies[0]
+    assert tally.misrounded == 1
+    assert 0.5 < tally.maximum <= 1.5
+    assert tally.worst[0] == (tally.maximum, place)
+    verdict = outcome.exact[place]
+    assert verdict.routes == 2
+    assert verdict.misrounded
+    assert abs(verdict.ulp) == tally.maximum
+
+
+def test_every_printed_element_went_through_both_routes() -> None:
+    whole = gelu(spread(5000))
+    outcome, _ = judged(GELU, whole, torch.nn.functional.gelu(spread(5000)), named("float32"))
+    for error, index in outcome.tallies[0].worst:
+        assert outcome.exact[index].routes == 2
+        assert abs(outcome.exact[index].ulp) == error
+
+
+@pytest.mark.parametrize("lie", [float("nan"), float("inf")])
+def test_nan_or_infinity_at_one_finite_input(lie: float) -> None:
+    whole = gelu(spread(500))
+    got = from_bits(right_bits(GELU, whole, named("float32"), 500), named("float32"))
+    got[123] = lie
+    figures_of = judged(GELU, whole, got, named("float32"))[0]
+    figures = figures_of.tallies[0].figures()
+    assert figures.nonfinite == 1
+    assert figures.misrounded == 1
+    assert figures_of.tallies[0].worst[0][1] == 123
+    if lie != lie:
+        assert figures.max_ulp == figures.max_upper == "nan"
+    else:
+        assert float(figures.max_ulp) > 1e30
+
+
+def test_the_fast_reference_rounded_is_not_flagged() -> None:
+    """All bfloat16 inputs: where float64 cannot tell, the exact judge does, and says right."""
+    fmt = named("bfloat16")
+    x = all_values(fmt)
+    whole = gelu(x[torch.isfinite(x)])
+    truth = evaluate(GELU, whole, {"y": fmt})["y"]
+    # rounded by integer arithmetic: torch's cast goes through float32 and rounds twice
+    bits = torch.tensor([fmt.from_float(value) for value in truth.value.tolist()])
+    outcome, _ = judged(GELU, whole, from_bits(bits, fmt), fmt)
+    tally = outcome.tallies[0]
+    assert tally.undecided == 0
+    assert tally.nonfinite == 0
+    # halves of odd subnormals are ties for float64 and barely none for the reals
+    assert tally.misrounded <= 130
+    for index in outcome.exact:
+        if outcome.exact[index].misrounded:
+            assert abs(float(whole.inputs["x"][index])) < 2.36e-38  # twice the smallest normal  # type: ignore[index]
+    assert tally.maximum < 0.5 + 1e-6
+
+
+def test_all_zeros_and_the_input_itself_are_wrong() -> None:
+    x = spread(2000)
+    whole = gelu(x)
+    for lie in (torch.zeros_like(x), x):
+        tally = judged(GELU, whole, lie, named("float32"))[0].tallies[0]
+        assert tally.maximum > 1e6
+        assert tally.misrounded > 1000
+
+
+def test_ties_are_judged_by_the_even_rule() -> None:
+    """relu of x is exact, so a wider input lands on midpoints of the result's format."""
+    fmt = named("bfloat16")
+    silu = ops.get("silu")
+    wide = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8], dtype=torch.float64)
+
+    def points(problem, result, indices):  # type: ignore[no-untyped-def]
+        import flint
+        from mpmath import mp
+
+        from verify.ops.op import Point
+
+        values = [float(problem.inputs["x"][index]) for index in indices]
+        return [Point(mp=lambda p, v=v: mp.mpf(v), arb=lambda p, v=v: flint.arb(v)) for v in values]
+
+    identity = replace(silu, points=points)
+    whole = Problem(inputs={"x": wide}, params=silu.resolve({}), results=("y",))
+    bound = wide * 2.0**-50
+    truth = Truth(wide, None, bound, wide, "test")
+    even, odd = torch.tensor([0x3F80, 0x3F82]), torch.tensor([0x3F81, 0x3F81])
+    for bits, wrong in ((even, 0), (odd, 2)):
+        outcome = judge_result(identity, whole, "y", from_bits(bits, fmt), truth, fmt, policy=Policy())
+        tally = outcome.tallies[0]
+        assert (tally.misrounded, tally.undecided, tally.maximum) == (wrong, 0, 0.5)
+
+
+def test_segments_have_their_own_maxima_and_worst() -> None:
+    fmt, count = named("float32"), 300
+    whole = gelu(spread(count))
+    bits = right_bits(GELU, whole, fmt, count)
+    segments = torch.arange(count) % 3
+    bits[30] += 5  # segment 0
+    bits[31] += 2  # segment 1
+    outcome, _ = judged(GELU, whole, from_bits(bits, fmt), fmt, segments=segments, n_segments=4)
+    first, second, third, empty = outcome.tallies
+    assert 4.5 <= first.maximum <= 5.5
+    assert first.worst[0][1] == 30
+    assert 1.5 <= second.maximum <= 2.5
+    assert second.worst[0][1] == 31
+    assert third.maximum <= 0.5
+    assert empty.n == 0
+    assert [part.misrounded for part in outcome.tallies] == [1, 1, 0, 0]
+
+
+def test_a_wide_bound_is_paid_with_escalations_not_with_wrong_figures() -> None:
+    """The same verdict with a bound a million times wider, and with half the values shifted by it."""
+    fmt, count = named("bfloat16"), 600
+    whole = gelu(spread(count).bfloat16())
+    bits = right_bits(GELU, whole, fmt, count)
+    bits[77] += 1
+    got = from_bits(bits, fmt)
+    truth = evaluate(GELU, whole, {"y": fmt})["y"]
+    wide = truth.value.abs() * 2.0**-14
+    sign = torch.where(torch.arange(count) % 2 == 0, 0.9, -0.9)
+    shifted = Truth(truth.value + sign * wide, None, wide, truth.scale, "test")
+    plain = judge_result(GELU, whole, "y", got, truth, fmt, policy=Policy())
+    rough = judge_result(GELU, whole, "y", got, shifted, fmt, policy=Policy())
+    assert rough.escalated > plain.escalated
+    for left, right in zip(plain.tallies, rough.tallies, strict=True):
+        assert right.misrounded == left.misrounded == 1
+        assert right.maximum == left.maximum
+        assert right.worst[0] == left.worst[0]
+        assert right.undecided == left.undecided == 0
+
+
+def test_a_fast_reference_outside_its_bound_stops_the_run() -> None:
+    fmt = named("float32")
+    whole = gelu(spread(50))
+    truth = evaluate(GELU, whole, {"y": fmt})["y"]
+    wrong = replace(truth, value=truth.value * (1 + 2.0**-30))
+    with pytest.raises(TruthError, match="further apart than the certified bound"):
+        judge_result(GELU, whole, "y", truth.value.float(), wrong, fmt, policy=Policy())
+
+
+def test_what_escalation_does_not_reach_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fmt, count = named("float32"), 200
+    whole = gelu(spread(count))
+    truth = evaluate(GELU, whole, {"y": fmt})["y"]
+    blind = replace(truth, bound=truth.value.abs() + 1.0)
+    monkeypatch.setattr(judging, "CONTENDER_ROUNDS", 0)
+    outcome = judge_result(GELU, whole, "y", truth.value.float(), blind, fmt, policy=Policy(), room=20)
+    figures = outcome.tallies[0].figures()
+    assert figures.undecided >= count - 20 - judging.KEEP
+    assert figures.max_upper == "inf" or float(figures.max_upper) > 1e6
+
+
+# -- scaled -------------------------------------------------------------------------------------
+
+
+def test_a_cancelling_op_is_gated_by_the_scaled_error() -> None:
+    """An absolute error of 2^-24 near a zero of layer norm is huge in ulps and small in the scale's."""
+    op, fmt = ops.get("layer_norm"), named("float32")
+    assert op.gate == "scaled"
+    x = spread(64).reshape(1, 64)
+    wide = x.double()
+    normal = (wide - wide.mean()) / (wide.var(correction=0) + op.resolve({})["eps"]).sqrt()
+    inputs: dict[str, Tensor | None] = {"x": x, "weight": torch.ones(64), "bias": torch.ones(64)}
+    inputs["bias"][0] = -normal[0, 0]  # type: ignore[index]
+    whole = Problem(inputs=inputs, params=op.resolve({}), results=("y",))
+    got = from_bits(right_bits(op, whole, fmt, 64), fmt)
+    truth = evaluate(op, whole, {"y": fmt})["y"]
+    clean = judge_result(op, whole, "y", got.reshape(1, 64), truth, fmt, policy=Policy())
+    assert clean.tallies[0].misrounded == 0
+    assert clean.tallies[0].scaled_maximum <= 0.5
+    got[0] += 2.0**-24
+    small = judge_result(op, whole, "y", got.reshape(1, 64), truth, fmt, policy=Policy())
+    assert small.tallies[0].maximum > 4
+    assert small.tallies[0].scaled_maximum <= 1.0
+    place = 5
+    scale = float(torch.maximum(truth.scale, truth.value.abs()).reshape(-1)[place])
+    got[place] += 3 * torch.finfo(torch.float32).eps * 2.0 ** int(torch.tensor(scale).log2().floor())
+    lied = judge_result(op, whole, "y", got.reshape(1, 64), truth, fmt, policy=Policy())
+    tally = lied.tallies[0]
+    assert tally.worst[0][1] == place
+    assert 2.5 <= tally.scaled_maximum <= 3.5
+    assert tally.maximum >= tally.scaled_maximum
+    assert tally.figures().scaled_max == tally.scaled_maximum
+
+
+def test_an_error_of_more_ulps_than_a_float_counts_has_a_scaled_figure() -> None:
+    """A row of one number: its gradient is exactly 0, and what is left of g - mean(g) belongs to the size of g."""
+    op, fmt = ops.get("layer_norm"), named("float64")
+    inputs: dict[str, Tensor | None] = dict.fromkeys(o.name for o in op.operands)
+    inputs["x"] = torch.tensor([[3.0]], dtype=torch.float64)
+    upstream = {"y": torch.tensor([[0.5]], dtype=torch.float64)}
+    problem = Problem(inputs=inputs, params=op.resolve({}), results=("dx",), upstream=upstream)
+    truth = evaluate(op, problem, {"dx": fmt})["dx"]
+    got = torch.tensor([[-1e-14]], dtype=torch.float64)
+    outcome = judge_result(op, problem, "dx", got, truth, fmt, policy=Policy())
+    expected = 1e-14 / 2.0 ** (truth.scale_exponent(0, fmt))
+    assert 0.05 < expected < 1
+    assert outcome.exact[0].ulp == -torch.inf
+    assert outcome.tallies[0].scaled_maximum == pytest.approx(expected, rel=1e-12)
+    assert not outcome.tallies[0].nonfinite
+    direct = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound, scale=truth.scale)
+    assert direct.scaled is not None and direct.scaled_width is not None
+    assert float(direct.scaled[0]) == pytest.approx(-expected, rel=1e-12)
+    assert float(direct.scaled_width[0]) < 1e-12
+
+
+def test_the_judged_figures_agree_with_the_tensor_code_within_its_width() -> None:
+    x = spread(3000)
+    whole, fmt = gelu(x), named("float32")
+    got = torch.nn.functional.gelu(x)
+    outcome, truth = judged(GELU, whole, got, fmt)
+    found = errors(got, truth.value, fmt, bound=truth.bound)
+    patterns = bits_of(got).tolist()
+    assert len(outcome.exact) >= 10
+    for index, verdict in outcome.exact.items():
+        gap = abs(float(found.ulp[index]) - verdict.ulp)
+        assert gap <= float(found.width[index]) + 1e-12 * abs(verdict.ulp)
+        assert (verdict.right_bits != patterns[index]) == verdict.misrounded

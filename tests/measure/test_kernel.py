@@ -1,0 +1,257 @@
+"""One kernel measured completely: regimes, bases, special inputs, the reason for a verdict, the baseline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import verify
+from verify.backends import Backend
+from verify.cases.plan import EFFORTS, plan
+from verify.cases.regimes import NONFINITE
+from verify.measure import kernel as running
+from verify.measure.kernel import measure_kernel
+from verify.ops.op import Op, Point, Problem
+from verify.records.record import KernelRun, Result, value_of
+
+CPU = Backend(name="interpreter", device="cpu", label="", details="")
+
+
+def measured(kernel: verify.Kernel) -> KernelRun:
+    return measure_kernel(kernel, f"accuracy.py::{kernel.name}", CPU)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double().clamp(min=-1e4)
+    return rounded_once(wide / (1 + torch.exp(-wide)), x.dtype)
+
+
+def rounded_once(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float64 to 16 bits with one rounding: torch goes through float32, which rounds near-ties twice.
+
+    float32 is reached by rounding to odd instead: truncate, and set the last bit if anything was lost.
+    """
+    near = wide.float()
+    toward_zero = torch.where(near.double().abs() > wide.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
+    lost = (toward_zero.double() != wide) & ~torch.isnan(wide)
+    odd = (toward_zero.view(torch.int32) | 1).view(torch.float32)
+    return torch.where(lost, odd, toward_zero).to(dtype)
+
+
+def only(run: KernelRun, output: str = "y") -> Result:
+    [found] = [item for item in run.results if item.output == output]
+    return found
+
+
+def test_a_float64_computation_rounded_once_is_correctly_rounded_everywhere() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(silu)
+    run = measured(kernel)
+    result = only(run)
+    assert (run.status, result.status, result.reason) == ("ok", "ok", "")
+    assert str(result.basis) == "exhaustive, 65,536 inputs"
+    assert result.figures.misrounded == 0
+    assert 0.499 < value_of(result.figures.max_ulp) <= 0.5
+    assert result.figures.max_upper == result.figures.max_ulp
+
+
+def test_regimes_cover_every_input_once() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)(silu)
+    result = only(measured(kernel))
+    assert sum(part.figures.n for part in result.regimes) == 65_536
+    [special] = [part for part in result.regimes if part.name == NONFINITE]
+    assert special.figures.n == 256  # 254 NaN and two infinities
+    assert result.figures.n == 65_536 - 256
+    assert sum(result.histogram.counts) == result.figures.n
+    assert result.baseline is not None
+    assert result.baseline.n == result.figures.n
+
+
+def test_nan_at_an_infinite_input_is_wrong_and_said_so() -> None:
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+    def careless(x):
+        return torch.where(torch.isinf(x), torch.nan, silu(x))
+
+    result = only(measured(careless))
+    assert result.status == "wrong"
+    assert value_of(result.figures.max_ulp) <= 0.5, "the maximum is about finite inputs"
+    assert result.reason == "wrong at 2 infinite or NaN inputs, right at all others"
+    assert "inf" in result.worst[0].inputs["x"]
+
+
+def test_a_nan_at_one_finite_input_makes_the_maximum_nan() -> None:
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+    def hole(x):
+        return torch.where(x == 1.5, torch.nan, silu(x))
+
+    result = only(measured(hole))
+    assert result.status == "wrong"
+    assert result.figures.max_ulp == "nan"
+    assert result.reason == "NaN at 1 of 63,488 inputs whose exact answer is a number"
+    assert result.worst[0].inputs["x"] == "1.5 (0x3e00)"
+
+
+def test_one_element_off_by_one_step_is_the_worst_input() -> None:
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1)
+    def nudged(x):
+        right = silu(x)
+        up = torch.nextafter(right, torch.full_like(right, torch.inf))
+        return torch.where(x == -2.25, up, right)
+
+    result = only(measured(nudged))
+    assert result.figures.misrounded == 1
+    assert 0.5 < value_of(result.figures.max_ulp) <= 1.5
+    assert result.worst[0].inputs["x"].startswith("-2.25 ")
+    assert result.worst[0].index == (int(torch.tensor(-2.25, dtype=torch.float16).view(torch.int16)) & 0xFFFF,)
+
+
+def test_a_backward_that_ignores_the_upstream_gradient_is_wrong() -> None:
+    class Ignores(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return silu(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            wide = x.double()
+            s = torch.sigmoid(wide)
+            slope = s + torch.where(wide.abs() < 100, wide * s * (1 - s), 0.0)
+            return slope.to(x.dtype)
+
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=True, name="ignores")(Ignores.apply)
+    run = measured(kernel)
+    assert only(run, "dx").status == "ok", "with dy = 1 nothing shows"
+    assert only(run, "dx (random dy)").status == "wrong"
+    assert run.status == "wrong"
+
+
+def test_a_missing_gradient_is_noted_not_passed_over() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], name="forward_only")(lambda x: silu(x.detach()))
+    run = measured(kernel)
+    assert [item.output for item in run.results] == ["y"]
+    assert run.notes == ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
+    on_purpose = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(lambda x: silu(x))
+    assert measured(on_purpose).notes == []
+
+
+def test_a_promised_gradient_that_is_missing_is_an_error() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=True, name="detached")(lambda x: silu(x.detach()))
+    run = measured(kernel)
+    assert run.status == "error"
+    assert run.message == "float16: detached promises gradients for x, but its output is not attached to autograd"
+
+
+def test_layer_norm_is_judged_by_the_scaled_error_in_every_regime() -> None:
+    @verify.kernel(op="layer_norm", dtypes=["float32"], gradients=False)
+    def one_pass(x, weight, bias, *, eps):
+        mean = x.mean(-1, keepdim=True)
+        var = (x * x).mean(-1, keepdim=True) - mean * mean
+        return (x - mean) / torch.sqrt(var + eps) * weight + bias
+
+    result = only(measured(one_pass))
+    assert result.gate == "scaled"
+    assert result.status == "wrong"
+    figures = {part.name: part.figures for part in result.regimes}
+    assert value_of(figures["randn"].scaled_max) < 64
+    bad = figures["mean 1e3"].scaled_max
+    assert bad == "nan" or not value_of(bad) < 1e4  # E[x^2] - E[x]^2 has cancelled
+
+
+def test_a_peer_has_no_baseline_of_its_own() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=False, peer=True)(silu)
+    run = measured(kernel)
+    assert run.peer
+    assert only(run).baseline is None
+
+
+def test_a_peer_that_refuses_a_case_is_shown_for_the_others_and_a_judged_kernel_is_not() -> None:
+    def narrow(x, weight, bias, *, eps):
+        if x.shape[-1] > 1000:
+            raise ValueError("rows of at most 1,000")
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def run_of(peer: bool, function=narrow):  # type: ignore[no-untyped-def]
+        options = {"op": "layer_norm", "dtypes": ["bfloat16"], "gradients": False, "name": "narrow"}
+        return measured(verify.kernel(**options, peer=peer)(function))
+
+    shown = run_of(True)
+    assert shown.status != "error" and only(shown).figures.n > 0
+    assert any(note.startswith("bfloat16 [3, 2048]: not measured: narrow raised ValueError") for note in shown.notes)
+    assert run_of(False).status == "error"
+
+    def never(x, weight, bias, *, eps):
+        raise ValueError("not today")
+
+    assert run_of(True, never).status == "error", "of which nothing was measured"
+
+
+def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], elements=1 << 12))
+    monkeypatch.setattr(running, "ROOM_PEER", 0)
+    judged, peer = (
+        only(measured(verify.kernel(op="silu", dtypes=["float32"], gradients=False, peer=peer)(silu))).figures
+        for peer in (False, True)
+    )
+    assert judged.undecided == 0 < peer.undecided
+    assert judged.misrounded <= peer.misrounded + peer.undecided
+    assert peer.max_ulp == judged.max_ulp, "maxima are settled in any case"
+
+
+def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], middle=33, wide=(65,)))
+    asked: Counter[tuple[int, str, int, str, int]] = Counter()
+    problems: list[Problem] = []  # kept, so that no two have the same id
+
+    def counted(op: Op) -> Op:
+        def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+            problems.append(problem)
+
+            def count(index: int, route: str, make: Callable[[int], Any]) -> Callable[[int], Any]:
+                def value(precision: int) -> Any:
+                    asked[id(problem), result, index, route, precision] += 1
+                    return make(precision)
+
+                return value
+
+            found = op.points(problem, result, indices)
+            return [
+                Point(mp=count(index, "mpmath", point.mp), arb=count(index, "Arb", point.arb))  # type: ignore[arg-type]
+                for index, point in zip(indices, found, strict=True)
+            ]
+
+        return replace(op, points=points)
+
+    kernel = verify.kernel(op="softmax", dtypes=["float16"], name="same")(lambda x: torch.softmax(x, -1))
+    kernel = replace(kernel, op=counted(kernel.op))
+    run = measured(kernel)
+    assert only(run, "dx").baseline == only(run, "dx").figures, "they have the same bits"
+    assert len(asked) > 1000 and set(asked.values()) == {1}
+    monkeypatch.setattr(running, "_remembering", lambda op, problem: op)
+    again = measured(kernel)
+    assert max(asked.values()) > 2
+    assert msgspec.structs.replace(again, seconds=run.seconds) == run, "to the last digit"
+
+
+@pytest.mark.parametrize("backend", EFFORTS)
+@pytest.mark.parametrize("op", ["layer_norm", "linear"])
+def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
+    kernel = verify.kernel(op=op, operands=["x", "weight"])(lambda x, weight, **_: x)
+    effort = EFFORTS[backend]
+    [group] = plan(kernel, "bfloat16", backend, 0)
+    sizes = {case.dims if op == "linear" else case.dims[-1] for case in group.cases}
+    matrices, widths = {*effort.matrices, *effort.large}, {*effort.narrow, effort.middle, *effort.wide, effort.longest}
+    assert sizes == (matrices if op == "linear" else widths - {0})
+    regimes = [case.regime for case in group.cases]
+    assert min(map(regimes.count, regimes)) >= 2
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 infinite or NaN input,"), (2, "2 infinite or NaN inputs,")])
+def test_one_input_is_not_many(count: int, said: str) -> None:
+    assert running.only_at_special(count) == f"wrong at {said} right at all others"

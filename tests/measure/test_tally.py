@@ -1,0 +1,253 @@
+"""Tallies merge exactly and their figures bound the true statistics."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from verify.measure.tally import BINS, CAP, KEEP, Tally, bin_edge, bin_of, quantile, tally, top, worst_of
+from verify.records.record import value_of
+from verify.truth.formats import named
+from verify.truth.ulp import Errors, errors
+
+SIZE = 6000
+
+
+def draw(seed: int, *, size: int = SIZE, scaled: bool = True) -> Errors:
+    """Errors of float32 numbers: small ones, ties, huge ones, NaN, infinities."""
+    source = torch.Generator().manual_seed(seed)
+    value = torch.randn(size, generator=source, dtype=torch.float64)
+    step = 2.0 ** torch.randint(-26, 3, (size,), generator=source).double()
+    got = (value * (1 + step * torch.randint(-2, 3, (size,), generator=source))).float()
+    got[::701] = torch.nan
+    got[5::997] = torch.inf
+    value[11::503] = torch.nan
+    scale = value.abs() * 4 if scaled else None
+    return errors(got, value, named("float32"), bound=value.abs() * 2.0**-50, scale=scale)
+
+
+def part(found: Errors, where: slice) -> Errors:
+    fields = {name: None if tensor is None else tensor[where] for name, tensor in vars(found).items()}
+    return Errors(**fields)
+
+
+def merged(found: Errors, cuts: list[int], order: random.Random) -> Tally:
+    ends = [0, *sorted(cuts), found.ulp.numel()]
+    parts = [tally(part(found, slice(start, stop)), base=start)[0] for start, stop in pairwise(ends)]
+    order.shuffle(parts)
+    while len(parts) > 1:  # any bracketing
+        left = parts.pop(order.randrange(len(parts)))
+        right = parts.pop(order.randrange(len(parts)))
+        parts.append(left.merge(right))
+    return parts[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("scaled", [True, False])
+def test_any_split_in_any_order_gives_the_whole_byte_for_byte(seed: int, scaled: bool) -> None:
+    found = draw(seed, scaled=scaled)
+    whole = tally(found)[0]
+    source = random.Random(seed)
+    for count in (1, 1, 2, 7, 40):
+        cuts = [source.randrange(SIZE + 1) for _ in range(count)]
+        joined = merged(found, cuts, source)
+        assert joined.figures() == whole.figures()
+        assert joined.histogram() == whole.histogram()
+        assert joined.worst == whole.worst
+        assert np.array_equal(joined.counts, whole.counts)
+        assert np.array_equal(joined.scaled_counts, whole.scaled_counts)
+
+
+def test_segments_are_the_tallies_of_their_elements() -> None:
+    found = draw(3)
+    source = torch.Generator().manual_seed(8)
+    segments = torch.randint(-1, 3, (SIZE,), generator=source)
+    parts = tally(found, segments=segments, n_segments=4)
+    assert parts[3].n == 0
+    assert parts[3].figures().max_ulp == 0.0
+    for number in range(3):
+        chosen = torch.nonzero(segments == number).reshape(-1)
+        alone = tally(Errors(**{k: v[chosen] for k, v in vars(found).items()}))[0]
+        assert parts[number].figures() == alone.figures()
+        assert parts[number].histogram() == alone.histogram()
+        positions = chosen.tolist()
+        assert parts[number].worst == [(error, positions[at]) for error, at in alone.worst]
+    assert sum(item.n for item in parts) == int((segments >= 0).sum())
+
+
+# -- figures against plain arithmetic -----------------------------------------------------------
+
+
+def plain(ulp: Tensor) -> Errors:
+    count = ulp.numel()
+    no = torch.zeros(count, dtype=torch.bool)
+    return Errors(
+        ulp=ulp,
+        width=torch.zeros_like(ulp),
+        misrounded=ulp.abs() > 0.5,
+        undecided=no,
+        nonfinite=no,
+        nan=no,
+        zero_sign=no,
+        scaled=None,
+        scaled_width=None,
+        scale_exponent=None,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 999, 1000, 1001, 20_000])
+def test_the_quantile_is_never_below_the_true_one_and_within_a_bin(count: int) -> None:
+    source = np.random.default_rng(count)
+    sizes = np.exp(source.uniform(math.log(2.0**-23), math.log(2.0**50), count))
+    sizes[source.random(count) < 0.1] = 0.5
+    found = tally(plain(torch.from_numpy(sizes)))[0].figures()
+    ordered = np.sort(sizes)
+    true = ordered[math.ceil(0.999 * count) - 1]
+    assert true <= value_of(found.p999) <= true * 1.032
+    for share in (0.1, 0.5, 0.9, 1.0):
+        bins = np.bincount(bin_of(torch.from_numpy(sizes)).numpy(), minlength=BINS)
+        true = ordered[math.ceil(share * count) - 1]
+        assert true <= quantile(bins, share) <= true * 1.032
+
+
+def test_p999_is_never_above_the_maximum() -> None:
+    figures = tally(plain(torch.full((5000,), 0.37, dtype=torch.float64)))[0].figures()
+    assert figures.p999 == figures.max_ulp == 0.37
+
+
+def test_counts_and_mean_against_numpy() -> None:
+    source = np.random.default_rng(2)
+    ulp = source.normal(size=30_000) * np.exp(source.uniform(-9, 9, 30_000))
+    figures = tally(plain(torch.from_numpy(ulp)))[0].figures()
+    assert figures.n == 30_000
+    assert figures.max_ulp == np.abs(ulp).max()
+    assert figures.misrounded == int((np.abs(ulp) > 0.5).sum())
+    assert figures.mean == pytest.approx(np.minimum(np.abs(ulp), CAP).mean(), rel=1e-6, abs=2.0**-17)  # seven digits
+
+
+def test_one_infinite_error_does_not_erase_the_mean() -> None:
+    ulp = torch.tensor([math.inf, 0.25, 0.25, 0.5], dtype=torch.float64)
+    figures = tally(plain(ulp))[0].figures()
+    assert figures.max_ulp == "inf"
+    assert figures.mean == (CAP + 1.0) / 4
+
+
+def test_nan_makes_every_maximum_nan() -> None:
+    value = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    got = torch.tensor([1.0, math.nan, 3.0])
+    fmt = named("float32")
+    figures = tally(errors(got, value, fmt, scale=value))[0].figures()
+    assert figures.max_ulp == figures.max_upper == "nan"
+    assert figures.scaled_max == figures.scaled_upper == "nan"
+    assert figures.nonfinite == 1
+    inf = tally(errors(torch.tensor([math.inf, 2.0, 3.0]), value, fmt))[0].figures()
+    assert inf.max_ulp != "nan"
+    assert inf.nonfinite == 1
+
+
+def test_the_upper_maximum_includes_the_width() -> None:
+    found = plain(torch.tensor([0.4, -0.3], dtype=torch.float64))
+    found.width[1] = 0.25
+    figures = tally(found)[0].figures()
+    assert figures.max_ulp == 0.4
+    assert figures.max_upper == pytest.approx(0.55)
+
+
+def test_an_empty_set() -> None:
+    figures = tally(plain(torch.zeros(0, dtype=torch.float64)))[0].figures()
+    assert (figures.n, figures.max_ulp, figures.p999, figures.mean) == (0, 0.0, 0.0, 0.0)
+    assert Tally().histogram().counts == [0, 0]
+
+
+# -- bins and histogram -------------------------------------------------------------------------
+
+
+def test_every_error_lies_in_its_bin() -> None:
+    edges = [bin_edge(index) for index in range(BINS + 1)]
+    assert edges == sorted(edges)
+    assert edges[-1] == math.inf
+    probes = edges[1:-1]
+    probes += [math.nextafter(e, 0) for e in probes] + [0.0, 5e-324, 1e300, math.inf, 1.0, 0.7]
+    for number, index in zip(probes, bin_of(torch.tensor(probes, dtype=torch.float64)).tolist(), strict=True):
+        assert edges[index] <= number
+        assert number < edges[index + 1] or number == math.inf
+
+
+def test_the_histogram_counts_every_element_once_between_powers_of_two() -> None:
+    found = draw(5)
+    whole = tally(found)[0]
+    histogram = whole.histogram()
+    edges = [value_of(edge) for edge in histogram.edges]
+    assert sum(histogram.counts) == SIZE
+    assert len(edges) == len(histogram.counts) + 1
+    assert edges == sorted(edges)
+    assert edges == [-edge for edge in reversed(edges)]
+    ulp = found.ulp.numpy()
+    for low, high, count in zip(edges, edges[1:], histogram.counts, strict=False):
+        # mirrored: an error of exactly -1 belongs with -1.5, as +1 does with +1.5
+        if low >= 0:
+            expected = ((ulp >= low) & ((ulp < high) | (high == math.inf))).sum()
+        else:
+            expected = ((ulp > low) | (low == -math.inf)) & (ulp <= high) & (ulp < 0)
+            expected = expected.sum()
+        assert count == expected, (low, high)
+
+
+def test_histogram_edges_are_powers_of_two_from_a_sixteenth() -> None:
+    histogram = tally(plain(torch.tensor([0.0, 0.3, -1.2, 0.01], dtype=torch.float64)))[0].histogram()
+    assert histogram.edges == [
+        *(-2.0, -1.0, -0.5, -0.25, -0.125, -0.0625),
+        *(0.0, 0.0625, 0.125, 0.25, 0.5, 1.0, 2.0),
+    ]
+    assert histogram.counts == [1, 0, 0, 0, 0, 0, 2, 0, 0, 1, 0, 0]
+
+
+# -- the worst ----------------------------------------------------------------------------------
+
+
+def test_the_worst_come_largest_first_and_ties_by_position() -> None:
+    ulp = torch.zeros(100, dtype=torch.float64)
+    ulp[70] = -9.0
+    ulp[20] = 5.0
+    ulp[60] = -5.0
+    ulp[30:50] = 2.0
+    worst = tally(plain(ulp), base=1000)[0].worst
+    assert worst == [
+        (9.0, 1070),
+        (5.0, 1020),
+        (5.0, 1060),
+        *((2.0, 1030 + place) for place in range(KEEP - 3)),
+    ]
+
+
+def test_top_breaks_ties_like_a_stable_sort() -> None:
+    source = torch.Generator().manual_seed(4)
+    for _ in range(50):
+        ranked = torch.randint(-1, 6, (200,), generator=source).double()
+        ranked[ranked == 5] = torch.inf
+        stable = sorted(((v, i) for i, v in enumerate(ranked.tolist()) if v >= 0), key=lambda e: (-e[0], e[1]))
+        for keep in (1, 3, 10, 500):
+            assert sorted(top(ranked, keep), key=lambda e: (-e[0], e[1])) == stable[:keep]
+    assert top(torch.full((3,), -1.0, dtype=torch.float64), 5) == []
+    assert top(torch.zeros(0, dtype=torch.float64), 5) == []
+
+
+def test_worst_of_keeps_one_of_two_equal_entries() -> None:
+    entries = [(1.0, 4), (2.0, 9), (1.0, 4), (2.0, 3)]
+    assert worst_of(entries) == [(2.0, 3), (2.0, 9), (1.0, 4)]
+
+
+def test_the_scaled_error_ranks_the_worst_where_there_is_one() -> None:
+    value = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    got = torch.tensor([1.0 + 3 * 2.0**-23, 1.0 + 2.0**-23])
+    scale = torch.tensor([1024.0, 1.0], dtype=torch.float64)
+    item = tally(errors(got, value, named("float32"), scale=scale))[0]
+    assert [index for _, index in item.worst] == [1, 0]
+    assert item.figures().scaled_max == 1.0
+    assert item.figures().max_ulp == 3.0

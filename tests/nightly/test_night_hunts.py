@@ -1,0 +1,216 @@
+"""The hunts of a night: one queue over all kernels, a count of generations within a share of the time, and what the
+time or an error of the harness left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import verify
+from tests.report.sample import passing
+from verify import backends
+from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
+from verify.hunt import campaign, outcome
+from verify.hunt.campaign import Campaign
+from verify.hunt.settings import Settings
+from verify.records.record import KernelRun, Run
+from verify.workers.process import WorkerTimeout
+
+KINDS = {"pairs": "elementwise", "rows": "rowwise"}
+JOBS = [{"dtype": dtype, "result": "y"} for dtype in ("float32", "float64")]
+RESULT = msgspec.structs.replace(passing().kernels[0].results[0], source="hunt")
+
+Reply = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def found(request: dict[str, Any]) -> dict[str, Any]:
+    result = msgspec.structs.replace(RESULT, output=request["result"], dtype=request["dtype"])
+    return {
+        "result": msgspec.to_builtins(result),
+        "notes": [f"{request['target']} {request['dtype']}"],
+        "sentence": "hunt: rows",
+        "seconds": 1.0,
+        "pinned": None,
+    }
+
+
+class Fake:
+    """A worker that hunts nothing, and says what it was asked."""
+
+    alive = True
+
+    def __init__(self, reply: Reply = found) -> None:
+        self.reply = reply
+        self.asked: list[tuple[str, str]] = []
+        self.seconds: list[float] = []
+        self.timeouts: list[float] = []
+
+    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
+        if request["do"] == "environment":
+            return {"backend": "interpreter", "environment": {}}
+        if request["do"] == "list":
+            name = request["target"].partition("::")[2]
+            about = {"name": name, "op": "silu", "kind": KINDS[name], "params": {}, "promise": "", "peer": False}
+            return {"kernels": [{**about, "backends": ["interpreter"], "lacking": []}]}
+        assert request["do"] == "hunt", "what can be hunted was asked before"
+        self.asked.append((request["target"], request["dtype"]))
+        self.seconds.append(request["settings"]["seconds"])
+        self.timeouts.append(timeout)
+        return self.reply(request)
+
+    def stop(self) -> None: ...
+
+
+def hunted(worker: Fake, **settings: Any) -> tuple[Run, Campaign]:
+    asked = {f"k.py::{name}": {"jobs": JOBS, "left_out": ["dw"]} for name in KINDS}
+    wanted = Campaign(settings=Settings(generations=4, seconds=20.0), asked=asked, workers=[worker], **settings)
+    return campaign.run(list(asked), wanted, "verify nightly: hunt"), wanted
+
+
+def only(dtype: str, reply: Reply) -> Reply:
+    return lambda request: (reply if request["dtype"] == dtype and "rows" in request["target"] else found)(request)
+
+
+def test_all_hunts_wait_in_one_queue_the_longest_first_and_cores_and_gpu_by_turns() -> None:
+    worker = Fake()
+    run, _ = hunted(worker)
+    assert worker.asked == [
+        ("k.py::rows", "float64"),
+        ("k.py::rows", "float32"),
+        ("k.py::pairs", "float64"),
+        ("k.py::pairs", "float32"),
+    ]
+    assert [kernel.name for kernel in run.kernels] == ["pairs", "rows"], "as they were asked for"
+    assert [result.dtype for result in run.kernels[0].results] == ["float32", "float64"]
+    assert run.kernels[0].notes == ["not hunted: dw", "k.py::pairs float32", "k.py::pairs float64"]
+    assert run.verdict == "pass"
+
+
+def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: clock[0])
+
+    def reply(request: dict[str, Any]) -> dict[str, Any]:
+        clock[0] += 6.0
+        return found(request)
+
+    worker = Fake(reply)
+    run, _ = hunted(worker, until=16.0)
+    assert worker.seconds == [4.0, 3.3, 2.0], "16 s for four, 10 for three, 4 for two, none for the last"
+    assert worker.timeouts[0] == 16.0 + campaign.CLOSING_SECONDS, "a hunt that hangs must not take the night with it"
+    assert run.incomplete == [f"hunt of k.py::pairs y float32: not begun: {SPENT}"]
+    assert run.verdict == "incomplete"
+    clock[0] = 0.0
+    plenty = Fake(reply)
+    hunted(plenty, until=1000.0)
+    assert plenty.seconds == [20.0] * 4, "no more than a hunt may take at most"
+
+
+def test_an_error_of_the_harness_costs_one_hunt() -> None:
+    for reply, said in (
+        ({"truth": "two routes"}, "two routes"),
+        ({"internal": "RuntimeError: x"}, "verify itself failed: RuntimeError: x"),
+    ):
+        run, wanted = hunted(Fake(only("float64", lambda request, reply=reply: reply)), contain=True)  # type: ignore[misc]
+        assert run.incomplete == wanted.in_error == [f"hunt of k.py::rows y float64: {IN_ERROR}: {said}"]
+        assert [len(kernel.results) for kernel in run.kernels] == [2, 1]
+        assert run.verdict == "incomplete"
+    with pytest.raises(TruthError, match="two routes"):
+        hunted(Fake(only("float64", lambda request: {"truth": "two routes"})))
+
+
+def test_a_kernel_of_which_nothing_has_a_verdict_says_why() -> None:
+    run, _ = hunted(Fake(lambda request: {"truth": "routes"}), contain=True)
+    assert {(kernel.status, kernel.message) for kernel in run.kernels} == {("skipped", f"{IN_ERROR}: routes")}
+    assert len(run.incomplete) == 4
+
+
+def test_a_hunt_that_the_end_of_the_budget_stops_is_late() -> None:
+    def reply(request: dict[str, Any]) -> dict[str, Any]:
+        raise WorkerTimeout("late")
+
+    run, _ = hunted(Fake(only("float64", reply)), until=campaign.time.monotonic() + 9.0)
+    assert run.incomplete == [f"hunt of k.py::rows y float64: not finished: {SPENT}"]
+    hung, _ = hunted(Fake(only("float64", reply)))
+    assert hung.kernels[1].status == "timeout"
+    assert len(hung.kernels[1].results) == 1, "its other hunt is kept"
+
+
+def test_finished_hunts_are_known_and_no_others() -> None:
+    kept: dict[str, KernelRun] = {}
+    settings: dict[str, Any] = {
+        "contain": True,
+        "known": lambda target, job: kept.get(f"{target} {job['dtype']}"),
+        "finished": lambda target, job, done: kept.update({f"{target} {job['dtype']}": done}),
+    }
+    hunted(Fake(only("float64", lambda request: {"truth": "routes"})), **settings)
+    assert "k.py::rows float64" not in kept and len(kept) == 3
+    worker = Fake()
+    again, _ = hunted(worker, **settings)
+    assert worker.asked == [("k.py::rows", "float64")]
+    assert again.id == hunted(Fake())[0].id, "as if it had been done in one go"
+
+
+# -- one hunt -------------------------------------------------------------------------------------------
+
+
+@verify.kernel(op="silu", dtypes=["float32", "float64"], gradients=False, max_ulp=1e9)
+def night_silu(x):
+    return torch.nn.functional.silu(x)
+
+
+def hunt(dtype: str, **settings: Any) -> outcome.Hunted:
+    backend = backends.select()
+    return outcome.hunt(night_silu, "k.py::k", backend, dtype, "y", Settings(**settings), population=64)
+
+
+def test_a_count_of_generations_decides_what_is_found_and_a_clock_that_cuts_it_is_named() -> None:
+    whole = hunt("float32", generations=3, seconds=600.0)
+    assert whole.state.generations == 3
+    assert whole.result == hunt("float32", evaluations=whole.state.evaluations).result
+    assert not any("stopped" in note for note in whole.notes)
+    cut = hunt("float32", generations=1 << 20, seconds=1e-9)
+    assert cut.state.generations == 1
+    assert f"y float32: stopped after 64 evaluations: {SPENT}" in cut.notes
+
+
+@pytest.mark.parametrize("bad", [{"generations": 0}, {"generations": 3, "evaluations": 5}])
+def test_impossible_counts_say_the_rule(bad: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="generations are at least 1"):
+        Settings(**bad).check()  # type: ignore[arg-type]
+
+
+def test_exact_arithmetic_reads_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates of float64 are made and judged on the CPU, wherever the kernel runs; those of float32 beside it."""
+    seen: list[tuple[str, str]] = []
+
+    def search(*arguments: Any, device: str, kernel_device: str, **options: Any) -> Any:
+        seen.append((device, kernel_device))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(outcome, "search", search)
+    elsewhere = backends.Backend(name="cuda", device="meta", label="", details="")
+    monkeypatch.setattr(outcome, "space_of", lambda kernel, dtype, *_, **__: type("S", (), {"dtype": dtype}))
+    for dtype in ("float32", "float64"):
+        with pytest.raises(KeyboardInterrupt):
+            outcome.hunt(night_silu, "k.py::k", elsewhere, dtype, "y", Settings(generations=1), population=2)
+    assert seen == [("meta", "meta"), ("cpu", "meta")]
+
+
+def test_a_night_keeps_each_hunt_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify import nightly
+
+    worker = Fake()
+    night = nightly.Night(tmp_path / "night", ("k.py",))
+    night.staff = [worker]
+    asked = {f"k.py::{name}": {"jobs": JOBS, "left_out": []} for name in KINDS}
+    monkeypatch.setattr(nightly, "_hunts", lambda night: asked)
+    first = nightly.hunt(night, None)
+    assert len(list((tmp_path / "night" / "hunt").iterdir())) == len(worker.asked) == 4
+    assert nightly.hunt(night, None).id == first.id
+    assert len(worker.asked) == 4, "nothing is hunted twice"

@@ -1,0 +1,263 @@
+"""A night goes on where it was interrupted, keeps to its budget, and never mixes settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.report.sample import passing
+from verify import nightly
+from verify.cli import parser
+from verify.errors import TruthError, UsageError
+from verify.measure import session
+from verify.nightly import Night, Work
+from verify.records.record import Run
+
+KERNELS = """
+from pathlib import Path
+import torch
+import verify
+
+def _count(name):
+    with open(Path(__file__).parent / name, "a") as stream:
+        stream.write("x")
+
+@verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)
+def first(x):
+    _count("first")
+    return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
+
+@verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)
+def second(x):
+    _count("second")
+    if not (Path(__file__).parent / "go").exists():
+        raise KeyboardInterrupt
+    return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
+"""
+
+WORKS = (Work("accuracy", 1.0, nightly.accuracy),)
+
+
+def night(tmp_path: Path, **settings: object) -> Night:
+    target = tmp_path / "accuracy.py"
+    if not target.exists():
+        target.write_text(KERNELS)
+    return Night(tmp_path / "night", (str(target),), backend="interpreter", jobs=1, timeout=120, **settings)  # type: ignore[arg-type]
+
+
+def test_an_interrupted_night_does_only_what_is_left(tmp_path: Path) -> None:
+    broken = nightly.run(night(tmp_path), WORKS, "verify nightly")
+    assert [kernel.status for kernel in broken.kernels] == ["ok", "crashed"]
+    calls = len((tmp_path / "first").read_text())
+    # what a power cut leaves behind: the unit that was running has no record
+    nightly.unit_path(night(tmp_path), "accuracy", broken.kernels[1].target).unlink()
+    (tmp_path / "go").touch()
+    whole = nightly.run(night(tmp_path), WORKS, "verify nightly")
+    assert [kernel.status for kernel in whole.kernels] == ["ok", "ok"]
+    assert len((tmp_path / "first").read_text()) == calls
+    assert whole.kernels[0] == broken.kernels[0]
+    assert whole.verdict == "pass"
+    assert [(stage.name, stage.status) for stage in whole.stages] == [("accuracy", "ok")]
+
+
+def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Path) -> None:
+    short = nightly.run(night(tmp_path, budget=0.0), WORKS, "verify nightly")
+    assert [kernel.status for kernel in short.kernels] == ["skipped", "skipped"]
+    assert short.verdict == "incomplete"
+    assert "first: not begun: the time budget was spent" in short.incomplete
+    assert not list((tmp_path / "night" / "accuracy").iterdir()), "a kernel that was not measured leaves no record"
+    assert {kernel.hint for kernel in short.kernels} == {session.OUT_OF_TIME}
+
+
+def test_what_a_night_without_time_advises_are_options_that_there_are() -> None:
+    named = set(re.findall(r"--[a-z]+", session.OUT_OF_TIME))
+    (commands,) = parser()._subparsers._group_actions  # type: ignore[union-attr]
+    assert named <= set(commands.choices["nightly"]._option_string_actions)  # type: ignore[index,call-overload]
+    assert "--budget" in named and "--resume" not in named
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"profile": "ci"}, {"peers": ("others.py",)}])
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict) -> None:
+    nightly._claim(night(tmp_path))
+    nightly._claim(night(tmp_path))
+    with pytest.raises(UsageError, match=f"with other {next(iter(change))}"):
+        nightly._claim(night(tmp_path, **change))
+
+
+def test_changed_sources_are_another_night(tmp_path: Path) -> None:
+    mine = night(tmp_path)
+    nightly._claim(mine)
+    Path(mine.targets[0]).write_text(KERNELS + "\n")
+    with pytest.raises(UsageError, match="with other sources"):
+        nightly._claim(mine)
+
+
+def test_damaged_records_are_named_not_skipped(tmp_path: Path) -> None:
+    mine = night(tmp_path)
+    (tmp_path / "go").touch()
+    done = nightly.run(mine, WORKS, "verify nightly")
+    path = nightly.unit_path(mine, "accuracy", done.kernels[0].target)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UsageError, match="is damaged"):
+        nightly.run(mine, WORKS, "verify nightly")
+    (mine.folder / nightly.SETTINGS).write_text("{")
+    with pytest.raises(UsageError, match="is not the settings of a nightly run"):
+        nightly.run(mine, WORKS, "verify nightly")
+
+
+def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    def impossible(night: Night, until: float | None) -> Run:
+        raise UsageError("there is no GPU")
+
+    (tmp_path / "go").touch()
+    mine = night(tmp_path)
+    found = nightly.run(mine, (Work("speed", 1.0, impossible), *WORKS), "verify nightly")
+    assert [(stage.name, stage.status) for stage in found.stages] == [("speed", "incomplete"), ("accuracy", "ok")]
+    assert found.incomplete == ["speed: there is no GPU"]
+    assert found.verdict == "incomplete"
+    with pytest.raises(UsageError, match="no stage of the nightly run gave a record"):
+        nightly.run(mine, (Work("speed", 1.0, impossible),), "verify nightly")
+
+
+HUNTED = """
+from dataclasses import replace
+import torch
+import verify
+from verify.ops import get, register
+from verify.ops.op import Fast
+
+def _off(problem):
+    return {name: Fast(fast.value * 1.5, fast.scale) for name, fast in get("softmax").fast(problem).items()}
+
+register(replace(get("softmax"), name="softmax_off", fast=_off))
+
+@verify.kernel(op="softmax_off", dtypes=["float32"], gradients=False)
+def broken(x):
+    return torch.softmax(x, -1)
+
+@verify.kernel(op="softmax", dtypes=["float32"], gradients=False, max_ulp=1e9)
+def sound(x):
+    return torch.softmax(x.double(), -1).to(x.dtype)
+"""
+
+
+def test_an_error_of_the_harness_in_one_hunt_ends_neither_the_stage_nor_the_night(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nightly, "HUNT_GENERATIONS", 2)
+    (tmp_path / "accuracy.py").write_text(HUNTED)
+    mine = night(tmp_path)
+    found = nightly.run(mine, (Work("hunt", 1.0, nightly.hunt),), "verify nightly")
+    assert [(kernel.name, kernel.status) for kernel in found.kernels] == [("broken", "skipped"), ("sound", "ok")]
+    (line,) = found.incomplete
+    assert line.startswith(
+        f"hunt of {mine.targets[0]}::broken y float32: the harness is in error, no verdict: the fast reference"
+    )
+    assert [(stage.name, stage.status) for stage in found.stages] == [("hunt", "incomplete")]
+    assert found.verdict == "incomplete", "which the command line ends with a failing code"
+    assert len(list((mine.folder / "hunt").iterdir())) == 1, "the next start does the hunt in error again"
+
+
+def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) -> None:
+    def sound(night: Night, until: float | None) -> Run:
+        return passing()
+
+    def broken(night: Night, until: float | None) -> Run:
+        raise TruthError("two routes disagree")
+
+    def units(night: Night, until: float | None) -> Run:
+        return nightly._units(night, until, "units", {"a": lambda: broken(night, until)})
+
+    works = (Work("broken", 1.0, broken), Work("units", 1.0, units), Work("sound", 1.0, sound))
+    mine = night(tmp_path)
+    found = nightly.run(mine, works, "verify nightly")
+    assert [stage.status for stage in found.stages] == ["incomplete", "incomplete", "ok"]
+    assert found.incomplete == mine.usage
+    assert found.incomplete == [
+        "broken: the harness is in error, no verdict: two routes disagree",
+        "units: the harness is in error, no verdict: a: two routes disagree",
+    ]
+    assert found.verdict == "incomplete"
+    with pytest.raises(TruthError, match="no stage of the nightly run gave a record: broken: the harness is in error"):
+        nightly.run(mine, works[:2], "verify nightly")
+
+
+def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
+    shares: list[float] = []
+
+    def note(night: Night, until: float | None) -> Run:
+        import time
+
+        assert until is not None
+        shares.append(until - time.monotonic())
+        raise UsageError("nothing")
+
+    works = [Work(name, share, note) for name, share in (("a", 1.0), ("b", 1.0), ("c", 2.0))]
+    with pytest.raises(UsageError):
+        nightly.run(night(tmp_path, budget=400.0), works, "verify nightly")
+    # each stage took no time, so the next ones share what all have left: a quarter, a third, all
+    assert [round(share / 400.0, 1) for share in shares] == [0.2, 0.3, 1.0]
+
+
+def test_a_unit_that_the_budget_cut_short_is_made_again(tmp_path: Path) -> None:
+    mine, made = night(tmp_path), []
+
+    def make(line: str) -> Run:
+        made.append(line)
+        return msgspec.structs.replace(passing(), incomplete=[line])
+
+    for line in (f"gelu bfloat16: not timed: {nightly.SPENT}", "gelu: crashed", "never"):
+        nightly.unit(mine, "bench", "all", lambda line=line: make(line))  # type: ignore[misc]
+    assert len(made) == 2, "the second was whole, whatever it found, and is kept"
+
+
+def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, made = night(tmp_path), []
+    mine.folder.mkdir()
+
+    def timed(*_: object) -> Run:
+        made.append("timed")
+        return passing()
+
+    def measured(targets: object, *_: object) -> Run:
+        made.append("measured")
+        cut = [f"gelu@eager: not begun: {nightly.SPENT}"] if made.count("measured") == 1 else []
+        return msgspec.structs.replace(passing(), incomplete=cut)
+
+    monkeypatch.setattr(nightly, "_about", lambda night: {"backend": "cuda"})
+    monkeypatch.setattr("verify.measure.bench.bench", timed)
+    monkeypatch.setattr(nightly, "run_kernels", measured)
+    assert nightly.bench(mine, None).incomplete and not nightly.bench(mine, None).incomplete
+    nightly.bench(mine, None)
+    assert made == ["timed", "measured", "measured"]
+
+
+def test_what_stands_beside_a_speed_keeps_its_figures_and_one_worst_input_of_each_result() -> None:
+    kernel = next(kernel for kernel in passing().kernels if any(result.worst for result in kernel.results))
+    doubled = [msgspec.structs.replace(result, worst=result.worst * 2) for result in kernel.results]
+    kernel = msgspec.structs.replace(kernel, results=doubled)
+    brief = nightly.in_brief(kernel)
+    assert [result.figures for result in brief.results] == [result.figures for result in kernel.results]
+    assert [result.worst for result in brief.results] == [result.worst[:1] for result in kernel.results]
+    assert all(not result.regimes and result.curve is None and not result.special for result in brief.results)
+
+
+def test_the_judged_come_first_and_of_them_the_longest() -> None:
+    kinds = [("a", True, "contraction"), ("b", False, "elementwise"), ("c", False, "rowwise"), ("d", False, "rowwise")]
+    work = [session._Part(name, {"peer": peer, "kind": kind}, ()) for name, peer, kind in kinds]
+    assert [part.target for part in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
+    parts = [session._Part("e", work[2].item, (dtype,), dtype) for dtype in ("float16", "float32", "float64")]
+    assert [part.dtype for part in sorted(parts, key=session._turn)] == ["float64", "float32", "float16"]
+
+
+def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:
+    mine = night(tmp_path)
+    names = ["a/b.py::k", "a_b.py::k", "a/b.py::K", "ä" * 200, "../../etc", ""]
+    paths = [nightly.unit_path(mine, "sweep", name) for name in names]
+    assert len(set(paths)) == len(names)
+    assert all(path.parent == mine.folder / "sweep" and len(path.name) < 120 for path in paths)

@@ -1,0 +1,62 @@
+"""Merged records hold everything of each, once, and refuse what does not belong together."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.report.sample import sample
+from verify.errors import UsageError
+from verify.records.identity import identity
+from verify.records.merge import merge
+from verify.records.record import LawRun, Stage
+
+
+def test_results_stand_side_by_side_and_the_worst_status_counts() -> None:
+    run = sample()
+    ok = next(item for item in run.kernels if item.status == "ok")
+    law = LawRun(law="batch", dtype="float32", status="broken", cases=3, message="a row depends on its neighbours")
+    second = msgspec.structs.replace(ok, status="wrong", results=[], laws=[law], message="", notes=["seen twice"])
+    other = msgspec.structs.replace(run, kernels=[second], incomplete=["no time"], seconds=2.0)
+    merged = merge([run, other], command="verify nightly", profile="nightly", stages=[Stage(name="laws", status="ok")])
+    found = next(item for item in merged.kernels if item.target == ok.target)
+    assert found.status == "wrong"
+    assert found.results == ok.results
+    assert found.laws == [*ok.laws, law]
+    assert "seen twice" in found.notes
+    assert len(merged.kernels) == len(run.kernels)
+    assert merged.incomplete == [*run.incomplete, "no time"]
+    assert merged.seconds == round(run.seconds + 2.0, 3)
+    assert merged.id == identity(merged) != run.id
+
+
+def test_merging_one_record_changes_only_what_it_is_called() -> None:
+    run = sample()
+    merged = merge([run], command=run.command, profile=run.profile)
+    assert merged.kernels == run.kernels
+    assert merged.id == identity(run)
+
+
+def test_the_identity_ignores_dates_and_timings_only() -> None:
+    run = sample()
+    later = msgspec.structs.replace(run, created="2030-01-01T00:00:00+00:00", seconds=9.0)
+    timed = msgspec.structs.replace(run, stages=[Stage(name="a", status="ok", seconds=1.0)])
+    again = msgspec.structs.replace(run, stages=[Stage(name="a", status="ok", seconds=2.0)])
+    assert identity(later) == identity(run) != identity(timed) == identity(again)
+    assert identity(msgspec.structs.replace(run, seed=run.seed + 1)) != identity(run)
+
+
+def test_what_does_not_belong_together() -> None:
+    run = sample()
+    with pytest.raises(UsageError, match="at least one record"):
+        merge([], command="", profile="")
+    with pytest.raises(UsageError, match="one backend merge; received .* and other"):
+        merge([run, msgspec.structs.replace(run, backend="other")], command="", profile="")
+    moved = msgspec.structs.replace(run, environment={**run.environment, "torch": "0.1"})
+    with pytest.raises(UsageError, match="one environment merge; torch is .* and '0.1'"):
+        merge([run, moved], command="", profile="")
+    redeclared = msgspec.structs.replace(
+        run, kernels=[msgspec.structs.replace(item, op="other") for item in run.kernels[:1]]
+    )
+    with pytest.raises(UsageError, match="declared differently in two records: op is"):
+        merge([run, redeclared], command="", profile="")

@@ -1,0 +1,364 @@
+"""The run record: strict in, canonical out, never half written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from verify.errors import UsageError
+from verify.records import record
+from verify.records.record import (
+    Basis,
+    Figures,
+    Histogram,
+    KernelRun,
+    RegimeFigures,
+    Result,
+    Run,
+    Worst,
+    decode,
+    encode,
+    load,
+    number,
+    save,
+    value_of,
+    write_atomically,
+)
+
+
+def figures(**changes: object) -> Figures:
+    fields = {
+        "n": 65536,
+        "max_ulp": "nan",
+        "max_upper": "inf",
+        "p999": 0.5,
+        "mean": 0.25,
+        "misrounded": 3,
+        "undecided": 0,
+        "nonfinite": 1,
+        "scaled_max": "-inf",
+        **changes,
+    }
+    return Figures(**fields)  # type: ignore[arg-type]
+
+
+def worst() -> Worst:
+    return Worst(
+        index=(3, 4),
+        inputs={"x": "1.5 (0x3fc0)"},
+        got="nan",
+        got_hex="0x7fc0",
+        truth="1.399789198602",
+        ulp="inf",
+        scaled_ulp=None,
+        replay="verify replay",
+    )
+
+
+def result(status: str = "ok") -> Result:
+    return Result(
+        output="y",
+        dtype="bfloat16",
+        basis=Basis(kind="exhaustive", n=65536),
+        gate="plain",
+        limit=4.0,
+        status=status,  # type: ignore[arg-type]
+        figures=figures(),
+        regimes=[RegimeFigures(name="all", low=None, high="inf", figures=figures())],
+        histogram=Histogram(edges=["-inf", 0.0, "inf"], counts=[1, 2]),
+        worst=[worst()],
+        escalated=3,
+        certificate="exact",
+    )
+
+
+def kernel_run(status: str = "ok", *, peer: bool = False) -> KernelRun:
+    return KernelRun(
+        name="k",
+        target="a.py::k",
+        op="gelu",
+        params={"approximate": "none", "eps": 1e-5},
+        promise="float32",
+        status=status,  # type: ignore[arg-type]
+        results=[result()],
+        peer=peer,
+    )
+
+
+def run(*kernels: KernelRun, incomplete: tuple[str, ...] = ()) -> Run:
+    return Run(
+        schema=record.SCHEMA,
+        id="0123456789ab",
+        created="2000-01-01T00:00:00+00:00",
+        command="verify run",
+        backend="interpreter",
+        seed=0,
+        profile="default",
+        environment={"gpu": None, "probes": {"ftz": False}},
+        kernels=list(kernels),
+        incomplete=list(incomplete),
+    )
+
+
+# -- round trip ---------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_byte_for_byte(tmp_path: Path) -> None:
+    first = run(kernel_run())
+    raw = encode(first)
+    assert decode(raw) == first
+    assert encode(decode(raw)) == raw
+    assert raw.endswith(b"\n}\n")
+    path = tmp_path / "deep" / "run.json"
+    save(first, path)
+    assert path.read_bytes() == raw
+    assert load(path) == first
+
+
+def test_any_json_reader_can_read_it_and_keys_are_sorted() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"bare {name}")
+
+    text = encode(run(kernel_run())).decode()
+    document = json.loads(text, parse_constant=refuse)
+    assert document["kernels"][0]["results"][0]["figures"]["max_ulp"] == "nan"
+    assert document["kernels"][0]["results"][0]["figures"]["max_upper"] == "inf"
+    for part in (document, document["kernels"][0], document["kernels"][0]["results"][0]):
+        assert list(part) == sorted(part)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-320, 1.5, 1e308, math.inf, -math.inf, math.nan])
+def test_numbers_survive(value: float) -> None:
+    written = msgspec.json.decode(msgspec.json.encode(number(value)), type=record.Number)
+    again = value_of(written)
+    assert again == value or (math.isnan(again) and math.isnan(value))
+    assert math.copysign(1, again) == math.copysign(1, value) or math.isnan(value)
+
+
+def test_the_words_of_infinities() -> None:
+    assert [number(x) for x in (math.inf, -math.inf, math.nan)] == ["inf", "-inf", "nan"]
+
+
+def test_basis_reads_as_a_sentence() -> None:
+    assert str(Basis(kind="exhaustive", n=65536)) == "exhaustive, 65,536 inputs"
+    assert str(Basis(kind="observed", n=1000, seed=7)) == "observed over 1,000 cases, seed 7"
+    assert str(Basis(kind="certified", n=10)) == "certified over 10 cases"
+
+
+# -- strict -------------------------------------------------------------------------------------
+
+
+def edited(**changes: object) -> bytes:
+    return json.dumps({**json.loads(encode(run(kernel_run()))), **changes}).encode()
+
+
+def inside(old: bytes, new: bytes) -> bytes:
+    """The first place with `old`, in a record written with a blank after every colon."""
+    raw = json.dumps(json.loads(encode(run(kernel_run())))).encode()
+    assert raw.count(old) >= 1
+    return raw.replace(old, new, 1)
+
+
+RERUN = "  next: rerun `verify run --json PATH` with this version"
+NOT = "r.json is not a verify run record: "
+WRITES = "\n  next: verify run --json PATH writes one"
+BREAKS = "r.json breaks the record schema: "
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", NOT + "Input data was truncated"),
+        (b"{", NOT + "Input data was truncated"),
+        (encode(run(kernel_run()))[:-30], NOT + "Input data was truncated"),
+        (b"[]", NOT + "Expected `object`, got `array`"),
+        (b"?", NOT + "JSON is malformed: invalid character (byte 0)"),
+        (b"{}", NOT + "Object missing required field `schema`"),
+        (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
+        (
+            edited(schema=5),
+            "r.json has schema 5; this verify reads schemas 1, 2, 3, 4\n" + RERUN,
+        ),
+        (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
+        (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
+        (edited(seed=True), BREAKS + "Expected `int`, got `bool` - at `$.seed`"),
+        (edited(kernels=None), BREAKS + "Expected `array`, got `null` - at `$.kernels`"),
+        (
+            inside(b'"status": "ok"', b'"status": "fine"'),
+            BREAKS + "Invalid enum value 'fine' - at `$.kernels[0].results[0].status`",
+        ),
+        (
+            inside(b'"misrounded": 3', b'"misrounded": 3, "missrounded": 3'),
+            BREAKS + "Object contains unknown field `missrounded` - at `$.kernels[0].results[0].figures`",
+        ),
+        (
+            inside(b'"max_ulp": "nan"', b'"max_ulp": null'),
+            BREAKS + "Expected `float | str`, got `null` - at `$.kernels[0].results[0].figures.max_ulp`",
+        ),
+        (
+            inside(b'"max_ulp": "nan"', b'"max_ulp": "NaN"'),
+            BREAKS + "Invalid enum value 'NaN' - at `$.kernels[0].results[0].figures.max_ulp`",
+        ),
+    ],
+)
+def test_a_bad_record_names_its_fault(data: bytes, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        decode(data, source="r.json")
+    assert str(caught.value) == message + (WRITES if message.startswith(NOT) else "")
+
+
+def test_a_bare_nan_is_no_json() -> None:
+    for word in (b"NaN", b"Infinity", b"-Infinity"):
+        with pytest.raises(UsageError, match="is not a verify run record: JSON is malformed"):
+            decode(inside(b'"max_ulp": "nan"', b'"max_ulp": ' + word), source="r.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"verify run", b"verify \xff run"), (b'"seed": 0', b'"seed": 0, "more": "\xc3\x28"')],
+)
+def test_bytes_that_are_no_text(old: bytes, new: bytes) -> None:
+    with pytest.raises(UsageError, match=r"^r\.json "):
+        decode(inside(old, new), source="r.json")
+
+
+def test_a_number_out_of_range() -> None:
+    with pytest.raises(UsageError, match="^r.json breaks the record schema: Number out of range"):
+        decode(inside(b'"mean": 0.25', b'"mean": 1e999'), source="r.json")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path / "none.json")
+    assert caught.value.message == f"cannot read the record {tmp_path / 'none.json'}: No such file or directory"
+    assert caught.value.hint == "verify run --json PATH writes one"
+
+
+# -- atomic -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["replace", "fsync", "chmod"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, error: BaseException
+) -> None:
+    path = tmp_path / "run.json"
+    save(run(), path)
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, victim, fail)
+    expected = UsageError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected) as caught:
+        save(run(kernel_run()), path)
+    if isinstance(error, OSError):
+        assert str(caught.value) == f"cannot write {path}: No space left on device"
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="^cannot write .*: (Not a directory|File exists)$"):
+        write_atomically(tmp_path / "file" / "run.json", b"")
+    with pytest.raises(UsageError, match="^cannot write .*: Is a directory$"):
+        write_atomically(tmp_path, b"")
+
+
+def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "a", b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+# -- verdict ------------------------------------------------------------------------------------
+
+STATUSES = ("ok", "wrong", "error", "crashed", "timeout", "skipped")
+
+
+def expected_verdict(statuses: tuple[str, ...], incomplete: bool) -> str:
+    if any(status not in ("ok", "skipped") for status in statuses):
+        return "fail"
+    if incomplete or not any(status == "ok" for status in statuses):
+        return "incomplete"
+    return "pass"
+
+
+@pytest.mark.parametrize("incomplete", [False, True])
+def test_the_verdict_of_every_pair_of_statuses(incomplete: bool) -> None:
+    lines = ("x was not measured",) if incomplete else ()
+    assert run(incomplete=lines).verdict == "incomplete"
+    for first in STATUSES:
+        assert run(kernel_run(first), incomplete=lines).verdict == expected_verdict((first,), incomplete)
+    for pair in itertools.product(STATUSES, repeat=2):
+        found = run(*(kernel_run(status) for status in pair), incomplete=lines).verdict
+        assert found == expected_verdict(pair, incomplete), pair
+
+
+def test_a_peer_is_never_judged_and_never_counts() -> None:
+    for status in STATUSES:
+        peer = kernel_run(status, peer=True)
+        assert run(peer).verdict == "incomplete"
+        assert run(kernel_run(), peer).verdict == "pass"
+        assert run(kernel_run("wrong"), peer).verdict == "fail"
+
+
+def test_records_of_older_schemas_are_migrated() -> None:
+    """They wrote every row and every default out; the fields that came later are missing."""
+    new = run(kernel_run())
+    for schema in (1, 2):
+        old = json.loads(msgspec.json.encode(_written_out(new)))
+        old["schema"] = schema
+        assert old["kernels"][0]["results"][0]["regimes"][0]["figures"]["max_upper"] == "inf"
+        assert old["kernels"][0]["results"][0]["figures"]["undecided"] == 0
+        migrated = record.decode(json.dumps(old).encode())
+        assert migrated.schema == record.SCHEMA
+        assert migrated == new
+        assert decode(encode(migrated)) == new
+
+
+def _written_out(value: object) -> object:
+    """A record with every default in place, as schemas 1 and 2 wrote it; of the later fields none."""
+    later = {"stages", "selftest", "speed", "source", "properties", "curve", "hardest", "special", "operand", "bits"}
+    if isinstance(value, msgspec.Struct):
+        names = [name for name in value.__struct_fields__ if name not in later]
+        return {name: _written_out(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {name: _written_out(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_written_out(item) for item in value]
+    return value
+
+
+# -- lean ---------------------------------------------------------------------------------------
+
+
+def test_defaults_and_repetitions_are_not_written() -> None:
+    rows = [msgspec.structs.replace(result(), worst=[worst(), worst()], dtype=name) for name in ("float16", "float32")]
+    raw = encode(run(msgspec.structs.replace(kernel_run(), results=rows)))
+    assert raw.count(b"verify replay") == 1
+    for absent in (b"undecided", b"peer", b"special", b"selftest", b"hint"):
+        assert absent not in raw
+
+
+def test_a_record_of_many_rows_is_small() -> None:
+    regimes = [
+        RegimeFigures(f"regime {k}", float(k), float(k + 1), figures(n=k, max_ulp=1.0, max_upper=1.0), figures(n=k))
+        for k in range(200)
+    ]
+    raw = encode(
+        run(msgspec.structs.replace(kernel_run(), results=[msgspec.structs.replace(result(), regimes=regimes)]))
+    )
+    assert len(raw) < 15_000  # written out it would be about 90,000
+    assert decode(raw).kernels[0].results[0].regimes == regimes

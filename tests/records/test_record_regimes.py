@@ -1,0 +1,102 @@
+"""The worst input of each regime: kept by a run where a bound could be breached, and found by a replay."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import verify
+from tests.measure.test_kernel import CPU, only, silu
+from verify.cases.regimes import NONFINITE
+from verify.errors import UsageError
+from verify.measure.kernel import measure_kernel
+from verify.records.readings import judged, readings
+from verify.records.record import Result, Run, decode, encode, value_of
+
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def sloppy(x):
+    """Far off for x > 1, in more than ten elements; a little off at one negative input; NaN at one infinity."""
+    right = silu(x)
+    up = torch.nextafter(right, torch.full_like(right, torch.inf))
+    wrong = torch.where(x > 1, right * 1.25, torch.where(x == -2.25, up, right))
+    return torch.where(x == -torch.inf, torch.nan, wrong)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    from tests.gate.gate_records import run as of
+
+    return of(measure_kernel(sloppy, "accuracy.py::sloppy", CPU), arch="interpreter")
+
+
+def beyond(result: Result) -> dict[str, Any]:
+    return {part.name: part for part in result.regimes if part.worst is not None}
+
+
+def test_every_regime_that_a_bound_could_be_about_names_its_own_worst(run: Run) -> None:
+    result = only(run.kernels[0])
+    assert all(float(item.inputs["x"].split()[0]) > 1 for item in result.worst[:10]), "the ten worst are of one side"
+    for part in result.regimes:
+        value = value_of(part.figures.max_ulp)
+        bad = not value <= 0.5 or (part.name == NONFINITE and part.figures.nonfinite)
+        assert (part.worst is not None) == bool(bad), part.name
+        if part.worst is None or part.name == NONFINITE:
+            continue
+        x = float(part.worst.inputs["x"].split()[0])
+        assert (part.low is None or value_of(part.low) <= x) and (part.high is None or x < value_of(part.high))
+        assert abs(value_of(part.worst.ulp)) == value, "of each regime the largest error, not one of the largest"
+    assert any(part.worst.inputs["x"].startswith("-2.25 ") for part in beyond(result).values())
+    assert beyond(result)[NONFINITE].worst.inputs["x"] == "-inf (0xfc00)"
+
+
+def test_a_correctly_rounded_result_and_a_peer_keep_none() -> None:
+    right = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(silu)
+    assert beyond(only(measure_kernel(right, "a.py::silu", CPU))) == {}
+    other = verify.kernel(op="silu", dtypes=["float16"], gradients=False, peer=True)(sloppy.function)
+    assert beyond(only(measure_kernel(other, "a.py::sloppy", CPU))) == {}
+
+
+def test_a_record_keeps_them_and_every_reading_has_its_own(run: Run) -> None:
+    again = decode(encode(run))
+    assert again == run
+    assert encode(measured_again(run)) == encode(run), "the same bytes each time"
+    told = {reading.key.regime: reading.worst for reading in readings(again)}
+    for name, part in beyond(only(run.kernels[0])).items():
+        assert told[name] == part.worst
+
+
+def measured_again(run: Run) -> Run:
+    kernel = measure_kernel(sloppy, "accuracy.py::sloppy", CPU)
+    return msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, seconds=run.kernels[0].seconds)])
+
+
+def test_of_many_cases_the_worst_counts() -> None:
+    """Layer norm has a case for each shape: the worst of a regime is that of all of them."""
+
+    @verify.kernel(op="layer_norm", dtypes=["float16"], gradients=False)
+    def norm(x, weight, bias, eps=1e-5):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps) * 1.01
+
+    result = only(measure_kernel(norm, "accuracy.py::norm", CPU))
+    named = beyond(result)
+    assert len(named) > 3
+    for part in named.values():
+        assert abs(value_of(part.worst.scaled_ulp)) == pytest.approx(judged(part.figures, "scaled"), rel=1e-6)
+    assert len({re.split(" --result ", part.worst.replay)[0] for part in named.values()}) > 3
+
+
+def test_a_replay_finds_the_worst_of_a_regime(run: Run) -> None:
+    from verify.records.recorded import worst_of_run
+
+    result = only(run.kernels[0])
+    for name, part in beyond(result).items():
+        assert worst_of_run(run, "sloppy", dtype="float16", result="y", regime=name).worst == part.worst
+    with pytest.raises(UsageError, match=r"has no element of sloppy float16 y 'nowhere' with an error"):
+        worst_of_run(run, "sloppy", dtype="float16", result="y", regime="nowhere")
+    with pytest.raises(UsageError, match="bfloat16"):
+        worst_of_run(run, "sloppy", dtype="bfloat16")

@@ -1,0 +1,173 @@
+"""Fused multiply-add with one rounding, on numpy arrays, in every format and rounding direction.
+
+float32, float16 and bfloat16: the product of two 24-bit numbers is exact in float64; its sum with the third
+operand, rounded to odd in float64, then takes its single rounding to the format (see `rounding`).
+
+float64: product and sum become error-free pairs (Veltkamp and Dekker; Knuth), on mantissas scaled into
+[1/2, 1) so that nothing overflows or underflows on the way, and the parts are recombined with one rounding
+to odd as Boldo and Melquiond prove. A result in the subnormal range would be rounded a second time when it
+is scaled back; the exact residual tells where that second rounding met a false tie, and corrects it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verify.backends.interpreter.casts import narrow, widen
+from verify.backends.interpreter.rounding import DIRECTIONS, F32, F64, Array, to_float32, to_odd, two_sum
+
+_SPLITTER = 134217729.0  # 2^27 + 1: Veltkamp's constant for a 53-bit significand
+
+
+@np.errstate(all="ignore")
+def fma(x: Array, y: Array, z: Array, name: str, direction: str = "rn") -> Array:
+    """x * y + z with one rounding, in the storage of the Triton type `name`."""
+    if name == "fp64":
+        return fma_float64(x, y, z, direction)
+    if name == "fp32" and direction == "rn":
+        return fma_float32(x, y, z)
+    wide = fma_odd(widen(x, name), widen(y, name), widen(z, name))
+    if direction == "rn":
+        return narrow(wide, name)
+    if name != "fp32":
+        raise NotImplementedError(f"fma: direction {direction} exists for fp32 and fp64; got {name}")
+    return zero_sign(to_float32(wide, direction), wide == 0, x, y, z, direction)
+
+
+@np.errstate(all="ignore")
+def fma_float32(x: F32, y: F32, z: F32) -> F32:
+    """x * y + z in float32 with one rounding to nearest even.
+
+    The float64 sum is inexact almost always, but rounding it on to float32 is wrong only where it landed
+    exactly half-way between two float32 (one element in 2^29) or among the subnormals, whose half-ways lie
+    elsewhere. Only those take the careful path: 3 times faster than rounding everything to odd.
+    """
+    wide = np.multiply(x, y, dtype=np.float64)
+    wide += z
+    bits = wide.view(np.int64)
+    doubtful = (bits & 0x1FFFFFFF) == 0x10000000
+    doubtful |= np.abs(wide) < 2.0**-126
+    out = wide.astype(np.float32)
+    if doubtful.any():
+        xb, yb, zb = (np.broadcast_to(a, wide.shape)[doubtful] for a in (x, y, z))
+        out[doubtful] = fma_odd(xb, yb, zb).astype(np.float32)
+    return out
+
+
+@np.errstate(all="ignore")
+def fma_odd(x: Array, y: Array, z: Array) -> F64:
+    """x * y + z of values of at most 24 bits, as float64 rounded to odd."""
+    product = x.astype(np.float64) * y.astype(np.float64)
+    return to_odd(*two_sum(product, z.astype(np.float64)))
+
+
+def zero_sign(out: Array, zero: Array, x: Array, y: Array, z: Array, direction: str) -> Array:
+    """An exact zero sum of opposite signs is -0 when rounding towards -inf (IEEE 754-2019, 6.3)."""
+    if direction != "rm":
+        return out
+    all_positive = ~(np.signbit(x) ^ np.signbit(y)) & ~np.signbit(z)
+    return np.where(zero & ~all_positive, out.dtype.type(-0.0), out)
+
+
+@np.errstate(all="ignore")
+def fma_float64(x: F64, y: F64, z: F64, direction: str = "rn") -> F64:
+    """x * y + z in float64 with one rounding, subnormals and overflow included."""
+    x, y, z = np.broadcast_arrays(x, y, z)
+    if _comfortable(x, 400) and _comfortable(y, 400) and _comfortable(z, 800):
+        if direction == "rn":
+            return _nearest(x, y, z)
+        out, rest = _sum_of_product(x, y, z)
+        zero = out == 0
+        out = step(out, rest, direction)
+    else:
+        out, zero = _scaled(x, y, z, direction)
+    # An exact zero takes its sign from the plain sum, whose product is exact then too.
+    out = np.where(zero, x * y + z, out) if zero.any() else out
+    return zero_sign(out, zero, x, y, z, direction)
+
+
+def _nearest(x: F64, y: F64, z: F64) -> F64:
+    """The common case: nothing near overflow or underflow, rounding to nearest.
+
+    s + c is the sum to about 106 bits, so its float64 rounding is right unless it sits within 2^-52 |c| of
+    a tie; nudging c both ways finds those elements, and only they take the careful path.
+    """
+    product, error = _two_product(x, y)
+    s, rest = two_sum(product, z)
+    rest += error
+    out = s + rest
+    doubtful = (s + rest * (1.0 - 2.0**-51)) != (s + rest * (1.0 + 2.0**-51))
+    doubtful |= out == 0
+    if doubtful.any():
+        xd, yd, zd = x[doubtful], y[doubtful], z[doubtful]
+        careful, _ = _sum_of_product(xd, yd, zd)
+        out[doubtful] = np.where(careful == 0, xd * yd + zd, careful)
+    return out
+
+
+def step(nearest: F64, rest: F64, direction: str) -> F64:
+    """The directed rounding of nearest + rest, given its rounding to nearest."""
+    if direction == "rz":
+        wrong, target = (rest != 0) & ((rest < 0) == (nearest > 0)) & (nearest != 0), np.zeros(1)
+    elif direction == "rm":
+        wrong, target = rest < 0, np.full(1, -np.inf)
+    elif direction == "rp":
+        wrong, target = rest > 0, np.full(1, np.inf)
+    else:
+        raise ValueError(f"rounding direction is one of {', '.join(DIRECTIONS)}; got {direction!r}")
+    return np.where(wrong, np.nextafter(nearest, target), nearest)
+
+
+def _comfortable(a: F64, limit: int) -> bool:
+    """Whether no element, zero apart, comes near overflow or underflow in an error-free product."""
+    size = np.abs(a)
+    if not np.max(size, initial=0.0) < 2.0**limit:
+        return False
+    return bool(np.min(size, initial=1.0, where=size > 0) > 2.0**-limit)
+
+
+def _sum_of_product(x: F64, y: F64, z: F64) -> tuple[F64, F64]:
+    """x * y + z rounded to nearest, and a rest with the sign of the exact remainder (0 if exact)."""
+    high, low = _two_product(x, y)
+    t_high, t_low = two_sum(z, low)
+    v_high, v_low = two_sum(high, t_high)
+    return two_sum(v_high, to_odd(*two_sum(t_low, v_low)))
+
+
+def _two_product(x: F64, y: F64) -> tuple[F64, F64]:
+    """x * y as (rounded product, exact error)."""
+    p = x * y
+    cx, cy = _SPLITTER * x, _SPLITTER * y
+    xh, yh = cx - (cx - x), cy - (cy - y)
+    xl, yl = x - xh, y - yh
+    return p, ((xh * yh - p) + xh * yl + xl * yh) + xl * yl
+
+
+def _scaled(x: F64, y: F64, z: F64, direction: str) -> tuple[F64, Array]:
+    """The general case, on mantissas and exponents apart; also says where the exact result is zero."""
+    mx, ex = np.frexp(x)
+    my, ey = np.frexp(y)
+    mz, ez = np.frexp(z)
+    exponent = ex + ey
+    distance = np.where(mz != 0, ez - exponent, 0)
+    # Beyond a distance of 130 bits the smaller addend is only a sticky bit, so the distance may be cut.
+    exponent = np.where(distance > 130, ez - 130, exponent)
+    nearest, rest = _sum_of_product(mx, my, np.ldexp(mz, np.clip(distance, -130, 130)))
+
+    out = np.ldexp(nearest, exponent)
+    lost = nearest - np.ldexp(out, -exponent)  # what scaling into the subnormal range rounded off; exact
+    if direction == "rn":
+        # A tie that is none: ldexp saw exactly half a step, but the rest leans the other way than "even" took.
+        half_step = np.ldexp(0.5, -1074 - exponent)
+        false_tie = (np.abs(lost) == half_step) & (lost * rest > 0)
+        out = np.where(false_tie, np.nextafter(out, np.where(lost > 0, np.inf, -np.inf)), out)
+    else:
+        rest = np.where(lost == 0, rest, lost)
+        out = step(out, np.where(np.isinf(out), -np.sign(out), rest), direction)
+
+    factor_zero = (mx == 0) | (my == 0)
+    out = np.where(factor_zero, x * y + z, out)
+    finite = np.isfinite(x) & np.isfinite(y)
+    out = np.where(finite & np.isfinite(z), out, np.where(finite, z, x * y + z))
+    exact_zero = np.where(factor_zero, z == 0, nearest == 0)
+    return out, exact_zero & finite & np.isfinite(z)

@@ -1,0 +1,304 @@
+"""Mend Triton's interpreter, so that kernels run on the CPU compute what a GPU would.
+
+`install()` replaces, in Triton's interpreter, the operations that are not faithful as shipped, and `uninstall()`
+puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a part of it, and the rest holds for
+3.7 to 3.9 too):
+
+| as shipped | here |
+|---|---|
+| float32 to bfloat16 truncates; float8 is rounded without ties or saturation | `casts` |
+| bfloat16 arithmetic, comparison, min/max works on the uint16 patterns | `operators` |
+| a * b + c for tl.fma; fmod for %; NaN and signed zeros in min and max as numpy has them | `operators` |
+| bfloat16 scalars (`x * 2.0`) fail; float to int out of range is undefined | `operators`, `casts` |
+| tl.dot multiplies bfloat16 patterns, has no tf32, sums in an order that depends on the machine | `dot` |
+| no libdevice: `libdevice.erf(x)` is None or an error; no inline assembly | `libdevice`, `assembly` |
+| float32 functions differ with numpy's SIMD variant | `functions` |
+| NaN padding of bfloat16 blocks is 0; no atomic addition of bfloat16 | `operators` |
+| sum over bfloat16 adds patterns; other reductions take one Python call per element | `reduce` |
+| `for i in range(0, n)` with a run-time n fails with numpy 2.4 | `_index` |
+| a float argument stays a Python float: no `eps.to(tl.float32)`, and float64 arithmetic | `arguments` |
+| an int argument of 1 is a tensor, in a compiled kernel it is a constant; a bool argument fails | `arguments` |
+| annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
+| an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
+| names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
+
+`operators` lists what stays different from a GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from verify.errors import UsageError
+
+_MISSING = object()
+
+
+class _Patches:
+    """Attributes that were replaced, so that they can be put back."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self._saved.append((owner, name, inspect.getattr_static(owner, name, _MISSING)))
+        setattr(owner, name, value)
+
+    def set_item(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        self._saved.append((namespace, name, namespace[name]))
+        namespace[name] = value
+
+    def restore(self) -> None:
+        while self._saved:
+            owner, name, value = self._saved.pop()
+            if isinstance(owner, dict):
+                owner[name] = value
+            elif value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_active: _Patches | None = None
+
+
+def installed() -> bool:
+    """Whether the faithful operations are in place."""
+    return _active is not None
+
+
+def install() -> None:
+    """Put the faithful operations in place; a second call does nothing."""
+    global _active
+    if _active is not None:
+        return
+    targets = _targets()
+    from verify.backends.interpreter import arguments, operators, reduce
+
+    shipped = targets["triton.runtime.interpreter"]
+    patches = _Patches()
+    try:
+        for name, method in {**operators.METHODS, **operators.NEW_METHODS}.items():
+            patches.set(shipped.InterpreterBuilder, name, method)
+        patches.set(shipped.ReduceOps, "apply_impl", reduce.reduce)
+        patches.set(shipped.ScanOps, "apply_impl", reduce.scan)
+        runs: list[set[int]] = []
+        patches.set(shipped.GridExecutor, "__call__", _run(shipped.GridExecutor.__call__, runs))
+        patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
+        patches.set(shipped, "_patch_lang", _binding(shipped._patch_lang, patches, shipped, runs))
+        patches.set(shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
+        function = shipped.InterpretedFunction
+        patches.set(function, "run", arguments.launching(function.run))
+        patches.set(function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
+        patches.set(shipped.ASTTransformer, "visit_AugAssign", arguments.augmented)
+        patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
+        _bind_libdevice(patches, shipped)
+    except BaseException:
+        patches.restore()
+        raise
+    _active = patches
+
+
+def uninstall() -> None:
+    """Put Triton's own operations back."""
+    global _active
+    if _active is not None:
+        _active.restore()
+        _active = None
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """While open, `torch.compile` runs what the interpreter launches, instead of tracing the interpreter's numpy code.
+
+    Not for good: `torch.compiler.disable` imports the compiler, which takes seconds.
+    """
+    import torch
+    from triton.runtime.interpreter import GridExecutor
+
+    patches = _Patches()
+    call = torch.compiler.disable(GridExecutor.__call__)  # type: ignore[no-untyped-call]
+    patches.set(GridExecutor, "__call__", call)
+    try:
+        yield
+    finally:
+        patches.restore()
+
+
+# -- compatibility --------------------------------------------------------------------------------
+
+#: What must exist in Triton for the replacements to mean something: module -> dotted attributes.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "triton.runtime.interpreter": (
+        *("TensorHandle", "InterpreterBuilder.create_atomic_rmw", "GridExecutor.__call__", "ReduceOps.apply_impl"),
+        *("ReduceOps.generic_reduce", "ScanOps.apply_impl", "ScanOps.generic_scan", "_patch_lang"),
+        *("_patch_lang_tensor", "_LangPatchScope", "_implicit_cvt", "_get_np_dtype"),
+        *("InterpretedFunction.run", "InterpretedFunction.__call__", "ASTTransformer.visit_Assign"),
+        *("interpreter_builder", "interpreter_semantic"),
+    ),
+    "triton._C.libtriton": (
+        *("ir.ROUNDING_MODE.RTZ", "ir.PADDING_OPTION.PAD_NAN", "ir.ATOMIC_OP.FADD"),
+        *("interpreter.load", "interpreter.store"),
+    ),
+    "triton.runtime.autotuner": ("Autotuner._bench",),
+    "triton.runtime.jit": ("KernelParam.annotation_type", "KernelParam.is_constexpr"),
+    "triton.language.extra.cuda.libdevice": ("erf",),
+    "triton.language.extra.libdevice": ("erf",),
+    "triton.language.standard": (
+        "_sum_combine",
+        "_prod_combine",
+        "_elementwise_max",
+        "_elementwise_min",
+    ),
+    "triton.language.core": ("is_builtin", "block_type", "PropagateNan"),
+}
+
+
+def _targets() -> dict[str, Any]:
+    """The modules to patch, after a check that all the attributes are there."""
+    import importlib
+
+    import triton
+
+    missing: list[str] = []
+    modules: dict[str, Any] = {}
+    for name, attributes in REQUIRED.items():
+        try:
+            modules[name] = importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+            continue
+        missing += [f"{name}.{a}" for a in attributes if not _has(modules[name], a)]
+    if not missing:
+        missing += _missing_methods(modules["triton.runtime.interpreter"].InterpreterBuilder)
+    if missing:
+        raise UsageError(
+            f"interpreter backend: it mends the interpreter of Triton 3.6 to 3.9; Triton {triton.__version__} lacks "
+            f"{', '.join(missing[:5])}{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}",
+            hint="pip install 'triton>=3.6,<3.10', or run on a machine with a GPU",
+        )
+    return modules
+
+
+def _has(owner: Any, dotted: str) -> bool:
+    for part in dotted.split("."):
+        owner = getattr(owner, part, _MISSING)
+        if owner is _MISSING:
+            return False
+    return True
+
+
+def _missing_methods(builder: type) -> list[str]:
+    from verify.backends.interpreter import operators
+
+    return [f"InterpreterBuilder.{name}" for name in operators.METHODS if not hasattr(builder, name)]
+
+
+# -- the pieces -----------------------------------------------------------------------------------
+
+
+def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
+    """One launch, without numpy's warnings: NaN, infinity and underflow are results, and masked lanes
+    may divide by zero. `runs` remembers the namespaces that are interpreted already in this launch."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        runs.append(set())
+        try:
+            with np.errstate(all="ignore"):
+                return call(self, *args, **kwargs)
+        finally:
+            runs.pop()
+
+    return run
+
+
+def _index(tensor: Any) -> int:
+    """A scalar tensor as a Python integer; the interpreter keeps scalars as arrays of one element."""
+    return int(tensor.handle.data.item())
+
+
+def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) -> Callable[..., Any]:
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", _index)
+        scope.set_attr(tensor, "__bool__", truth)
+
+    return patch
+
+
+def _first_config(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+    """Replacement of Autotuner._bench: nothing is timed, so the first configuration that was not pruned wins."""
+    return [0.0, 0.0, 0.0]
+
+
+def _bound(function: Callable[..., Any], shipped: Any) -> Callable[..., Any]:
+    """A builtin of triton.language with the interpreter filled in."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = shipped.interpreter_semantic
+        return function(*args, **kwargs)
+
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    return call
+
+
+def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
+    """Both spellings of libdevice call the interpreter; the portable one is a list of empty functions."""
+    import triton.language.extra.libdevice as portable
+    from triton.language import core
+    from triton.language.extra.cuda import libdevice as cuda
+
+    for name, function in inspect.getmembers(cuda):
+        if core.is_builtin(function):
+            patches.set(cuda, name, _bound(function, shipped))
+    for name, function in inspect.getmembers(portable, inspect.isfunction):
+        if function.__module__ == portable.__name__:
+            patches.set(portable, name, getattr(cuda, name, None) or _not_on_cuda(name))
+
+
+def _not_on_cuda(name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise UsageError(f"libdevice.{name}: Triton has no CUDA version of it", hint="call another function")
+
+    return call
+
+
+def _binding(original: Callable[..., Any], patches: _Patches, shipped: Any, runs: list[set[int]]) -> Callable[..., Any]:
+    """_patch_lang, and then the names that a kernel's module imported from triton.language directly.
+
+    As shipped every call of a device function searches triton.language anew, 0.7 ms each; once per
+    launch and module is enough.
+    """
+
+    def patch_lang(fn: Any) -> Any:
+        namespace = fn.__globals__
+        if runs and id(namespace) in runs[-1]:
+            return shipped._LangPatchScope()
+        scope = original(fn)
+        _bind_globals(namespace, scope, patches, shipped)
+        if runs:
+            runs[-1].add(id(namespace))
+        return scope
+
+    return patch_lang
+
+
+def _bind_globals(namespace: dict[str, Any], scope: Any, patches: _Patches, shipped: Any) -> None:
+    import triton.language as tl
+
+    portable = sys.modules["triton.language.extra.libdevice"]
+    for name, value in list(namespace.items()):
+        if isinstance(value, FunctionType):
+            if tl.core.is_builtin(value):
+                patches.set_item(namespace, name, _bound(value, shipped))
+            elif value.__module__ == portable.__name__ and value.__name__ in vars(portable):
+                patches.set_item(namespace, name, getattr(portable, value.__name__))
+        elif inspect.ismodule(value) and value is tl.math:
+            shipped._patch_builtin(value, shipped.interpreter_builder, scope)

@@ -1,0 +1,303 @@
+"""libdevice on the CPU: every symbol that a kernel can reach, as a function on numpy arrays.
+
+`lookup("__nv_erff")(x)` takes and returns the arrays of Triton's interpreter. Three kinds of symbols:
+
+- *exact* (arithmetic in a stated direction, fma, conversions, rounding to integers, bit operations): the
+  hardware's bits, on all 195 such symbols and 4,096 arguments each.
+- *evaluated* (erf, exp, tanh, ...): the value from `functions` in float64; float32 is rounded from it once.
+  The hardware's own result differs by 1 to 3 ULP for the float32 functions measured (more for lgamma, tgamma
+  and integer powers); the results here are the correctly rounded ones and say nothing about that.
+- *fast* (`fast_expf`, `fast_powf`, ...): the instruction sequence of the hardware, each instruction rounded
+  correctly. Their large errors come from the sequence, so they appear here too.
+
+Triton compiles libdevice with flush-to-zero (`enable_reflect_ftz`, on by default): most float32 functions
+take subnormal arguments as zeros and return zeros for subnormal results. Triton's own operators (+, *, tl.fma)
+do not. Who does what was read from the PTX for sm_90 and measured on an H200 with compare_hardware.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from verify.backends.interpreter import bitops, functions
+from verify.backends.interpreter.approximations import (
+    _LOG2_E,
+    cos_approx,
+    div_approx,
+    ex2,
+    in_float32,
+    lg2,
+    saturate,
+    sin_approx,
+    upper_words,
+)
+from verify.backends.interpreter.casts import float_to_int, int64_parts
+from verify.backends.interpreter.directed import DIRECTIONS, arithmetic
+from verify.backends.interpreter.fma import step
+from verify.backends.interpreter.minmax import maximum, minimum
+from verify.backends.interpreter.rounding import F32, Array, flush, to_float32, to_odd
+from verify.errors import UsageError
+
+Function = Callable[..., Array]
+_TINY = np.float32(2.0**-126)
+
+
+def lookup(symbol: str) -> Function:
+    """The function behind a libdevice symbol."""
+    try:
+        return SYMBOLS[symbol]
+    except KeyError:
+        raise UsageError(
+            f"libdevice: the interpreter backend has no {symbol}; it has {len(SYMBOLS)} symbols",
+            hint=f"add {symbol!r} to SYMBOLS in verify/backends/interpreter/libdevice.py, or run on a GPU",
+        ) from None
+
+
+# -- conversions ----------------------------------------------------------------------------------
+
+_ROUND: dict[str, Callable[[Array], Array]] = {
+    "rn": np.rint,
+    "rz": np.trunc,
+    "rd": np.floor,
+    "ru": np.ceil,
+}
+_INTEGERS = {"int": np.int32, "uint": np.uint32, "ll": np.int64, "ull": np.uint64}
+
+
+def _to_integer(source: str, target: str, suffix: str) -> Function:
+    dtype, integral = np.dtype(_INTEGERS[target]), _ROUND[suffix]
+
+    def call(x: Array) -> Array:
+        whole = integral(flush(x) if source == "fp32" else x)
+        # libdevice declares the unsigned conversions as signed results of the same bits.
+        return float_to_int(whole, source, dtype).view(f"i{dtype.itemsize}")
+
+    return call
+
+
+def _from_integer(source: str, target: str, suffix: str) -> Function:
+    direction, unsigned = DIRECTIONS[suffix], source.startswith("u")
+
+    def call(x: Array) -> Array:
+        exact = x.view(f"{'u' if unsigned else 'i'}{x.dtype.itemsize}")
+        if x.dtype.itemsize == 8:
+            nearest, rest = int64_parts(exact)
+        else:
+            nearest, rest = exact.astype(np.float64), np.zeros(exact.shape)
+        if target == "double":
+            return nearest if direction == "rn" else step(nearest, rest, direction)
+        return to_float32(to_odd(nearest, rest), direction)
+
+    return call
+
+
+def _conversions() -> dict[str, Function]:
+    table: dict[str, Function] = {}
+    for suffix in _ROUND:
+        for integer in _INTEGERS:
+            table[f"__nv_float2{integer}_{suffix}"] = _to_integer("fp32", integer, suffix)
+            table[f"__nv_double2{integer}_{suffix}"] = _to_integer("fp64", integer, suffix)
+            table[f"__nv_{integer}2float_{suffix}"] = _from_integer(integer, "float", suffix)
+            table[f"__nv_{integer}2double_{suffix}"] = _from_integer(integer, "double", suffix)
+    to_ll = _to_integer("fp64", "ll", "rz")
+    table |= {
+        "__nv_llrintf": _to_integer("fp32", "ll", "rn"),
+        "__nv_llrint": _to_integer("fp64", "ll", "rn"),
+        "__nv_llroundf": lambda x: to_ll(half_away(flush(x).astype(np.float64))),
+        "__nv_llround": lambda x: to_ll(half_away(x)),
+    }
+    return table
+
+
+def half_away(x: Array) -> Array:
+    """Round to the nearest integer, ties away from zero."""
+    whole = np.trunc(x)
+    return np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(x.dtype.type(1), x), whole)
+
+
+# -- evaluated functions --------------------------------------------------------------------------
+
+_EVALUATED: dict[str, Callable[..., Any]] = {
+    "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh,
+    "atan": np.arctan, "atan2": np.arctan2, "atanh": np.arctanh, "cbrt": np.cbrt, "ceil": np.ceil,
+    "cos": np.cos, "cosh": np.cosh, "cospi": functions.cospi, "erf": functions.erf,
+    "erfc": functions.erfc, "erfcinv": functions.erfcinv, "erfcx": functions.erfcx,
+    "erfinv": functions.erfinv, "exp": np.exp, "exp10": functions.exp10, "exp2": np.exp2,
+    "expm1": np.expm1, "fabs": np.abs, "floor": np.floor, "fmod": functions.fmod, "hypot": np.hypot,
+    "lgamma": functions.lgamma, "log": np.log, "log10": np.log10, "log1p": np.log1p,
+    "log2": np.log2, "nearbyint": np.rint, "norm3d": functions.norm3d, "norm4d": functions.norm4d,
+    "normcdf": functions.normcdf, "normcdfinv": functions.normcdfinv, "pow": np.power,
+    "rcbrt": functions.rcbrt, "remainder": functions.remainder, "rhypot": functions.rhypot,
+    "rint": np.rint, "rnorm3d": functions.rnorm3d, "rnorm4d": functions.rnorm4d, "round": half_away,
+    "rsqrt": functions.rsqrt, "sin": np.sin, "sinh": np.sinh, "sinpi": functions.sinpi,
+    "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh, "tgamma": functions.tgamma, "trunc": np.trunc,
+}  # fmt: skip
+#: float32: (subnormal arguments are flushed, subnormal results are flushed); unlisted ones do both.
+_FLUSHES: dict[str, tuple[bool, bool]] = {
+    "exp": (True, False), "exp10": (True, False), "log": (False, False), "log2": (False, False),
+    "log10": (False, False), "erfinv": (False, False), "pow": (False, True),
+    "rhypot": (True, False), "rnorm3d": (True, False), "rnorm4d": (True, False),
+    "tgamma": (True, False),
+}  # fmt: skip
+
+
+def _evaluated() -> dict[str, Function]:
+    table: dict[str, Function] = {}
+    for name, f in _EVALUATED.items():
+        inputs, result = _FLUSHES.get(name, (True, True))
+        table[f"__nv_{name}"] = f
+        table[f"__nv_{name}f"] = in_float32(f, inputs=inputs, result=result)
+    power = in_float32(np.power, result=False)
+    table |= {
+        "__nv_frsqrt_rn": in_float32(functions.rsqrt),
+        "__nv_powif": lambda x, n: power(x, n.astype(np.float64)),
+        "__nv_powi": lambda x, n: np.power(x, n.astype(np.float64)),
+        "__nv_erfcf": _vanishing(functions.erfc, lambda x: x * x),
+        "__nv_normcdff": _vanishing(functions.normcdf, lambda x: 0.5 * x * x),
+        "__nv_cbrtf": _without_subnormals(in_float32(np.cbrt)),
+        "__nv_rcbrtf": _without_subnormals(in_float32(functions.rcbrt)),
+        "__nv_normcdfinvf": _normcdfinvf,
+        "__nv_remainderf": _remainderf,
+    }
+    return table
+
+
+def _vanishing(f: Callable[..., Any], exponent: Callable[[Array], Array]) -> Function:
+    """erfcf and normcdff multiply by exp(-exponent(x)), and only that factor is flushed."""
+    plain = in_float32(f, result=False)
+
+    def call(x: F32) -> F32:
+        out = plain(x)
+        gone = (out < 0.25) & (np.exp(-exponent(x.astype(np.float64))) < _TINY)
+        return np.where(gone, np.float32(0), out)
+
+    return call
+
+
+def _without_subnormals(f: Function) -> Function:
+    """cbrtf and rcbrtf of a subnormal are NaN: an exponent that was flushed meets one that was not."""
+
+    def call(x: F32) -> F32:
+        return np.where((np.abs(x) < _TINY) & (x != 0), np.float32(np.nan), f(x))
+
+    return call
+
+
+def _normcdfinvf(p: F32) -> F32:
+    # It is -sqrt(2) erfcinv(2 p), and the doubled argument is what is flushed.
+    return in_float32(functions.normcdfinv, inputs=False)(flush(p + p) * np.float32(0.5))
+
+
+def _remainderf(x: F32, y: F32) -> F32:
+    """A remainder that is the fmod is flushed; one that took another subtraction is not."""
+    out = in_float32(functions.remainder, result=False)(x, y)
+    return np.where(np.signbit(out) == np.signbit(x), flush(out), out)
+
+
+# -- fast functions: the hardware's sequences -----------------------------------------------------
+
+
+def _fast() -> dict[str, Function]:
+    return {
+        "__nv_fast_sinf": sin_approx,
+        "__nv_fast_cosf": cos_approx,
+        "__nv_fast_tanf": lambda x: div_approx(sin_approx(x), cos_approx(x)),
+        "__nv_fast_log2f": lg2,
+        "__nv_fast_logf": lambda x: lg2(x) * np.float32(0.6931471805599453),
+        "__nv_fast_log10f": lambda x: lg2(x) * np.float32(0.30102999566398120),
+        "__nv_fast_expf": lambda x: ex2(x * _LOG2_E),
+        "__nv_fast_exp10f": lambda x: ex2(x * np.float32(3.3219280948873624)),
+        "__nv_fast_powf": lambda x, y: ex2(lg2(x) * y),
+        "__nv_fast_fdividef": div_approx,
+        "__nv_rcp64h": upper_words(functions.reciprocal),
+    }
+
+
+# -- the rest of float ----------------------------------------------------------------------------
+
+
+def _subnormal32(x: Array) -> Array:
+    if x.dtype != np.float32:
+        return np.zeros(x.shape, dtype=bool)
+    subnormal: Array = (np.abs(x) < _TINY) & (x != 0)
+    return subnormal
+
+
+def _ilogb(x: Array) -> Array:
+    none = (x == 0) | np.isnan(x) | _subnormal32(x)
+    out = np.where(none, np.int32(-(2**31)), (np.frexp(x)[1] - 1).astype(np.int32))
+    return np.where(np.isinf(x), np.int32(2**31 - 1), out)
+
+
+def _logb(x: Array) -> Array:
+    exponent = np.where(_subnormal32(x), -150.0, np.frexp(x)[1] - 1.0)
+    out = np.where(x == 0, -np.inf, exponent)
+    return np.where(np.isfinite(x), out, np.abs(x)).astype(x.dtype)
+
+
+def _ldexp(x: Array, n: Array) -> Array:
+    # float32 libdevice scales a subnormal by two, whatever n is.
+    return np.where(_subnormal32(x), x + x, np.ldexp(x, n))
+
+
+def _nextafter(x: Array, y: Array) -> Array:
+    if x.dtype == np.float64:
+        return np.nextafter(x, y)
+    x, y = flush(x), flush(y)
+    from_zero = np.where(y > 0, _TINY, -_TINY)
+    out = np.where(x == 0, from_zero, np.nextafter(x, y))
+    return np.where(x == y, y, np.where(np.isnan(y), y, out))
+
+
+def _fdim(x: Array, y: Array) -> Array:
+    return np.where(x <= y, x.dtype.type(0), x - y)
+
+
+def _as_int(test: Callable[[Array], Array]) -> Function:
+    return lambda x: test(x).astype(np.int32)
+
+
+def _extremum(f: Callable[..., Array], name: str) -> Function:
+    return lambda x, y: f(x, y, name, propagate_nan=False)
+
+
+def _float_rest() -> dict[str, Function]:
+    table: dict[str, Function] = {"__nv_saturatef": lambda x: saturate(flush(x))}
+    for suffix, name in (("", "fp64"), ("f", "fp32")):
+        table |= {
+            f"__nv_fmax{suffix}": _extremum(maximum, name),
+            f"__nv_fmin{suffix}": _extremum(minimum, name),
+            f"__nv_copysign{suffix}": np.copysign,
+            f"__nv_nextafter{suffix}": _nextafter,
+            f"__nv_ldexp{suffix}": _ldexp,
+            f"__nv_scalbn{suffix}": _ldexp,
+            f"__nv_ilogb{suffix}": _ilogb,
+            f"__nv_logb{suffix}": _logb,
+            f"__nv_fdim{suffix}": _fdim,
+            f"__nv_isnan{suffix or 'd'}": _as_int(np.isnan),
+            f"__nv_isinf{suffix or 'd'}": _as_int(np.isinf),
+            f"__nv_signbit{suffix or 'd'}": _as_int(np.signbit),
+        }
+    return table | {"__nv_finitef": _as_int(np.isfinite), "__nv_isfinited": _as_int(np.isfinite)}
+
+
+def _quiet(f: Function) -> Function:
+    """The function with numpy's warnings off: NaN, infinity and underflow are ordinary results."""
+    return np.errstate(all="ignore")(f)
+
+
+SYMBOLS: dict[str, Function] = {
+    name: _quiet(f)
+    for table in (
+        arithmetic(),
+        _conversions(),
+        _evaluated(),
+        _fast(),
+        _float_rest(),
+        bitops.SYMBOLS,
+    )
+    for name, f in table.items()
+}

@@ -1,0 +1,331 @@
+"""The PTX instructions that the interpreter knows, as functions from register patterns to register patterns.
+
+`decode("fma.rn.ftz.f32")` gives an `Instruction`, or None for one that is not known. Patterns are unsigned
+integer arrays; the instruction's type says how they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from verify.backends.interpreter import bitops, casts, functions, minmax
+from verify.backends.interpreter.approximations import (
+    cos_approx,
+    div_approx,
+    in_float32,
+    saturate,
+    sin_approx,
+    upper_words,
+)
+from verify.backends.interpreter.directed import OPERATIONS32
+from verify.backends.interpreter.dot import round_tf32
+from verify.backends.interpreter.fma import fma
+from verify.backends.interpreter.rounding import DIRECTIONS, Array, flush, to_float32
+
+#: PTX float type -> Triton's name; the x2 types are two of the narrow ones in one register.
+_FLOATS = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+_PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+_INTEGERS = {f"{kind}{bits}": np.dtype(f"{kind.replace('s', 'i').replace('b', 'u')}{bits // 8}")
+             for kind in "sub" for bits in (16, 32, 64)}  # fmt: skip
+_UNARY: dict[str, Callable[..., Array]] = {
+    "ex2": np.exp2, "lg2": np.log2, "rcp": functions.reciprocal, "rsqrt": functions.rsqrt, "sqrt": np.sqrt,
+    "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
+}  # fmt: skip
+_BINARY: dict[str, Callable[..., Array]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+_COMPARISONS: dict[str, Callable[..., Array]] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal,
+}  # fmt: skip
+_ROUND: dict[str, Callable[..., Array]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+BASES = frozenset(
+    "abs add and copysign cos cvt div ex2 fma lg2 mad max min mov mul neg not or rcp rsqrt selp setp shl shr sin "
+    "sqrt sub tanh xor".split()
+)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction: how many sources it reads, their widths in bits, and what it computes."""
+
+    operands: int
+    widths: tuple[int, ...]
+    compute: Callable[..., Array]
+
+    def width(self, i: int) -> int:
+        return self.widths[min(i, len(self.widths) - 1)]
+
+
+def decode(opcode: str) -> Instruction | None:
+    """The instruction behind an opcode with its modifiers, or None."""
+    base, *modifiers = opcode.split(".")
+    if base not in BASES or not modifiers:
+        return None
+    if base == "cvt":
+        return _conversion(modifiers)
+    kind, flags = modifiers[-1], modifiers[:-1]
+    if base == "selp":
+        return Instruction(3, (_width(kind), _width(kind), 0), _select)
+    if base == "mov":
+        return Instruction(1, (_width(kind),), lambda a: a)
+    if base == "setp":
+        return _comparison(flags, kind)
+    if kind in _PAIRS:
+        return _pairwise(base, flags, _PAIRS[kind])
+    if kind in _FLOATS:
+        return _float(base, flags, _FLOATS[kind])
+    return _integer(base, flags, kind)
+
+
+def _select(a: Array, b: Array, p: Array) -> Array:
+    return np.where(p, a, b)
+
+
+def _width(kind: str) -> int:
+    return {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}.get(kind) or (
+        _INTEGERS[kind].itemsize * 8 if kind in _INTEGERS else 0
+    )
+
+
+def _read(bits: Array, name: str) -> Array:
+    """Patterns as the interpreter's storage of a Triton float type."""
+    return bits.view(casts.STORAGE[name])
+
+
+def _write(values: Array) -> Array:
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def _pairwise(base: str, flags: list[str], kind: str) -> Instruction | None:
+    """Two 16-bit operations in one register."""
+    single = _float(base, flags, _FLOATS[kind])
+    if single is None:
+        return None
+
+    def compute(*values: Array) -> Array:
+        low = single.compute(*((v & np.uint32(0xFFFF)).astype(np.uint16) for v in values))
+        high = single.compute(*((v >> np.uint32(16)).astype(np.uint16) for v in values))
+        return low.astype(np.uint32) | (high.astype(np.uint32) << np.uint32(16))
+
+    return Instruction(single.operands, (32,), compute)
+
+
+def _float(base: str, flags: list[str], name: str) -> Instruction | None:
+    """Arithmetic on one float type."""
+    known = {*DIRECTIONS, "ftz", "sat", "approx", "full", "NaN", "xorsign", "abs"}
+    if not set(flags) <= known:
+        return None
+    direction = next((f for f in flags if f in DIRECTIONS), "rn")
+    operands, f = _float_function(base, flags, name, direction)
+    if f is None:
+        return None
+    ftz, sat = "ftz" in flags and name == "fp32", "sat" in flags
+
+    def compute(*bits: Array) -> Array:
+        values = [_read(b, name) for b in bits]
+        out = f(*(flush(v) for v in values)) if ftz else f(*values)
+        out = flush(out) if ftz else out
+        return _write(saturate(out) if sat else out)
+
+    if sat and name != "fp32":
+        return None
+    return Instruction(operands, (casts.STORAGE[name].itemsize * 8,), compute)
+
+
+def _float_function(base: str, flags: list[str], name: str, direction: str) -> tuple[int, Callable[..., Array] | None]:
+    if base in ("fma", "mad"):
+        return 3, (lambda x, y, z: fma(x, y, z, name, direction))
+    if base in ("min", "max"):
+        return 2, _extremum(base, flags, name)
+    if base == "abs":
+        return 1, (lambda x: x & x.dtype.type(0x7FFF)) if name == "bf16" else np.abs
+    if base == "neg":
+        return 1, (lambda x: x ^ x.dtype.type(0x8000)) if name == "bf16" else np.negative
+    if base == "copysign" and name in ("fp32", "fp64"):
+        return 2, (lambda sign, size: np.copysign(size, sign))
+    if base == "div" and "approx" in flags:
+        return 2, (lambda x, y: div_approx(x, y, ftz=False)) if name == "fp32" else None
+    if base in _UNARY:
+        return 1, _elementary(base, flags, name, direction)
+    if base in _BINARY:
+        return 2, _arithmetic(base, name, direction)
+    return 0, None
+
+
+def _arithmetic(base: str, name: str, direction: str) -> Callable[..., Array] | None:
+    if direction == "rn":
+        return lambda x, y: casts.narrow(_BINARY[base](casts.widen(x, name), casts.widen(y, name)), name)
+    if name == "fp32" and base in ("add", "sub"):
+        sign = np.float32(1 if base == "add" else -1)
+        return lambda x, y: fma(y, np.full_like(y, sign), x, name, direction)
+    if name == "fp32":
+        return lambda x, y: to_float32(OPERATIONS32[base](x, y), direction)
+    return None
+
+
+def _elementary(base: str, flags: list[str], name: str, direction: str) -> Callable[..., Array] | None:
+    f = _UNARY[base]
+    if direction != "rn":
+        return (lambda x: to_float32(OPERATIONS32[base](x), direction)) if base in OPERATIONS32 else None
+    if name == "fp64":
+        return upper_words(f) if "approx" in flags and "ftz" in flags else f
+    if name == "fp32" and base in ("sin", "cos"):
+        return sin_approx if base == "sin" else cos_approx
+    if name == "fp32":
+        return in_float32(f, inputs=False, result=False)
+    return lambda x: casts.narrow(f(casts.widen(x, name).astype(np.float64)), name)
+
+
+def _extremum(base: str, flags: list[str], name: str) -> Callable[..., Array]:
+    function = minmax.minimum if base == "min" else minmax.maximum
+    nan = "NaN" in flags
+    if "xorsign" not in flags:
+        return lambda x, y: function(x, y, name, propagate_nan=nan)
+
+    def with_signs(x: Array, y: Array) -> Array:
+        size = function(np.abs(x), np.abs(y), name, propagate_nan=nan)
+        return np.where(np.signbit(x) ^ np.signbit(y), -size, size)
+
+    return with_signs
+
+
+def _comparison(flags: list[str], kind: str) -> Instruction | None:
+    if len(flags) != 1:
+        return None
+    unordered = (flags[0].endswith("u") and flags[0] != "neu") or flags[0] == "neu"
+    compare = _COMPARISONS.get(flags[0].removesuffix("u"))
+    if compare is None or (kind not in _FLOATS and kind not in _INTEGERS):
+        return None
+
+    def compute(a: Array, b: Array) -> Array:
+        if kind in _INTEGERS:
+            return compare(a.view(_INTEGERS[kind]), b.view(_INTEGERS[kind]))
+        x, y = (casts.widen(_read(v, _FLOATS[kind]), _FLOATS[kind]) for v in (a, b))
+        nan = np.isnan(x) | np.isnan(y)
+        return np.where(nan, unordered, compare(x, y))
+
+    return Instruction(2, (_width(kind),), compute)
+
+
+def _integer(base: str, flags: list[str], kind: str) -> Instruction | None:
+    if kind not in _INTEGERS:
+        return None
+    dtype = _INTEGERS[kind]
+    bits = dtype.itemsize * 8
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+
+    def typed(f: Callable[..., Array]) -> Callable[..., Array]:
+        return lambda *values: f(*(v.view(dtype) for v in values)).astype(dtype).view(unsigned)
+
+    def shift(f: Callable[..., Array]) -> Callable[..., Array]:
+        # PTX clamps the amount: beyond the width a shift gives 0, or the sign for shr.s.
+        def compute(a: Array, amount: Array) -> Array:
+            count = np.minimum(amount, amount.dtype.type(bits - 1)).astype(dtype)
+            out = f(a.view(dtype), count)
+            gone = (amount >= bits) & ~((base == "shr") & (dtype.kind == "i"))
+            return np.where(gone, dtype.type(0), out).astype(dtype).view(unsigned)
+
+        return compute
+
+    table: dict[tuple[str, ...], tuple[int, Callable[..., Array]]] = {
+        ("add",): (2, typed(np.add)),
+        ("sub",): (2, typed(np.subtract)),
+        ("mul", "lo"): (2, typed(np.multiply)),
+        ("mul", "hi"): (2, typed(bitops.mulhi64 if bits == 64 else bitops.mulhi32)),
+        ("mad", "lo"): (3, typed(lambda a, b, c: a * b + c)),
+        ("min",): (2, typed(np.minimum)),
+        ("max",): (2, typed(np.maximum)),
+        ("abs",): (1, typed(np.abs)),
+        ("neg",): (1, typed(np.negative)),
+        ("not",): (1, typed(np.invert)),
+        ("and",): (2, typed(np.bitwise_and)),
+        ("or",): (2, typed(np.bitwise_or)),
+        ("xor",): (2, typed(np.bitwise_xor)),
+        ("shl",): (2, shift(np.left_shift)),
+        ("shr",): (2, shift(np.right_shift)),
+    }
+    entry = table.get((base, *flags))
+    if entry is None:
+        return None
+    return Instruction(entry[0], (bits, 32) if base in ("shl", "shr") else (bits,), entry[1])
+
+
+# -- conversions ----------------------------------------------------------------------------------
+
+
+def _conversion(modifiers: list[str]) -> Instruction | None:
+    """`cvt` with its destination and source types last."""
+    if len(modifiers) < 2:
+        return None
+    *flags, target, source = modifiers
+    if not set(flags) <= {*DIRECTIONS, *_ROUND, "rna", "ftz", "sat", "satfinite"}:
+        return None
+    ftz = "ftz" in flags
+
+    def wide(bits: Array) -> Array:
+        values = _read(bits, _FLOATS[source])
+        return flush(values) if ftz and source == "f32" else values
+
+    width = _width(source)
+    if target == "tf32" and source == "f32" and flags == ["rna"]:
+        return Instruction(1, (32,), lambda a: _write(round_tf32(wide(a))))
+    halves = {**_PAIRS, "e4m3x2": "fp8e4nv", "e5m2x2": "fp8e5"}
+    if target in halves and source == "f32" and ("rn" in flags or "rz" in flags):
+        name = _FLOATS.get(halves[target], halves[target])
+        rounding = "rtz" if "rz" in flags else "rtne"
+
+        def both(high: Array, low: Array) -> Array:
+            h, v = (_write(casts.narrow(wide(x), name, rounding)) for x in (high, low))
+            word = np.dtype(f"u{2 * h.dtype.itemsize}")
+            out: Array = (h.astype(word) << word.type(8 * h.dtype.itemsize)) | v.astype(word)
+            return out
+
+        return Instruction(2, (32,), both)
+    if source in _FLOATS and target in _FLOATS:
+        return _float_conversion(flags, source, target, wide)
+    if source in _FLOATS and target in _INTEGERS:
+        integral = next((_ROUND[f] for f in flags if f in _ROUND), None)
+        if integral is None:
+            return None
+        dtype, name = _INTEGERS[target], _FLOATS[source]
+        return Instruction(
+            1,
+            (width,),
+            lambda a: _write(casts.float_to_int(_rounded(integral, wide(a), name), name, dtype)),
+        )
+    if source in _INTEGERS and target in _FLOATS and flags == ["rn"]:
+        name = _FLOATS[target]
+        return Instruction(1, (width,), lambda a: _write(casts.int_to_float(a.view(_INTEGERS[source]), name)))
+    if source in _INTEGERS and target in _INTEGERS and not flags:
+        return Instruction(1, (width,), lambda a: _write(a.view(_INTEGERS[source]).astype(_INTEGERS[target])))
+    return None
+
+
+def _rounded(integral: Callable[..., Array], values: Array, name: str) -> Array:
+    return casts.narrow(integral(casts.widen(values, name)), name)
+
+
+def _float_conversion(flags: list[str], source: str, target: str, wide: Callable[[Array], Array]) -> Instruction | None:
+    name, origin = _FLOATS[target], _FLOATS[source]
+    integral = next((_ROUND[f] for f in flags if f in _ROUND), None)
+    direction = next((f for f in flags if f in DIRECTIONS), "rn")
+    if direction in ("rm", "rp") and (source, target) != ("f64", "f32"):
+        return None
+
+    def compute(bits: Array) -> Array:
+        values = casts.widen(wide(bits), origin)
+        if integral is not None:
+            values = integral(values)
+        if direction in ("rm", "rp"):
+            out = to_float32(values, direction)
+        else:
+            out = casts.narrow(values, name, "rtz" if direction == "rz" else "rtne")
+        if "ftz" in flags and name == "fp32":
+            out = flush(out)
+        return _write(saturate(out) if "sat" in flags else out)
+
+    if "sat" in flags and name != "fp32":
+        return None
+    return Instruction(1, (_width(source),), compute)

@@ -1,0 +1,189 @@
+"""The corpus: cases that once broke a law or gave a large error, kept so that every later run tries them again.
+
+    reports/corpus/my_gelu/3f9a0c12e7d4.json
+
+One file per entry, in a folder per kernel, named after a digest of what it pins: the same find added twice is one
+file, two processes that add at the same time cannot lose each other's entry, and version control merges them
+without conflict. The folder is `[tool.verify] corpus` in pyproject.toml, by default reports/corpus.
+
+An entry pins a case and either a law or one element of a result. What it showed then (error, backend, commit,
+date) and why it was kept are for the reader; a rerun judges afresh. A file that no longer reads as an entry is an
+error that names it: a counterexample that silently stops being tried is worse than none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from pathlib import Path
+
+import msgspec
+
+from verify.cases import Case
+from verify.declare import config
+from verify.errors import UsageError
+from verify.records.record import Number, write_atomically
+from verify.truth.formats import named
+
+SCHEMA = 1
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One pinned case. Either `law` is named, or `result` and `index`."""
+
+    schema: int
+    kernel: str
+    target: str  # FILE::KERNEL or MODULE::KERNEL, from the project's root
+    op: str
+    dtype: str
+    case: Case
+    law: str = ""
+    result: str = ""
+    index: int | None = None
+    error: Number | None = None  # then, in ULP of the gate below; None for a law
+    gate: str = ""  # "plain" or "scaled"
+    showed: str = ""  # what came out and what was right, or the law's message
+    backend: str = ""
+    commit: str = ""
+    date: str = ""  # ISO 8601, UTC
+    why: str = ""
+
+    @property
+    def id(self) -> str:
+        """12 hex digits of what is pinned; what it showed and why do not enter."""
+        pinned = [self.kernel, self.op, self.dtype, self.case, self.law, self.result, self.index]
+        # sorted: the order in which a case names its operands is not part of it
+        return hashlib.sha256(msgspec.json.encode(pinned, order="sorted")).hexdigest()[:12]
+
+    @property
+    def about(self) -> str:
+        """What is pinned, in a few words."""
+        return f"law of {self.law}" if self.law else f"{self.result}[{self.index}]"
+
+
+def entry(
+    kernel: str,
+    target: str,
+    op: str,
+    case: Case,
+    *,
+    law: str = "",
+    result: str = "",
+    index: int | None = None,
+    error: Number | None = None,
+    gate: str = "",
+    showed: str = "",
+    backend: str = "",
+    commit: str = "",
+    why: str = "",
+) -> Entry:
+    """A new entry, dated now."""
+    made = Entry(
+        schema=SCHEMA,
+        kernel=kernel,
+        target=target,
+        op=op,
+        dtype=case.dtype,
+        case=case,
+        law=law,
+        result=result,
+        index=index,
+        error=error,
+        gate=gate,
+        showed=showed,
+        backend=backend,
+        commit=commit,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        why=why,
+    )
+    _check(made, "the new entry")
+    return made
+
+
+def folder() -> Path:
+    """Where the project above the working directory keeps its corpus."""
+    return config.find().corpus
+
+
+def cases_for(kernel: str, dtype: str | None = None, where: Path | None = None) -> list[Entry]:
+    """The entries of a kernel, of one dtype or of all, in the order of their files; none where nothing is pinned.
+
+    `verify run` judges those with a `result`, `verify.laws_for` tries those with a `law`.
+    """
+    inside = (where or folder()) / _slug(kernel)
+    found = [_read(path) for path in sorted(inside.glob("*.json"))] if inside.is_dir() else []
+    # two names may share a folder: the file says whose entry it is
+    return [item for item in found if item.kernel == kernel and dtype in (None, item.dtype)]
+
+
+def load(where: Path | None = None) -> list[Entry]:
+    """Every entry, in the order of kernels and files."""
+    inside = where or folder()
+    paths = sorted(inside.glob("*/*.json"), key=lambda path: path.relative_to(inside).parts)
+    return [_read(path) for path in paths]
+
+
+def add(item: Entry, where: Path | None = None) -> tuple[Path, bool]:
+    """Pin an entry: its file, and whether it is new. What is pinned already stays as it is."""
+    _check(item, "the entry")
+    path = (where or folder()) / _slug(item.kernel) / f"{item.id}.json"
+    if path.exists():
+        _read(path)
+        return path, False
+    raw = msgspec.json.encode(item, order="deterministic")
+    write_atomically(path, msgspec.json.format(raw, indent=1) + b"\n")
+    return path, True
+
+
+def remove(identity: str, where: Path | None = None) -> Entry:
+    """Unpin one entry by its id."""
+    inside = where or folder()
+    paths = sorted(inside.glob(f"*/{identity}.json")) if re.fullmatch(r"[0-9a-f]{12}", identity) else []
+    if not paths:
+        raise UsageError(f"the corpus in {inside} has no entry {identity!r}", hint="verify corpus list")
+    found = _read(paths[0])
+    paths[0].unlink()
+    if not any(paths[0].parent.iterdir()):
+        paths[0].parent.rmdir()
+    return found
+
+
+def _slug(kernel: str) -> str:
+    """The folder of a kernel: its name where that is a plain one."""
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", kernel):
+        return kernel
+    return re.sub(r"[^A-Za-z0-9_-]", "_", kernel) + "-" + hashlib.sha256(kernel.encode()).hexdigest()[:6]
+
+
+def _read(path: Path) -> Entry:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Entry)
+    except OSError as error:
+        raise UsageError(f"cannot read the corpus entry {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} is no corpus entry: {error}", hint=f"mend the file, or verify corpus remove {path.stem}"
+        ) from error
+    _check(found, str(path))
+    if found.id != path.stem:
+        raise UsageError(
+            f"{path} pins the entry {found.id}; a file is named after what it pins",
+            hint=f"rename it to {found.id}.json",
+        )
+    return found
+
+
+def _check(item: Entry, where: str) -> None:
+    """The rules that types cannot say."""
+    if item.schema != SCHEMA:
+        raise UsageError(f"{where} has corpus schema {item.schema}; this verify reads {SCHEMA}")
+    if bool(item.law) == bool(item.result):
+        raise UsageError(f"{where} pins a law or a result, one of them; received {item.law!r} and {item.result!r}")
+    if item.result and (item.index is None or item.index < 0):
+        raise UsageError(f"{where} pins an element of {item.result} by its index from 0; received {item.index!r}")
+    if item.law and item.index is not None:
+        raise UsageError(f"{where} pins a law, which has no index; received {item.index!r}")
+    if not item.kernel or item.dtype != item.case.dtype:
+        raise UsageError(f"{where} names its kernel and the dtype of its case, {item.case.dtype}; got {item.dtype!r}")
+    named(item.dtype)

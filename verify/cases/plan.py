@@ -1,0 +1,175 @@
+"""Which cases `verify run` measures for a kernel and a dtype.
+
+Unary elementwise kernels in 8 and 16 bits always see every input. Everything else is observed: the special
+values, the neighbourhoods of the op's landmarks, and three spreads of random values, from a fixed seed.
+Row-wise ops and contractions run through every row regime, at widths on both sides of a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verify.cases import Case
+from verify.cases.values import ROW
+from verify.declare.declaration import Kernel
+from verify.ops.op import Op
+from verify.truth.formats import named
+
+ROW_REGIMES = tuple(name for name in ROW if not name.startswith("around"))
+MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases whose figures are merged into one result per output.
+
+    `label` is appended to gradient names ("dx" + label); `only_gradients` leaves the outputs out because
+    another group has them; `exhaustive` says that the cases are the whole input space. `pinned` cases come from
+    the project's corpus: they are results of their own, whatever else is measured.
+    """
+
+    cases: tuple[Case, ...]
+    exhaustive: bool = False
+    label: str = ""
+    only_gradients: bool = False
+    pinned: bool = False
+
+    def named(self, result: str) -> str:
+        """What a result of this group is called in the record."""
+        return result + (self.label if self.pinned or result.startswith("d") else "")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to observe. float64 is judged element by element in exact arithmetic, so it gets less.
+
+    `narrow`, `wide` and `large` are taken in turn, one for each regime that has any. `longest` is a row beyond any
+    block, for some regimes, two rows of it.
+    """
+
+    elements: int
+    float64_elements: int
+    narrow: tuple[int, ...]
+    middle: int
+    wide: tuple[int, ...]
+    exact_width: int
+    rows: int
+    matrices: tuple[tuple[int, int, int], ...]
+    large: tuple[tuple[int, int, int], ...] = ()
+    longest: int = 0
+
+
+EFFORTS = {
+    "interpreter": Effort(
+        elements=1 << 18,
+        float64_elements=1 << 12,
+        narrow=(1, 3, 2, 5),
+        middle=257,
+        wide=(2048,),
+        exact_width=33,
+        rows=3,
+        matrices=((17, 65, 33), (32, 256, 16)),
+    ),
+    # what an exact verdict costs grows with the width, on a GPU as without one: a middle width serves every regime, and
+    # blocks that a row fills or leaves almost half empty take turns
+    "cuda": Effort(
+        elements=1 << 20,
+        float64_elements=1 << 13,
+        narrow=(1, 3, 2, 5),
+        middle=257,
+        wide=(1025, 4096, 8193),
+        exact_width=33,
+        rows=8,
+        matrices=((17, 65, 33),),
+        large=((128, 512, 128), (257, 1024, 96)),
+        longest=65_537,
+    ),
+}
+
+
+def plan(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
+    """The groups of cases of one dtype."""
+    effort = EFFORTS[backend]
+    if kernel.op.kind == "elementwise":
+        return _elementwise(kernel, dtype, effort, seed)
+    if kernel.op.kind == "rowwise":
+        return [_rowwise(kernel, dtype, effort, seed)]
+    return [_contraction(kernel, dtype, effort, seed)]
+
+
+def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
+    """The corpus' cases of a kernel in a dtype as groups: with and without a gradient, as the cases ask."""
+    groups = []
+    for upstream in (False, True):
+        chosen = tuple(dict.fromkeys(case.to_json() for case in cases if bool(case.upstream) == upstream))
+        if chosen:
+            group = tuple(Case.from_json(text) for text in chosen)
+            groups.append(Group(group, label=" (pinned)", only_gradients=upstream, pinned=True))
+    return groups
+
+
+def _base(kernel: Kernel, dtype: str, seed: int) -> dict[str, object]:
+    return {"dtype": dtype, "seed": seed, "params": dict(kernel.params), "absent": kernel.absent}
+
+
+def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
+    return Case(**{**_base(kernel, dtype, seed), **fields})  # type: ignore[arg-type]
+
+
+def is_unary(op: Op) -> bool:
+    """One operand, and one output element per input element."""
+    if op.kind != "elementwise" or len(op.operands) != 1:
+        return False
+    return op.shapes((3,), op.resolve({})) == {op.operands[0].name: (3,)}
+
+
+def _elementwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[Group]:
+    fmt = named(dtype)
+    gradients = bool(kernel.differentiable)
+    if fmt.bits <= 16 and is_unary(kernel.op):
+        everything = _case(
+            kernel,
+            dtype,
+            seed,
+            dims=(1 << fmt.bits,),
+            fill="patterns",
+            upstream="ones" if gradients else "",
+        )
+        groups = [Group((everything,), exhaustive=True)]
+        if gradients:
+            # dy = 1 alone would let a backward pass that ignores dy go by
+            weighted = _case(kernel, dtype, seed, dims=(1 << 14,), fill="mixed", upstream="normal")
+            groups.append(Group((weighted,), label=" (random dy)", only_gradients=True))
+        return groups
+    count = effort.float64_elements if fmt.name == "float64" else effort.elements
+    dims = (count // 256, 256)
+    upstream = "normal" if gradients else ""
+    return [Group((_case(kernel, dtype, seed, dims=dims, fill="mixed", upstream=upstream),))]
+
+
+def _rowwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
+    """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest."""
+    upstream = "normal" if kernel.differentiable else ""
+    cases = []
+    for place, recipe in enumerate(ROW_REGIMES):
+        narrow = effort.narrow[place % len(effort.narrow)]
+        widths = [narrow, effort.middle] + [effort.wide[place % len(effort.wide)]] * (place % 2)
+        shapes = [(effort.rows, width) for width in widths]
+        if effort.longest and place % 3 == 2:
+            shapes.append((2, effort.longest))
+        if dtype == "float64":
+            shapes = [(effort.rows, narrow), (effort.rows, effort.exact_width)]
+        for dims in shapes:
+            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
+    return Group(tuple(cases))
+
+
+def _contraction(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
+    upstream = "normal" if kernel.differentiable else ""
+    cases = []
+    for place, recipe in enumerate(MATRIX_REGIMES):
+        shapes = effort.matrices + ((effort.large[place % len(effort.large)],) if effort.large else ())
+        for dims in shapes if dtype != "float64" else shapes[:1]:
+            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
+    return Group(tuple(cases))

@@ -1,0 +1,70 @@
+"""The regime of every element of a result: a named region of the input, or the row recipe of its case."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case
+from verify.ops.op import Op, Problem, Regime
+from verify.truth.ulp import widen
+
+NONFINITE = "infinite or NaN input"
+
+
+def segments_of(
+    op: Op, case: Case, problem: Problem, result: str, shape: tuple[int, ...]
+) -> tuple[Tensor | None, tuple[Regime, ...]]:
+    """The regime number of every element of a result, and the regimes."""
+    if op.kind != "elementwise":
+        return None, (Regime(case.regime or "all", -math.inf, math.inf),)
+    regimes = op.regimes(problem.params) or (Regime("all", -math.inf, math.inf),)
+    numbers = widen(deciding_values(op, problem, result).detach()).reshape(-1)
+    segments = torch.full(numbers.shape, len(regimes), dtype=torch.int64, device=numbers.device)
+    for place, regime in enumerate(regimes):
+        segments[(numbers >= regime.low) & (numbers < regime.high)] = place
+    segments[_nonfinite_inputs(problem, result, shape).reshape(-1)] = len(regimes)
+    return segments, (*regimes, Regime(NONFINITE, math.nan, math.nan))
+
+
+def deciding_operand(op: Op) -> str:
+    """The operand whose value decides an element's regime: `x2` where it is the second half of a packed x."""
+    if op.kind != "elementwise":
+        return ""
+    return f"{op.regime_of}2" if op.regime_values else op.regime_of
+
+
+def deciding_values(op: Op, problem: Problem, result: str) -> Tensor:
+    """That operand's value for every element of a result."""
+    values = op.regime_values(problem, result) if op.regime_values else problem.inputs[op.regime_of]
+    assert values is not None
+    return values
+
+
+def _nonfinite_inputs(problem: Problem, result: str, shape: tuple[int, ...]) -> Tensor:
+    """Where an element depends on an infinite or NaN input or upstream gradient."""
+    found: Tensor | None = None
+    tensors = [value for value in problem.inputs.values() if value is not None]
+    if result.startswith("d"):
+        tensors += problem.upstream.values()
+    for tensor in tensors:
+        strange = ~torch.isfinite(widen(tensor.detach()))
+        if strange.shape != shape and strange.shape[-1] == 2 * shape[-1]:  # packed halves in, one out
+            first, second = strange.chunk(2, -1)
+            strange = first | second
+        elif strange.shape != shape:  # one in, packed halves out
+            strange = torch.cat([strange, strange], -1)
+        elif len(tensors) > 1 and tensor is tensors[0] and _is_packed(tensors, shape):
+            first, second = strange.chunk(2, -1)
+            either = first | second
+            strange = torch.cat([either, either], -1)
+        found = strange if found is None else found | strange
+    assert found is not None
+    return found
+
+
+def _is_packed(tensors: list[Tensor], shape: tuple[int, ...]) -> bool:
+    """Whether the operand holds two halves of which the upstream gradient sees one."""
+    return bool(shape) and tensors[-1].shape[-1] * 2 == shape[-1]

@@ -1,0 +1,422 @@
+"""The declaration of a kernel under test.
+
+    @verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=["bfloat16", "float32"])
+    def my_gelu(x):
+        return fast_gelu(x)
+
+A declaration says which operation the kernel computes and what it promises. The decorated name stays
+callable. Tensors arrive positionally in the op's order; parameters arrive by keyword where the function
+accepts them, else they are taken to be baked in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from verify import ops
+from verify.errors import UsageError
+from verify.ops.op import Op, Operand, Params, Shape
+from verify.truth.formats import FORMATS, named
+from verify.truth.ulp import Policy
+
+LAYOUTS = ("any", "contiguous")
+BACKENDS = ("cuda", "interpreter")
+DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
+DEFAULT_LIMIT = 4.0
+
+# by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
+declared_lines: dict[str, dict[str, set[int]]] = {}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation under test. Made by `verify.kernel`; calling it calls the function."""
+
+    name: str
+    function: Callable[..., Any]
+    op: Op
+    params: Mapping[str, Any]
+    dtypes: tuple[str, ...]
+    operands: tuple[str, ...]
+    outputs: tuple[str, ...]
+    layouts: Literal["any", "contiguous"]
+    gradients: tuple[str, ...] | Literal["auto"]
+    max_ulp: Mapping[str, float]
+    backends: tuple[str, ...]
+    peer: bool
+    policy: Policy
+    module: str
+    file: str
+    summary: str = ""
+    accepted: frozenset[str] = field(default_factory=frozenset)
+    requires: tuple[str, ...] = ()
+    largest: Mapping[str, float] = field(default_factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Optional operands that this kernel does not take."""
+        return tuple(o.name for o in self.op.operands if o.name not in self.operands)
+
+    @property
+    def differentiable(self) -> tuple[Operand, ...]:
+        """Operands of this kernel for which the op defines a gradient and the kernel may have one."""
+        return tuple(
+            operand
+            for operand in self.op.operands
+            if operand.differentiable
+            and operand.name in self.operands
+            and (self.gradients == "auto" or operand.name in self.gradients)
+        )
+
+    def limit(self, dtype: str) -> float:
+        """The error beyond which a result in a dtype is wrong by this kernel's own word."""
+        return self.max_ulp[dtype]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Modules that this kernel requires and that are not installed: it is skipped, and not imported."""
+        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
+
+    @property
+    def promise(self) -> str:
+        """One line on what is promised."""
+        parts = [" ".join(self.dtypes), f"layouts: {self.layouts}"]
+        unit = " scaled" if self.op.gate == "scaled" else ""
+        if self.gradients == "auto":
+            parts.append("gradients: where autograd gives one")
+        else:
+            parts.append("gradients: " + (" ".join("d" + name for name in self.gradients) or "none"))
+        limits = sorted(set(self.max_ulp.values()))
+        if len(limits) == 1:
+            parts.append(f"max {limits[0]:g} ULP{unit}")
+        else:
+            each = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in self.max_ulp.items())
+            parts.append(f"max ULP{unit}: {each}")
+        if self.largest:
+            parts.append("hunted up to " + ", ".join(f"{size:g} in {dtype}" for dtype, size in self.largest.items()))
+        return "; ".join(parts)
+
+
+def kernel(
+    *received: object,
+    op: str | Op | None = None,
+    params: Mapping[str, Any] | None = None,
+    dtypes: Iterable[str] | None = None,
+    operands: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    layouts: Literal["any", "contiguous"] = "any",
+    gradients: bool | Iterable[str] | Literal["auto"] = "auto",
+    max_ulp: float | Mapping[str, float] = DEFAULT_LIMIT,
+    backends: Iterable[str] = BACKENDS,
+    peer: bool = False,
+    policy: Policy | None = None,
+    name: str | None = None,
+    requires: str | Iterable[str] = (),
+    largest: float | Mapping[str, float] | None = None,
+) -> Callable[[Callable[..., Any]], Kernel]:
+    """Declare the function below as a kernel.
+
+    op: the operation it computes, by name (`verify list --ops`) or as an `Op` from `verify.op(...)`.
+    params: values of the op's parameters that this kernel implements.
+    dtypes: the dtypes it promises, default float32, bfloat16, float16.
+    operands: the operands it takes, default all of the op's; leave out optional ones such as "bias".
+    outputs: the outputs it returns, default the op's without the optional ones.
+    layouts: "any", or "contiguous" when it refuses other layouts with an error.
+    gradients: "auto" (test those that autograd provides), True (all must exist), False, or operand names.
+    max_ulp: the error beyond which a result is wrong by this kernel's own word; one number, or one per dtype.
+    backends: where it can run; elsewhere it is skipped and the reason reported.
+    peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
+    policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
+    requires: packages that the function imports; where one is not installed the kernel is skipped and says so.
+    largest: the magnitude of inputs up to which the limit is promised, one number or one per dtype; default all finite
+        ones. Hunts search no larger ones; laws widen the limit beside terms that leave the format (docs/laws.md).
+    """
+
+    # the declaring module, not the function's: a library function may be declared as it is
+    caller = sys._getframe(1).f_globals
+    module, file = caller.get("__name__", ""), caller.get("__file__", "")
+    named_op = _op(received, op)
+
+    def declare(function: Callable[..., Any]) -> Kernel:
+        label = name or getattr(function, "__name__", None) or "kernel"
+        where = f"kernel {label!r}"
+        if not callable(function):
+            raise UsageError(
+                f"{where}: @verify.kernel decorates a function; received {function!r}",
+                hint="def my_kernel(x): ... below it, or verify.kernel(op=...)(function)",
+            )
+        if isinstance(function, type):
+            raise UsageError(
+                f"{where}: @verify.kernel decorates a function; received the class {function.__name__}",
+                hint=f"decorate a function that calls it, as in: def my_kernel(x): return {_called(function)}",
+            )
+        definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
+        definition.resolve(params or {})
+        taken = _operands(where, definition, operands)
+        promised = _dtypes(where, dtypes)
+        declared = Kernel(
+            name=label,
+            function=function,
+            op=definition,
+            params=dict(params or {}),
+            dtypes=promised,
+            operands=taken,
+            outputs=_outputs(where, definition, outputs),
+            layouts=_choice(where, "layouts", layouts, LAYOUTS),
+            gradients=_gradients(where, definition, gradients, taken),
+            max_ulp=_limits(where, max_ulp, promised),
+            backends=tuple(
+                _choice(where, "backends", item, BACKENDS) for item in _strings(where, "backends", backends)
+            ),
+            peer=bool(peer),
+            policy=policy or Policy(),
+            module=module,
+            file=file,
+            summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
+            accepted=_accepted(function, definition),
+            requires=_requires(where, requires),
+            largest=_largest(where, largest, promised),
+        )
+        _takes(where, declared)
+        code = getattr(function, "__code__", None)
+        if code is not None and getattr(function, "__module__", None) == module:
+            declared_lines.setdefault(module, {}).setdefault(function.__qualname__, set()).add(code.co_firstlineno)
+        return declared
+
+    return declare
+
+
+# -- checks: each states the rule and what was received -------------------------------------------------
+
+
+def _strings(where: str, what: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        value = (value,)
+    items = tuple(str(item) for item in value)
+    if not items:
+        raise UsageError(
+            f"{where}: {what} must name at least one; received an empty list", hint=f"leave {what}= out for the default"
+        )
+    if len(set(items)) != len(items):
+        raise UsageError(
+            f"{where}: {what} must not repeat; received {', '.join(items)}",
+            hint=f"{what}={list(dict.fromkeys(items))!r}",
+        )
+    return items
+
+
+def _op(received: tuple[object, ...], op: str | Op | None) -> str | Op:
+    """The op of a declaration; without one, what was written instead and what to write."""
+    if received or op is None:
+        first = received[0] if received else "no op"
+        name = getattr(first, "__name__", None) if callable(first) else None
+        raise UsageError(
+            "@verify.kernel takes keyword arguments, and op= is the one that it needs; received "
+            + (f"the function {name!r}" if name else str(first) if first == "no op" else repr(first)),
+            hint=f"@verify.kernel(op={first if isinstance(first, str) and received else 'gelu'!r}) above the function; "
+            "`verify list --ops` names the ops",
+        )
+    if not isinstance(op, str | Op):
+        raise UsageError(
+            f"op is the name of an op or what verify.op(...) returns; received {op!r}",
+            hint="verify list --ops, or define it with verify.op(name, exact=..., reference=...)",
+        )
+    return op
+
+
+def _called(kind: type) -> str:
+    from torch.autograd import Function
+
+    return f"{kind.__name__}.apply(x)" if issubclass(kind, Function) else f"{kind.__name__}()(x)"
+
+
+def _takes(where: str, declared: Kernel) -> None:
+    """Refuse a function that cannot be called as it will be: the operands by position, then parameters by keyword."""
+    function, op, operands, accepted = declared.function, declared.op, declared.operands, declared.accepted
+    if isinstance(getattr(function, "__self__", None), type):
+        return  # Function.apply takes whatever comes
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*operands, **dict.fromkeys(accepted))
+    except TypeError as error:
+        optional = [operand.name for operand in op.operands if operand.optional]
+        positional = [
+            item.name
+            for item in signature.parameters.values()
+            if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) and item.name not in op.params
+        ]
+        known = [operand.name for operand in op.operands]
+        hint = f"verify list --op {op.name}"
+        if optional and positional and set(known) - set(optional) <= set(positional) < set(known):
+            chosen = [item for item in known if item in positional]
+            hint = f"operands={chosen!r} in the declaration, if the kernel takes no more"
+        raise UsageError(
+            f"{where}: it is called with the tensors {', '.join(operands)} by position"
+            + (f" and {', '.join(sorted(accepted))} by keyword" if accepted else "")
+            + f"; received a function that takes {signature}: {error}",
+            hint=hint,
+        ) from None
+
+
+def _requires(where: str, requires: str | Iterable[str]) -> tuple[str, ...]:
+    if not requires:
+        return ()
+    names = _strings(where, "requires", requires)
+    for item in names:
+        if not item.isidentifier():
+            raise UsageError(
+                f"{where}: requires names importable top-level packages; received {item!r}",
+                hint='the name after `import`, as in requires="liger_kernel"',
+            )
+    return names
+
+
+def _choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
+    if value not in allowed:
+        raise UsageError(
+            f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"
+        )
+    return value
+
+
+def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:
+    if dtypes is None:
+        return DEFAULT_DTYPES
+    names = []
+    for item in _strings(where, "dtypes", dtypes):
+        try:
+            names.append(named(item).name)
+        except UsageError:
+            raise UsageError(
+                f"{where}: dtypes are floating-point formats, {', '.join(FORMATS)}; received {item!r}",
+                hint=f"dtypes={list(DEFAULT_DTYPES)!r}, which is also what is measured without dtypes=",
+            ) from None
+    return tuple(names)
+
+
+def _operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, ...]:
+    known = [operand.name for operand in op.operands]
+    if operands is None:
+        return tuple(known)
+    chosen = _strings(where, "operands", operands)
+    for item in chosen:
+        if item not in known:
+            raise UsageError(
+                f"{where}: op {op.name!r} has operands {', '.join(known)}; received {item!r}",
+                hint=f"verify list --op {op.name}",
+            )
+    for operand in op.operands:
+        if not operand.optional and operand.name not in chosen:
+            raise UsageError(
+                f"{where}: op {op.name!r} requires operand {operand.name!r}; operands omits it",
+                hint=f"operands={[item.name for item in op.operands if not item.optional or item.name in chosen]!r}",
+            )
+    return tuple(item for item in known if item in chosen)
+
+
+def _outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...]:
+    known = op.all_outputs
+    if outputs is None:
+        return op.required_outputs
+    chosen = _strings(where, "outputs", outputs)
+    for item in chosen:
+        if item not in known:
+            raise UsageError(
+                f"{where}: op {op.name!r} has outputs {', '.join(known)}; received {item!r}",
+                hint=f"verify list --op {op.name}",
+            )
+    return chosen
+
+
+def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tuple[str, ...] | Literal["auto"]:
+    if gradients == "auto":
+        return "auto"
+    differentiable = tuple(operand.name for operand in op.operands if operand.differentiable and operand.name in taken)
+    if gradients is True:
+        return differentiable
+    if gradients is False:
+        return ()
+    chosen = []
+    for item in _strings(where, "gradients", gradients):
+        operand = item if item in differentiable else item.removeprefix("d")
+        if operand not in differentiable:
+            raise UsageError(
+                f"{where}: op {op.name!r} has gradients for {', '.join(differentiable)}; received {item!r}",
+                hint='gradients=True (all), False (none), "auto" (those that autograd gives) or a list of operands',
+            )
+        chosen.append(operand)
+    return _strings(where, "gradients", chosen)
+
+
+def _limits(where: str, limit: Any, dtypes: tuple[str, ...]) -> dict[str, float]:
+    if not isinstance(limit, Mapping):
+        return dict.fromkeys(dtypes, _limit(where, limit))
+    if set(limit) != set(dtypes):
+        raise UsageError(
+            f"{where}: max_ulp names one limit per dtype, {', '.join(dtypes)}; received {', '.join(map(str, limit))}",
+            hint=f"max_ulp={dict.fromkeys(dtypes, DEFAULT_LIMIT)!r}, or one number for all",
+        )
+    return {dtype: _limit(where, limit[dtype]) for dtype in dtypes}
+
+
+def _limit(where: str, limit: Any) -> float:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0.5 or math.isinf(limit):
+        raise UsageError(
+            f"{where}: max_ulp is a finite number of at least 0.5; received {limit!r}",
+            hint="max_ulp=0.5 promises correct rounding, max_ulp=1 a faithful result; without it the limit is "
+            f"{DEFAULT_LIMIT:g}",
+        )
+    return float(limit)
+
+
+def _largest(where: str, largest: Any, dtypes: tuple[str, ...]) -> dict[str, float]:
+    if largest is None:
+        return {}
+    each = largest if isinstance(largest, Mapping) else dict.fromkeys(dtypes, largest)
+    for dtype, size in each.items():
+        if dtype not in dtypes:
+            raise UsageError(
+                f"{where}: largest is about its dtypes, {', '.join(dtypes)}; received {dtype!r}",
+                hint="leave out the other dtypes: hunts search all their finite numbers",
+            )
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
+            raise UsageError(
+                f"{where}: largest is a positive finite magnitude of inputs; received {size!r}",
+                hint="without it hunts search all finite numbers",
+            )
+    return {dtype: float(size) for dtype, size in each.items()}
+
+
+def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
+    if isinstance(getattr(function, "__self__", None), type):
+        return frozenset()  # Function.apply: its signature says **kwargs, its forward takes none
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return frozenset()
+    names = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        names |= set(op.params)
+    return frozenset(names & set(op.params))
+
+
+def expected_shape(op: Op, dims: Shape, params: Params, output: str) -> Shape:
+    """The shape of an output: the dims themselves, except for contractions, whose dims are (M, K, N)."""
+    if op.kind != "contraction":
+        return tuple(dims)
+    if output == "y":
+        return (dims[0], dims[2])
+    return (dims[0], op.shapes(dims, params)["weight"][0])

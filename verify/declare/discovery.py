@@ -1,0 +1,152 @@
+"""Where declarations are found: the kernels of a file or a module, imported once."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from verify.declare.declaration import Kernel, declared_lines
+from verify.declare.standin import stand_in
+from verify.declare.target import Target
+from verify.errors import UsageError
+
+
+def load(target: Target) -> list[Kernel]:
+    """The kernels of a target, in the order of their definition."""
+    module = _import(target)
+    found = [value for value in vars(module).values() if isinstance(value, Kernel) and value.module == module.__name__]
+    unique = list({id(item): item for item in found}.values())
+    names = [item.name for item in unique]
+    for label, lines in declared_lines.get(module.__name__, {}).items():
+        if len(lines) > 1 and isinstance(getattr(module, label, None), Kernel):
+            places = " and ".join(map(str, sorted(lines)))
+            raise UsageError(
+                f"{target.source} declares two kernels as {label!r}, in lines {places}; only the last would be "
+                "measured",
+                hint=f"def another_{label}(...)",
+            )
+    for label in names:
+        if names.count(label) > 1:
+            raise UsageError(
+                f"{target.source} declares two kernels named {label!r}; names must differ",
+                hint='@verify.kernel(op=..., name="another_name")',
+            )
+    if not unique:
+        raise UsageError(
+            f"{target.source} declares no kernel",
+            hint="decorate a function with @verify.kernel(op=...); `verify list --ops` names the ops",
+        )
+    if target.kernel is None:
+        return unique
+    chosen = [item for item in unique if item.name == target.kernel]
+    label, separator, form = target.kernel.rpartition("@")
+    if separator and not chosen:
+        chosen = [stand_in(item, form) for item in unique if item.name == label]
+    if not chosen:
+        raise UsageError(
+            f"{target.source} has no kernel {target.kernel!r}; it declares: {', '.join(names)}",
+            hint=f"verify list {target.source}",
+        )
+    return chosen
+
+
+def _import(target: Target) -> ModuleType:
+    path = Path(target.source).resolve()
+    if path.is_dir() and not (target.source.isidentifier() and (path / "__init__.py").is_file()):
+        raise UsageError(
+            f"a target is a Python file or a module; received the folder {target.source}", hint=_in_folder(path)
+        )
+    if target.is_file:
+        if not path.is_file():
+            raise UsageError(f"no such file: {target.source}", hint=_in_folder(path.parent))
+        return _import_file(path, target.source)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(target.source)
+    except ModuleNotFoundError as error:
+        if error.name and (target.source == error.name or target.source.startswith(error.name + ".")):
+            raise UsageError(
+                f"no module named {target.source!r}",
+                hint="a file is named with its ending: verify run accuracy.py",
+            ) from error
+        raise _import_failure(target.source, error) from error
+    except UsageError as error:
+        raise _within(target.source, error) from error
+    except Exception as error:
+        raise _import_failure(target.source, error) from error
+
+
+def _in_folder(folder: Path) -> str:
+    """The next command where no file was named: one of the files there that declare kernels."""
+    try:
+        files = [item for item in sorted(folder.glob("*.py")) if "verify.kernel" in item.read_text("utf-8", "ignore")]
+    except OSError:
+        files = []
+    if not files:
+        return "verify run FILE.py, where FILE.py declares a kernel with @verify.kernel; verify list for all configured"
+    return f"verify run {os.path.relpath(files[0])}"
+
+
+def _within(shown: str, error: UsageError) -> UsageError:
+    """The error of a declaration with the file that it stands in, unless it names it."""
+    if shown in error.message:
+        return error
+    return UsageError(f"{shown}: {error.message}", hint=error.hint)
+
+
+def _import_file(path: Path, shown: str) -> ModuleType:
+    project = next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent)
+    for folder in (str(project), str(path.parent)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    # a name of its own: two accuracy.py in two folders are two modules
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    label = f"verify_target_{path.stem.replace('.', '_')}_{digest}"
+    if label in sys.modules:
+        return sys.modules[label]
+    spec = importlib.util.spec_from_file_location(label, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{shown} cannot be imported as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[label] = module
+    declared_lines.pop(label, None)  # of an import that failed, before the file was mended
+    try:
+        spec.loader.exec_module(module)
+    except UsageError as error:
+        del sys.modules[label]
+        raise _within(shown, error) from error
+    except Exception as error:
+        del sys.modules[label]
+        raise _import_failure(shown, error) from error
+    return module
+
+
+def _import_failure(shown: str, error: BaseException) -> UsageError:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" ({error.filename}:{error.lineno})"
+    text = " ".join(str(error).split()) or "no message"
+    return UsageError(
+        f"{shown} fails on import: {type(error).__name__}: {text}{place}", hint=_after_failure(shown, error, text)
+    )
+
+
+def _after_failure(shown: str, error: BaseException, text: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return (
+            f"install {package} for {sys.executable}; where it may be missing, import it inside the function and "
+            f'declare requires="{package}"'
+        )
+    if isinstance(error, TypeError) and text.startswith("kernel() got an unexpected keyword"):
+        return "python -c 'import verify; help(verify.kernel)' lists the keywords"
+    return f"python {shlex.quote(shown)}" if shown.endswith(".py") else f"python -c {shlex.quote(f'import {shown}')}"

@@ -1,0 +1,90 @@
+"""PyTorch in the place of a kernel: the same op, parameters, operands and outputs, computed by the op's baseline.
+
+    accuracy.py::my_gelu@eager      PyTorch eager, as most users run it today
+    accuracy.py::my_gelu@compile    the same, through torch.compile
+
+A stand-in is an ordinary kernel that is measured and never judged, so every command takes it as a target: what
+`verify bench` shows beside a kernel can be run and replayed by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from verify.declare.declaration import DEFAULT_LIMIT, Kernel
+from verify.errors import UsageError
+
+RECOMPILATIONS = 64  # a row-wise op meets many widths; beyond torch's own limit of 8 it would silently run eagerly
+
+
+def stand_in(kernel: Kernel, form: str) -> Kernel:
+    """The PyTorch baseline of a kernel's op as a kernel of its own."""
+    if form not in _FORMS:
+        raise UsageError(
+            f"a stand-in is KERNEL@{' or KERNEL@'.join(_FORMS)}; received {kernel.name}@{form}",
+            hint=f"verify run {kernel.file or kernel.module}::{kernel.name}@eager",
+        )
+    make, summary, backends = _FORMS[form]
+    return dataclasses.replace(
+        kernel,
+        name=f"{kernel.name}@{form}",
+        function=make(baseline_of(kernel)),
+        summary=summary,
+        layouts="any",
+        gradients="auto",
+        max_ulp=dict.fromkeys(kernel.dtypes, DEFAULT_LIMIT),
+        backends=backends,
+        peer=True,
+        accepted=frozenset(kernel.op.params),
+        requires=(),
+    )
+
+
+def baseline_of(kernel: Kernel) -> Callable[..., Any]:
+    """The op's baseline with the kernel's signature: its operands in, its outputs out."""
+    op, known = kernel.op, kernel.op.all_outputs
+    places = [kernel.operands.index(o.name) if o.name in kernel.operands else None for o in op.operands]
+    wanted = [known.index(name) for name in kernel.outputs]
+
+    def baseline(*arguments: Tensor, **keywords: Any) -> Any:
+        returned = op.baseline(*[None if place is None else arguments[place] for place in places], **keywords)
+        items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        return items[wanted[0]] if len(wanted) == 1 else tuple(items[index] for index in wanted)
+
+    return baseline
+
+
+def _eager(baseline: Callable[..., Any]) -> Callable[..., Any]:
+    return baseline
+
+
+def _compiled(baseline: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled at the first call, so that declaring one costs nothing.
+
+    fullgraph: what cannot be compiled raises, instead of being measured under the wrong name.
+    """
+    compiled: list[Callable[..., Any]] = []
+
+    def call(*arguments: Tensor, **keywords: Any) -> Any:
+        if not compiled:
+            import torch._dynamo.config
+            import torch._functorch.config
+
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
+            # a timed backward pass runs many times on one graph
+            torch._functorch.config.donated_buffer = False
+            compiled.append(torch.compile(baseline, fullgraph=True))
+        return compiled[0](*arguments, **keywords)
+
+    return call
+
+
+# torch.compile on a CPU makes C++ code: another compiler than the one that is asked about
+_FORMS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
+    "eager": (_eager, "PyTorch eager, for comparison.", ("cuda", "interpreter")),
+    "compile": (_compiled, "torch.compile of PyTorch's formula, for comparison.", ("cuda",)),
+}

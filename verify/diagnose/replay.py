@@ -1,0 +1,154 @@
+"""Reproduce one element of one case: the same bits in, the whole case run again, one element judged exactly.
+
+Hypothesis loads only where a law is tried or a case made smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from verify.backends import Backend
+from verify.cases import Case, problem_of
+from verify.declare.declaration import Kernel
+from verify.errors import UsageError
+from verify.measure.call import Measured, run_baseline, run_kernel
+from verify.measure.element import describe
+from verify.records.record import LawRun, Number, Worst, value_of
+from verify.truth import formats
+from verify.truth.exact import Judged, judge
+from verify.truth.fast import evaluate
+from verify.truth.ulp import bits_of, pattern_at
+
+if TYPE_CHECKING:
+    from verify.laws.law import Law
+
+
+class Smaller(msgspec.Struct, frozen=True):
+    """How a case was made smaller: `original` is the command that replays the larger one."""
+
+    evaluations: int
+    exhausted: bool
+    original: str
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """What the replayed element looks like now."""
+
+    kernel: str
+    op: str
+    result: str
+    dtype: str
+    backend: str
+    worst: Worst
+    case: str
+    flat_index: int
+    ulp_exponent: int  # of the spacing at the exact value: plain ULPs are in units of 2^this
+    right: str  # the correctly rounded value
+    right_hex: str
+    misrounded: bool
+    repeatable: bool  # a second call gave the same bits everywhere
+    baseline: Worst | None
+    limit: float
+    gate: str
+    smaller: Smaller | None = None
+
+    @property
+    def judged(self) -> float:
+        """The error that the limit is about."""
+        error: Number | None = self.worst.scaled_ulp if self.gate == "scaled" else self.worst.ulp
+        return math.nan if error is None else abs(value_of(error))
+
+
+def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:
+    """Run the case and judge element `index` (flat) of `result`."""
+    measured = run_kernel(kernel, case, backend.device)
+    again = run_kernel(kernel, case, backend.device)
+    if result not in measured.results:
+        raise UsageError(f"kernel {kernel.name!r} has no result {result!r} here; it has: {', '.join(measured.results)}")
+    got = measured.results[result]
+    if not 0 <= index < got.numel():
+        raise UsageError(f"{result} has {got.numel()} elements; --index received {index}")
+    same = all(torch.equal(bits_of(first), bits_of(again.results[name])) for name, first in measured.results.items())
+    worst, judged = _judge(kernel, target, case, measured, result, index)
+    right = judged.right_bits
+    baseline: Worst | None = None
+    if not kernel.peer:
+        theirs = run_baseline(kernel.op, case, backend.device, kernel.outputs)
+        if result in theirs.results:
+            baseline, _ = _judge(kernel, target, case, theirs, result, index)
+    fmt = formats.of(got.dtype)
+    return Replay(
+        kernel=kernel.name,
+        op=kernel.op.name,
+        result=result,
+        dtype=fmt.name,
+        backend=backend.name,
+        worst=worst,
+        case=case.to_json(),
+        flat_index=index,
+        ulp_exponent=judged.exponent,
+        right="nan" if right is None else repr(fmt.to_float(right)),
+        right_hex="any NaN" if right is None else fmt.hex(right),
+        misrounded=judged.misrounded,
+        repeatable=same,
+        baseline=baseline,
+        limit=kernel.limit(case.dtype),
+        gate=kernel.op.gate,
+    )
+
+
+def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:
+    """The same for the smallest case found in which the result is wrong in the same way."""
+    from verify.laws.law import Subject
+    from verify.laws.shrink import shrink_element
+
+    given = replay(kernel, target, backend, case, result=result, index=index)
+    subject = Subject(kernel, case.dtype, backend, None, target)
+    found = shrink_element(subject, case, result, index, given.judged)
+    about = Smaller(found.evaluations, found.exhausted, given.worst.replay)
+    if found.case == case:
+        return msgspec.structs.replace(given, smaller=about)
+    place = found.broken.index
+    small = replay(kernel, target, backend, found.case, result=result, index=0 if place is None else place)
+    return msgspec.structs.replace(small, smaller=about)
+
+
+def replay_law(
+    law: Law, kernel: Kernel, case: Case, backend: Backend, target: str, *, shrink: bool
+) -> tuple[LawRun, Smaller | None]:
+    """Try one law on one case; where it breaks, on the smallest case found that breaks it, if `shrink` asks so."""
+    from verify.laws import engine
+    from verify.laws.law import Broken, Subject
+    from verify.laws.shrink import EVALUATIONS, shrink_broken
+
+    found = engine.replay_law(law, kernel, case, backend, target)
+    if not shrink or found.status != "broken":
+        return found, None
+    subject = Subject(kernel, case.dtype, backend, None, target)
+    try:
+        engine.attempt(law, subject, case)
+    except Broken as broken:
+        small = shrink_broken(law, subject, broken, evaluations=EVALUATIONS)
+        about = Smaller(small.evaluations, small.exhausted, found.replay)
+        return engine.replay_law(law, kernel, small.case, backend, target), about
+    return found, None  # it breaks only now and then: there is nothing to go by
+
+
+def _judge(
+    kernel: Kernel, target: str, case: Case, measured: Measured, result: str, index: int
+) -> tuple[Worst, Judged]:
+    got = measured.results[result]
+    fmt = formats.of(got.dtype)
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
+    pattern = pattern_at(got, index)
+    judged = judge(kernel.op.points(problem, result, [index])[0], fmt, pattern, both=True, policy=kernel.policy)
+    scaled = None
+    if kernel.op.gate == "scaled":
+        truth = evaluate(kernel.op, problem, {result: formats.named("float32")})[result]
+        scaled = judged.scaled(truth.scale_exponent(index, fmt))
+    worst = describe(kernel.op, case, problem, result, got, index, judged, target, scaled=scaled)
+    return worst, judged

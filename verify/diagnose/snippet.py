@@ -1,0 +1,373 @@
+"""One wrong element as a Python script that stands alone: to be pasted into somebody else's bug report.
+
+The script needs torch and whatever the kernel itself imports, not verify. It spells out the bits of every operand,
+calls the kernel, and compares the element with the exact value, which stands in it as 30 decimal digits, in a few
+lines that anyone can check.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import math
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.backends import Backend
+from verify.cases import Case
+from verify.cases.explicit import spell
+from verify.declare.declaration import Kernel
+from verify.diagnose.replay import Replay
+from verify.errors import UsageError
+from verify.measure.call import Measured, run_kernel
+from verify.records.record import Number, value_of
+from verify.truth import formats
+from verify.truth.formats import Format
+from verify.truth.ulp import Policy
+
+LIMIT = 4096  # elements in memory that a script spells out
+_FUTURE = "from __future__ import annotations"
+_KNOWN = sys.stdlib_module_names | {"torch", "triton", "numpy"}
+
+
+def too_long(kernel: Kernel, case: Case, backend: Backend) -> int:
+    """How many elements a script of this case would have to spell out, if that is too many; else 0."""
+    count = sum(_memory(tensor).numel() for tensor in _tensors(run_kernel(kernel, case, backend.device)).values())
+    return count if count > LIMIT else 0
+
+
+def snippet(kernel: Kernel, backend: Backend, found: Replay) -> str:
+    """The script that shows what `found` says."""
+    case = Case.from_json(found.case)
+    measured = run_kernel(kernel, case, backend.device)
+    count = sum(_memory(tensor).numel() for tensor in _tensors(measured).values())
+    if count > LIMIT:
+        raise UsageError(
+            f"a script spells out at most {LIMIT:,} elements; this case has {count:,}",
+            hint="choose a smaller case, or one that is beyond its limit: that can be made smaller with --shrink",
+        )
+    source, name = kernel_source(kernel)
+    sections = [
+        _heading(kernel, backend, found, source),
+        _imports(kernel, backend, source),
+        f"# -- the kernel\n\n{source}",
+        f"# -- the operands, bit for bit\n\n{_TENSOR}\n\n{_operands(kernel, case, measured)}",
+        f"# -- the call\n\n{_call(kernel, case, name, found)}",
+        f"# -- the exact value and the error\n\n{_error(kernel, found)}",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> str:
+    worst = found.worst
+    lines = [
+        f'"""{kernel.name} ({found.op}), {found.result} in {found.dtype}: {_figure(found)} off at {list(worst.index)}.',
+        "",
+        f"Measured with torch {torch.__version__} on {backend.name} ({_device_name(backend)}).",
+    ]
+    if kernel.policy != Policy():
+        lines.append(f"verify judged it under {kernel.policy}; the lines at the end use the default.")
+    if _interprets(backend, source):
+        lines.append(
+            "That is verify's interpreter of Triton; run the script on a GPU. Triton's own interpreter, which it"
+        )
+        lines.append("falls back to, rounds bfloat16 and fma differently, and may fail.")
+    lines += ["Run it in the folder of the kernel's project. The command that it comes from:", "", worst.replay, '"""']
+    return "\n".join(line.replace("\\", "\\\\") for line in lines)
+
+
+def _figure(found: Replay) -> str:
+    unit = "ULP of scale" if found.gate == "scaled" else "ULP"
+    return f"{found.judged:.6g} {unit}"
+
+
+def _device_name(backend: Backend) -> str:
+    return torch.cuda.get_device_name() if backend.name == "cuda" else "CPU"
+
+
+def _imports(kernel: Kernel, backend: Backend, source: str) -> str:
+    needed, lines = {"math"}, ["import torch"]
+    if _interprets(backend, source):
+        needed.add("os")
+        lines += ["", "if not torch.cuda.is_available():", '    os.environ["TRITON_INTERPRET"] = "1"']
+    if _modules(source) - _KNOWN:
+        needed.add("sys")
+        lines.append(f"sys.path[:0] = {_folders(kernel)!r}")
+    imports = [f"import {name}" for name in sorted(needed)]
+    if _FUTURE in inspect.getsource(sys.modules[kernel.module]):  # it has to come before everything else
+        imports[:0] = [_FUTURE, ""]
+    return "\n".join([*imports, "from fractions import Fraction", "", *lines, "", _device(backend, source)])
+
+
+def _device(backend: Backend, source: str) -> str:
+    if _interprets(backend, source):
+        return 'DEVICE = "cuda" if torch.cuda.is_available() else "cpu"'
+    return f'DEVICE = "{backend.device}"'
+
+
+def _interprets(backend: Backend, source: str) -> bool:
+    """Whether the kernel may be Triton code that has to be interpreted."""
+    used = _modules(source)
+    return backend.name == "interpreter" and ("triton" in used or bool(used - _KNOWN))
+
+
+def _modules(source: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def _folders(kernel: Kernel) -> list[str]:
+    """Where the kernel's own imports are looked for: what `verify` itself puts on the path for a file."""
+    path = Path(kernel.file).resolve()
+    project = next((parent for parent in path.parents if (parent / "pyproject.toml").exists()), path.parent)
+    return list(dict.fromkeys([".", os.path.relpath(project), os.path.relpath(path.parent)]))
+
+
+# -- the kernel's own code -----------------------------------------------------------------------------
+
+
+def kernel_source(kernel: Kernel) -> tuple[str, str]:
+    """Python source that defines or imports the function of a kernel, and the expression that names it.
+
+    A function of the declaring file comes with everything of that file that it uses, and without its declaration;
+    any other is imported from where it lives.
+    """
+    function = kernel.function
+    owner = getattr(function, "__self__", None)
+    bound = isinstance(owner, type)
+    holder: Any = owner if bound else function
+    top = str(getattr(holder, "__qualname__", "")).split(".")[0]
+    name = f"{holder.__qualname__}.{function.__name__}" if bound else str(getattr(holder, "__qualname__", ""))
+    module = str(getattr(holder, "__module__", ""))
+    if module == kernel.module and "<" not in name:
+        return _sliced(kernel, top), name
+    if "<" not in name and _importable(module, name) == function:
+        return f"from {module} import {top}", name
+    raise UsageError(
+        f"a script needs the source of {kernel.name}: a function or class of its file, or one that can be imported; "
+        f"it is {function!r}",
+        hint="declare a function with def, which calls it",
+    )
+
+
+def _importable(module: str, name: str) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+def _sliced(kernel: Kernel, name: str) -> str:
+    """The statements of the declaring file that a name rests on, without verify."""
+    text = inspect.getsource(sys.modules[kernel.module])
+    statements = ast.parse(text).body
+    ours = _names_of_verify(statements)
+    wanted, chosen = {name}, set[int]()
+    while True:
+        more = {
+            place
+            for place, statement in enumerate(statements)
+            if place not in chosen and _binds(statement) & (wanted - ours)
+        }
+        if not more:
+            break
+        chosen |= more
+        for place in more:
+            wanted |= _reads(statements[place], ours)
+    pieces = [_text(statements[place], text, ours) for place in sorted(chosen)]
+    if wanted & ours:
+        raise UsageError(f"a script runs without verify, which {kernel.name} uses beyond its declaration")
+    if not chosen:
+        raise UsageError(f"{kernel.name} is not defined at the top of its file; a script cannot show it")
+    return "\n\n".join(piece for piece in pieces if piece)
+
+
+def _names_of_verify(statements: Iterable[ast.stmt]) -> set[str]:
+    """What a file calls verify and the things that it imports from it."""
+    names: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            found = [alias for alias in statement.names if alias.name.split(".")[0] == "verify"]
+            names |= {alias.asname or alias.name.split(".")[0] for alias in found}
+        elif isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "verify":
+            names |= {alias.asname or alias.name for alias in statement.names}
+    return names
+
+
+def _binds(statement: ast.stmt) -> set[str]:
+    """The names that a statement of a module gives a meaning to."""
+    if isinstance(statement, ast.FunctionDef) and statement.name == "_":  # registered by its decorator
+        return {node.id for item in statement.decorator_list for node in ast.walk(item) if isinstance(node, ast.Name)}
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.split(".")[0] for alias in statement.names}
+    found: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.stmt) and node is not statement:
+            found |= _binds(node)
+    return found
+
+
+def _is_torch(alias: ast.alias) -> bool:
+    """`import torch`, which every script begins with."""
+    return (alias.name, alias.asname) == ("torch", None)
+
+
+def _declares(decorator: ast.expr, ours: set[str]) -> bool:
+    roots = [node.id for node in ast.walk(decorator) if isinstance(node, ast.Name)]
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    while isinstance(called, ast.Attribute):
+        called = called.value
+    return bool(roots) and isinstance(called, ast.Name) and called.id in ours
+
+
+def _reads(statement: ast.stmt, ours: set[str]) -> set[str]:
+    """The names that a statement uses, its declaration to verify aside."""
+    skipped: set[int] = set()
+    for node in ast.walk(statement):
+        for decorator in getattr(node, "decorator_list", []):
+            if _declares(decorator, ours):
+                skipped |= {id(part) for part in ast.walk(decorator)}
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and id(node) not in skipped}
+
+
+def _text(statement: ast.stmt, text: str, ours: set[str]) -> str:
+    """The source of a statement without its declaration."""
+    if isinstance(statement, ast.Import):
+        left = [item for item in statement.names if item.name.split(".")[0] != "verify" and not _is_torch(item)]
+        return ast.unparse(ast.Import(left)) if left else ""
+    lines = text.splitlines()
+    decorators = [item for item in getattr(statement, "decorator_list", []) if not _declares(item, ours)]
+    kept = ["\n".join(lines[item.lineno - 1 : item.end_lineno]) for item in decorators]
+    kept.append("\n".join(lines[statement.lineno - 1 : statement.end_lineno]))
+    return "\n".join(kept)
+
+
+# -- operands, call, error -----------------------------------------------------------------------------
+
+_TENSOR = '''\
+def tensor(dtype, digits, size, stride, offset=0):
+    """A tensor from the hex digits of the elements in its memory, with its strides."""
+    width = 2 * torch.empty(0, dtype=dtype).element_size()
+    words = [bytes.fromhex(digits[at : at + width])[::-1] for at in range(0, len(digits), width)]
+    memory = torch.frombuffer(bytearray(b"".join(words)), dtype=dtype)
+    return memory.to(DEVICE).as_strided(size, stride, offset)'''
+
+
+def _tensors(measured: Measured) -> dict[str, Tensor]:
+    operands = {name: value for name, value in measured.inputs.items() if value is not None}
+    return operands | {"d" + name: value for name, value in measured.upstream.items()}
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """The elements from the first to the last that a tensor can reach, whatever lies between them."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    # as_strided counts from the beginning of the storage
+    return tensor.detach().as_strided((reach + 1 + tensor.storage_offset(),), (1,), 0)
+
+
+def _operands(kernel: Kernel, case: Case, measured: Measured) -> str:
+    wanted = {operand.name for operand in kernel.differentiable} if case.upstream else set()
+    lines = []
+    for name, value in _tensors(measured).items():
+        offset = f", offset={value.storage_offset()}" if value.storage_offset() else ""
+        digits = spell(_memory(value))
+        shape = f"{tuple(value.shape)}, {tuple(value.stride())}{offset}"
+        lines.append(f'{name} = tensor({value.dtype}, "{digits}", {shape})')
+        if name in wanted:
+            lines.append(f"{name}.requires_grad_(True)")
+    return "\n".join(lines)
+
+
+def _call(kernel: Kernel, case: Case, name: str, found: Replay) -> str:
+    params = kernel.op.resolve(case.params)
+    arguments = [item for item in kernel.operands if item not in case.absent]
+    arguments += [f"{item}={value!r}" for item, value in params.items() if item in kernel.accepted]
+    lines = [
+        f"outputs = {name}({', '.join(arguments)})",
+        "outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)",
+    ]
+    if found.result in kernel.outputs:
+        lines.append(f"{found.result} = outputs[{kernel.outputs.index(found.result)}]")
+    else:
+        leaves = [operand.name for operand in kernel.differentiable]
+        arriving = ", ".join("d" + output for output in kernel.outputs)
+        lines += [
+            f"pairs = [(y, dy) for y, dy in zip(outputs, ({arriving},)) if y.requires_grad]",
+            f"leaves = ({', '.join(leaves)},)",
+            "ys, dys = zip(*pairs)",
+            "gradients = torch.autograd.grad(ys, leaves, dys, allow_unused=True)",
+            f"{found.result} = gradients[{leaves.index(found.result[1:])}]",
+        ]
+    lines.append(f"element = {found.result}.detach().reshape(-1)[{found.flat_index}]")
+    return "\n".join(lines)
+
+
+def _error(kernel: Kernel, found: Replay) -> str:
+    fmt = formats.named(found.dtype)
+    lines = [
+        f'EXACT = "{found.worst.truth}"  # the real number, 30 significant digits',
+        f"ULP = {_power(found.ulp_exponent)}  # the spacing of {fmt.name} at that number",
+        f"TOP = {_top(fmt)}  # where infinity stands: one ulp above the largest number",
+        _SHOWN,
+    ]
+    shown = f"{value_of(found.worst.ulp):+.6g} ULP"
+    if found.worst.scaled_ulp is not None:
+        lines.append(_scale(found.worst.ulp, found.worst.scaled_ulp))
+        shown = f"{value_of(found.worst.scaled_ulp):+.6g} ULP of scale"
+    lines += [
+        f'same = "the same bits" if pattern == "{found.worst.got_hex}" else "other bits here"',
+        f'print(f"reported  {found.worst.got_hex}, {shown}: {{same}}")',
+    ]
+    return "\n".join(lines)
+
+
+def _power(exponent: int) -> str:
+    return f"Fraction(2) ** {exponent}"
+
+
+def _top(fmt: Format) -> str:
+    number, exponent = int(fmt.overflow), 0
+    while number % 2 == 0:
+        number, exponent = number // 2, exponent + 1
+    return _power(exponent) if number == 1 else f"{number} * {_power(exponent)}"
+
+
+_SHOWN = """\
+
+number = element.double().item()
+pattern = "0x" + bytes(element.cpu().reshape(1).view(torch.uint8).tolist())[::-1].hex()
+if EXACT == "nan" or math.isnan(number):
+    error = 0.0 if EXACT == "nan" and math.isnan(number) else math.inf
+else:
+    exact = TOP if EXACT == "inf" else -TOP if EXACT == "-inf" else min(max(Fraction(EXACT), -TOP), TOP)
+    got = Fraction(number) if math.isfinite(number) else TOP if number > 0 else -TOP
+    error = float((got - exact) / ULP)
+print(f"got       {number!r} ({pattern})")
+print(f"exact     {EXACT}")
+print(f"error     {error:+.6g} ULP")"""
+
+
+def _scale(error: Number, scaled: Number) -> str:
+    """The line that gives the error in units of the scale's spacing, which is a power of two of the plain one."""
+    plain = value_of(error)
+    ratio = value_of(scaled) / plain if plain and math.isfinite(plain) else 1.0
+    return f'print(f"of scale  {{error * {ratio!r}:+.6g}} ULP")'

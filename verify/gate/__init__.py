@@ -1,0 +1,1 @@
+"""Committed bounds, the verdict on a record that is held against them, and how bounds change."""

@@ -1,0 +1,164 @@
+"""Two states of a project measured by one installation of verify, on one device, one after the other.
+
+Only the project's files differ. The base is a git worktree in a temporary folder; both runs get the same `verify`
+(the one that is running, in front of everything else on the path) and the same targets. Folders of the project from
+which Python imports, such as an editable install, are replaced by those of the worktree: otherwise the base would
+quietly import the head's code and every comparison would say "same". Whether that worked is checked afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import verify
+from verify.errors import UsageError
+from verify.records.record import Run, load
+
+
+@dataclass(frozen=True)
+class Side:
+    """One state of the project: the folder that holds it, and where in it commands are run."""
+
+    top: Path
+    here: Path
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """The working tree and the commit to compare it with."""
+
+    head: Side
+    base: Side
+    commit: str
+
+
+@contextlib.contextmanager
+def checkout(ref: str, here: Path | None = None) -> Iterator[Checkout]:
+    """The commit `ref` in a temporary worktree beside the working tree at `here`; gone afterwards."""
+    where = (here or Path.cwd()).resolve()
+    top = Path(git(where, "rev-parse", "--show-toplevel")).resolve()
+    commit = commit_named(ref, where)
+    with tempfile.TemporaryDirectory(prefix="verify-base-") as folder:
+        tree = Path(folder).resolve() / "tree"
+        git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        try:
+            inside = tree / where.relative_to(top)
+            if not inside.is_dir():
+                raise UsageError(f"{ref} has no folder {where.relative_to(top)}; run from one that exists there")
+            yield Checkout(Side(top, where), Side(tree, inside), commit)
+        finally:
+            with contextlib.suppress(UsageError):
+                git(top, "worktree", "remove", "--force", str(tree))
+            shutil.rmtree(tree, ignore_errors=True)
+            with contextlib.suppress(UsageError):
+                git(top, "worktree", "prune")
+
+
+def commit_named(ref: str, where: Path) -> str:
+    """The commit behind a branch, a tag or a hash."""
+    try:
+        return git(where, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    except UsageError as error:
+        raise UsageError(f"git knows no commit {ref!r} in {where}", hint="git fetch, or name another commit") from error
+
+
+def git(where: Path, *arguments: str) -> str:
+    """The output of a git command; its complaint as an error. Hooks stay out of it."""
+    # a hook that calls us has set GIT_DIR and the like, which would be about another folder
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
+    try:
+        done = subprocess.run(command, cwd=where, env=clean, capture_output=True, text=True, errors="surrogateescape")
+    except OSError as error:
+        raise UsageError(f"git cannot be run: {error.strerror}") from error
+    if done.returncode:
+        line = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UsageError(f"git {arguments[0]} failed in {where}: {line}")
+    return done.stdout.removesuffix("\n")
+
+
+def measure(side: Side, found: Checkout, arguments: Sequence[str], record: Path) -> Run:
+    """`verify run` with these arguments in one state of the project; the record is written to `record`."""
+    with _environment(side, found) as environment:
+        shown = sys.stderr.isatty()
+        done = subprocess.run(
+            [sys.executable, "-m", "verify", "run", *arguments, "--json", str(record)],
+            cwd=side.here,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=None if shown else subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    if not record.exists():
+        what = "the base" if side is found.base else "the head"
+        said = "".join(f"\n{line}" for line in (done.stderr or "").strip().splitlines()[-12:])
+        raise UsageError(f"measuring {what} gave no record (exit code {done.returncode}){said}")
+    return load(record)
+
+
+def check_imports(found: Checkout, targets: Sequence[str], backend: str | None) -> None:
+    """Refuse a base that imports the head's code: it would be compared with itself."""
+    with _environment(found.base, found) as environment:
+        done = subprocess.run(
+            [sys.executable, "-m", "verify.declare.sources", backend or "", *targets],
+            cwd=found.base.here,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    try:
+        files = json.loads(done.stdout.splitlines()[-1])
+    except (json.JSONDecodeError, IndexError):
+        return  # the targets end the process that imports them: the run has said so
+    for name, file in sorted(files.items()):
+        if _is_of(Path(file), found.head.top):
+            raise UsageError(
+                f"the base imports {name} from the working tree ({file}), so it would be compared with itself",
+                hint=f"make {name.split('.')[0]} importable from a checkout: PYTHONPATH=src, or an editable install "
+                "that adds a folder to the path",
+            )
+
+
+def _is_of(file: Path, top: Path) -> bool:
+    """Whether a file belongs to the project itself: not to an environment inside it, not to verify."""
+    path = file.resolve()
+    others = (Path(sys.prefix), Path(sys.base_prefix), Path(verify.__file__).parent)
+    if any(path.is_relative_to(other.resolve()) for other in others) or "site-packages" in path.parts:
+        return False
+    return path.is_relative_to(top)
+
+
+@contextlib.contextmanager
+def _environment(side: Side, found: Checkout) -> Iterator[dict[str, str]]:
+    """The environment of a run: our verify first, then the project's own folders, of this state of it."""
+    with tempfile.TemporaryDirectory(prefix="verify-tools-") as tools:
+        (Path(tools) / "verify").symlink_to(Path(verify.__file__).resolve().parent, target_is_directory=True)
+        given = [item for item in os.environ.get("PYTHONPATH", "").split(os.pathsep) if item]
+        kept = [item for item in given if _moved(item, side, found) is None]
+        moved = [_moved(item, side, found) for item in [*given, *sys.path]]
+        path = [tools, *dict.fromkeys(item for item in moved if item is not None), *kept]
+        # safe path: the folder a command is run in must not come before our verify
+        yield {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _moved(entry: str, side: Side, found: Checkout) -> str | None:
+    """Where a folder of the project lies in this state of it; None for folders of others."""
+    path = Path(entry or ".").resolve()
+    environments = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
+    if not path.is_relative_to(found.head.top) or "site-packages" in path.parts:
+        return None
+    if any(path.is_relative_to(item) for item in environments):
+        return None
+    moved = side.top / path.relative_to(found.head.top)
+    return str(moved) if moved.is_dir() else None

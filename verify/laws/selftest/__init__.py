@@ -1,0 +1,1 @@
+"""A kernel with one seeded bug for each law, and its correct twin."""

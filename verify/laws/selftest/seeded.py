@@ -1,0 +1,305 @@
+"""Kernels with one seeded bug each, one for every law, beside their correct twins: what `verify selftest` tries.
+
+They are SiLU, y = x sigmoid(x), in plain torch wherever a law can be broken that way, so that they run wherever verify
+runs. A bug is one line of `_value` or `_slope`, chosen by name; the twin is the same function without one. All of
+them compute in float64 and round once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.declare.declaration import Kernel, kernel
+from verify.measure.call import run_tensors
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """One bug: the law that must find it, the kernel that has it, the kernel that has not."""
+
+    law: str
+    bug: str
+    note: str
+    kernel: Kernel
+    twin: Kernel
+
+
+# -- SiLU ----------------------------------------------------------------------------------------------
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return torch.sigmoid(x)
+
+
+def _silu(x: Tensor) -> Tensor:
+    """SiLU of float64 values, with its limit at -infinity; what underflows keeps its sign."""
+    low = x.clamp(min=-1e3)
+    value = torch.where(x.isnan(), x, torch.where(x > 0, x, low) * _sigmoid(low))
+    tiny = torch.where(x == -torch.inf, -0.0, -1e-300)
+    return torch.where((value == 0) & (x < 0), tiny.to(value.dtype), value)
+
+
+def _slope_of(x: Tensor) -> Tensor:
+    """Its derivative."""
+    low = x.clamp(-1e3, 1e3)
+    s = _sigmoid(low)
+    value = s * (1.0 + low * _sigmoid(-low))
+    value = torch.where((value == 0) & (x < 0) & (x > -torch.inf), torch.full_like(value, -1e-300), value)
+    return torch.where(x.isnan(), x, value)
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    """The memory of a tensor read from its beginning in order, as if it were contiguous; modulo its size."""
+    store = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    at = torch.arange(tensor.numel(), device=tensor.device) + tensor.storage_offset()
+    return store[at % max(store.numel(), 1)].reshape(tensor.shape)
+
+
+_MEMORY: dict[Any, Tensor] = {}
+_CALLS: dict[str, int] = {}
+
+
+def _value(x: Tensor, bug: str) -> Tensor:
+    wide = x.double() if x.is_floating_point() else x.float().double()
+    y = _silu(wide).to(x.dtype if x.is_floating_point() else torch.float32)
+    if bug == "tail cancels":
+        narrow = x.float()
+        return (0.5 * narrow * (1.0 + torch.tanh(0.5 * narrow))).to(x.dtype)
+    if bug == "NaN swallowed":
+        return torch.nan_to_num(y, posinf=torch.inf, neginf=-torch.inf)
+    if bug == "strides ignored":
+        return _silu(_in_order(x).double()).to(x.dtype)
+    if bug == "written past the end":
+        room = y.untyped_storage().nbytes() // y.element_size() - y.storage_offset() - y.numel()
+        if room > 0:  # there is, between guard bands; nowhere else is anything written
+            y.as_strided((1,), (1,), y.storage_offset() + y.numel()).zero_()
+        return y
+    if bug == "last element not written":
+        out = torch.empty_like(y, memory_format=torch.contiguous_format)
+        out.view(-1)[: max(y.numel() - 1, 0)] = y.reshape(-1)[: max(y.numel() - 1, 0)]
+        return out
+    if bug == "cached by address":
+        if len(_MEMORY) > 64:
+            _MEMORY.clear()
+        key = (x.data_ptr(), tuple(x.shape), x.dtype)
+        return _MEMORY.setdefault(key, y.clone()).clone()
+    if bug == "sum of all joins":
+        return y + 0.0 * wide.sum().to(y.dtype)
+    if bug == "two dimensions assumed" and y.ndim > 2:
+        return torch.cat([y[:1], torch.zeros_like(y[1:])]) if len(y) > 1 else y * 0.0
+    if bug == "grid of 65,535 rows" and y.ndim == 2:
+        return torch.where(torch.arange(len(y), device=y.device)[:, None] < 65_535, y, torch.zeros_like(y))
+    if bug == "every third call differs":
+        _CALLS[bug] = _CALLS.get(bug, 0) + 1
+        return y * (1.0 + 1e-6) if _CALLS[bug] % 3 == 0 else y
+    if bug == "lopsided":
+        return torch.where(wide < 0, (_silu(wide) * 1.0001).to(y.dtype), y)
+    if bug == "a seam":
+        return torch.where(y.view(torch.int32) % 16 == 5, y * (1 + 2.0**-18), y)
+    if bug == "different when compiled" and torch.compiler.is_compiling():
+        return y * 1.001
+    if bug == "half under autocast" and torch.is_autocast_enabled(x.device.type):
+        half = torch.get_autocast_dtype(x.device.type)
+        return (wide * _sigmoid(wide).to(half).double()).to(x.dtype)
+    if bug == "asks the host" and not bool((x == x).all()):
+        return y * 1.0
+    if bug == "returned on device 0":
+        return y.to("cuda:0") if y.is_cuda else y
+    if bug == "32-bit offset":
+        at = x.storage_offset() & ((1 << 31) - 1)
+        steps = [step & ((1 << 31) - 1) for step in x.stride()]
+        return _silu(x.as_strided(x.shape, steps, at).double()).to(x.dtype)
+    return y
+
+
+class _Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bug: str) -> Tensor:
+        ctx.bug = bug
+        ctx.save_for_backward(x.clone() if bug == "saved tensor overwritten" else x)
+        if bug == "on the default stream" and x.is_cuda:
+            with torch.cuda.stream(torch.cuda.default_stream(x.device)):
+                return _value(x, bug)
+        return _value(x, bug)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        bug = ctx.bug
+        at = x.detach() if bug == "double backward forgets a path" else x
+        slope = _slope_of(at.double() * (1.001 if bug == "wrong slope" else 1.0))
+        upstream = _in_order(dy) if bug == "upstream strides ignored" else dy
+        dx = (upstream.double() * slope).to(x.dtype)
+        if bug == "gradient clipped":
+            dx = dx.clamp(max=0.9)
+        elif bug == "saved tensor overwritten":
+            x.detach().data.copy_(dx)  # no version counter moves: a Triton store does not move one either
+        return dx, None
+
+
+@torch.library.custom_op("verify_seeded::silu", mutates_args=())
+def _operator(x: Tensor, longer: bool) -> Tensor:
+    return _value(x, "").clone(memory_format=torch.contiguous_format)
+
+
+@_operator.register_fake
+def _(x: Tensor, longer: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] + 1) if longer else x.shape)
+
+
+def _checked(x: Tensor, bug: str) -> None:
+    if not x.is_floating_point() and bug != "integers taken":
+        raise TypeError(f"silu: x is floating point; received {x.dtype}")
+
+
+def _plain(x: Tensor, bug: str) -> Tensor:
+    _checked(x, bug)
+    if not x.is_floating_point():
+        return _value(x, bug)
+    y: Tensor = _Silu.apply(x, bug)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _forward_only(x: Tensor, bug: str) -> Tensor:
+    _checked(x, bug)
+    return _value(x, bug)
+
+
+_PIECE, _COUNTED = 1 << 26, 1 << 31
+
+
+def _in_pieces(x: Tensor, bug: str) -> Tensor:
+    """Piece by piece: what double needs beside a tensor of 2^31 elements is more than a GPU has."""
+    _checked(x, bug)
+    flat = x.reshape(-1)
+    y = torch.zeros_like(flat)
+    end = min(flat.numel(), _COUNTED) if bug == "32-bit count" else flat.numel()
+    for start in range(0, end, _PIECE):
+        piece = slice(start, min(start + _PIECE, end))
+        y[piece] = _value(flat[piece], "")
+    return y.view(x.shape)
+
+
+def _through_operator(x: Tensor, bug: str) -> Tensor:
+    _checked(x, bug)
+    y: Tensor = _operator(x, bug == "fake of another shape")
+    return y
+
+
+def _tuned(x: Tensor, bug: str) -> Tensor:
+    from verify.laws.selftest.seeded_triton import silu
+
+    _checked(x, bug)
+    return silu(x, bug)
+
+
+# -- RMS norm, for the law that needs a weight ------------------------------------------------------------
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str) -> Tensor:
+    wide = x.double()
+    rstd = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    scale = weight.to(x.dtype) if bug == "weight rounded first" else weight
+    return (wide * rstd * scale.double()).to(x.dtype)
+
+
+# -- the list -----------------------------------------------------------------------------------------------
+
+Function = Callable[..., Any]
+_ORDINARY: tuple[tuple[str, str, str, Function, str], ...] = (
+    ("accuracy", "tail cancels", "0.5 x (1 + tanh(x / 2)) in float32", _plain, "float32"),
+    ("special values", "NaN swallowed", "a NaN becomes 0", _plain, "float32"),
+    ("gradcheck", "wrong slope", "the derivative at 1.001 x", _plain, "float64"),
+    ("gradgradcheck", "double backward forgets a path", "x is detached in backward", _plain, "float64"),
+    ("layout independence", "strides ignored", "memory of x read in order", _plain, "float32"),
+    ("upstream layout independence", "upstream strides ignored", "memory of dy read in order", _plain, "float32"),
+    ("memory bounds", "written past the end", "one element behind y", _forward_only, "float32"),
+    ("initialised memory", "last element not written", "it keeps what lay there", _forward_only, "float32"),
+    ("nothing overwritten", "saved tensor overwritten", "dx is written over x", _plain, "float32"),
+    ("no stale results", "cached by address", "an earlier result for the same address", _forward_only, "float32"),
+    ("batch invariance", "sum of all joins", "a NaN reaches every element", _forward_only, "float32"),
+    ("shapes", "two dimensions assumed", "the rest is zero", _forward_only, "float32"),
+    ("many rows", "grid of 65,535 rows", "later rows are zero", _forward_only, "float32"),
+    ("determinism", "every third call differs", "by 1e-6", _forward_only, "float32"),
+    ("exact identities", "lopsided", "negative x off by 1e-4", _forward_only, "float32"),
+    ("linear backward", "gradient clipped", "at 0.9", _plain, "float32"),
+    ("monotone", "a seam", "every sixteenth pattern is 2^-18 too large", _forward_only, "float32"),
+    ("configuration independence", "block baked in", "wrong with the second configuration", _tuned, "float32"),
+    ("error contract", "integers taken", "and answered in float32", _plain, "float32"),
+    ("compiled", "different when compiled", "by 1e-3", _forward_only, "float32"),
+    ("custom operators", "fake of another shape", "one element longer", _through_operator, "float32"),
+    ("autocast", "half under autocast", "the sigmoid alone is rounded", _forward_only, "float32"),
+    ("side stream", "on the default stream", "whatever stream is current", _plain, "float32"),
+    ("CUDA graph", "asks the host", "whether there is a NaN", _forward_only, "float32"),
+    ("other device", "returned on device 0", "wherever x is", _forward_only, "float32"),
+    ("large offsets", "32-bit offset", "offsets modulo 2^31", _forward_only, "float32"),
+    ("large tensors", "32-bit count", "elements from 2^31 on are zero", _in_pieces, "float32"),
+)
+
+
+@cache
+def seeded() -> tuple[Seeded, ...]:
+    """One seeded bug for every law, in the order of the registry as far as one kernel allows."""
+    found = [_ordinary(*row) for row in _ORDINARY]
+    found.insert(1, _mixed())
+    return tuple(found)
+
+
+def _ordinary(law: str, bug: str, note: str, function: Function, dtype: str) -> Seeded:
+    def declare(name: str, seed: str) -> Kernel:
+        bound = partial(function, bug=seed)
+        gradients: Any = function is _plain
+        return kernel(op="silu", dtypes=[dtype], max_ulp=4, gradients=gradients, name=name)(lambda x: bound(x))
+
+    return Seeded(law, bug, note, declare(_identifier(bug), bug), declare(f"{_identifier(bug)}_twin", ""))
+
+
+def _mixed() -> Seeded:
+    def declare(name: str, seed: str) -> Kernel:
+        options: dict[str, Any] = {"op": "rms_norm", "dtypes": ["bfloat16"], "max_ulp": 0.6, "gradients": False}
+        return kernel(**options, name=name)(lambda x, weight, *, eps: _rms_norm(x, weight, eps, seed))
+
+    bug = "weight rounded first"
+    note = "a float32 weight becomes bfloat16"
+    return Seeded("mixed dtypes", bug, note, declare(_identifier(bug), bug), declare(f"{_identifier(bug)}_twin", ""))
+
+
+def _identifier(text: str) -> str:
+    return "_".join("".join(c if c.isalnum() else " " for c in text).split())
+
+
+def seen_by_assert_close(item: Seeded, device: str, **tolerance: float) -> bool:
+    """Whether `torch.testing.assert_close` tells the seeded kernel from the op's baseline.
+
+    On contiguous randn operands and upstream gradient of 32 x 64, with the default tolerances unless others are given.
+    """
+    declared = item.kernel
+    dtype = getattr(torch, declared.dtypes[0])
+    generator = torch.Generator().manual_seed(0)
+    params = declared.op.resolve(declared.params)
+    shapes = declared.op.shapes((32, 64), params)
+
+    def randn(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype).to(device)
+
+    inputs: dict[str, Tensor | None] = {name: randn(shapes[name]) for name in declared.operands}
+    leaves = [value.clone().requires_grad_(True) for value in inputs.values() if value is not None]
+    wanted = declared.op.baseline(*leaves, **params)
+    dy = randn(tuple(wanted.shape))
+    expected = {"y": wanted.detach()}
+    if declared.differentiable:
+        gradients = torch.autograd.grad(wanted, leaves, dy)
+        expected |= {"d" + name: value for name, value in zip(declared.operands, gradients, strict=True)}
+    results = run_tensors(declared, inputs, params, {"y": dy} if declared.differentiable else {})
+    try:
+        for name, value in expected.items():
+            torch.testing.assert_close(results[name], value, **tolerance)  # type: ignore[arg-type]
+    except AssertionError:
+        return True
+    return False

@@ -1,0 +1,560 @@
+"""From a case that breaks to a small one that breaks in the same way.
+
+Hypothesis shrinks what it drew: shapes, recipes, layouts. It never sees elements. Here the elements of the operands
+are taken as they are, rows and columns are removed by delta debugging, and what is left is replaced by zeros, ones
+and numbers with few bits, as long as the case still breaks in the same way: by the same rule, in the same result,
+with the same kind of wrong value, and by a comparable error. The outcome spells out its bits, so that it replays
+anywhere. Every candidate is tried; nothing is returned that was not seen to break. Deterministic, and bounded by a
+number of evaluations rather than by time, so that two machines give the same case.
+
+Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28 (2002).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.backends import Backend
+from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.explicit import LIMIT, spell
+from verify.declare.declaration import Kernel, expected_shape
+from verify.errors import KernelError, TruthError, UsageError
+from verify.laws.accuracy import judge_results
+from verify.laws.law import Broken, Law, Subject
+from verify.measure.call import run_kernel
+from verify.ops.op import Op
+from verify.truth import formats
+from verify.truth.ulp import bits_of, from_bits, widen
+
+EVALUATIONS = 400  # for a person who asked for it
+LAW_EVALUATIONS = 120  # for every law that breaks in a suite
+EDITS = 4096  # single elements that a case spells out besides a tensor of ones
+_PROBES = (10_007, 10_009, 10_037, 10_039, 10_061, 10_067)  # primes: which dimension an axis follows
+_PLAIN = {"data": (0.0, 1.0), "matrix": (0.0, 1.0), "scale": (1.0, 0.0), "shift": (0.0, 1.0), "upstream": (1.0, 0.0)}
+_FINEST, _COARSE = 32, 4  # parts of a row that it is tried without: elements may have to stay in their places
+_SHORT = 8  # elements that are no trouble to spell out
+_BITS = (0, 1, 2, 3, 4, 6, 8, 11, 15)  # bits of mantissa that a simplified number keeps
+
+Breaks = Callable[[Case], Broken | None]
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A smaller case, how it breaks, and what finding it took. `case` is the original where nothing was smaller."""
+
+    original: Case
+    case: Case
+    broken: Broken
+    evaluations: int
+    exhausted: bool  # the evaluations ran out before nothing could be made smaller
+
+
+def shrink_law(law: Law, subject: Subject, broken: Broken) -> Broken:
+    """What the smallest case found says that breaks a law as `broken` does; `broken` where none is smaller."""
+    return shrink_broken(law, subject, broken).broken
+
+
+def shrink_broken(law: Law, subject: Subject, broken: Broken, *, evaluations: int = LAW_EVALUATIONS) -> Shrunk:
+    """The same with the number of evaluations that it took."""
+
+    def breaks(case: Case) -> Broken | None:
+        try:
+            law.check(subject, case)
+        except Broken as found:
+            return found
+        except KernelError as error:
+            return Broken(str(error), case, {})
+        return None
+
+    return _Shrinker(subject.kernel, subject.backend, broken, breaks, evaluations).shrink()
+
+
+def shrink_element(
+    subject: Subject, case: Case, result: str, index: int, error: float, *, evaluations: int = EVALUATIONS
+) -> Shrunk:
+    """The smallest case found in which `result` is still beyond the kernel's limit, as element `index` is in `case`.
+
+    `error` is the judged error of that element in ULP (of scale, where the op is judged so).
+    """
+    kernel = subject.kernel
+    if abs(error) <= kernel.limit(subject.dtype):
+        raise UsageError(
+            f"only a result beyond its limit can be made smaller; {result} at index {index} is {abs(error):.6g} ULP "
+            f"off, the limit of {kernel.name} is {kernel.limit(subject.dtype):g}"
+        )
+
+    def breaks(candidate: Case) -> Broken | None:
+        measured = run_kernel(kernel, candidate, subject.backend.device)
+        if result not in measured.results:
+            return None
+        try:
+            judge_results(subject, candidate, measured.inputs, measured.upstream, {result: measured.results[result]})
+        except Broken as found:
+            return found
+        return None
+
+    facts = {"error": f"{abs(error):.17g} ULP", "limit": f"{kernel.limit(subject.dtype):g} ULP"}
+    given = Broken("", case, facts, result=result, index=index)
+    return _Shrinker(kernel, subject.backend, given, breaks, evaluations, trusted=True).shrink()
+
+
+# -- what "in the same way" means ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a case breaks, without the numbers that a smaller case changes."""
+
+    rule: str
+    result: str
+    infinite: bool
+    error: float | None
+
+    @staticmethod
+    def of(broken: Broken) -> _Way:
+        error = _ulps(broken.facts.get("error", ""))
+        return _Way(
+            rule=re.sub(r"[-+(\[]*\d[\d.,+\-e()\[\] ]*", "#", broken.rule),
+            result=broken.result,
+            infinite=error is not None and not math.isfinite(error),
+            error=error,
+        )
+
+    def like(self, first: _Way, least: float) -> bool:
+        """Whether this is the same failure as the first one, and not a lesser one found on the way."""
+        same = (self.result, self.infinite) == (first.result, first.infinite) and first.rule in ("", self.rule)
+        return same and (self.error is None or self.infinite or self.error >= least)
+
+
+def _ulps(text: str) -> float | None:
+    try:
+        return abs(float(text.split(" ")[0]))
+    except ValueError:
+        return None
+
+
+def _least(broken: Broken) -> float:
+    """Half the way, in digits, from the limit to the error: a smaller failure than that is another one."""
+    error, limit = _ulps(broken.facts.get("error", "")), _ulps(broken.facts.get("limit", ""))
+    if error is None or limit is None or not math.isfinite(error):
+        return 0.0
+    return math.sqrt(error) * math.sqrt(limit)
+
+
+# -- a case with its elements at hand ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A case whose elements are tensors: operands by name, upstream gradients as "d" + output."""
+
+    base: Case
+    tensors: dict[str, Tensor]
+    ones: frozenset[str]  # whose recipe can be all ones: only a few elements need to be spelled out
+
+    def case(self) -> Case | None:
+        """The case that spells this out; None when it is too long to paste."""
+        values: dict[str, str] = {}
+        edits: dict[str, dict[str, str]] = {}
+        for name, tensor in self.tensors.items():
+            places = self._not_one(tensor) if name in self.ones else None
+            digits = tensor.element_size() * 2
+            if places is not None and len(places) * (digits + 9) <= tensor.numel() * digits and len(places) <= EDITS:
+                if places:
+                    text = spell(tensor.reshape(-1)[places])
+                    cut = [text[at : at + digits] for at in range(0, len(text), digits)]
+                    edits[name] = {str(place): item for place, item in zip(places, cut, strict=True)}
+            elif tensor.numel() > LIMIT:
+                return None
+            else:
+                values[name] = spell(tensor)
+        upstream = "ones" if self.base.upstream else ""
+        return msgspec.structs.replace(self.base, fill="ones", upstream=upstream, values=values, edits=edits, regime="")
+
+    def with_tensor(self, name: str, tensor: Tensor) -> _Draft:
+        return replace(self, tensors={**self.tensors, name: tensor})
+
+    @staticmethod
+    def _not_one(tensor: Tensor) -> list[int]:
+        one = bits_of(torch.ones(1).to(tensor.dtype))[0]
+        return [int(place) for place in torch.nonzero(bits_of(tensor.reshape(-1)) != one).reshape(-1)]
+
+
+class _SpentError(Exception):
+    """No evaluations are left."""
+
+
+@dataclass
+class _Shrinker:
+    kernel: Kernel
+    backend: Backend
+    given: Broken
+    breaks: Breaks
+    limit: int
+    trusted: bool = False  # the caller has seen the given case break
+    evaluations: int = 0
+    tried: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.op: Op = self.kernel.op
+        self.first = _Way.of(self.given)
+        self.least = _least(self.given)
+        self.best: Case = self.given.case
+        self.broken: Broken = self.given
+        self.draft: _Draft | None = None
+
+    def shrink(self) -> Shrunk:
+        original: Case = self.given.case
+        exhausted = False
+        try:
+            if self.trusted or self._accepts(original):
+                self._smaller()
+        except _SpentError:
+            exhausted = True
+        return Shrunk(original, self.best, self.broken, self.evaluations, exhausted)
+
+    # -- trying
+
+    def _accepts(self, case: Case) -> bool:
+        """Whether a candidate breaks in the same way; if so it is the best so far."""
+        text = case.to_json()
+        if text in self.tried:
+            return False
+        if self.evaluations >= self.limit:
+            raise _SpentError
+        self.tried.add(text)
+        self.evaluations += 1
+        try:
+            found = self.breaks(case)
+        except TruthError:
+            raise
+        except Exception:  # a candidate may be no legal case at all
+            return False
+        if found is None or not _Way.of(found).like(self.first, self.least):
+            return False
+        self.best, self.broken = case, found
+        return True
+
+    def _takes(self, draft: _Draft) -> bool:
+        case = draft.case()
+        if case is None or not self._accepts(case):
+            return False
+        self.draft = draft
+        return True
+
+    # -- structure
+
+    def _plainer(self) -> None:
+        """Contiguous layouts, default parameters and one dtype, where they break as well."""
+        changes: list[Callable[[Case], Case]] = []
+        for name in self.best.layouts:
+            changes.append(lambda case, name=name: _without(case, "layouts", name))  # type: ignore[misc]
+        for name in self.best.dtypes:
+            changes.append(lambda case, name=name: _without(case, "dtypes", name))  # type: ignore[misc]
+        for name in self.best.params:
+            if name not in self.kernel.params:
+                changes.append(lambda case, name=name: _without(case, "params", name))  # type: ignore[misc]
+        if self.best.upstream and self.first.result in self.kernel.outputs:
+            changes.append(lambda case: _forward_only(case, self.kernel.outputs))
+        if self.best.seed:
+            changes.append(lambda case: msgspec.structs.replace(case, seed=0))
+        for change in changes:
+            changed = change(self.best)
+            if self._accepts(changed) and self.draft is not None:
+                kept = {n: t for n, t in self.draft.tensors.items() if changed.upstream or n in self.kernel.operands}
+                self.draft = replace(self.draft, base=changed, tensors=kept)
+
+    def _smaller(self) -> None:
+        self._jump(self._frozen(self.best))
+        if self.draft is None:
+            self._plainer()
+            whole = self._frozen(self.best)
+            self._jump(whole)
+            if self.draft is None and not self._takes(whole):
+                self._fewer_by_recipe()
+                return
+        self._merge()
+        before = None
+        thorough = False  # what is cheap and likely comes first: the evaluations are few
+        while before != self.best or not thorough:
+            thorough = before is not None
+            before = self.best
+            for dim in range(len(self.best.dims)):
+                self._cut(dim, thorough=thorough)
+            for name in list(self._required().tensors):
+                self._simplify(name)
+        for name in list(self._required().tensors):
+            self._fewer_bits(name)
+        self._plainer()
+
+    def _required(self) -> _Draft:
+        assert self.draft is not None
+        return self.draft
+
+    def _frozen(self, case: Case) -> _Draft:
+        """The case with its elements taken out of the tensors that it makes."""
+        inputs = inputs_of(self.op, case, "cpu")
+        tensors = {name: value.contiguous() for name, value in inputs.items() if value is not None}
+        upstream = upstream_of(self.op, case, self._outputs(case)) if case.upstream else {}
+        tensors |= {"d" + name: value.contiguous() for name, value in upstream.items()}
+        roles = {operand.name: operand.role for operand in self.op.operands}
+        ones = frozenset(name for name in tensors if roles.get(name, "data") == "data")
+        return _Draft(case, tensors, ones)
+
+    def _outputs(self, case: Case) -> dict[str, Tensor]:
+        """Tensors like the outputs. The kernel is not called for them: it may write where it must not."""
+        params = self.op.resolve(case.params)
+        dtype = formats.torch_dtype(formats.named(case.dtype))
+        return {
+            name: torch.zeros(expected_shape(self.op, case.dims, params, name), dtype=dtype)
+            for name in self.kernel.outputs
+        }
+
+    def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
+        """For every axis of every tensor, the dimension of the case that it follows, and how many times its size."""
+        probes = _PROBES[: len(case.dims)]
+        params = self.op.resolve(case.params)
+        shapes = dict(self.op.shapes(probes, params))
+        for output in self.kernel.outputs:
+            shapes["d" + output] = expected_shape(self.op, probes, params, output)
+        return {
+            name: [next(((d, size // p) for d, p in enumerate(probes) if size % p == 0), None) for size in shape]
+            for name, shape in shapes.items()
+        }
+
+    def _place(self) -> dict[int, int]:
+        """Where in the dims the failing element lies, as far as its position says."""
+        result, index, case = self.broken.result, self.broken.index, self.broken.case
+        if not result or index is None or not case.dims:
+            return {}
+        axes = self._axes(case)
+        followed = axes.get("d" + result) if result in self.kernel.outputs else axes.get(result[1:])
+        if not followed or any(axis is None for axis in followed):
+            return {}
+        place: dict[int, int] = {}
+        for axis in reversed(followed):
+            assert axis is not None
+            dim, factor = axis
+            index, at = divmod(index, case.dims[dim] * factor)
+            place[dim] = at % case.dims[dim]
+        return place
+
+    def _kept(self, draft: _Draft, keep: dict[int, Sequence[int]]) -> _Draft:
+        """The draft with only some positions of some dimensions."""
+        dims = tuple(len(keep[d]) if d in keep else size for d, size in enumerate(draft.base.dims))
+        tensors = dict(draft.tensors)
+        for name, axes in self._axes(draft.base).items():
+            if name not in tensors:
+                continue
+            for axis, followed in enumerate(axes):
+                if followed is None or followed[0] not in keep:
+                    continue
+                dim, factor = followed
+                size = draft.base.dims[dim]
+                chosen = [part * size + place for part in range(factor) for place in keep[dim]]
+                tensors[name] = _select(tensors[name], axis, chosen)
+        return replace(draft, base=msgspec.structs.replace(draft.base, dims=dims), tensors=tensors)
+
+    def _jump(self, whole: _Draft) -> None:
+        """Straight to the failing element, or to its row or column: for most kernels that is all there is to find."""
+        place = self._place()
+        choices: list[dict[int, Sequence[int]]] = [{dim: [at] for dim, at in place.items()}] if place else []
+        choices += [{dim: [at]} for dim, at in place.items() if len(place) > 1]
+        for keep in choices:
+            if all(len(chosen) == whole.base.dims[dim] for dim, chosen in keep.items()):
+                continue
+            if self._takes(self._kept(whole, keep)):
+                return
+
+    def _merge(self) -> None:
+        """Two dimensions for many, or one for elementwise ops."""
+        draft = self._required()
+        dims = draft.base.dims
+        if self.op.kind == "contraction" or len(dims) < 2:
+            return
+        shapes: list[tuple[int, ...]] = [(math.prod(dims),)] if self.op.kind == "elementwise" else []
+        if len(dims) > 2:
+            shapes.append((math.prod(dims[:-1]), dims[-1]))
+        if dims[:-1] == (1,) * (len(dims) - 1):
+            shapes.append((dims[-1],))
+        for chosen in shapes:
+            merged = self._reshaped(draft, chosen)
+            if merged is not None and self._takes(merged):
+                return
+
+    def _reshaped(self, draft: _Draft, dims: tuple[int, ...]) -> _Draft | None:
+        params = self.op.resolve(draft.base.params)
+        shapes = dict(self.op.shapes(dims, params))
+        for output in self.kernel.outputs:
+            shapes["d" + output] = expected_shape(self.op, dims, params, output)
+        if any(math.prod(shapes[name]) != tensor.numel() for name, tensor in draft.tensors.items()):
+            return None
+        tensors = {name: tensor.reshape(shapes[name]) for name, tensor in draft.tensors.items()}
+        return replace(draft, base=msgspec.structs.replace(draft.base, dims=dims), tensors=tensors)
+
+    def _cut(self, dim: int, *, thorough: bool) -> None:
+        """Fewer positions of one dimension: nothing behind the failing element, less at both ends, then anywhere."""
+        place = self._place().get(dim)
+        if place is not None and place + 1 < self.best.dims[dim]:
+            self._takes(self._kept(self._required(), {dim: range(place + 1)}))
+        draft = self._required()
+
+        def keeps(kept: Sequence[int]) -> bool:
+            return bool(kept) and self._takes(self._kept(draft, {dim: kept}))
+
+        kept = list(range(draft.base.dims[dim]))
+        for back in (True, False):
+            kept = _trim(kept, keeps, back=back)
+        _minimise(kept, keeps, finest=_FINEST if thorough else _COARSE)
+
+    def _fewer_by_recipe(self) -> None:
+        """Too large to spell out: smaller dims with the recipe's own values."""
+        for dim in range(len(self.best.dims)):
+            size = 1
+            while size < self.best.dims[dim]:
+                dims = (*self.best.dims[:dim], size, *self.best.dims[dim + 1 :])
+                if self._accepts(msgspec.structs.replace(self.best, dims=dims)):
+                    break
+                size *= 2
+
+    # -- values
+
+    def _role(self, name: str) -> str:
+        return next((operand.role for operand in self.op.operands if operand.name == name), "upstream")
+
+    def _simplify(self, name: str) -> None:
+        """Zeros and ones for as many elements as possible."""
+        numbers = _PLAIN[self._role(name)]
+        if self._required().tensors[name].numel() > _SHORT:
+            numbers = (1.0, 0.0)  # ones need not be spelled out
+        for number in numbers:
+            draft = self._required()
+            tensor = draft.tensors[name]
+            simple = self._plain_places(tensor)
+            left = [place for place in range(tensor.numel()) if place not in simple]
+            if left:
+                _minimise(left, partial(self._all_but, draft, name, number, left))
+
+    def _all_but(self, draft: _Draft, name: str, number: float, places: Sequence[int], kept: Sequence[int]) -> bool:
+        """Try `number` at all of `places` that are not `kept`."""
+        stays = set(kept)
+        changed = _filled(draft.tensors[name], number, [place for place in places if place not in stays])
+        return self._takes(draft.with_tensor(name, changed))
+
+    @staticmethod
+    def _plain_places(tensor: Tensor) -> set[int]:
+        wide = widen(tensor.reshape(-1))
+        return {int(place) for place in torch.nonzero((wide == 0) | (wide == 1)).reshape(-1)}
+
+    def _fewer_bits(self, name: str) -> None:
+        """Numbers that are shorter to write: as few bits of mantissa as still break, together, then one by one."""
+        tensor = self._required().tensors[name]
+        places = [place for place in range(tensor.numel()) if place not in self._plain_places(tensor)]
+        groups = [places] if len(places) > 1 else []
+        groups += [[place] for place in places] if len(places) <= 16 else []
+        for group in groups:
+            draft = self._required()
+            for kept in _BITS:
+                shorter = _truncated(draft.tensors[name], group, kept)
+                if shorter is None or self._takes(draft.with_tensor(name, shorter)):
+                    break
+
+
+def _minimise(items: Sequence[int], attempt: Callable[[list[int]], bool], *, finest: int = LIMIT) -> list[int]:
+    """A subset of `items` that passes `attempt` and from which no part can be left out (delta debugging).
+
+    The parts are no smaller than one `finest`-th.
+    """
+    kept = list(items)
+    if len(kept) > 1 and attempt([]):
+        return []
+    parts = 2
+    while len(kept) > 1:
+        size = -(-len(kept) // parts)
+        chunks = [kept[at : at + size] for at in range(0, len(kept), size)]
+        smaller = next((chunk for chunk in chunks if attempt(chunk)), None)
+        if smaller is not None:
+            kept, parts = smaller, 2
+            continue
+        rests = ([item for item in kept if item not in set(chunk)] for chunk in chunks if len(chunks) > 2)
+        smaller = next((rest for rest in rests if attempt(rest)), None)
+        if smaller is not None:
+            kept, parts = smaller, max(parts - 1, 2)
+        elif parts >= min(len(kept), finest):
+            break
+        else:
+            parts = min(2 * parts, len(kept), finest)
+    if len(kept) == 1 and attempt([]):
+        return []
+    return kept
+
+
+def _trim(items: list[int], attempt: Callable[[list[int]], bool], *, back: bool) -> list[int]:
+    """`items` without as much of one end as passes `attempt`, in steps that are halved."""
+    step = len(items) // 2
+    while step:
+        rest = items[:-step] if back else items[step:]
+        if len(rest) < len(items) and attempt(rest):
+            items = rest
+        else:
+            step //= 2
+    return items
+
+
+def _filled(tensor: Tensor, number: float, places: Sequence[int]) -> Tensor:
+    """The tensor with one number at some flat places, by its bits: float8 has no arithmetic."""
+    fmt = formats.of(tensor.dtype)
+    pattern = fmt.from_float(number)
+    bits = bits_of(tensor).reshape(-1).clone()
+    bits[torch.tensor(list(places), dtype=torch.int64)] = pattern - (1 << 64) if pattern >= 1 << 63 else pattern
+    return from_bits(bits, fmt).reshape(tensor.shape)
+
+
+def _select(tensor: Tensor, axis: int, places: Sequence[int]) -> Tensor:
+    """Some positions of one axis."""
+    bits = bits_of(tensor).index_select(axis, torch.tensor(list(places), dtype=torch.int64))
+    return from_bits(bits, formats.of(tensor.dtype))
+
+
+def _truncated(tensor: Tensor, places: Sequence[int], kept: int) -> Tensor | None:
+    """The tensor with only the first `kept` bits of mantissa at some places; None when nothing would change."""
+    fmt = formats.of(tensor.dtype)
+    drop = fmt.mantissa_bits - kept
+    bits = bits_of(tensor).reshape(-1).clone()
+    where = torch.tensor(list(places), dtype=torch.int64)
+    finite = torch.isfinite(widen(tensor.reshape(-1))[where])
+    short = torch.where(finite, (bits[where] >> max(drop, 0)) << max(drop, 0), bits[where])
+    if drop <= 0 or torch.equal(short, bits[where]):
+        return None
+    bits[where] = short
+    return from_bits(bits, fmt).reshape(tensor.shape)
+
+
+def _without(case: Case, where: str, name: str) -> Case:
+    left: dict[str, Any] = {key: value for key, value in getattr(case, where).items() if key != name}
+    return msgspec.structs.replace(case, **{where: left})
+
+
+def _forward_only(case: Case, outputs: Sequence[str]) -> Case:
+    """The case without gradients, and without what it says about them."""
+    arriving = {"d" + name for name in outputs}
+
+    def operands(given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name not in arriving}
+
+    return msgspec.structs.replace(
+        case,
+        upstream="",
+        values=operands(case.values),
+        edits=operands(case.edits),
+        layouts=operands(case.layouts),
+    )

@@ -1,0 +1,427 @@
+"""Run a kernel (or an op's baseline) on a case and collect outputs and gradients, checked for contract.
+
+A kernel that returns the wrong number of tensors, a wrong shape, dtype or device, something that is not a
+tensor, or that changes its inputs, has broken its contract: `KernelError` says the rule and what was
+received. Nothing here knows what is numerically right.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.values import SMALL
+from verify.declare.declaration import Kernel, expected_shape
+from verify.errors import KernelError
+from verify.ops.op import Op
+from verify.truth.formats import named, torch_dtype
+from verify.truth.ulp import fetched, same_bits
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Inputs as given, upstream gradients as given, and every result: outputs, then gradients."""
+
+    inputs: dict[str, Tensor | None]
+    upstream: dict[str, Tensor]
+    results: dict[str, Tensor]
+    missing: tuple[str, ...]  # gradients that the kernel does not provide
+    near: Measured | None = None  # small tensors: the same values in the memory of the host, to be read only
+
+    @property
+    def at_hand(self) -> Measured:
+        """The same values where reading them costs least."""
+        return self.near or self
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The results as they are now, whatever a later call does to them."""
+        held = self.at_hand.results
+        alone = {name for name, value in held.items() if value.data_ptr() != self.results[name].data_ptr()}
+        return {name: value if name in alone else value.clone() for name, value in held.items()}
+
+
+class Unchanged:
+    """What a kernel must leave as it is. `demand` asks for all of it at once: on a GPU each question is a wait."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Tensor, Tensor, str]] = []
+
+    def watch(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], complaint: str) -> None:
+        """Tensors and copies of them made before, at hand or not.
+
+        `complaint` is the message, with the name in place of {name}.
+        """
+        self._pairs += [(before[name], after[name], complaint.replace("{name}", name)) for name in before]
+
+    def demand(self, *results: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Raise the complaint about the first tensor whose bits differ from those of its copy.
+
+        Returns the results, in the memory of the host if all is small: they then travel with what is asked for.
+        """
+        pairs, self._pairs = self._pairs, []
+        before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        found = [value for some in results for value in some.values()]
+        line = [*before, *after, *found]
+        if all(value.numel() <= SMALL for value in line):
+            line = fetched(line)
+        count = len(pairs)
+        before, after = line[:count], line[count : 2 * count]
+        if not same_bits(before, after):
+            complaints = zip(before, after, (words for _, _, words in pairs), strict=True)
+            raise KernelError(next(words for old, new, words in complaints if not same_bits([old], [new])))
+        taken = iter(line[2 * count :])
+        return [dict(zip(some, taken, strict=False)) for some in results]
+
+
+def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
+    """Run a declared kernel on contiguous copies of what the case's layouts hold."""
+    return run_kernel(kernel, case, device, prepare=_compact)
+
+
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The same values on a device in memory of their own with the same layout, which `clone` would not always keep."""
+    # nothing waits: ordinary memory is read before the call returns
+    if _is_compact(tensor):
+        if tensor.is_cpu and device == "cpu":
+            return tensor.clone()
+        return tensor.to(device, copy=True, non_blocking=True)
+    whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    copied = whole.to(device, copy=True, non_blocking=True)
+    moved: Tensor = copied.new_empty(0).set_(
+        copied.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+    return moved
+
+
+_Some = TypeVar("_Some", Tensor, Tensor | None)
+
+
+def sent_all(tensors: Mapping[str, _Some], device: torch.device | str) -> dict[str, _Some]:
+    """`sent` for each of several; those that are absent stay so."""
+    return {name: value if value is None else sent(value, device) for name, value in tensors.items()}
+
+
+def _is_near(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.numel() <= SMALL
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies, on a GPU by one operation for all tensors of one dtype: to be compared, not used."""
+    found = dict(tensors)
+    if all(tensor.is_cpu for tensor in tensors.values()):
+        return {name: _contiguous_copy(tensor.detach()) for name, tensor in tensors.items()}
+    alike: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        alike.setdefault((tensor.dtype, tensor.device), []).append(name)
+    for names in alike.values():
+        pieces = [tensors[name].detach().reshape(-1) for name in names]
+        line = pieces[0].clone() if len(names) == 1 else torch.cat(pieces)
+        parts = torch.split(line, [piece.numel() for piece in pieces])
+        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return found
+
+
+def _is_compact(tensor: Tensor) -> bool:
+    """Whether a tensor is contiguous and alone in its memory."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    return tensor if _is_compact(tensor) else _contiguous_copy(tensor)
+
+
+def _contiguous_copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def run_kernel(
+    kernel: Kernel,
+    case: Case,
+    device: str,
+    *,
+    prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Measured:
+    """Run a declared kernel on a case. `prepare` may change how each tensor lies in memory, not its values."""
+    parameters = kernel.op.resolve(case.params)
+    return _run(
+        kernel.op,
+        case,
+        device,
+        function=kernel.function,
+        keywords={name: value for name, value in parameters.items() if name in kernel.accepted},
+        outputs=kernel.outputs,
+        wanted=tuple(operand.name for operand in kernel.differentiable),
+        required=kernel.gradients != "auto",
+        label=kernel.name,
+        prepare=prepare,
+    )
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One call on tensors at hand: the outputs as autograd has them, and the leaves that they hang on."""
+
+    outputs: dict[str, Tensor]
+    leaves: dict[str, Tensor]
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The outputs without their history."""
+        return {name: tensor.detach() for name, tensor in self.outputs.items()}
+
+
+def call_tensors(
+    kernel: Kernel, inputs: Mapping[str, Tensor | None], params: Mapping[str, Any], *, differentiate: bool = True
+) -> Graph:
+    """Call a declared kernel on given tensors, in whatever layout they are; no copies, no checks of its inputs."""
+    resolved = kernel.op.resolve(params)
+    wanted = {operand.name for operand in kernel.differentiable} if differentiate else set()
+    leaves: dict[str, Tensor] = {}
+    arguments: list[Tensor | None] = []
+    for name in kernel.operands:
+        value = inputs[name]
+        if value is not None and name in wanted:
+            value = leaves[name] = value.detach().requires_grad_(True)
+        arguments.append(value)
+    keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
+    returned = _call(kernel.function, arguments, keywords, kernel.name)
+    return Graph(_outputs(returned, kernel.outputs, kernel.name), leaves)
+
+
+def gradients_of(
+    kernel: Kernel,
+    graph: Graph,
+    upstream: Mapping[str, Tensor],
+    *,
+    retain: bool = False,
+    unchanged: Unchanged | None = None,
+    originals: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The gradients that a call's backward pass gives for `upstream`, one tensor per output.
+
+    Whether `upstream` is as it was is asked at once, or by whoever passes `unchanged`, which must then `demand` it.
+    `originals` are what `upstream` was made from, where there is such a thing; else copies are made.
+    """
+    if not graph.leaves or not upstream:
+        return {}
+    watched = Unchanged() if unchanged is None else unchanged
+    required = kernel.gradients != "auto"
+    found, _ = _gradients(
+        graph.outputs,
+        upstream,
+        graph.leaves,
+        watched,
+        required=required,
+        label=kernel.name,
+        retain=retain,
+        originals=originals,
+    )
+    if unchanged is None:
+        watched.demand()
+    return found
+
+
+def run_tensors(
+    kernel: Kernel,
+    inputs: Mapping[str, Tensor | None],
+    params: Mapping[str, Any],
+    upstream: Mapping[str, Tensor],
+    *,
+    unchanged: Unchanged | None = None,
+    originals: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Outputs and gradients of one call on given tensors; without `upstream`, outputs only."""
+    graph = call_tensors(kernel, inputs, params, differentiate=bool(upstream))
+    return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=originals)
+
+
+def run_baseline(op: Op, case: Case, device: str, outputs: tuple[str, ...]) -> Measured:
+    """Run the op's PyTorch baseline on the same case."""
+    known = op.all_outputs
+
+    def selected(*arguments: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
+        # a baseline takes None for an absent operand and returns the optional outputs too
+        given = iter(arguments)
+        full = [None if operand.name in case.absent else next(given) for operand in op.operands]
+        returned = op.baseline(*full, **keywords)
+        items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        by_name = dict(zip(known, items, strict=False))
+        return tuple(by_name[name] for name in outputs)
+
+    return _run(
+        op,
+        case,
+        device,
+        function=selected,
+        keywords=op.resolve(case.params),
+        outputs=outputs,
+        wanted=tuple(o.name for o in op.operands if o.differentiable and o.name not in case.absent),
+        required=False,
+        label=f"{op.name} baseline",
+    )
+
+
+def _run(
+    op: Op,
+    case: Case,
+    device: str,
+    *,
+    function: Callable[..., Any],
+    keywords: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    wanted: tuple[str, ...],
+    required: bool,
+    label: str,
+    prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Measured:
+    originals = inputs_of(op, case, device, shared=True)
+    given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
+    leaves: dict[str, Tensor] = {}
+    arguments: list[Tensor | None] = []
+    for operand in op.operands:
+        value = given[operand.name]
+        if operand.name in case.absent:
+            continue
+        if value is not None and case.upstream and operand.name in wanted:
+            value = value.detach().requires_grad_(True)
+            leaves[operand.name] = value
+        arguments.append(value)
+
+    returned = _call(function, arguments, keywords, label)
+    produced = _outputs(returned, outputs, label)
+    for name, tensor in produced.items():
+        shape = expected_shape(op, case.dims, op.resolve(case.params), name)
+        _check_output(name, tensor, shape, case, device, label)
+
+    results = {name: tensor.detach() for name, tensor in produced.items()}
+    near = all(_is_near(value) for value in originals.values() if value is not None)
+    arriving = upstream_of(op, case, results, shared=near)
+    upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
+    missing: tuple[str, ...] = ()
+    unchanged = Unchanged()
+    if upstream and leaves:
+        gradients, missing = _gradients(
+            produced, upstream, leaves, unchanged, required=required, label=label, originals=arriving
+        )
+        results |= gradients
+    before = {name: value for name, value in originals.items() if value is not None}
+    after = {name: value for name, value in given.items() if value is not None}
+    unchanged.watch(before, after, f"{label} must not change its inputs; {{name}} differs after the call")
+    (found,) = unchanged.demand(results)
+    near = near and all(map(_is_near, (*arriving.values(), *found.values())))
+    return Measured(given, upstream, results, missing, Measured(originals, arriving, found, missing) if near else None)
+
+
+def _call(
+    function: Callable[..., Any],
+    arguments: list[Tensor | None],
+    keywords: Mapping[str, Any],
+    label: str,
+) -> Any:
+    try:
+        return function(*arguments, **keywords)
+    except KernelError:
+        raise
+    except Exception as error:
+        raise KernelError(f"{label} raised {describe(error)}") from error
+
+
+def _outputs(returned: Any, outputs: tuple[str, ...], label: str) -> dict[str, Tensor]:
+    items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if len(items) != len(outputs):
+        raise KernelError(
+            f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
+        )
+    for name, item in zip(outputs, items, strict=True):
+        if not isinstance(item, Tensor):
+            raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
+    return dict(zip(outputs, items, strict=True))
+
+
+def _check_output(name: str, tensor: Tensor, shape: tuple[int, ...], case: Case, device: str, label: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise KernelError(
+            f"{label} must return {name} of shape {shape} for dims {case.dims}; it returned {tuple(tensor.shape)}"
+        )
+    if not tensor.is_floating_point():
+        raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
+    wanted = torch_dtype(named(case.dtype))
+    if name == "y" and tensor.dtype != wanted:
+        raise KernelError(f"{label} must return {name} as {wanted} for {wanted} input; it returned {tensor.dtype}")
+    if tensor.device.type != torch.device(device).type:
+        raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
+
+
+def _gradients(
+    produced: dict[str, Tensor],
+    upstream: Mapping[str, Tensor],
+    leaves: dict[str, Tensor],
+    unchanged: Unchanged,
+    *,
+    required: bool,
+    label: str,
+    retain: bool = False,
+    originals: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    attached = {name: tensor for name, tensor in produced.items() if tensor.requires_grad}
+    if not attached:
+        if required:
+            raise KernelError(
+                f"{label} promises gradients for {', '.join(leaves)}, but its output is not attached to autograd"
+            )
+        return {}, tuple("d" + name for name in leaves)
+    # kept apart: a backward pass that overwrites dy would overwrite what the truth is computed from
+    arrived = {name: _contiguous_copy(upstream[name]) if originals is None else originals[name] for name in attached}
+    try:
+        found = torch.autograd.grad(
+            list(attached.values()),
+            list(leaves.values()),
+            grad_outputs=[upstream[name] for name in attached],
+            allow_unused=True,
+            retain_graph=retain,
+        )
+    except Exception as error:
+        raise KernelError(f"{label} raised in backward: {describe(error)}") from error
+    unchanged.watch(
+        arrived, upstream, f"{label} must not change the gradient that arrives at {{name}}; it differs after backward"
+    )
+    gradients: dict[str, Tensor] = {}
+    missing: list[str] = []
+    for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
+        if gradient is None:
+            missing.append("d" + name)
+            continue
+        if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
+            raise KernelError(
+                f"{label} must return d{name} like {name}: {tuple(leaf.shape)} {leaf.dtype}; it returned "
+                f"{tuple(gradient.shape)} {gradient.dtype}"
+            )
+        gradients["d" + name] = gradient.detach()
+    if missing and required:
+        raise KernelError(f"{label} promises {', '.join(missing)}, but autograd has no path to it")
+    return gradients, tuple(missing)
+
+
+@lru_cache
+def _is_ours(file: str) -> bool:
+    return _PACKAGE in Path(file).parents
+
+
+def describe(error: BaseException) -> str:
+    """One line: type, first line of the message, and the place in the user's code."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    walked = reversed(list(traceback.walk_tb(error.__traceback__)))
+    frames = ((frame.f_code.co_filename, line) for frame, line in walked)
+    own = (f"{file}:{line}" for file, line in frames if "/site-packages/" not in file and not _is_ours(file))
+    place = next((f" ({where})" for where in own), "")
+    return f"{type(error).__name__}: {text}{place}"

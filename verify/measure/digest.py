@@ -1,0 +1,39 @@
+"""A digest of result bits, so that two records can say whether any bit changed.
+
+It runs over the results of all cases in order, element by element. Every NaN counts as one: its sign and payload
+are ignored here as they are everywhere else. The sign of a zero counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.truth.formats import Format
+from verify.truth.ulp import bits_of, widen
+
+_STORED = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+class Digest:
+    """Takes tensors of one format; `text` is 16 hex digits of the SHA-256 over their bits, little-endian."""
+
+    def __init__(self, fmt: Format) -> None:
+        self._fmt = fmt
+        self._hash: Any = hashlib.sha256(fmt.name.encode())
+
+    def add(self, tensor: Tensor) -> None:
+        """The next result; its shape counts too."""
+        plain = tensor.detach()
+        bits = torch.where(torch.isnan(widen(plain)), self._fmt.nan_bits, bits_of(plain))
+        self._hash.update(repr(tuple(tensor.shape)).encode())
+        self._hash.update(bits.to(_STORED[self._fmt.bits]).cpu().numpy().astype(f"<i{self._fmt.bits // 8}").tobytes())
+
+    @property
+    def text(self) -> str:
+        """The digest so far."""
+        digest: str = self._hash.hexdigest()
+        return digest[:16]

@@ -1,0 +1,98 @@
+"""One judged element in words: where it is, from what, what came out, what it should be, how to see it again."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from torch import Tensor
+
+from verify.cases import Case
+from verify.ops.op import Op, Problem
+from verify.records.record import Worst, number
+from verify.truth import formats
+from verify.truth.exact import Judged, digits
+from verify.truth.formats import Format
+from verify.truth.ulp import pattern_at
+
+
+def describe(
+    op: Op,
+    case: Case,
+    problem: Problem,
+    result: str,
+    got: Tensor,
+    index: int,
+    judged: Judged,
+    target: str,
+    *,
+    scaled: float | None,
+) -> Worst:
+    """The record of element `index` (flat) of a result."""
+    fmt = formats.of(got.dtype)
+    pattern = pattern_at(got, index)
+    point = op.points(problem, result, [index])[0]
+    text = case.to_json()
+    position = _unravel(index, tuple(got.shape))
+    return Worst(
+        index=position,
+        inputs=_neighbours(op, problem, result, position, tuple(got.shape)),
+        got=decimal(fmt, pattern),
+        got_hex=fmt.hex(pattern),
+        truth=digits(point),
+        ulp=number(judged.ulp),
+        scaled_ulp=None if scaled is None else number(scaled),
+        replay=f"verify replay {shlex.quote(target)} {shlex.quote(text)} --result {result} --index {index}",
+    )
+
+
+def decimal(fmt: Format, pattern: int) -> str:
+    """The shortest decimal that reads back as the same number of its format."""
+    value = fmt.to_float(pattern)
+    if fmt.name == "float64" or not math.isfinite(value):
+        return repr(value)
+    # the shortest decimal that reads back as the same number of this format
+    for digits_ in range(1, 18):
+        text = f"{value:.{digits_}g}"
+        if fmt.from_float(float(text)) == pattern:
+            return text
+    return repr(value)
+
+
+def _neighbours(
+    op: Op, problem: Problem, result: str, position: tuple[int, ...], shape: tuple[int, ...]
+) -> dict[str, str]:
+    """The input elements at the place of a result: same position, the same column of a vector, both halves."""
+    found: dict[str, str] = {}
+
+    def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
+        fmt = formats.of(tensor.dtype)
+        pattern = pattern_at(tensor[where], 0)
+        found[label] = f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})"
+
+    tensors = {name: value for name, value in problem.inputs.items() if value is not None}
+    if result.startswith("d"):
+        tensors |= {"d" + name: value for name, value in problem.upstream.items()}
+    for name, tensor in tensors.items():
+        same_lead = tensor.ndim == len(shape) and tuple(tensor.shape[:-1]) == shape[:-1]
+        if tuple(tensor.shape) == shape and op.kind != "contraction":
+            show(name, tensor, position)
+        elif tensor.ndim == 1 and shape and tensor.shape[0] == shape[-1]:
+            show(name, tensor, position[-1:])
+        elif same_lead and op.kind == "elementwise" and tensor.ndim:
+            width = min(tensor.shape[-1], shape[-1])
+            column = position[-1] % width
+            if tensor.shape[-1] == 2 * width:
+                show(f"{name}1", tensor, (*position[:-1], column))
+                show(f"{name}2", tensor, (*position[:-1], column + width))
+            else:
+                show(name, tensor, (*position[:-1], column))
+    return found
+
+
+def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    position = []
+    for size in reversed(shape):
+        index, place = divmod(index, size)
+        position.append(place)
+    return tuple(reversed(position))

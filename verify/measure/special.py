@@ -1,0 +1,99 @@
+"""The special-value matrix: what comes out for zeros, subnormal, greatest, infinite and NaN inputs, one at a time.
+
+One small case of ones in which every operand in turn holds each special value. It is measured apart from the
+cases that figures rest on, and each of its elements is judged in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from verify.backends import Backend
+from verify.cases import Case, problem_of
+from verify.cases.case import operand_dtype
+from verify.declare.declaration import Kernel
+from verify.measure.call import run_kernel
+from verify.measure.element import describe
+from verify.records.record import SpecialValue, Worst
+from verify.truth import formats
+from verify.truth.exact import Judged, digits, judge
+from verify.truth.formats import Format
+from verify.truth.ulp import pattern_at
+
+SIZE = 256  # elements of the case: the rest of them are ones
+DIGITS = 17  # of an exact answer: the worst inputs have theirs in full
+
+
+def patterns(fmt: Format) -> list[int]:
+    """Zero, the smallest and greatest subnormal, the greatest number and infinity of both signs, and NaN."""
+    positive = [0, 1, (1 << fmt.mantissa_bits) - 1, fmt.max_bits] + ([fmt.inf_bits] if fmt.has_inf else [])
+    return [bits | sign for bits in positive for sign in (0, fmt.sign_bit)] + [fmt.nan_bits]
+
+
+def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
+    """The case, and how many of its leading elements are special; None where a row decides, not an element."""
+    op = kernel.op
+    if op.kind != "elementwise":
+        return None
+    plain = Case(
+        dtype=dtype,
+        dims=(1, SIZE),
+        fill="ones",
+        params=dict(kernel.params),
+        upstream="ones" if kernel.differentiable else "",
+        absent=kernel.absent,
+    )
+    widths = {name: shape[-1] for name, shape in op.shapes(plain.dims, op.resolve(kernel.params)).items()}
+    edits: dict[str, dict[str, str]] = {}
+    place = 0
+    for operand in op.operands:
+        if operand.name in kernel.absent:
+            continue
+        fmt = formats.named(operand_dtype(plain, operand))
+        for half in range(0, widths[operand.name], SIZE):  # both halves of a packed operand
+            for bits in patterns(fmt):
+                edits.setdefault(operand.name, {})[str(half + place)] = f"{bits:0{fmt.bits // 4}x}"
+                place += 1
+    return msgspec.structs.replace(plain, edits=edits), place
+
+
+def special_values(kernel: Kernel, target: str, backend: Backend, dtype: str) -> dict[str, list[SpecialValue]]:
+    """Result -> its matrix; empty where there is none. A kernel that cannot take the case raises KernelError."""
+    made = special_case(kernel, dtype)
+    if made is None:
+        return {}
+    case, count = made
+    measured = run_kernel(kernel, case, backend.device)
+    names = tuple(measured.results)
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, names)
+    found: dict[str, list[SpecialValue]] = {}
+    inputs: list[dict[str, str]] = []
+    for name, got in measured.results.items():  # outputs first: theirs are the inputs of every result
+        where = [half + index for half in range(0, got.shape[-1], SIZE) for index in range(count)]
+        fmt = formats.of(got.dtype)
+        rows = []
+        for index, point in zip(where, kernel.op.points(problem, name, where), strict=True):
+            pattern = pattern_at(got, index)
+            judged = judge(point, fmt, pattern, both=True, policy=kernel.policy)
+            told = describe(kernel.op, case, problem, name, got, index, judged, target, scaled=None)
+            if name == kernel.outputs[0]:
+                inputs.append(told.inputs)
+            given = dict(inputs[index % SIZE])
+            if got.shape[-1] > SIZE:  # both gradients of a packed operand
+                given["of"] = f"{name}{1 + index // SIZE}"
+            told = msgspec.structs.replace(told, inputs=given, truth=digits(point, DIGITS))
+            rows.append(_told(kernel, dtype, told, judged, zero=pattern & ~fmt.sign_bit == 0))
+        found[name] = rows
+    return found
+
+
+def _told(kernel: Kernel, dtype: str, told: Worst, judged: Judged, *, zero: bool) -> SpecialValue:
+    wrong_sign = kernel.policy.signed_zero == "strict" and judged.misrounded and zero
+    wrong = wrong_sign or not abs(judged.ulp) <= kernel.limit(dtype)
+    return SpecialValue(
+        inputs=told.inputs,
+        got=told.got,
+        truth=told.truth,
+        status="wrong" if wrong else "ok",
+        replay=told.replay if wrong else "",
+    )

@@ -1,0 +1,313 @@
+"""Time implementations of one op side by side on a GPU, beside a copy that moves the same bytes.
+
+One round gives every contender one turn, in an order that rotates, so that a drifting clock or temperature favours
+nobody. A contender's time is the median over the rounds; the spread between the quartiles says how far to trust it.
+Before each turn a large buffer is overwritten: that empties the L2 cache, and the GPU is still busy with it while
+the CPU prepares the launch, so launch overhead is not in the figure.
+
+Backward passes are timed alone, on a graph that the forward pass left. The copy moves as many bytes as the pass has
+to: every input read once, every output written once. An op of matrix products has the bare products of torch.mm
+beside it instead.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case, inputs_of, upstream_of
+from verify.declare.declaration import Kernel, expected_shape
+from verify.errors import KernelError, UsageError
+from verify.measure.call import Graph, call_tensors, describe
+from verify.records.record import Speed
+from verify.truth.ulp import bits_of
+
+Direction = Literal["forward", "backward"]
+Call = Callable[[], object]
+
+WARM_UP = 3  # calls before the first timed one: compilation, autotuning, the allocator
+ROUNDS = 15
+FLUSH_BYTES = 1 << 30  # many times any L2; 0.3 ms of writing on the fastest memory of today
+COPY, PRODUCT = "a copy", "the products"  # no kernel has such a name: it would not be a Python identifier
+
+#: Large enough that bandwidth decides and not the launch; (M, K, N) for matrix products.
+SHAPES: dict[str, tuple[int, ...]] = {
+    "elementwise": (8192, 8192),
+    "rowwise": (16384, 4096),
+    "contraction": (8192, 4096, 8192),
+}
+
+
+class Clock(Protocol):
+    """Times one round: every call once, in order, in milliseconds."""
+
+    def __call__(self, calls: Mapping[str, Call]) -> dict[str, float]: ...
+
+
+class CudaClock:
+    """CUDA events around every call, an emptied L2 before it; one synchronisation per round."""
+
+    def __init__(self, device: str) -> None:
+        free, _ = torch.cuda.mem_get_info(device)
+        self._flushed = torch.empty(min(FLUSH_BYTES, free // 8), dtype=torch.int8, device=device)
+
+    def __call__(self, calls: Mapping[str, Call]) -> dict[str, float]:
+        pairs = {}
+        for name, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._flushed.zero_()
+            start.record()
+            call()
+            end.record()
+            pairs[name] = (start, end)
+        torch.cuda.synchronize()
+        return {name: start.elapsed_time(end) for name, (start, end) in pairs.items()}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The outcome of one contender in one direction: a time, or why there is none."""
+
+    contender: str
+    direction: Direction
+    speed: Speed | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all contenders compute: the same tensors, shared by all. `pristine` is what they must still hold later."""
+
+    kernel: Kernel
+    case: Case
+    inputs: dict[str, Tensor | None]
+    pristine: dict[str, Tensor]
+
+    def disturbed(self) -> list[str]:
+        """Inputs that a contender changed; they are put right, or the next one would compute something else."""
+        changed = [name for name, kept in self.pristine.items() if not torch.equal(bits_of(kept), bits_of(self[name]))]
+        for name in changed:
+            self[name].copy_(self.pristine[name])
+        return changed
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self.inputs[name]
+        assert value is not None
+        return value
+
+
+def default_shape(kernel: Kernel) -> tuple[int, ...]:
+    """The shape at which a kernel is timed unless another is asked for."""
+    return SHAPES[kernel.op.kind]
+
+
+def time_together(
+    contenders: Mapping[str, Kernel],
+    dtype: str,
+    shape: Sequence[int],
+    directions: Iterable[Direction],
+    device: str,
+    clock: Clock,
+    *,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Timed]:
+    """Time every contender in every direction. All take the same op, parameters and operands.
+
+    A contender that raises, or has no gradient, gets a reason instead of a time; the others go on. One that leaves
+    the GPU unusable raises KernelError that names it.
+    """
+    first = next(iter(contenders.values()))
+    shape = tuple(shape) or default_shape(first)
+    _check_shape(first, shape)
+    torch.compiler.reset()  # code for this shape, not one of many guarded variants
+    found: list[Timed] = []
+    for direction in directions:
+        try:
+            problem = _problem(first, dtype, shape, direction, device, seed)
+        except torch.OutOfMemoryError as error:
+            raise KernelError(f"the inputs of shape {shape} do not fit in the GPU's memory") from error
+        calls: dict[str, Call] = {}
+        for name, kernel in contenders.items():
+            progress(name)
+            prepared = _prepared(kernel, problem, direction, device)
+            if isinstance(prepared, str):
+                found.append(Timed(name, direction, None, prepared))
+            else:
+                calls[name] = prepared
+        progress("")  # whoever fails now is not known by name
+        if calls:
+            reference, call = _reference(problem, direction, device)
+            times = _take_turns({**calls, reference: call}, clock, rounds)
+            found += [Timed(name, direction, _speed(times, name, reference, problem, direction)) for name in calls]
+    return found
+
+
+def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
+    example = ",".join(map(str, default_shape(kernel)))
+    if any(size < 1 for size in shape):
+        raise UsageError(f"--shape takes positive sizes; received {shape}", hint=f"--shape {example}")
+    if kernel.op.kind == "contraction" and len(shape) != 3:
+        raise UsageError(f"op {kernel.op.name!r} is timed at M,K,N; received {shape}", hint=f"--shape {example}")
+    kernel.op.shapes(shape, kernel.op.resolve(kernel.params))
+
+
+def _problem(
+    kernel: Kernel, dtype: str, shape: tuple[int, ...], direction: Direction, device: str, seed: int
+) -> Problem:
+    case = Case(
+        dtype=dtype,
+        dims=shape,
+        fill="normal" if kernel.op.kind == "elementwise" else "randn",
+        seed=seed,
+        params=dict(kernel.params),
+        upstream="normal" if direction == "backward" else "",
+        absent=kernel.absent,
+    )
+    inputs = inputs_of(kernel.op, case, device)
+    pristine = {name: value.clone() for name, value in inputs.items() if value is not None}
+    return Problem(kernel, case, inputs, pristine)
+
+
+def _prepared(kernel: Kernel, problem: Problem, direction: Direction, device: str) -> Call | str:
+    """A call that is warm, or the reason why there is none."""
+    try:
+        call = _forward(kernel, problem) if direction == "forward" else _backward(kernel, problem)
+        if isinstance(call, str):
+            return call
+        for _ in range(WARM_UP):
+            call()
+        _synchronise(device)
+        if changed := problem.disturbed():
+            return f"changes its input {', '.join(changed)}: a second call computes something else"
+    except Exception as error:
+        reason = str(error) if isinstance(error, KernelError) else f"{kernel.name} raised {describe(error)}"
+        try:
+            _synchronise(device)
+            problem.disturbed()
+        except Exception:
+            raise KernelError(f"{reason}; the GPU is unusable after it") from error
+        return reason
+    return call
+
+
+def _synchronise(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _forward(kernel: Kernel, problem: Problem) -> Call:
+    resolved = kernel.op.resolve(problem.case.params)
+    keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
+    arguments = [problem.inputs[name] for name in kernel.operands]
+
+    def call() -> object:
+        with torch.no_grad():
+            return kernel.function(*arguments, **keywords)
+
+    return call
+
+
+def _backward(kernel: Kernel, problem: Problem) -> Call | str:
+    if not kernel.differentiable:
+        return "declares no gradients"
+    with torch.enable_grad():
+        graph = call_tensors(kernel, problem.inputs, problem.case.params)
+    attached = {name: tensor for name, tensor in graph.outputs.items() if tensor.requires_grad}
+    if not attached:
+        return "autograd has no path to its inputs"
+    upstream = upstream_of(kernel.op, problem.case, Graph(attached, {}).values)
+    outputs, arriving = list(attached.values()), [upstream[name] for name in attached]
+    leaves = list(graph.leaves.values())
+    return lambda: torch.autograd.grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True)
+
+
+def _reference(problem: Problem, direction: Direction, device: str) -> tuple[str, Call]:
+    """What the contenders are measured against: a copy, or for a contraction the matrix products alone."""
+    if problem.kernel.op.kind == "contraction":
+        name, call = PRODUCT, _products(problem, direction)
+    else:
+        source = torch.ones(bytes_moved(problem, direction) // 2, dtype=torch.int8, device=device)
+        target = torch.empty_like(source)
+
+        def copy() -> object:
+            return target.copy_(source)
+
+        name, call = COPY, copy
+    for _ in range(WARM_UP):
+        call()
+    return name, call
+
+
+def _products(problem: Problem, direction: Direction) -> Call:
+    x, weight = problem["x"], problem["weight"]
+    if direction == "forward":
+        return lambda: torch.mm(x, weight.t())
+    before = torch.ones(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    return lambda: (torch.mm(before, weight), torch.mm(before.t(), x))
+
+
+def bytes_moved(problem: Problem, direction: Direction) -> int:
+    """Bytes that a pass has to move: inputs and arriving gradients read once, outputs or gradients written once."""
+    inputs = {name: value for name, value in problem.inputs.items() if value is not None}
+    read = sum(value.numel() * value.element_size() for value in inputs.values())
+    size = next(iter(inputs.values())).element_size()
+    op, dims = problem.kernel.op, problem.case.dims
+    params = op.resolve(problem.case.params)
+    outputs = size * sum(prod(expected_shape(op, dims, params, name)) for name in problem.kernel.outputs)
+    if direction == "forward":
+        return read + outputs
+    written = sum(
+        inputs[o.name].numel() * inputs[o.name].element_size()
+        for o in problem.kernel.op.operands
+        if o.differentiable and o.name in inputs
+    )
+    return read + outputs + written
+
+
+def _take_turns(calls: Mapping[str, Call], clock: Clock, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of every call in every round; in each round another one begins."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name, milliseconds in clock({n: calls[n] for n in names[shift:] + names[:shift]}).items():
+            times[name].append(milliseconds)
+    return times
+
+
+def _speed(
+    times: Mapping[str, Sequence[float]], name: str, reference: str, problem: Problem, direction: Direction
+) -> Speed:
+    median = statistics.median(times[name])
+    ratio = statistics.median(times[reference]) / median
+    return Speed(
+        dtype=problem.case.dtype,
+        direction=direction,
+        shape=problem.case.dims,
+        milliseconds=median,
+        of_copy=ratio if reference == COPY else None,
+        spread=_between_quartiles(times[name]),
+        of_product=ratio if reference == PRODUCT else None,
+        rounds=len(times[name]),
+    )
+
+
+def _between_quartiles(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+def comparable(kernel: Kernel) -> tuple[Any, ...]:
+    """What two kernels must share to be timed side by side."""
+    params = tuple(sorted((name, repr(value)) for name, value in kernel.op.resolve(kernel.params).items()))
+    return (kernel.op.name, params, kernel.operands, kernel.outputs)

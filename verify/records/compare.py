@@ -1,0 +1,216 @@
+"""Two records of the same cases, figure by figure: what a change did to accuracy, and whether it changed a bit.
+
+What changed may be the code, or the device and the versions below it. Cases are the same bits on every device, so
+two records answer the same question where their property hashes and seeds agree, wherever they were measured. Where
+every input of a format is tried there is no seed, and the special values are the same in every record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from verify.records.readings import FAILED, Key, Reading, arch_of, leading, readings
+from verify.records.record import Result, Run, SpecialValue
+
+Change = Literal["worse", "better", "same", "incomparable", "removed", "added"]
+Bits = Literal["identical", "changed", "unknown"]
+CHANGES: tuple[Change, ...] = ("worse", "incomparable", "removed", "better", "added", "same")
+BENEATH = ("gpu", "driver", "cuda", "torch", "triton")  # what a kernel runs on, as records name it
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One key on both sides. `bits` is about the whole result that the regime belongs to."""
+
+    key: Key  # its arch is the head's
+    source: str
+    base: Reading | None
+    head: Reading | None
+    change: Change
+    bits: Bits
+    reason: str = ""
+
+    @property
+    def figures_differ(self) -> bool:
+        """Whether anything differs: the mean, say, below the same maximum."""
+        return self.base is None or self.head is None or self.base.figures != self.head.figures
+
+    @property
+    def silent(self) -> bool:
+        """Nothing to tell: no figure and no bit is known to differ."""
+        if self.change != "same" or self.bits == "changed":
+            return False
+        # the same bits have the same errors: what differs is the reference, which rounds otherwise on another device
+        return self.bits == "identical" or not self.figures_differ
+
+
+@dataclass(frozen=True)
+class Special:
+    """One special input whose answer differs between the records."""
+
+    kernel: str
+    output: str
+    dtype: str
+    base: SpecialValue
+    head: SpecialValue
+
+    @property
+    def worse(self) -> bool:
+        """Right in base and wrong in head."""
+        return self.base.status == "ok" and self.head.status == "wrong"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All pairs, the kernels that fail on one side only, and which records were compared."""
+
+    pairs: tuple[Pair, ...]
+    base: Run
+    head: Run
+    broke: tuple[tuple[str, str], ...] = ()  # kernel and message: fails in head and not in base
+    mended: tuple[str, ...] = ()
+    special: tuple[Special, ...] = ()
+    special_tried: int = 0  # special inputs that both records have, differing or not
+
+    @property
+    def beneath(self) -> tuple[tuple[str, str, str], ...]:
+        """What differs below the kernels: name, then its version in base and in head."""
+        return ((arch,) if (arch := _moved("arch", arch_of(self.base), arch_of(self.head))) else ()) + tuple(
+            found
+            for name in BENEATH
+            if (found := _moved(name, *(str(run.environment.get(name, "absent")) for run in (self.base, self.head))))
+        )
+
+    @property
+    def other_cases(self) -> bool:
+        """Whether something stays apart because one record did not measure the other's cases."""
+        return any(pair.reason.startswith((OTHER_PROPERTY, OTHER_SEED)) for pair in self.pairs)
+
+    @property
+    def told(self) -> list[Pair]:
+        """The pairs worth a line. Bits are known per result only, so they tell of a regime where no figure does."""
+        moved = {_result(pair) for pair in self.pairs if pair.change != "same" or pair.figures_differ}
+        return [
+            pair
+            for pair in self.pairs
+            if not pair.silent and (pair.change != "same" or pair.figures_differ or _result(pair) not in moved)
+        ]
+
+    def of(self, change: Change) -> list[Pair]:
+        """The pairs with one change."""
+        return [pair for pair in self.pairs if pair.change == change]
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing got worse, 1 something did, 3 something could not be compared."""
+        if self.of("worse") or self.broke or any(item.worse for item in self.special):
+            return 1
+        alike = any(pair.change in ("same", "better") for pair in self.pairs)
+        return 3 if self.of("incomparable") or self.of("removed") or not alike else 0
+
+
+def _moved(name: str, before: str, after: str) -> tuple[str, str, str] | None:
+    return None if before == after else (name, before, after)
+
+
+def _result(pair: Pair) -> tuple[str, str, str, str]:
+    return (pair.key.kernel, pair.key.output, pair.key.dtype, pair.source)
+
+
+def compare(base: Run, head: Run) -> Comparison:
+    """Pair the figures of two records."""
+    before, after = _by_question(base), _by_question(head)
+    pairs = [
+        _pair(question, before.get(question), after.get(question), arch_of(head))
+        for question in before.keys() | after.keys()
+    ]
+    pairs.sort(key=lambda pair: (CHANGES.index(pair.change), pair.key, pair.source))
+    failed = _failed(base)
+    failing = _failed(head)
+    tried = list(_special(base, head))
+    return Comparison(
+        tuple(pairs),
+        base,
+        head,
+        broke=tuple((name, message) for name, message in failing.items() if name not in failed),
+        mended=tuple(name for name in failed if name not in failing and any(k.name == name for k in head.kernels)),
+        special=tuple(item for item in tried if item.base.got != item.head.got),
+        special_tried=len(tried),
+    )
+
+
+def _special(base: Run, head: Run) -> Iterator[Special]:
+    """Every special input that both records tried, each result of it."""
+    before = dict(_special_results(base))
+    for (kernel, output, dtype), result in _special_results(head):
+        earlier = before.get((kernel, output, dtype))
+        if earlier is None:
+            continue
+        known = {tuple(sorted(item.inputs.items())): item for item in earlier.special}
+        for item in result.special:
+            if found := known.get(tuple(sorted(item.inputs.items()))):
+                yield Special(kernel, output, dtype, found, item)
+
+
+def _special_results(run: Run) -> Iterator[tuple[tuple[str, str, str], Result]]:
+    for kernel in run.kernels:
+        for result in kernel.results:
+            if result.special and not kernel.peer:
+                yield (kernel.name, result.output, result.dtype), result
+
+
+_Question = tuple[str, str, str, str, str]  # without the arch: two machines may have answered the same
+OTHER_PROPERTY, OTHER_SEED = "something else was measured", "other cases"
+
+
+def _by_question(run: Run) -> dict[_Question, Reading]:
+    found: dict[_Question, list[Reading]] = {}
+    for item in readings(run):
+        key = item.key
+        found.setdefault((key.kernel, key.output, key.dtype, key.regime, item.source), []).append(item)
+    return {question: leading(items) for question, items in found.items()}
+
+
+def _pair(question: _Question, base: Reading | None, head: Reading | None, arch: str) -> Pair:
+    *names, source = question
+    key = Key(arch, *names)
+    if base is None or head is None:
+        present = head or base
+        assert present is not None
+        change: Change = "added" if base is None else "removed"
+        return Pair(key, source, base, head, change, "unknown")
+    if reason := _different(base, head):
+        return Pair(key, source, base, head, "incomparable", "unknown", reason)
+    bits: Bits = "unknown"
+    if base.bits and head.bits:
+        bits = "identical" if base.bits == head.bits else "changed"
+    before, after = _size(base.value), _size(head.value)
+    change = "same" if before == after else "worse" if after > before else "better"
+    return Pair(key, source, base, head, change, bits)
+
+
+def _different(base: Reading, head: Reading) -> str:
+    """Why two readings are not of the same cases."""
+    if base.flaw or head.flaw:
+        return base.flaw or head.flaw
+    if base.gate != head.gate:
+        return f"the {base.gate} error was judged, now the {head.gate} one"
+    if not base.properties or not head.properties:
+        return "a record has no property hash, so nobody knows whether the cases are the same"
+    if base.properties != head.properties:
+        return f"{OTHER_PROPERTY}: property {base.properties}, now {head.properties}"
+    if base.basis.seed != head.basis.seed:
+        return f"{OTHER_SEED}: seed {base.basis.seed}, now seed {head.basis.seed}"
+    return ""
+
+
+def _size(value: float) -> tuple[bool, float]:
+    """Orders errors: NaN above infinity."""
+    return (True, 0.0) if math.isnan(value) else (False, value)
+
+
+def _failed(run: Run) -> dict[str, str]:
+    return {kernel.name: kernel.message for kernel in run.kernels if kernel.status in FAILED and not kernel.peer}

@@ -1,0 +1,81 @@
+"""Several records of one machine as one: the stages of a nightly run, or a sweep beside the run it completes.
+
+Nothing is averaged or chosen: results stand side by side, each with its basis, and the worst status counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from verify.errors import UsageError
+from verify.records.identity import sealed
+from verify.records.record import SCHEMA, KernelRun, Run, Stage
+
+_ORDER = ("skipped", "ok", "wrong", "timeout", "crashed", "error")  # the later one counts
+
+
+def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[Stage] = ()) -> Run:
+    """One record of everything in `runs`, in their order. Raises when they are not of one environment."""
+    if not runs:
+        raise UsageError("merging takes at least one record; received none")
+    first = runs[0]
+    for other in runs[1:]:
+        _same_place(first, other)
+    kernels: dict[str, KernelRun] = {}
+    for run in runs:
+        for item in run.kernels:
+            known = kernels.get(item.target)
+            kernels[item.target] = item if known is None else together(known, item)
+    bare = Run(
+        schema=SCHEMA,
+        id="",
+        created="",
+        command=command,
+        backend=first.backend,
+        seed=first.seed,
+        profile=profile,
+        environment=first.environment,
+        kernels=list(kernels.values()),
+        incomplete=_once([line for run in runs for line in run.incomplete]),
+        stages=list(stages),
+        selftest=next((run.selftest for run in runs if run.selftest is not None), None),
+    )
+    return sealed(bare, sum(run.seconds for run in runs))
+
+
+def _same_place(first: Run, other: Run) -> None:
+    if first.backend != other.backend:
+        raise UsageError(f"records of one backend merge; received {first.backend} and {other.backend}")
+    for name in sorted((set(first.environment) | set(other.environment)) - {"dirty"}):
+        one, two = first.environment.get(name), other.environment.get(name)
+        if one != two:
+            raise UsageError(f"records of one environment merge; {name} is {one!r} and {two!r}")
+
+
+def together(one: KernelRun, two: KernelRun) -> KernelRun:
+    """The same kernel in two records."""
+    for name in ("name", "op", "params", "peer"):
+        if getattr(one, name) != getattr(two, name):
+            raise UsageError(
+                f"{one.target} is declared differently in two records: {name} is "
+                f"{getattr(one, name)!r} and {getattr(two, name)!r}"
+            )
+    worse = max(one, two, key=lambda item: _ORDER.index(item.status))
+    merged: dict[str, Any] = {
+        "status": worse.status,
+        "message": worse.message,
+        "hint": worse.hint,
+        "results": [*one.results, *two.results],
+        "laws": [*one.laws, *two.laws],
+        "notes": _once([*one.notes, *two.notes]),
+        "speed": [*one.speed, *two.speed],
+        "seconds": round(one.seconds + two.seconds, 3),
+    }
+    return msgspec.structs.replace(one, **merged)
+
+
+def _once(lines: list[str]) -> list[str]:
+    return list(dict.fromkeys(lines))

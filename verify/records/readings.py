@@ -1,0 +1,236 @@
+"""What a record says about each output x dtype x regime: the one place where figures are taken out of a record.
+
+Gate, ratchet, compare and history all judge `Reading`s. A record may come from anywhere, so a reading that
+contradicts itself carries its `flaw`, and no figure of it is believed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verify.records.record import Basis, Figures, KernelRun, RegimeFigures, Result, Run, Worst, value_of
+
+Gate = Literal["plain", "scaled"]
+Source = Literal["run", "sweep", "hunt"]
+
+WHOLE = "all"  # the regime of results that have none, and of elements that lie in none
+NONFINITE = "infinite or NaN input"  # a regime of its own, which the whole leaves out: see verify.cases.regimes
+UNKNOWN = "unknown"
+STRENGTH = {"observed": 0, "certified": 1, "exhaustive": 2}
+FAILED = ("error", "crashed", "timeout")
+
+_ARCH = re.compile(r"[a-z][a-z0-9_]{1,30}")
+_HASH = re.compile(r"[0-9a-f]{6,64}")
+_ESCAPED = re.compile(r"[%/\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """What a bound is about."""
+
+    arch: str
+    kernel: str
+    output: str
+    dtype: str
+    regime: str
+
+    def __str__(self) -> str:
+        """`gelu/y/bfloat16/around zero`, as `verify bounds accept` takes it; the record says the arch."""
+        return "/".join(map(_part, (self.kernel, self.output, self.dtype, self.regime)))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One figure of one record: `value` is what is judged, in ULP, the upper end of its interval."""
+
+    key: Key
+    gate: Gate
+    value: float
+    figures: Figures
+    basis: Basis
+    source: Source
+    properties: str  # hash of what was asked; empty when the record has none
+    bits: str  # digest of what the kernel returned; empty when unknown
+    worst: Worst | None
+    record: str
+    commit: str
+    created: str
+    flaw: str = ""
+
+    @property
+    def one_upstream(self) -> bool:
+        """Whether this is a gradient for dy = 1 and nothing else, as a sweep has it."""
+        return self.source == "sweep" and self.key.output.startswith("d")
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is a number to compare at all."""
+        return math.isfinite(self.value)
+
+
+def arch_of(run: Run) -> str:
+    """The architecture whose bounds apply: `interpreter`, `sm_90`, or `unknown`, which no bounds have."""
+    if run.backend == "interpreter":
+        return "interpreter"
+    arch = run.environment.get("arch")
+    if isinstance(arch, str) and _ARCH.fullmatch(arch) and arch not in ("interpreter", "absent", UNKNOWN):
+        return arch
+    return UNKNOWN
+
+
+def commit_of(run: Run) -> str:
+    """The commit that was measured, marked when files had changed since; `unknown` when the record has none."""
+    commit = run.environment.get("commit")
+    if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        return UNKNOWN
+    return commit[:12] + (" with changes" if run.environment.get("dirty") is True else "")
+
+
+def readings(run: Run) -> Iterator[Reading]:
+    """Every figure of every kernel that is judged; peers are not."""
+    about = (arch_of(run), run.id, commit_of(run), run.created)
+    for kernel in run.kernels:
+        if not kernel.peer:
+            for result in kernel.results:
+                yield from _of_result(kernel, result, about)
+
+
+def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, str]) -> Iterator[Reading]:
+    arch, record, commit, created = about
+    for part in _parts(result):
+        value = judged(part.figures, result.gate)
+        if part.name == NONFINITE and part.figures.nonfinite:
+            value = math.inf
+        yield Reading(
+            key=Key(arch, kernel.name, result.output, result.dtype, part.name),
+            gate=result.gate,
+            value=value,
+            figures=part.figures,
+            basis=result.basis,
+            source=result.source,
+            properties=result.properties if _HASH.fullmatch(result.properties) else "",
+            bits=_bits(result),
+            worst=_worst(result, part, value),
+            record=record,
+            commit=commit,
+            created=created,
+            flaw=_flaw(result, part.figures, value),
+        )
+
+
+def _parts(result: Result) -> list[RegimeFigures]:
+    """The regimes, and the whole where no regime accounts for its maximum: nothing may fall between them."""
+    parts = list(result.regimes)
+    whole = judged(result.figures, result.gate)
+    known = [judged(part.figures, result.gate) for part in parts if part.name != NONFINITE]
+    if not any(whole <= value or (math.isnan(whole) and math.isnan(value)) for value in known):
+        parts.append(RegimeFigures(WHOLE, None, None, result.figures))
+    return parts
+
+
+def judged(figures: Figures, gate: Gate) -> float:
+    """What a bound is compared with: the larger of the maximum and what cannot be excluded; NaN if either is."""
+    pair = (figures.scaled_max, figures.scaled_upper) if gate == "scaled" else (figures.max_ulp, figures.max_upper)
+    values = [math.nan if value is None else value_of(value) for value in pair]
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _flaw(result: Result, figures: Figures, value: float) -> str:
+    if figures.n < 1 or result.basis.n < 1:
+        return "no element was measured"
+    if value < 0:
+        return f"the record contradicts itself: its largest error is {value:g} ULP"
+    return ""
+
+
+def _bits(result: Any) -> str:
+    found = getattr(result, "bits", "")
+    return found if isinstance(found, str) else ""
+
+
+def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
+    """The worst element of a regime; where the record names none, the one among the worst of all with its error."""
+    if part.worst is not None:
+        return part.worst
+    for worst in result.worst:
+        if not _lies_in(worst, result, part):
+            continue
+        error = worst.scaled_ulp if result.gate == "scaled" else worst.ulp
+        size = math.nan if error is None else abs(value_of(error))
+        # a NaN result makes the maximum NaN, and the error of its element is infinite
+        if size == value or not (math.isfinite(size) or math.isfinite(value)):
+            return worst
+        # the upper end of an interval lies a little above the error of the element itself
+        if math.isfinite(size) and math.isfinite(value) and size > 0 and 0 <= value - size <= 1e-6 * size:
+            return worst
+    return None
+
+
+def worst_in(result: Result, regime: str) -> Worst | None:
+    """The worst element of one regime, if the record has one; `all` where no regime accounts for the maximum."""
+    for part in _parts(result):
+        if part.name == regime:
+            return _worst(result, part, judged(part.figures, result.gate))
+    return None
+
+
+def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
+    """Whether an element belongs to a regime, as far as its inputs say."""
+    strange = not all(math.isfinite(_decimal(text)) for text in worst.inputs.values())
+    if part.name == NONFINITE:
+        return strange
+    if strange and any(other.name == NONFINITE for other in result.regimes):
+        return False
+    if part.operand not in worst.inputs:
+        return True
+    place = _decimal(worst.inputs[part.operand])
+    low = -math.inf if part.low is None else value_of(part.low)
+    high = math.inf if part.high is None else value_of(part.high)
+    slack = abs(place) / 256  # the record has the shortest decimal that names a bfloat16
+    return low - slack <= place < high + slack
+
+
+def _decimal(text: str) -> float:
+    """The number in `-4.34 (0xc08b)`; 0 where a record has no number, since that says nothing of a regime."""
+    try:
+        return float(text.partition(" ")[0])
+    except ValueError:
+        return 0.0
+
+
+def rank(basis: Basis) -> tuple[int, int]:
+    """Orders bases by how much they prove."""
+    return (STRENGTH[basis.kind], basis.n)
+
+
+def as_strong(basis: Basis, as_: Basis) -> bool:
+    """Whether a maximum rests on at least as much; a proof is a proof whatever the number of inputs."""
+    own, other = STRENGTH[basis.kind], STRENGTH[as_.kind]
+    return own > other or (own == other and (basis.kind != "observed" or basis.n >= as_.n))
+
+
+def leading(found: list[Reading]) -> Reading:
+    """The reading that decides: the largest error, NaN above all; among equals the strongest basis."""
+
+    def order(item: Reading) -> tuple[bool, float, tuple[int, int]]:
+        return (math.isnan(item.value), 0.0 if math.isnan(item.value) else item.value, rank(item.basis))
+
+    return max(found, key=order)
+
+
+def date_of(reading: Reading) -> str:
+    """The day of the measurement; `unknown` when the record has none."""
+    return reading.created[:10] if re.match(r"\d{4}-\d{2}-\d{2}T", reading.created, re.ASCII) else UNKNOWN
+
+
+def inputs(worst: Worst | None) -> str:
+    """`x = -4.34 (0xc08b)`; empty when the record kept no such element."""
+    return "" if worst is None else ", ".join(f"{name} = {value}" for name, value in worst.inputs.items())
+
+
+def _part(text: str) -> str:
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text)

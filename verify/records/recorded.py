@@ -1,0 +1,98 @@
+"""Elements of a run record: the worst one, or the one that a replay is about, as `verify replay` takes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from verify.errors import UsageError
+from verify.records.readings import worst_in
+from verify.records.record import KernelRun, Result, Run, Worst, value_of
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One element that a record names, taken out of its replay command."""
+
+    target: str
+    case: str
+    result: str
+    index: int
+    dtype: str
+    backend: str
+    worst: Worst
+
+
+def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "") -> Recorded:
+    """The element furthest beyond its limit; `target`, `dtype`, `result` and `regime` narrow the choice down.
+
+    Each result stands for itself with the first element that it shows, which is the one that its verdict is about,
+    or with the worst of `regime`.
+    Kernels that are only measured for comparison count when they are asked for by name.
+    """
+    best: tuple[float, Recorded] | None = None
+    for kernel, item in _results(run):
+        wanted = kernel.name in (target, target.partition("::")[2]) or kernel.target == target
+        if (target and not wanted) or (not target and kernel.peer):
+            continue
+        if (dtype and item.dtype != dtype) or (result and result not in (item.output, item.output.split(" ")[0])):
+            continue
+        chosen = [worst_in(item, regime)] if regime else item.worst[:1]
+        for worst in filter(None, chosen):
+            beyond = _error(item, worst) / item.limit
+            beyond = math.inf if math.isnan(beyond) else beyond
+            if best is None or beyond > best[0]:
+                best = beyond, _parsed(run, item, worst)
+    if best is None:
+        asked = " ".join(word for word in (target, dtype, result, regime and repr(regime)) if word)
+        raise UsageError(
+            f"the record {run.id} has no element{f' of {asked}' if asked else ''} with an error",
+            hint="verify report RUN.json  (what the record holds)",
+        )
+    return best[1]
+
+
+def find(run: Run, target: str, case: str, result: str, index: int) -> Recorded | None:
+    """What a record says of exactly this element, if it does."""
+    for _, item in _results(run):
+        for worst in (*item.worst, *(part.worst for part in item.regimes if part.worst is not None)):
+            known = _parsed(run, item, worst)
+            same = (known.result, known.index) == (result, index) and _name(known.target) == _name(target)
+            if same and _same_case(known.case, case):
+                return known
+    return None
+
+
+def _results(run: Run) -> Iterator[tuple[KernelRun, Result]]:
+    for kernel in run.kernels:
+        for result in kernel.results:
+            yield kernel, result
+
+
+def _error(item: Result, worst: Worst) -> float:
+    error = worst.scaled_ulp if item.gate == "scaled" and worst.scaled_ulp is not None else worst.ulp
+    return abs(value_of(error))
+
+
+def _parsed(run: Run, item: Result, worst: Worst) -> Recorded:
+    words = shlex.split(worst.replay)
+    options = dict(zip(words[4::2], words[5::2], strict=False))
+    try:
+        target, case, result, index = words[2], words[3], options["--result"], int(options["--index"])
+    except (IndexError, KeyError, ValueError):
+        raise UsageError(f"the record {run.id} names an element by what is no replay command: {worst.replay}") from None
+    return Recorded(target, case, result, index, dtype=item.dtype, backend=run.backend, worst=worst)
+
+
+def _name(target: str) -> str:
+    return target.rpartition("::")[2]
+
+
+def _same_case(first: str, second: str) -> bool:
+    try:
+        return bool(json.loads(first) == json.loads(second))
+    except ValueError:
+        return False

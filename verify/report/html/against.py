@@ -1,0 +1,171 @@
+"""What a page shows beside a run: bounds, a base run, history. Each becomes plain rows here, and only here.
+
+The page knows neither gate nor comparison: it gets sentences and cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from verify.records.record import KernelRun, Number, Result, Worst
+from verify.report import verdict, words
+from verify.report.gaps import Gap, gathered
+from verify.report.terminal import gate_text
+
+if TYPE_CHECKING:
+    from verify.gate.verdict import Row, Verdict
+    from verify.records.compare import Comparison, Pair
+
+History = Mapping[tuple[str, str, str], Sequence[Number]]  # (kernel, output, dtype) -> figures, oldest first
+MOST = 200  # rows of one table: a page is read, the commands list everything
+
+
+@dataclass(frozen=True)
+class AgainstRow:
+    """One figure beside what it is held against."""
+
+    standing: str
+    word: str
+    what: str
+    regime: str
+    before: str
+    after: str
+    note: str
+    worst: Worst | None = None
+
+
+@dataclass(frozen=True)
+class Against:
+    """One table: the run against bounds, or against another run."""
+
+    anchor: str
+    title: str
+    standing: str
+    sentence: str
+    before: str  # heading of the column of bounds or earlier figures
+    rows: list[AgainstRow]
+    left_out: int
+    lines: list[Gap]
+
+
+_STANDING: dict[str, str] = {
+    "crashed": "crashed",
+    "nonfinite": "wrong",
+    "breached": "wrong",
+    "incomparable": "skipped",
+    "unused": "skipped",
+    "new": "skipped",
+    "improved": "ok",
+    "ok": "ok",
+}
+
+
+def bounds(found: Verdict) -> Against:
+    """The verdict of the gate; what is within its bound is counted and not listed."""
+    rows = [_bound(row) for row in found.rows if row.status in gate_text.WITH_FIGURES]
+    statuses = [row.status for row in found.rows]
+    told = (
+        ", ".join(f"{statuses.count(key):,} {key}" for key in _STANDING if key in statuses) or "no bound and no figure"
+    )
+    return Against(
+        anchor="bounds",
+        title="Against the committed bounds",
+        standing={"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[found.word],
+        sentence=f"{found.word}: {told or 'no bound and no figure'}",
+        before="Bound",
+        rows=rows[:MOST],
+        left_out=max(len(rows) - MOST, 0),
+        lines=[*_unjudged(found), *gathered((*found.missing, *found.notes))],
+    )
+
+
+def _unjudged(found: Verdict) -> list[Gap]:
+    """What has no verdict of its own, a line for each kernel and reason."""
+    rows = [row for row in found.rows if row.status not in gate_text.WITH_FIGURES and row.status != "ok"]
+    return [
+        Gap(
+            words.clean(f"{members[0].status}: {kernel}{gate_text.keys(kernel, members)} ({arch}): {reason}"),
+            [gate_text.told(row) for row in members] if len(members) > 1 else [],
+        )
+        for arch, kernel, reason, members in gate_text.groups(rows)
+    ]
+
+
+def _bound(row: Row) -> AgainstRow:
+    key, leading = row.key, row.leading
+    return AgainstRow(
+        standing=_STANDING[row.status],
+        word=row.status,
+        what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype) if part),
+        regime=words.clean(key.regime),
+        before="" if row.bound is None else words.ulp(row.bound.value),
+        after="" if leading is None else words.ulp(_number(leading.value)),
+        note=words.clean(row.reason),
+        worst=None if leading is None else leading.worst,
+    )
+
+
+_CHANGE: dict[str, tuple[str, str]] = {
+    "worse": ("wrong", "worse"),
+    "incomparable": ("skipped", "not comparable"),
+    "removed": ("skipped", "not measured now"),
+    "better": ("ok", "better"),
+    "added": ("peer", "new"),
+    "same": ("peer", "same maximum"),
+}
+
+
+def base(found: Comparison) -> Against:
+    """The run beside an earlier one; what did not change is counted and not listed."""
+    rows = [_pair(pair) for pair in found.pairs if not pair.silent]
+    changes = [pair.change for pair in found.pairs]
+    told = [f"{changes.count(change):,} {word}" for change, (_, word) in _CHANGE.items() if change in changes]
+    silent = sum(pair.silent for pair in found.pairs)
+    bits = sum(pair.bits == "changed" for pair in found.pairs)
+    sentence = ", ".join(told) or "nothing to compare"
+    sentence += f"; bits changed in {words.plural(bits, 'figure')}" if bits else "; no bits are known to have changed"
+    return Against(
+        anchor="base",
+        title=f"Against run {words.clean(found.base.id)}",
+        standing={0: "ok", 1: "wrong", 3: "skipped"}[found.exit_code],
+        sentence=sentence + (f"; {silent:,} unchanged and not listed" if silent else ""),
+        before="Before",
+        rows=rows[:MOST],
+        left_out=max(len(rows) - MOST, 0),
+        lines=[Gap(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
+        + [Gap(words.clean(f"{name} no longer fails")) for name in found.mended],
+    )
+
+
+def _pair(pair: Pair) -> AgainstRow:
+    key = pair.key
+    standing, word = _CHANGE[pair.change]
+    notes = [words.clean(pair.reason)] if pair.reason else []
+    if pair.bits == "changed":
+        notes.append("bits changed")
+    return AgainstRow(
+        standing=standing,
+        word=word,
+        what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype)),
+        regime=words.clean(key.regime),
+        before="" if pair.base is None else words.ulp(_number(pair.base.value)),
+        after="" if pair.head is None else words.ulp(_number(pair.head.value)),
+        note=", ".join(notes),
+        worst=None if pair.head is None or pair.change != "worse" else pair.head.worst,
+    )
+
+
+def _number(value: float) -> Number:
+    from verify.records.record import number
+
+    return number(value)
+
+
+def trend(history: History | None, kernel: KernelRun, result: Result) -> Sequence[Number]:
+    """The figures of one result over earlier runs and this one, if there are any earlier ones."""
+    if not history or kernel.peer:
+        return ()
+    earlier = history.get((kernel.name, result.output, result.dtype), ())
+    return (*earlier, verdict.judged(result.figures, result.gate).upper) if earlier else ()

@@ -1,0 +1,210 @@
+"""Drawings of error against input: the envelope with its limit and PyTorch's own, and the sparklines of the table.
+
+Every bin of the record gets the same width: the record's bins are fine where the op bends. What a bin says when it
+is pointed at or reached by keyboard, the page reads from the embedded record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from verify.records.record import Curve, Number, value_of
+from verify.report import words
+from verify.truth import formats
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+WIDTH, HEIGHT = 560.0, 190.0
+LEFT, TOP, BOTTOM = 44.0, 22.0, 150.0
+FLOOR = -2.0  # errors below 0.01 ULP lie on the axis
+SPARK_WIDTH, SPARK_HEIGHT = 96.0, 18.0
+
+
+def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str, at: str) -> Markup:
+    """The whole plot. `name` begins the text alternative; `at` is where the result stands in the embedded record."""
+    from markupsafe import Markup, escape
+
+    if not any(curve.counts):
+        return Markup("")
+    ours = [value_of(item) for item in curve.max_ulp]
+    theirs = [value_of(item) for item in curve.baseline]
+    scale = _Scale([*ours, *theirs, limit])
+    step = (WIDTH - LEFT) / len(ours)
+    parts = [*scale.grid(), *_ticks(curve, step)]
+    if theirs:
+        parts.append(f'<path class="theirs" d="{_steps(theirs, curve.counts, scale, step)}"/>')
+    parts.append(f'<path class="ours" d="{_steps(ours, curve.counts, scale, step)}"/>')
+    over = [value if not value <= limit else math.nan for value in ours]
+    if bad := _steps(over, [int(not math.isnan(item)) for item in over], scale, step):
+        parts.append(f'<path class="bad" d="{bad}"/>')
+    parts += _crosses(ours, curve.counts, step)
+    y = scale.y(limit)
+    parts.append(f'<path class="limit" d="M{LEFT:g} {y:.1f}H{WIDTH:g}"/>')
+    parts.append(f'<text class="end over" x="{WIDTH:g}" y="{y - 4:.1f}">limit {words.decimal(limit)}</text>')
+    worst = max(range(len(ours)), key=lambda at: (not math.isfinite(ours[at]), ours[at]))
+    label = f"Error against input of {name}: the largest error in each range of {words.clean(curve.operand)}. "
+    label += f"Worst: {reading(curve, worst, dtype)}"
+    data = f'data-at="{at}" data-from="{LEFT:g}" data-worst="{worst}" data-dtype="{escape(words.clean(dtype))}"'
+    opening = f'<svg class="curve" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" {data}'
+    return Markup(f'{opening} aria-label="{escape(label)}"><path class="cursor"/>{"".join(parts)}</svg>')
+
+
+def reading(curve: Curve, place: int, dtype: str) -> str:
+    """What one bin says, in words."""
+    operand, bits = words.clean(curve.operand), words.clean(curve.worst[place])
+    low, high = words.decimal(curve.edges[place]), words.decimal(curve.edges[place + 1])
+    fmt = formats.named(dtype) if dtype in ("float64", "float32", "float16", "bfloat16") else None
+    decimal = ""
+    if fmt is not None and len(bits) == 2 + fmt.bits // 4:
+        decimal = f"{fmt.to_float(int(bits, 16)):.{17 if fmt.bits == 64 else 9}g} "
+    text = f"{operand} from {low} to {high}: {words.ulp(curve.max_ulp[place])} ULP at {operand} = {decimal}({bits})"
+    if curve.baseline:
+        text += f", PyTorch {words.ulp(curve.baseline[place])} ULP"
+    return f"{text}; {words.plural(curve.counts[place], 'input')}"
+
+
+class _Scale:
+    """Errors on a logarithmic axis from 0.01 ULP upwards; NaN and infinity lie in a lane above."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        finite = [value for value in values if math.isfinite(value) and value > 0]
+        self.top = max(1.0, math.ceil(math.log10(max(finite, default=1.0)) + 0.05))
+
+    def y(self, value: float) -> float:
+        decade = math.log10(value) if value > 0 else FLOOR
+        share = (min(max(decade, FLOOR), self.top) - FLOOR) / (self.top - FLOOR)
+        return BOTTOM - share * (BOTTOM - TOP)
+
+    def grid(self) -> list[str]:
+        stride = 1 if self.top <= 2 else 2 if self.top <= 6 else 3
+        lines = []
+        for decade in range(int(FLOOR), int(self.top) + 1, stride):
+            y = self.y(10.0**decade)
+            text = f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
+            lines.append(f'<path class="grid" d="M{LEFT:g} {y:.1f}H{WIDTH:g}"/>')
+            lines.append(f'<text class="end" x="{LEFT - 5:g}" y="{y + 3.5:.1f}">{text}</text>')
+        half = self.y(0.5)
+        return [f'<path class="half" d="M{LEFT:g} {half:.1f}H{WIDTH:g}"/>', *lines]
+
+
+def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: float) -> str:
+    return _stairs(
+        [
+            scale.y(value) if count and math.isfinite(value) else None
+            for value, count in zip(values, counts, strict=True)
+        ],
+        LEFT,
+        step,
+    )
+
+
+def _stairs(levels: Sequence[float | None], left: float, step: float) -> str:
+    """One path of horizontal pieces in whole pixels, joined where neighbours both have a level."""
+    path: list[str] = []
+    height: int | None = None
+    for place, level in enumerate(levels):
+        if level is None:
+            height = None
+            continue
+        start, end = round(left + place * step), round(left + (place + 1) * step)
+        if height == round(level):
+            path[-1] = f"H{end}"
+            continue
+        path += [f"M{start} {round(level)}" if height is None else f"V{round(level)}", f"H{end}"]
+        height = round(level)
+    return "".join(path)
+
+
+def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> list[str]:
+    """A cross in the lane above for every bin with NaN or infinity, as many as can be told apart."""
+    marks = []
+    last = -math.inf
+    for place, value in enumerate(values):
+        x = LEFT + (place + 0.5) * step
+        if counts[place] and not math.isfinite(value) and x - last >= 7:
+            marks.append(f"M{x - 3:.1f} {TOP - 15:g}l6 6m0-6l-6 6")
+            last = x
+    if not marks:
+        return []
+    return [
+        f'<path class="cross" d="{"".join(marks)}"/>',
+        f'<text class="end" x="{LEFT - 5:g}" y="{TOP - 8:g}">NaN</text>',
+    ]
+
+
+def _ticks(curve: Curve, step: float) -> list[str]:
+    """Round numbers on the axis, zero and whole numbers first, wherever they do not collide."""
+    edges = [value_of(edge) for edge in curve.edges]
+    parts = []
+    ticks = [f"M{LEFT:g} {BOTTOM:g}H{WIDTH:g}"]
+    taken: list[tuple[float, float]] = []
+
+    def importance(place: int) -> tuple[float, float]:
+        size = abs(edges[place])
+        if size == 0:
+            return (0, 0)
+        if place in (0, len(edges) - 1):
+            return (1, size)
+        whole = size == int(size) and size < 1000
+        return (2 if whole and math.log2(size).is_integer() else 3 if whole else 4, -size)
+
+    for place in sorted(range(len(edges)), key=importance):
+        if importance(place)[0] == 4 and not math.log2(abs(edges[place])).is_integer():
+            continue
+        text = _edge(edges[place])
+        x = LEFT + place * step
+        half = 3.3 * len(text) + 5
+        anchor = "start" if place == 0 else "end" if place == len(edges) - 1 else "middle"
+        centre = x + (half if anchor == "start" else -half if anchor == "end" else 0)
+        if any(centre - half < right and centre + half > left for left, right in taken):
+            continue
+        taken.append((centre - half, centre + half))
+        ticks.append(f"M{x:.1f} {BOTTOM:g}v4")
+        minor = " minor" if importance(place)[0] >= 3 else ""
+        parts.append(f'<text class="{anchor}{minor}" x="{x:.1f}" y="{BOTTOM + 16:g}">{text}</text>')
+    parts.append(f'<path class="axis" d="{"".join(ticks)}"/>')
+    parts.append(f'<text x="{(LEFT + WIDTH) / 2:g}" y="{HEIGHT - 4:g}">{words.escaped(curve.operand)}</text>')
+    return parts
+
+
+def _edge(value: float) -> str:
+    """0, -5, 0.25, 2^-24, -3e38."""
+    size = abs(value)
+    if size == 0 or 1e-2 <= size < 1000:
+        return f"{value:g}"
+    if math.log2(size).is_integer():
+        return f"{'-' if value < 0 else ''}2^{int(math.log2(size))}"
+    return f"{value:.1g}".replace("e+", "e")
+
+
+# -- sparklines ----------------------------------------------------------------------------------------
+
+
+def spark(values: Sequence[Number], limit: float | None = None, *, label: str) -> Markup:
+    """A small step line of errors on a logarithmic scale; NaN and infinity at the upper edge, in red."""
+    from markupsafe import Markup, escape
+
+    numbers = [value_of(value) for value in values]
+    if not numbers:
+        return Markup("")
+    finite = [math.log10(max(number, 0.01)) for number in numbers if math.isfinite(number)]
+    marks = [*finite, math.log10(max(limit, 0.01))] if limit is not None else finite
+    low, high = min([FLOOR, *marks]), max([1.0, *marks])
+    step = SPARK_WIDTH / len(numbers)
+
+    def y(value: float) -> float:
+        decade = math.log10(max(value, 0.01)) if math.isfinite(value) else high
+        return SPARK_HEIGHT - 1 - (decade - low) / (high - low) * (SPARK_HEIGHT - 2)
+
+    path = _stairs([y(number) for number in numbers], 0.0, step)
+    line = f'<path class="limit" d="M0 {y(limit):.0f}H{SPARK_WIDTH:g}"/>' if limit is not None else ""
+    holes = "".join(
+        f"M{place * step:.0f} 1h{max(step, 2):.0f}" for place, value in enumerate(numbers) if not math.isfinite(value)
+    )
+    hole = f'<path class="bad" d="{holes}"/>' if holes else ""
+    box = f'viewBox="0 0 {SPARK_WIDTH:g} {SPARK_HEIGHT:g}"'
+    opening = f'<svg class="spark" {box} role="img" aria-label="{escape(label)}">'
+    return Markup(f'{opening}{line}<path class="ours" d="{path}"/>{hole}</svg>')

@@ -1,0 +1,148 @@
+"""The drawings of the HTML report, as inline SVG: an error on a log scale, the signed histogram.
+
+Pure geometry: where a figure of the record lies on paper. Colours come from the page's style sheet.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from verify.records.record import Histogram, Number, value_of
+from verify.report.words import power
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+# The strip runs from 0.1 to 1e9 ULP; NaN and infinity stand in a lane of their own at the right.
+STRIP_WIDTH, STRIP_HEIGHT = 132, 14
+_FIRST, _LAST = -1.0, 9.0
+_LANE = 118.0
+
+WIDTH, HEIGHT = 560.0, 168.0
+GUTTER = 44.0  # left of the bars, for the counts
+TOP, BASELINE = 14.0, 132.0
+
+
+def strip_position(value: Number) -> float:
+    """Where an error lies on the strip, in pixels from its left edge."""
+    error = abs(value_of(value))
+    if not math.isfinite(error):
+        return (_LANE + STRIP_WIDTH) / 2
+    decade = math.log10(error) if error > 0 else _FIRST
+    share = (min(max(decade, _FIRST), _LAST) - _FIRST) / (_LAST - _FIRST)
+    return round(4 + share * (_LANE - 10), 1)
+
+
+def strip(ours: Number, baseline: Number | None, limit: float | None, *, bad: bool) -> Markup:
+    """One line with a dot for our maximum, a ring for PyTorch's, and a tick at the limit."""
+    from markupsafe import Markup
+
+    middle = STRIP_HEIGHT / 2
+    marks = []
+    if limit is not None:
+        marks.append(f'<path class="limit" d="M{strip_position(limit):g} 1V{STRIP_HEIGHT - 1}"/>')
+    if baseline is not None:
+        marks.append(f'<circle class="theirs" cx="{strip_position(baseline):g}" cy="{middle:g}" r="3.5"/>')
+    where = strip_position(ours)
+    tone = "bad" if bad else "ours"
+    if math.isfinite(value_of(ours)):
+        marks.append(f'<circle class="{tone}" cx="{where:g}" cy="{middle:g}" r="3.5"/>')
+    else:
+        cross = f"M{where - 3.5:g} {middle - 3.5:g}l7 7m0-7l-7 7"
+        marks.append(f'<path class="cross" d="{cross}"/>')
+    box = f'viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}"'
+    return Markup(f'<svg class="strip" {box} aria-hidden="true">{"".join(marks)}</svg>')
+
+
+def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
+    """Signed errors in octave bins, log counts; the band is where a result is correctly rounded.
+
+    `name` ends the text alternative. `at` is where the result stands in the embedded record, from which the page reads
+    what a bin says when it is pointed at or reached by keyboard.
+    """
+    from markupsafe import Markup, escape
+
+    edges, counts = histogram.edges, histogram.counts
+    if not counts or not any(counts):
+        return Markup('<p class="quiet">No errors were counted.</p>')
+    step = (WIDTH - GUTTER) / len(counts)
+    top = max(1, math.ceil(math.log10(max(counts) + 1)))
+    unit = (BASELINE - TOP) / top
+    parts = [*_band(edges, step), *_gridlines(top, unit), *_bars(histogram, step, unit)]
+    parts += _axis(edges, step)
+    label = f"Signed errors in ULP, logarithmic counts: {name}"
+    box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
+    data = f'data-at="{at}" data-from="{GUTTER:g}" data-worst="{len(counts) // 2}"'
+    opening = f'<svg class="histogram" {box} role="img" {data} aria-label="{escape(label)}">'
+    return Markup(f'{opening}<path class="cursor"/>{"".join(parts)}</svg>')
+
+
+def _band(edges: list[Number], step: float) -> list[str]:
+    """The region from -1/2 to 1/2."""
+    inside = [index for index, edge in enumerate(edges) if abs(value_of(edge)) <= 0.5]
+    if len(inside) < 2:
+        return []
+    left, right = GUTTER + inside[0] * step, GUTTER + inside[-1] * step
+    return [f'<path class="band" d="M{left:.1f} {TOP:g}H{right:.1f}V{BASELINE:g}H{left:.1f}z"/>']
+
+
+def _gridlines(top: int, unit: float) -> list[str]:
+    stride = 1 if top <= 4 else 2 if top <= 7 else 3
+    lines = []
+    for decade in range(stride, top + 1, stride):
+        y = BASELINE - decade * unit
+        lines.append(f'<path class="grid" d="M{GUTTER:g} {y:.1f}H{WIDTH:g}"/>')
+        count = f"{10**decade:,}" if decade < 6 else f"1e{decade}"
+        lines.append(f'<text class="end" x="{GUTTER - 5:g}" y="{y + 3.5:.1f}">{count}</text>')
+    return lines
+
+
+def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
+    """All bars of one tone as one path of thick strokes: a page may hold thousands of bars."""
+    edges, counts = histogram.edges, histogram.counts
+    gap = min(1.5, step / 6)
+    drawn: dict[str, list[str]] = {"in": [], "near": [], "out": []}
+    for index, count in enumerate(counts):
+        if not count:
+            continue
+        height = max(2.0, math.log10(count + 1) * unit)  # one error among 2^32 must still be seen
+        reach = max(abs(value_of(edges[index])), abs(value_of(edges[index + 1])))
+        tone = "in" if reach <= 0.5 else "near" if reach <= 1 else "out"
+        drawn[tone].append(f"M{GUTTER + (index + 0.5) * step:.0f} {BASELINE:g}v-{height:.0f}")
+    thick = f'stroke-width="{step - gap:.1f}"'
+    return [f'<path class="{tone}" {thick} d="{"".join(bars)}"/>' for tone, bars in drawn.items() if bars]
+
+
+def _axis(edges: list[Number], step: float) -> list[str]:
+    """Labels where they do not collide: zero first, then the halves, then outwards."""
+    parts: list[str] = []
+    ticks = [f"M{GUTTER:g} {BASELINE:g}H{WIDTH:g}"]
+    taken: list[tuple[float, float]] = []
+
+    def importance(index: int) -> tuple[int, float]:
+        size = abs(value_of(edges[index]))
+        rank = 0 if size == 0 else 1 if size == 0.5 else 2 if index in (0, len(edges) - 1) else 3
+        return (rank, size)
+
+    for index in sorted(range(len(edges)), key=importance):
+        text = power(edges[index])
+        half = 3.4 * len(text) + 5
+        anchor = "start" if index == 0 else "end" if index == len(edges) - 1 else "middle"
+        x = GUTTER + index * step
+        centre = x + (half if anchor == "start" else -half if anchor == "end" else 0)
+        if any(centre - half < right and centre + half > left for left, right in taken):
+            continue
+        taken.append((centre - half, centre + half))
+        minor = importance(index)[0] == 3
+        place = f' class="{"minor" if minor else anchor}"'
+        ticks.append(f"M{x:.1f} {BASELINE:g}v4")
+        parts.append(f'<text{place} x="{x:.1f}" y="{BASELINE + 16:g}">{text}</text>')
+    parts.append(f'<path class="axis" d="{"".join(ticks)}"/>')
+    y = HEIGHT - 4
+    parts.append(
+        f'<text class="start" x="{GUTTER:g}" y="{y:g}">got too small</text>'
+        f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{y:g}">error in ULP</text>'
+        f'<text class="end" x="{WIDTH:g}" y="{y:g}">got too large</text>'
+    )
+    return parts

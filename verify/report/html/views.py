@@ -1,0 +1,337 @@
+"""What the page says about kernels, results, regimes and elements, as text and drawings ready to be placed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
+from verify.report import verdict, words
+from verify.report.html import against, curve_plot, plot
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
+
+
+@dataclass(frozen=True)
+class FiguresView:
+    """One implementation's figures over one region, as text."""
+
+    maximum: str
+    p999: str
+    misrounded: str
+    nonfinite: str
+
+
+@dataclass(frozen=True)
+class RegimeView:
+    """One region: ours beside PyTorch's."""
+
+    name: str
+    region: str
+    n: str
+    ours: FiguresView
+    theirs: FiguresView | None
+    strip: Markup
+    bad: bool
+
+
+@dataclass(frozen=True)
+class WorstView:
+    """One bad element."""
+
+    index: str
+    inputs: str
+    got: str
+    got_hex: str
+    truth: str
+    error: str
+    replay: str
+    regions: str = ""  # whose worst element this is
+
+
+@dataclass(frozen=True)
+class SpecialView:
+    """One special input and what came out."""
+
+    inputs: str
+    got: str
+    truth: str
+    standing: str
+    replay: str
+
+
+@dataclass(frozen=True)
+class ResultView:
+    """One output or gradient in one dtype."""
+
+    title: str
+    standing: str
+    label: str
+    maximum: str
+    trouble: str  # the maximum, or what is wrong where the maximum is in order
+    basis: str
+    basis_short: str
+    limit: str
+    p999: str
+    mean: str
+    misrounded: str
+    misrounded_share: str
+    nonfinite: str
+    reason: str
+    truth: str
+    scaled: bool
+    baseline: str
+    baseline_name: str
+    baseline_worst: WorstView | None
+    regimes: list[RegimeView]
+    histogram: Markup
+    worst: list[WorstView]
+    curve: Markup | str
+    operand: str
+    special: list[SpecialView]
+    special_wrong: int
+    hardest: list[dict[str, str]]
+    trend: Markup | str
+    source: str
+    bits: str
+
+
+@dataclass(frozen=True)
+class LawView:
+    """One law in one dtype: kept, broken or not applicable, with what was found."""
+
+    law: str
+    dtype: str
+    standing: str
+    word: str
+    cases: str
+    message: str
+    facts: list[tuple[str, str]]
+    replay: str
+
+
+@dataclass(frozen=True)
+class LawsView:
+    """The laws of one kernel: broken ones in full, kept ones by name, the others by their reason."""
+
+    gradients: list[LawView]
+    broken: list[LawView]
+    kept: list[tuple[str, str]]
+    skipped: list[tuple[str, str]]
+    counts: str
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """One kernel: its section of the page."""
+
+    anchor: str
+    name: str
+    standing: str
+    word: str
+    call: str
+    target: str
+    promise: str
+    message: list[str]
+    hint: str
+    notes: list[str]
+    seconds: str
+    rerun: str
+    results: list[ResultView]
+    laws: LawsView
+    summary: str
+    peer: bool
+    stands_in: bool  # PyTorch in the place of another kernel, beside whose figures it stands as well
+    page: str  # the command that writes a page with all of this kernel
+
+
+def kernel_view(run: Run, index: int, history: against.History | None = None) -> KernelView:
+    """The section of one kernel."""
+    kernel = run.kernels[index]
+    results = [result_view(kernel, result, f"{index}.{place}", history) for place, result in enumerate(kernel.results)]
+    standing = verdict.standing(kernel)
+    return KernelView(
+        anchor=f"kernel-{index}",
+        name=verdict.name_of(kernel),
+        standing=standing,
+        word=verdict.STATUS_WORD[kernel.status if not kernel.peer else "peer"],
+        call=words.call(kernel.op, kernel.params),
+        target=words.clean(kernel.target),
+        promise=words.clean(kernel.promise),
+        message=words.clean_lines(kernel.message) if kernel.message else [],
+        hint=verdict.advice(kernel),
+        notes=verdict.notes_of(kernel),
+        seconds=words.seconds(kernel.seconds),
+        rerun=verdict.rerun(kernel),
+        results=results,
+        laws=_laws(kernel.laws),
+        summary=verdict.summary(kernel),
+        peer=kernel.peer,
+        stands_in="@" in kernel.target,
+        page=f"verify report RUN.json --html report.html --kernel {shlex.quote(words.clean(kernel.name))}",
+    )
+
+
+def _laws(laws: Sequence[LawRun]) -> LawsView:
+    kept: dict[str, list[str]] = {}
+    for law in laws:
+        if law.status == "ok" and law.law not in GRADIENT_LAWS:
+            kept.setdefault(law.law, []).append(f"{law.dtype} {words.plural(law.cases, 'case')}")
+    found = [law.status for law in laws]
+    return LawsView(
+        gradients=[_law(law) for law in laws if law.law in GRADIENT_LAWS and law.status != "skipped"],
+        broken=[_law(law) for law in laws if law.status == "broken" and law.law not in GRADIENT_LAWS],
+        kept=[(words.clean(name), words.clean(", ".join(where))) for name, where in kept.items()],
+        skipped=verdict.skipped_laws(laws),
+        counts=", ".join(f"{found.count(key):,} {word}" for key, word in verdict.LAW_WORD.items() if key in found),
+    )
+
+
+def _law(law: LawRun) -> LawView:
+    return LawView(
+        law=words.clean(law.law),
+        dtype=words.clean(law.dtype),
+        standing="wrong" if law.status == "broken" else law.status,
+        word=verdict.LAW_WORD[law.status],
+        cases=f"{law.cases:,}",
+        message=words.clean(law.message),
+        facts=[(words.clean(name), words.clean(value)) for name, value in law.facts.items()],
+        replay=words.clean(law.replay),
+    )
+
+
+def result_view(kernel: KernelRun, result: Result, at: str = "", history: against.History | None = None) -> ResultView:
+    """One result of a kernel; `at` is where it stands in the embedded record."""
+    scaled = result.gate == "scaled"
+    unit = " ULP scaled" if scaled else " ULP"
+    maximum = verdict.maximum(result.figures, result.gate)
+    trouble = verdict.trouble(result)
+    title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
+    theirs = "" if result.baseline is None else verdict.maximum(result.baseline, result.gate)
+    n, missed = result.figures.n, result.figures.misrounded
+    return ResultView(
+        title=title,
+        standing=verdict.standing(kernel, result),
+        label=verdict.label(kernel, result),
+        maximum=maximum if maximum == "NaN" else maximum + unit,
+        trouble=trouble if trouble == maximum == "NaN" or not trouble.startswith(maximum) else maximum + unit,
+        basis=words.basis(result.basis),
+        basis_short=words.basis_short(result.basis),
+        limit=f"{words.decimal(result.limit)}{unit}",
+        p999=words.ulp(verdict.judged(result.figures, result.gate).p999),
+        mean=words.ulp(result.figures.mean),
+        misrounded=f"{missed:,} of {n:,} ({words.share(missed, n)})",
+        misrounded_share=words.share(missed, n),
+        nonfinite=f"{result.figures.nonfinite:,}" if result.figures.nonfinite else "",
+        reason=words.clean(result.reason),
+        truth=_truth(result),
+        scaled=scaled,
+        baseline=theirs if theirs in ("", "NaN") else theirs + unit,
+        baseline_name=words.clean(result.baseline_name) or "PyTorch",
+        baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
+        regimes=[_regime(result, index) for index in range(len(result.regimes))],
+        histogram=plot.histogram_svg(result.histogram, name=f"{words.clean(kernel.name)} {title}", at=at),
+        worst=_elements(result),
+        curve=_curve(result, f"{words.clean(kernel.name)} {title}", at),
+        operand="" if result.curve is None else words.clean(result.curve.operand),
+        special=[
+            SpecialView(
+                inputs=verdict.named_values(item.inputs),
+                got=words.clean(item.got),
+                truth=words.truth(item.truth),
+                standing=item.status,
+                replay=words.clean(item.replay),
+            )
+            for item in result.special
+        ],
+        special_wrong=sum(item.status == "wrong" for item in result.special),
+        hardest=[
+            {
+                "inputs": verdict.named_values(item.inputs),
+                "truth": words.truth(item.truth),
+                "distance": words.decimal(item.distance),
+            }
+            for item in result.hardest
+        ],
+        trend=_trend(against.trend(history, kernel, result), result, title),
+        source="" if result.source == "run" else result.source,
+        bits=words.clean(result.bits),
+    )
+
+
+def _curve(result: Result, name: str, at: str) -> Markup | str:
+    if result.curve is None:
+        return ""
+    return curve_plot.curve_svg(result.curve, result.limit, result.dtype, name=name, at=at)
+
+
+def _trend(values: Sequence[Number], result: Result, title: str) -> Markup | str:
+    if not values:
+        return ""
+    told = ", ".join(words.ulp(value) for value in values)
+    return curve_plot.spark(values, result.limit, label=f"Maximum of {title} over {len(values)} runs: {told}")
+
+
+def _truth(result: Result) -> str:
+    if result.certificate == "exact":
+        return "Truth: exact arithmetic throughout."
+    settled = f"; {words.plural(result.escalated, 'element')} settled in exact arithmetic" if result.escalated else ""
+    return f"Truth: float64, certificate: {words.clean(result.certificate)}{settled}."
+
+
+def _regime(result: Result, index: int) -> RegimeView:
+    regime = result.regimes[index]
+    ours = verdict.judged(regime.figures, result.gate)
+    theirs = None if regime.baseline is None else verdict.judged(regime.baseline, result.gate)
+    bad = not (value_of(ours.upper) <= result.limit)
+    return RegimeView(
+        name=words.clean(regime.name),
+        region=words.region(regime),
+        n=f"{regime.figures.n:,}",
+        ours=_figures(regime.figures, result),
+        theirs=None if regime.baseline is None else _figures(regime.baseline, result),
+        strip=plot.strip(ours.upper, None if theirs is None else theirs.upper, result.limit, bad=bad),
+        bad=bad,
+    )
+
+
+def _figures(figures: Figures, result: Result) -> FiguresView:
+    return FiguresView(
+        maximum=verdict.maximum(figures, result.gate),
+        p999=words.ulp(verdict.judged(figures, result.gate).p999),
+        misrounded=words.share(figures.misrounded, figures.n),
+        nonfinite=f"{figures.nonfinite:,}" if figures.nonfinite else "",
+    )
+
+
+def _elements(result: Result) -> list[WorstView]:
+    """The worst elements of all, then those of regions that are not among them."""
+    regions: list[tuple[Worst, list[str]]] = [(item, []) for item in result.worst]
+    for part in result.regimes:
+        if part.worst is None:
+            continue
+        known = next((names for item, names in regions if item == part.worst), None)
+        if known is None:
+            regions.append((part.worst, [part.name]))
+        else:
+            known.append(part.name)
+    return [worst_view(item, result, words.clean(", ".join(names))) for item, names in regions]
+
+
+def worst_view(item: Worst, result: Result, regions: str = "") -> WorstView:
+    """One bad element."""
+    return WorstView(
+        index=verdict.index_text(item),
+        inputs=verdict.inputs_text(item),
+        got=words.clean(item.got),
+        got_hex=words.clean(item.got_hex),
+        truth=words.truth(item.truth),
+        error=verdict.error_text(item, result.gate),
+        replay=words.clean(item.replay),
+        regions=regions,
+    )

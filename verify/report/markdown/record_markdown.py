@@ -1,0 +1,178 @@
+"""The report as GitHub Markdown, for a pull request or job summary: verdict first, details folded.
+
+Results in order are rows while there are few; of many, each kernel is one line.
+"""
+
+from __future__ import annotations
+
+from verify.records.record import KernelRun, LawRun, Result, Run
+from verify.report import verdict, words
+from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
+from verify.report.signs import GLYPHS
+from verify.report.verdict import Found
+
+RANK = {"wrong": 0, "crashed": 1, "timeout": 2, "error": 3, "skipped": 4, "ok": 5, "peer": 6}
+HEADER = (
+    "| kernel | result | dtype | max ULP | basis | misrounded | PyTorch max | verdict |\n"
+    "| --- | --- | --- | ---: | --- | ---: | ---: | --- |"
+)
+MOST_LINES = 12
+MOST_ROWS = 60  # of results in order, and of peers
+
+
+def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
+    """The whole comment, at most `limit` bytes; `record` is the path for the next command."""
+    sign = {"pass": "✓", "fail": "✗", "incomplete": "○"}[run.verdict]
+    budget = Budget(limit)
+    budget.must(f"### {sign} verify: {_verdict(run)}\n")
+    closing = f"\nNext:\n\n{fenced(verdict.next_command(run, record=record))}\n{_setting(run)}\n"
+    budget.reserve(closing)
+    if missing := verdict.not_measured(run):
+        budget.fill(
+            [f"- {inert(gap.text)}" for gap in missing],
+            "things that were not measured",
+            head="**Not measured**\n",
+        )
+    wrong = [_worst(found) for found in verdict.wrong_results(run)]
+    wrong += [_law(kernel, law) for kernel, law in verdict.broken_laws(run)]
+    failed = [_failure(kernel) for kernel in verdict.failures(run)]
+    rows = _rows(run)
+    calm = [line for rank, line in rows if rank >= RANK["ok"]]
+    # a long table must not crowd out the worst inputs
+    share = 0.6 if wrong or failed else 1.0
+    budget.fill([line for rank, line in rows if rank < RANK["ok"]], "rows", head=HEADER, foot=_notes(run), share=share)
+    budget.fill(wrong, "wrong results")
+    budget.fill(failed, "failed kernels")
+    within = f"<details><summary>{words.plural(len(calm), 'row')} in order, or of peers</summary>\n\n"
+    if len(calm) <= MOST_ROWS:
+        budget.fill(calm, "rows", head=within + HEADER, foot="\n</details>\n")
+    else:
+        budget.fill(_calm_kernels(run), "kernels", head=within, foot="\n</details>\n")
+    budget.fill(_untried(run), "reasons", head=_UNTRIED, foot="\n</details>\n")
+    return budget.text()
+
+
+_UNTRIED = "<details><summary>○ laws not applicable, by reason</summary>\n"
+
+
+def _untried(run: Run) -> list[str]:
+    return [f"- {inert(reason)} ({inert(what)})" for reason, what in verdict.untried_laws(run)]
+
+
+def _verdict(run: Run) -> str:
+    return f"**{run.verdict}:** {inert('; '.join(verdict.clauses(run)))}"
+
+
+def _setting(run: Run) -> str:
+    return f"<sub>{inert(verdict.setting(run))}; record {code(run.id)}</sub>"
+
+
+def _notes(run: Run) -> str:
+    results = [result for kernel in run.kernels for result in kernel.results]
+    notes = []
+    if any(result.gate == "scaled" for result in results):
+        notes.append("scaled: in ULP of the magnitude of the summed terms; it is the one judged.")
+    if any(kernel.peer for kernel in run.kernels):
+        notes.append("peer: measured for comparison, not judged.")
+    return f"\n<sub>{' '.join(notes)}</sub>\n" if notes else ""
+
+
+def _rows(run: Run) -> list[tuple[int, str]]:
+    """(rank, row), worst first, so that what is left out for length is what matters least."""
+    found: list[tuple[tuple[float, ...], str]] = []
+    for kernel in run.kernels:
+        for result in verdict.leading(kernel):
+            standing = verdict.standing(kernel, result)
+            order = (RANK[standing], *(-part for part in verdict.badness(result)))
+            found.append((order, _row(kernel, result, standing)))
+        if not kernel.results or kernel.status not in ("ok", "wrong"):
+            standing = verdict.standing(kernel)
+            word = verdict.STATUS_WORD[kernel.status]
+            cells = [code(verdict.name_of(kernel)), *[""] * 6, f"{GLYPHS[standing]} {word}"]
+            found.append(((RANK[standing],), table_row(cells)))
+    return [(int(order[0]), line) for order, line in sorted(found, key=lambda pair: pair[0])]
+
+
+def _calm_kernels(run: Run) -> list[str]:
+    """A line for each kernel with results in order, peers last."""
+    kernels = [
+        kernel
+        for kernel in run.kernels
+        if any(verdict.standing(kernel, result) in ("ok", "peer") for result in kernel.results)
+    ]
+    return [
+        f"- {GLYPHS[verdict.standing(kernel)]} {code(verdict.name_of(kernel))}: {inert(verdict.summary(kernel))}"
+        for kernel in sorted(kernels, key=lambda item: item.peer)
+    ]
+
+
+def _row(kernel: KernelRun, result: Result, standing: str) -> str:
+    scaled = " scaled" if result.gate == "scaled" and verdict.maximum(result.figures, result.gate) != "NaN" else ""
+    theirs = "" if result.baseline is None else verdict.maximum(result.baseline, result.gate)
+    label = verdict.label(kernel, result)
+    return table_row(
+        [
+            code(verdict.name_of(kernel)),
+            code(result.output),
+            code(result.dtype),
+            verdict.maximum(result.figures, result.gate) + scaled,
+            words.basis(result.basis),
+            words.share(result.figures.misrounded, result.figures.n).replace("<", "&lt;").replace(">", "&gt;"),
+            theirs,
+            f"{GLYPHS[standing]} " + (f"**{label}**" if standing == "wrong" else label),
+        ]
+    )
+
+
+def _failure(kernel: KernelRun) -> str:
+    lines = words.clean_lines(kernel.message) if kernel.message else ["no message was recorded"]
+    if len(lines) > MOST_LINES:
+        lines = [
+            f"… {len(lines) - MOST_LINES} lines left out; the record has them",
+            *lines[-MOST_LINES:],
+        ]
+    shown = "<br>".join(code(line) for line in lines if line)
+    sign, word = GLYPHS[verdict.standing(kernel)], verdict.STATUS_WORD[kernel.status]
+    advice = verdict.advice(kernel)
+    hint = f"Next: {inert(advice)}\n\n" if advice else ""
+    return (
+        f"<details><summary>{sign} {word}: {code(verdict.name_of(kernel))}</summary>\n\n"
+        f"{shown}\n\n{hint}{fenced(verdict.rerun(kernel))}\n</details>\n"
+    )
+
+
+def _law(kernel: KernelRun, law: LawRun) -> str:
+    facts = [("why", inert(law.message)), *((inert(k), code(v)) for k, v in law.facts.items())]
+    table = "\n".join(f"| {key} | {value} |" for key, value in facts)
+    heading = f"<summary>✗ {code(verdict.law_title(kernel, law))}: law broken</summary>"
+    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(law.replay)}\n</details>\n"
+
+
+def _worst(found: Found) -> str:
+    kernel, result, worst = found.kernel, found.result, found.worst
+    scaled = " scaled" if result.gate == "scaled" else ""
+    maximum = verdict.maximum(result.figures, result.gate)
+    figure = maximum if maximum == "NaN" else f"{maximum} ULP{scaled}"
+    name = " ".join(code(part) for part in (verdict.name_of(kernel), result.output, result.dtype))
+    facts = [
+        ("limit", f"{words.decimal(result.limit)} ULP{scaled}"),
+        ("max", f"{figure}, {words.basis(result.basis)}"),
+    ]
+    if worst is not None:
+        where = verdict.index_text(worst)
+        facts = [
+            ("input", code(verdict.inputs_text(worst)) + (f" at {code(where)}" if where else "")),
+            ("got", f"{code(worst.got)} ({code(worst.got_hex)})"),
+            ("truth", code(words.truth(worst.truth))),
+            ("error", inert(verdict.error_text(worst, result.gate))),
+            *facts,
+        ]
+    if result.reason:
+        facts.insert(0, ("why", inert(result.reason)))
+    if result.figures.nonfinite:
+        count = words.share(result.figures.nonfinite, result.figures.n).replace("<", "&lt;").replace(">", "&gt;")
+        facts.append(("NaN or infinity on one side", f"{result.figures.nonfinite:,} elements ({count})"))
+    table = "\n".join(f"| {key} | {value} |" for key, value in facts)
+    replay = f"\n{fenced(worst.replay)}" if worst is not None else ""
+    heading = f"<summary>✗ {name}: {figure}</summary>"
+    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"

@@ -1,0 +1,1 @@
+"""Text for a terminal of a given width."""

@@ -1,0 +1,176 @@
+"""The table of `verify bench`: every implementation of an op, its worst errors beside its speed.
+
+One line per implementation, dtype and shape. The error columns hold the judged maximum of the outputs and of the
+gradients, each with its basis. Speed is the time of a copy of the same bytes (or of the bare matrix products)
+divided by the time of the pass: 1 is memory speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verify.records.record import KernelRun, Result, Run, Speed
+from verify.report import verdict, words
+from verify.report.signs import Signs
+
+Side = Literal["output", "gradient"]
+DIRECTIONS = ("forward", "backward")
+LEFT = {"implementation", "dtype", "shape", "output", "gradient", "verdict", "basis"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: an implementation in one dtype, at one shape if it was timed."""
+
+    kernel: KernelRun
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def render(run: Run, *, glyphs: bool = True) -> str:
+    """The whole text: a table per op, what the columns mean, what was not measured, the verdict."""
+    signs = Signs.choose(glyphs)
+    text = [*tables(run, glyphs=glyphs), *notes(run), verdict.setting(run)]
+    for kernel in verdict.failures(run):
+        text += [f"{signs.status['error']} {verdict.name_of(kernel)}: {words.clean(kernel.message)}"]
+    for kernel in run.kernels:
+        text += [f"{verdict.name_of(kernel)}: {words.clean(note)}" for note in kernel.notes]
+    text += _missing(run)
+    state = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict]
+    text += ["", f"{signs.status[state]} {verdict.sentence(run, dash=signs.dash)}"]
+    return "\n".join(text) + "\n"
+
+
+def tables(run: Run, *, glyphs: bool = True) -> list[str]:
+    """A table per op that has something to show, each with its heading and a blank line behind it."""
+    text: list[str] = []
+    for title, kernels in _by_op(run).items():
+        if shown := lines(kernels):
+            text += [title, *_table(shown, Signs.choose(glyphs)), ""]
+    return text
+
+
+def _missing(run: Run) -> list[str]:
+    """What was not measured; kernels that were skipped for one reason share a line."""
+    reasons: dict[str, list[str]] = {}
+    for kernel in run.kernels:
+        if kernel.status == "skipped" and not kernel.speed:
+            reasons.setdefault(words.clean(kernel.message), []).append(verdict.name_of(kernel))
+    skipped = [f"skipped, {reason}: {', '.join(names)}" for reason, names in reasons.items()]
+    return skipped + [words.clean(line) for line in run.incomplete]
+
+
+def _by_op(run: Run) -> dict[str, list[KernelRun]]:
+    groups: dict[str, list[KernelRun]] = {}
+    for kernel in run.kernels:
+        groups.setdefault(words.call(kernel.op, kernel.params), []).append(kernel)
+    return groups
+
+
+def lines(kernels: list[KernelRun]) -> list[Line]:
+    """By dtype, then as recorded: implementations of one dtype stand under each other."""
+    found = [Line(kernel, dtype, shape) for kernel in kernels for dtype, shape in _settings(kernel)]
+    dtypes = list(dict.fromkeys(line.dtype for line in found))
+    return sorted(found, key=lambda line: dtypes.index(line.dtype))
+
+
+def _settings(kernel: KernelRun) -> list[tuple[str, tuple[int, ...]]]:
+    dtypes = dict.fromkeys([result.dtype for result in kernel.results] + [item.dtype for item in kernel.speed])
+    shapes = {dtype: dict.fromkeys(item.shape for item in kernel.speed if item.dtype == dtype) for dtype in dtypes}
+    return [(dtype, shape) for dtype in dtypes for shape in shapes[dtype] or [()]]
+
+
+def _table(shown: list[Line], signs: Signs) -> list[str]:
+    timed = any(line.shape for line in shown)
+    many = len({line.shape for line in shown if line.shape}) > 1
+    columns = ["implementation", "dtype", *(["shape"] if many else []), "output", "basis", "gradient", "basis "]
+    columns += ["forward", "ms", "backward", "ms "] if timed else []
+    columns.append("verdict")
+    rows = [dict(zip(columns, columns, strict=True)), *(_cells(line, columns, signs) for line in shown)]
+    width = {name: max(len(row[name]) for row in rows) for name in columns}
+    return ["  " + "  ".join(_padded(row[name], name, width[name]) for name in columns).rstrip() for row in rows]
+
+
+def _padded(text: str, name: str, width: int) -> str:
+    return text.ljust(width) if name.strip() in LEFT else text.rjust(width)
+
+
+def _cells(line: Line, columns: list[str], signs: Signs) -> dict[str, str]:
+    results = [result for result in line.kernel.results if result.dtype == line.dtype]
+    outputs, gradients = _worst(results, "output"), _worst(results, "gradient")
+    cells = {
+        "implementation": verdict.name_of(line.kernel),
+        "dtype": words.clean(line.dtype),
+        "shape": "x".join(map(str, line.shape)),
+        "output": _error(outputs, signs),
+        "basis": "" if outputs is None else words.basis_short(outputs.basis),
+        "gradient": _error(gradients, signs),
+        "basis ": "" if gradients is None else words.basis_short(gradients.basis),
+        "verdict": _verdict(line.kernel, results, signs),
+    }
+    for direction, column in zip(DIRECTIONS, ("ms", "ms "), strict=True):
+        speed = _speed(line, direction)
+        cells[direction] = _ratio(speed)
+        cells[column] = "" if speed is None else f"{speed.milliseconds:.3f} ±{speed.spread / 2:.3f}"
+    return {name: cells[name] for name in columns}
+
+
+def _worst(results: list[Result], side: Side) -> Result | None:
+    chosen = [result for result in results if result.output.startswith("d") == (side == "gradient")]
+    return max(chosen, key=verdict.badness, default=None)
+
+
+def _error(result: Result | None, signs: Signs) -> str:
+    if result is None:
+        return "-"
+    scaled = " s" if result.gate == "scaled" else ""
+    return f"{words.clean(result.output)} {verdict.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
+
+
+def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
+    if not results and kernel.speed:
+        return "not judged"  # timed only
+    if kernel.peer:
+        status = "peer"
+    else:
+        wrong = any(result.status == "wrong" for result in results)
+        status = "wrong" if wrong else kernel.status if not results else "ok"
+    return f"{signs.status[status]} {verdict.STATUS_WORD[status]}"
+
+
+def _speed(line: Line, direction: str) -> Speed | None:
+    for item in line.kernel.speed:
+        if (item.dtype, item.shape, item.direction) == (line.dtype, line.shape, direction):
+            return item
+    return None
+
+
+def _ratio(speed: Speed | None) -> str:
+    ratio = None if speed is None else speed.of_copy if speed.of_product is None else speed.of_product
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def notes(run: Run) -> list[str]:
+    """What the columns mean, as far as they occur."""
+    found = ["output, gradient: the largest error found, in ULP, of the worst output and the worst gradient"]
+    if any(result.gate == "scaled" for kernel in run.kernels for result in kernel.results):
+        found.append("s: scaled error, in ULP of the magnitude of the summed terms; it is the one judged")
+    if any("@" in kernel.name for kernel in run.kernels):
+        found.append("KERNEL@eager, KERNEL@compile: PyTorch's own formula in that kernel's place")
+    timed = [item for kernel in run.kernels for item in kernel.speed]
+    if timed:
+        shapes = dict.fromkeys("x".join(map(str, item.shape)) for item in timed)
+        unit = " or ".join(
+            name
+            for name, used in (
+                ("a copy of the same bytes", any(item.of_copy is not None for item in timed)),
+                ("the bare matrix products", any(item.of_product is not None for item in timed)),
+            )
+            if used
+        )
+        found.append(
+            f"forward, backward: time of {unit} / time of the pass, at {words.listed(list(shapes))}; "
+            f"ms: median of {timed[0].rounds} interleaved rounds, ± half the distance between the quartiles"
+        )
+    return found

@@ -1,0 +1,212 @@
+"""Changes of bounds in the terminal: old and new value, what they rest on, and the worst input behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from verify.gate.bounds import Bound
+from verify.gate.changes import Change, Proposal, explained, needs_approval
+from verify.gate.verdict import MEANING, Row, Status
+from verify.records.readings import Key, Reading
+from verify.report import words
+from verify.report.signs import Signs
+from verify.report.terminal import gate_text
+from verify.report.terminal.text_page import Cell, Page
+from verify.truth.figure import LEAST, shown
+
+MOST_ROWS = 60
+MOST_KEYS = 60  # of one kernel, named in one paragraph
+MOST_BLOCKS = 12  # bounds that did not get looser, told with their worst input
+STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
+SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
+
+
+Behind = Mapping[Key, Reading]  # what bounds rest on, as far as records were given
+Files = Mapping[str, str]  # id of a record -> its path
+
+
+def changes(
+    page: Page, found: Sequence[Change], signs: Signs, behind: Behind | None = None, files: Files | None = None
+) -> None:
+    """A table per kernel, then the reason for each loosening; with records, the worst input of what has one."""
+    behind, files = behind or {}, files or {}
+    told = found[:MOST_ROWS]
+    for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in told):
+        page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
+        page.results(
+            ("output", "dtype", "regime", "old", "new", "measured", "basis", "change"),
+            [_cells(change, signs) for change in told if (change.key.arch, change.key.kernel) == (arch, kernel)],
+            right=("old", "new", "measured"),
+        )
+    if len(found) > len(told):
+        page.line(f"{signs.ellipsis} {len(found) - len(told):,} more changes; --json has them all", indent=2)
+    for change in found:
+        if change.kind == "looser":
+            _loosened(page, change, signs, behind, files)
+    # the largest first: what correct rounding may have is nobody's question
+    calm = [change for change in found if change.kind != "looser" and _element(change, behind) is not None]
+    calm = sorted(calm, key=lambda change: -behind[change.key].value)
+    for change in calm[:MOST_BLOCKS]:
+        _calm(page, change, signs, behind, files)
+    if len(calm) > MOST_BLOCKS:
+        page.blank()
+        page.line(f"{signs.ellipsis} {len(calm) - MOST_BLOCKS:,} more worst inputs; --json has them all", indent=2)
+
+
+def _element(change: Change, behind: Behind) -> Reading | None:
+    reading = behind.get(change.key)
+    return None if reading is None or reading.worst is None or reading.value <= LEAST else reading
+
+
+def _calm(page: Page, change: Change, signs: Signs, behind: Behind, files: Files) -> None:
+    """A bound that did not get looser, with the worst input behind it."""
+    assert change.new is not None
+    page.blank()
+    page.line(
+        Cell(f"{signs.status[SIGN[change.kind]]} {change.kind}  ", STYLE[change.kind]),
+        Cell(" ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime)), "bold"),
+    )
+    page.field("bound", f"{value(change.old)} to {value(change.new)} ULP" if change.old else f"{value(change.new)} ULP")
+    gate_text.element(page, behind[change.key], files)
+
+
+def proposal(
+    found: Proposal, *, width: int, color: bool, written: Sequence[str], dry: bool = False, glyphs: bool = True
+) -> str:
+    """What was proposed, what could not be, and the next command."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    changes(page, found.changes, signs)
+    for (arch, kernel, status), rows in _left(found).items():
+        page.blank()
+        wrong = status in ("breached", "nonfinite", "crashed")
+        sign = signs.status["wrong" if wrong else "skipped"]
+        what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
+        reasons = {row.reason for row in rows}
+        reason = rows[0].reason if len(reasons) == 1 else MEANING[status]
+        page.line(
+            Cell(f"{sign} left as it is  ", "bold red" if wrong else "yellow"),
+            Cell(kernel, "bold"),
+            f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
+        )
+        keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed before it had any is one row
+        more = [f"{signs.ellipsis} {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
+        if keys:
+            page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
+    page.blank()
+    page.line(Cell(f"{signs.status['ok']} ", "green"), summary(found.changes, written, dry))
+    breached = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
+    page.command("next: verify gate RUN.json" if breached or not written else "next: verify bounds review")
+    return page.text()
+
+
+def _left(found: Proposal) -> dict[tuple[str, str, Status], list[Row]]:
+    """What was left, by machine, kernel and status: one paragraph each."""
+    groups: dict[tuple[str, str, Status], list[Row]] = {}
+    for row in found.left:
+        groups.setdefault((row.key.arch, row.key.kernel, row.status), []).append(row)
+    return groups
+
+
+def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
+    """`12 new bounds, 3 tighter, in reports/bounds/sm_90/gelu.toml`."""
+    if not found:
+        return "nothing to propose: every bound that was measured is as tight as the measurement supports"
+    kinds = [change.kind for change in found]
+    parts = [f"{kinds.count(kind):,} {kind}" for kind in ("new", "tighter", "looser", "restated") if kind in kinds]
+    said = f"{words.plural(len(found), 'bound')}: {', '.join(parts)}"
+    if dry:
+        return f"{said}; nothing was written (--dry-run)"
+    where = ", ".join(written) if len(written) <= 3 else f"{len(written):,} files, the first {written[0]}"
+    return f"{said}; written to {where}"
+
+
+def accepted(
+    change: Change,
+    *,
+    width: int,
+    color: bool,
+    written: Sequence[str],
+    glyphs: bool = True,
+    behind: Behind | None = None,
+    files: Files | None = None,
+) -> str:
+    """One loosening, told in full."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    _loosened(page, change, signs, behind or {}, files or {})
+    page.blank()
+    page.line(Cell(f"{signs.status['ok']} ", "green"), f"accepted; written to {', '.join(written)}")
+    page.command("next: verify bounds review")
+    return page.text()
+
+
+def review(
+    found: Sequence[Change],
+    base: str,
+    *,
+    width: int,
+    color: bool,
+    glyphs: bool = True,
+    behind: Behind | None = None,
+    files: Files | None = None,
+) -> str:
+    """What changed since a commit, promises taken back first."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    changes(page, found, signs, behind, files)
+    page.blank()
+    open_ = needs_approval(found)
+    sign, style = ("wrong", "bold red") if open_ else ("ok", "green")
+    page.line(Cell(f"{signs.status[sign]} ", style), review_sentence(found, base))
+    if any(change.new is not None and change.new.value > LEAST for change in found) and not files:
+        page.command("next: verify bounds review --run RUN.json  (what came out at the worst inputs)")
+    return page.text()
+
+
+def review_sentence(found: Sequence[Change], base: str) -> str:
+    """`3 bounds changed since HEAD: 1 looser with its reason, 2 tighter`."""
+    if not found:
+        return f"no bound changed since {words.clean(base)}"
+    parts = []
+    for kind in ("removed", "looser", "new", "tighter", "restated"):
+        members = [change for change in found if change.kind == kind]
+        if members:
+            bare = sum(not explained(change) for change in members) if kind == "looser" else 0
+            parts.append(f"{len(members):,} {kind}" + (f" ({bare:,} without a reason)" if bare else ""))
+    return f"{words.plural(len(found), 'bound')} changed since {words.clean(base)}: {', '.join(parts)}"
+
+
+def _cells(change: Change, signs: Signs) -> list[Cell]:
+    key, bound = change.key, change.new or change.old
+    assert bound is not None
+    return [
+        Cell(key.output),
+        Cell(key.dtype),
+        Cell(key.regime),
+        Cell(value(change.old)),
+        Cell(value(change.new)),
+        Cell(shown(bound.evidence.measured)),
+        Cell(words.basis_short(bound.basis)),
+        Cell(f"{signs.status[SIGN[change.kind]]} {change.kind}", STYLE[change.kind]),
+    ]
+
+
+def value(bound: Bound | None) -> str:
+    """The value, marked where it is of the scaled error."""
+    return "-" if bound is None else words.decimal(bound.value) + (" s" if bound.gate == "scaled" else "")
+
+
+def _loosened(page: Page, change: Change, signs: Signs, behind: Behind, files: Files) -> None:
+    assert change.new is not None
+    key, bound = change.key, change.new
+    page.blank()
+    page.line(
+        Cell(f"{signs.status['wrong']} looser  ", STYLE["looser"]),
+        Cell(" ".join((key.kernel, key.output, key.dtype, key.regime)), "bold"),
+    )
+    page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")
+    page.field("reason", bound.reason if explained(change) else "none: the value was changed by hand")
+    page.field("measured", f"{shown(bound.evidence.measured)} ULP, {words.basis(bound.basis)}")
+    if _element(change, behind) is not None:
+        gate_text.element(page, behind[change.key], files)
+    elif bound.evidence.worst:
+        page.field("input", bound.evidence.worst)
+    page.field("evidence", f"record {bound.evidence.record}, commit {bound.evidence.commit}, {bound.evidence.date}")

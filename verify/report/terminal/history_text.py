@@ -1,0 +1,204 @@
+"""Figures over time in the terminal: a table with a sparkline, or the list of runs in which a figure changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from verify.records.history import Event, Point, Refresh, Series, Summary
+from verify.records.readings import UNKNOWN
+from verify.records.record import number
+from verify.report import words
+from verify.report.signs import Signs
+from verify.report.terminal.text_page import ROOMY, Cell, Page
+
+BARS = "▁▂▃▄▅▆▇█"
+ASCII_BARS = "_.-=+*#@"
+BARS_ROOMY, BARS_NARROW = 24, 12
+MOST_SKIPPED = 5
+MOST_EVENTS = 40  # the latest, of each line
+
+
+def table(
+    kernel: str, found: Sequence[Summary], refresh: Refresh, *, width: int, color: bool, glyphs: bool = True
+) -> str:
+    """One line per result: the last figure, since when, the extremes, and the shape of the latest runs."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    headers = ["output", "dtype", "regime", "now", "least", "most", "runs", "since", "commit", "latest runs"]
+    if not any(item.series.regime for item in found):
+        headers.remove("regime")
+    if width < ROOMY:
+        headers.remove("commit")
+    bars = BARS_ROOMY if width >= ROOMY else BARS_NARROW
+    for arch in dict.fromkeys(item.series.arch for item in found):
+        page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
+        rows = [_cells(item, bars, glyphs) for item in found if item.series.arch == arch]
+        page.table(
+            headers,
+            [[cells[header] for header in headers] for cells in rows],
+            right=("now", "least", "most", "runs"),
+            indent=2,
+        )
+    page.line(Cell("largest error in ULP; the bars are on a logarithmic scale, the latest run is on the right", "dim"))
+    _skipped(page, refresh, signs)
+    page.blank()
+    changed = [item for item in found if item.before is not None]
+    page.line(_sentence(found, changed))
+    page.command(f"next: verify history {words.clean(kernel)} --changed" if changed else "next: verify run")
+    return page.text()
+
+
+def events(
+    kernel: str,
+    found: Sequence[tuple[Series, Sequence[Event], Point]],
+    refresh: Refresh,
+    *,
+    width: int,
+    color: bool,
+    glyphs: bool = True,
+) -> str:
+    """Every run that changed a figure, the first figure of each line before them."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    for line, changes, first in found:
+        page.line(Cell(kernel, "bold"), f" {name_of(line)}", Cell(f"  {line.arch}", "dim"))
+        begun = f"{ulp(first.value)} ULP from {_day(first)} on, record {words.clean(first.record)}"
+        page.line(begun, indent=2)
+        if len(changes) > MOST_EVENTS:
+            page.line(f"{signs.ellipsis} {len(changes) - MOST_EVENTS:,} earlier changes; --json has them", indent=2)
+        page.table(
+            ("date", "before", "after", "record", "commit", "bits", "what changed"),
+            [_event(event, signs) for event in changes[-MOST_EVENTS:]],
+            right=("before", "after"),
+            indent=2,
+        )
+        page.blank()
+    _skipped(page, refresh, signs)
+    total = sum(len(changes) for _, changes, _ in found)
+    page.blank()
+    if total:
+        latest = max((event for _, changes, _ in found for event in changes), key=lambda event: event.after.created)
+        said = f"{words.plural(total, 'change')}; the latest is {name_of(latest.series)} in record"
+        page.line(f"{said} {latest.after.record}, {_day(latest.after)}")
+    else:
+        page.line("no figure ever changed")
+    return page.text()
+
+
+def kernels(
+    found: Sequence[tuple[str, int, str]], refresh: Refresh, *, width: int, color: bool, glyphs: bool = True
+) -> str:
+    """Which kernels the records have."""
+    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    page.table(
+        ("kernel", "runs", "last run"),
+        [(Cell(kernel), Cell(f"{count:,}"), Cell(created[:16].replace("T", " "))) for kernel, count, created in found],
+        right=("runs",),
+    )
+    if not found:
+        page.line("no record in this folder has a result")
+    _skipped(page, refresh, signs)
+    page.blank()
+    page.command("next: verify history KERNEL" if found else "next: verify run --json reports/runs/NAME.json")
+    return page.text()
+
+
+def sparkline(values: Sequence[float], glyphs: bool = True) -> str:
+    """Each value as a bar between the least and the largest, by its logarithm; `x` is NaN, `^` infinity.
+
+    >>> sparkline([0.5, 0.5, 64.0, 0.5], glyphs=False)
+    '__@_'
+    """
+    bars = BARS if glyphs else ASCII_BARS
+    sizes = [math.log2(max(value, 2.0**-24)) for value in values if math.isfinite(value)]
+    low, high = (min(sizes), max(sizes)) if sizes else (0.0, 0.0)
+    # differences below a quarter octave are noise in a picture: they fill a part of the height only
+    span = max(high - low, 0.25)
+    text = ""
+    for value in values:
+        if math.isfinite(value):
+            text += bars[round((math.log2(max(value, 2.0**-24)) - low) / span * (len(bars) - 1))]
+        else:
+            text += "x" if math.isnan(value) else "^"
+    return text
+
+
+def name_of(line: Series) -> str:
+    """`dx bfloat16`, `dx bfloat16 positive (sweep)`."""
+    parts = [line.output, line.dtype, *([line.regime] if line.regime else [])]
+    return " ".join(map(words.clean, parts)) + ("" if line.source == "run" else f" ({line.source})")
+
+
+def ulp(value: float) -> str:
+    """A figure of the table."""
+    return words.ulp(number(value))
+
+
+def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
+    line = item.series
+    scaled = " s" if line.gate == "scaled" else ""
+    return {
+        "output": Cell(line.output + ("" if line.source == "run" else f" ({line.source})")),
+        "dtype": Cell(line.dtype),
+        "regime": Cell(line.regime or "whole"),
+        "now": Cell(ulp(item.last.value) + scaled),
+        "least": Cell(ulp(item.least)),
+        "most": Cell(ulp(item.most)),
+        "runs": Cell(f"{item.count:,}"),
+        "since": Cell(_day(item.since)),
+        "commit": Cell(_commit(item.since)),
+        "latest runs": Cell(sparkline(item.recent[-bars:], glyphs)),
+    }
+
+
+def _event(event: Event, signs: Signs) -> list[Cell]:
+    before, after = event.before, event.after
+    worse = math.isnan(after.value) or (not math.isnan(before.value) and after.value > before.value)
+    word = "other cases" if event.other_question else "worse" if worse else "better"
+    if not event.other_question and before.basis.seed != after.basis.seed:
+        word = f"{word}, other seed"
+    sign = signs.status["skipped" if event.other_question else "wrong" if worse else "ok"]
+    style = "yellow" if event.other_question else "bold red" if worse else "green"
+    known = bool(before.bits and after.bits)
+    return [
+        Cell(_day(after)),
+        Cell(ulp(before.value)),
+        Cell(ulp(after.value)),
+        Cell(after.record),
+        Cell(_commit(after)),
+        Cell(("same" if before.bits == after.bits else "changed") if known else "-"),
+        Cell(f"{sign} {word}", style),
+    ]
+
+
+def _sentence(found: Sequence[Summary], changed: Sequence[Summary]) -> str:
+    if not changed:
+        return f"{words.plural(len(found), 'line')} of figures, none of which ever changed"
+    latest = max(changed, key=lambda item: item.since.created)
+    before = latest.before
+    assert before is not None
+    return (
+        f"{words.plural(len(changed), 'line')} of {len(found):,} changed; the latest is {name_of(latest.series)}: "
+        f"{ulp(before.value)} to {ulp(latest.last.value)} ULP on {_day(latest.since)}, record {latest.since.record}"
+    )
+
+
+def _day(point: Point) -> str:
+    return words.clean(point.created[:10]) or "no date"
+
+
+def _commit(point: Point) -> str:
+    return point.commit[:7] if point.commit not in ("", UNKNOWN) else "-"
+
+
+def _skipped(page: Page, refresh: Refresh, signs: Signs) -> None:
+    if refresh.rebuilt:
+        page.line(Cell(f"the index was not readable ({refresh.rebuilt}) and was built again", "dim"))
+    if not refresh.skipped:
+        return
+    page.blank()
+    page.line(Cell(f"{signs.status['skipped']} {words.plural(len(refresh.skipped), 'file')} skipped", "yellow"))
+    for _, problem in refresh.skipped[:MOST_SKIPPED]:
+        page.line(problem, indent=4)
+    if len(refresh.skipped) > MOST_SKIPPED:
+        rest = len(refresh.skipped) - MOST_SKIPPED
+        page.line(f"{signs.ellipsis} {rest:,} more; --json names them all", indent=4)

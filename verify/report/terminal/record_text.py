@@ -1,0 +1,231 @@
+"""The report for a terminal: table, a block per wrong result, what is missing, verdict.
+
+Colour is never alone: every coloured word is preceded by a glyph (`glyphs=False` gives ASCII ones).
+Text that a kernel supplies reaches the screen as `rich.text.Text`, which parses no markup, after
+`words.clean` has spelled out control characters: a name cannot move the cursor or forge a line.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from verify.records.record import KernelRun, LawRun, Run
+from verify.report import verdict, words
+from verify.report.signs import STYLES, Signs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MARGIN = 4  # of the details below a heading
+NAME, MOST_NAME = 7, 20  # columns for the name of a field
+MOST_BLOCKS = 12  # wrong results told in full
+MOST_REASONS = 16  # why laws were not tried, and notes
+MOST_LINES = 12  # of a message, which may be a whole traceback; the record has the rest
+
+
+def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: str = "") -> str:
+    """The whole report as text, ending in a newline.
+
+    No line is longer than `width` except commands, which stay whole so that they can be copied.
+    `record` is the path of the saved record, for the next command; empty when it was not saved.
+    """
+    from rich.console import Console
+
+    from verify.report.terminal import results_table
+
+    signs = Signs.choose(glyphs)
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},  # the caller decides; COLUMNS and NO_COLOR must not be read a second time
+    )
+    if run.kernels:
+        results_table.show(console, run, signs)
+    wrong = verdict.wrong_results(run)
+    worst = verdict.worst_result(run)
+    for found in wrong[:MOST_BLOCKS]:
+        leads = worst is not None and found.result is worst.result
+        _wrong(console, found, signs, "" if leads else verdict.short_replay(found, record))
+    if len(wrong) > MOST_BLOCKS:
+        console.print()
+        rest = words.plural(len(wrong) - MOST_BLOCKS, "more wrong result")
+        how = f"`verify report {record} --html PATH`" if record else "--html PATH"
+        _indented(console, f"{signs.ellipsis} {rest}; {how} shows all")
+    broken = verdict.broken_laws(run)
+    for owner, law in broken[:MOST_BLOCKS]:
+        _law(console, owner, law, signs)
+    if len(broken) > MOST_BLOCKS:
+        console.print()
+        rest = words.plural(len(broken) - MOST_BLOCKS, "more broken law")
+        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+    closing = verdict.next_command(run, record=record)
+    for kernel in verdict.failures(run):
+        _failure(console, kernel, signs, closing)
+    _not_measured(console, run, signs, closing)
+    _notes(console, run, signs)
+    _untried_laws(console, run, signs)
+    _closing(console, run, signs, closing)
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    # rich pads folded lines to the full width; trailing blanks are noise in a file or a diff
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def _wrong(console: Console, found: verdict.Found, signs: Signs, short: str) -> None:
+    """One wrong result; `short` is the replay by its place in the record, for a case that would fill the screen."""
+    kernel, result = found.kernel, found.result
+    heading = verdict.title(kernel, result)
+    _heading(console, "wrong", heading, "wrong", signs)
+    maximum = verdict.maximum(result.figures, result.gate, dash=signs.dash)
+    scaled = " scaled" if result.gate == "scaled" else ""
+    unit = "" if maximum == "NaN" else f" ULP{scaled}"
+    worst = result.worst[0] if result.worst else None
+    if result.reason:
+        _field(console, "why", words.clean(result.reason))
+    if worst is not None:
+        where = verdict.index_text(worst)
+        _field(console, "input", verdict.inputs_text(worst) + (f" at {where}" if where else ""))
+        _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
+        _field(console, "truth", words.truth(worst.truth))
+        _field(console, "error", verdict.error_text(worst, result.gate))
+    _field(console, "limit", f"{words.decimal(result.limit)} ULP{scaled}")
+    _field(console, "max", f"{maximum}{unit}, {words.basis(result.basis)}")
+    if result.figures.nonfinite:
+        count, n = result.figures.nonfinite, result.figures.n
+        text = f"{count:,} of {n:,} ({words.share(count, n)}): only one of got and truth is finite"
+        _field(console, "NaN/inf", text)
+    if worst is not None:
+        _field(console, "replay", "")
+        _command(console, " " * MARGIN + (short or words.clean(worst.replay)))
+
+
+def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
+    _heading(console, "wrong", verdict.law_title(kernel, law), "law broken", signs)
+    _field(console, "why", words.clean(law.message))
+    facts = {words.clean(name): words.clean(value) for name, value in law.facts.items()}
+    width = min(max(map(len, facts), default=0), MOST_NAME)
+    for name, value in facts.items():
+        _field(console, name, value, width=max(width, NAME))
+    _field(console, "replay", "")
+    _command(console, " " * MARGIN + words.clean(law.replay))
+
+
+def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) -> None:
+    """A kernel without figures; its command is left to the last line where that has it."""
+    word = verdict.STATUS_WORD[kernel.status]
+    _heading(console, verdict.standing(kernel), verdict.name_of(kernel), word, signs)
+    lines = words.clean_lines(kernel.message) if kernel.message else ["no message was recorded"]
+    if len(lines) > MOST_LINES:  # the last lines of a traceback are the ones that say what happened
+        left_out = len(lines) - MOST_LINES
+        lines = [
+            f"{signs.ellipsis} {left_out} lines left out; the record has them",
+            *lines[-MOST_LINES:],
+        ]
+    for line in lines:
+        _indented(console, line)
+    if advice := verdict.advice(kernel):
+        _field(console, "next", advice)
+    if (again := verdict.rerun(kernel)) != closing:
+        _field(console, "rerun", "")
+        _command(console, " " * MARGIN + again)
+
+
+def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> None:
+    gaps = verdict.not_measured(run)
+    if not gaps:
+        return
+    _heading(console, "skipped", "not measured", "", signs)
+    for gap in gaps:
+        _indented(console, gap.text)
+    # where time ran out, all kernels have the same hint
+    hints = dict.fromkeys(words.clean(kernel.hint) for kernel in run.kernels if kernel.status == "skipped")
+    for hint in hints:
+        if hint not in ("", closing):
+            _field(console, "next", hint)
+
+
+def _notes(console: Console, run: Run, signs: Signs) -> None:
+    """What was noticed about judged kernels: figures that are not there must not look like figures in order."""
+    notes = [f"{kernel.name}: {n}" for kernel in run.kernels if not kernel.peer for n in verdict.notes_of(kernel)]
+    if not notes:
+        return
+    _heading(console, "skipped", "notes", "", signs)
+    for note in notes[:MOST_REASONS]:
+        _indented(console, words.clean(note))
+    if len(notes) > MOST_REASONS:
+        rest = words.plural(len(notes) - MOST_REASONS, "more note")
+        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+
+
+def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
+    """Laws that do not apply, by reason: a law that is not tried must not look like one that holds."""
+    untried = verdict.untried_laws(run)
+    if not untried:
+        return
+    _heading(console, "skipped", "laws not applicable", "", signs)
+    for reason, what in untried[:MOST_REASONS]:
+        _indented(console, reason)
+        _indented(console, what, margin=2 * MARGIN, style="dim")
+    if len(untried) > MOST_REASONS:
+        rest = words.plural(len(untried) - MOST_REASONS, "more reason")
+        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+
+
+def _closing(console: Console, run: Run, signs: Signs, command: str) -> None:
+    from rich.text import Text
+
+    status = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict]
+    console.print()
+    if line_of_laws := verdict.laws_line(run):
+        console.print(Text(line_of_laws, style="dim"), overflow="fold")
+    line = Text(f"{signs.status[status]} ", style=STYLES[status])
+    word, rest = verdict.sentence(run, dash=signs.dash).split(":", 1)
+    line.append(word + ":").append(rest, style="not bold default")
+    console.print(line, overflow="fold")
+    worst = verdict.worst_result(run)
+    told = [found.result for found in verdict.wrong_results(run)[:MOST_BLOCKS] if found.worst is not None]
+    if worst is not None and len(command) > words.LONG and any(worst.result is result for result in told):
+        command = f"the replay command of {verdict.title(worst.kernel, worst.result)}, above"  # once is enough
+    _command(console, f"next: {command}")
+
+
+def _heading(console: Console, status: str, text: str, word: str, signs: Signs) -> None:
+    from rich.text import Text
+
+    console.print()
+    line = Text(f"{signs.status[status]} ", style=STYLES[status])
+    line.append(f"{word}  " if word else "").append(text, style="bold default")
+    console.print(line, overflow="fold")
+
+
+def _field(console: Console, name: str, value: str, *, width: int = NAME) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(width=width, overflow="fold")
+    row.add_column(overflow="fold")
+    row.add_row(Text(name, style="dim"), Text(value))
+    console.print(Padding(row, (0, 0, 0, MARGIN)))
+
+
+def _indented(console: Console, text: str, *, margin: int = MARGIN, style: str = "") -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(text, overflow="fold", style=style), (0, 0, 0, margin)))
+
+
+def _command(console: Console, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(text), soft_wrap=True)

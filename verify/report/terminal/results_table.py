@@ -1,0 +1,211 @@
+"""The table of a run for the terminal: a row per kernel x output x dtype, as wide as there is room.
+
+Nothing is ever cut. Where the width does not suffice, columns leave in a fixed order, and kernel
+names that are too long for a column become lines of their own above their rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from verify.records.record import KernelRun, Result, Run
+from verify.report import verdict, words
+from verify.report.signs import STYLES, Signs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GAP = 2
+HEADERS = {
+    "kernel": "kernel",
+    "output": "output",
+    "dtype": "dtype",
+    "max": "max ULP",
+    "basis": "basis",
+    "basis_short": "basis",
+    "p999": "p99.9",
+    "misrounded": "misrounded",
+    "baseline": "PyTorch",
+    "verdict": "verdict",
+    "status": "verdict",
+}
+RIGHT = frozenset({"max", "p999", "misrounded", "baseline"})
+
+# From the most to the least room. The basis stays beside the maximum in every one of them.
+LAYOUTS: tuple[tuple[str, ...], ...] = (
+    ("kernel", "output", "dtype", "max", "basis", "p999", "misrounded", "baseline", "verdict"),
+    (
+        "kernel",
+        "output",
+        "dtype",
+        "max",
+        "basis_short",
+        "p999",
+        "misrounded",
+        "baseline",
+        "verdict",
+    ),
+    ("kernel", "output", "dtype", "max", "basis_short", "misrounded", "baseline", "verdict"),
+    ("output", "dtype", "max", "basis", "p999", "misrounded", "baseline", "verdict"),
+    ("output", "dtype", "max", "basis_short", "p999", "misrounded", "baseline", "verdict"),
+    ("output", "dtype", "max", "basis_short", "misrounded", "baseline", "verdict"),
+    ("output", "dtype", "max", "basis_short", "baseline", "verdict"),
+    ("output", "dtype", "max", "basis_short", "baseline", "status"),
+    ("output", "dtype", "max", "basis_short", "status"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; `cells` holds the text of every column that any layout may show."""
+
+    kernel: KernelRun
+    status: str
+    cells: dict[str, str]
+    first: bool  # of its kernel
+
+
+def show(console: Console, run: Run, signs: Signs) -> None:
+    """Print the table and the footnotes that it needs."""
+    from rich.text import Text
+
+    rows = _rows(run, signs)
+    columns = choose_layout(rows, console.width)
+    if not columns:
+        _stacked(console, rows)
+    else:
+        _columns(console, rows, columns)
+    for note in [*footnotes(rows), verdict.setting(run)]:
+        console.print(Text(note, style="dim"), overflow="fold")
+
+
+def _stacked(console: Console, rows: list[Row]) -> None:
+    """No columns at all, for screens on which not even the fewest fit: one sentence per result."""
+    from rich.text import Text
+
+    for row in rows:
+        if row.first:
+            _group(console, row)
+        if row.cells["max"]:
+            cells = row.cells
+            text = f"  {cells['output']} {cells['dtype']}: {cells['max']} ULP, {cells['basis_short']} "
+            console.print(Text(text).append(cells["status"], style=STYLES[row.status]))
+
+
+def _group(console: Console, row: Row) -> None:
+    """The heading of a kernel's rows: its name, whole, and its state if it has no rows."""
+    from rich.text import Text
+
+    heading = Text(verdict.name_of(row.kernel), style="bold")
+    heading.append(f"  {words.call(row.kernel.op, row.kernel.params)}", style="dim not bold")
+    if not row.kernel.results:
+        heading.append("  ").append(row.cells["status"], style=STYLES[row.status])
+    console.print(heading, overflow="fold")
+
+
+def _columns(console: Console, rows: list[Row], columns: tuple[str, ...]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grouped = "kernel" not in columns
+    width = {name: column_width(name, rows) for name in columns}
+    indent = GAP if grouped else 0
+
+    def line(cells: dict[str, Text]) -> None:
+        # a grid per line, with the widths fixed: group headings may then stand between the lines
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        if indent:
+            grid.add_column(width=0)
+        for name in columns:
+            grid.add_column(width=width[name], justify="right" if name in RIGHT else "left", overflow="fold")
+        grid.add_row(*([Text("")] if indent else []), *(cells[name] for name in columns))
+        console.print(grid)
+
+    line({name: Text(HEADERS[name], style="dim") for name in columns})
+    for row in rows:
+        if grouped and row.first:
+            _group(console, row)
+        if grouped and not row.cells["max"] and row.first:
+            continue
+        cells = {name: Text(row.cells[name]) for name in columns}
+        for name in ("verdict", "status"):
+            if name in cells:
+                cells[name].stylize(STYLES[row.status])
+        if row.status == "wrong":
+            cells["max"].stylize("red")
+        if "kernel" in cells:
+            cells["kernel"].stylize("bold" if row.first else "dim")
+        line(cells)
+
+
+def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:
+    """The first layout whose widest cells fit beside each other; empty when none does."""
+    for columns in LAYOUTS:
+        indent = 0 if "kernel" in columns else GAP
+        total = sum(column_width(name, rows) for name in columns)
+        if indent + total + GAP * (len(columns) - 1) <= width:
+            return columns
+    return ()
+
+
+def column_width(name: str, rows: list[Row]) -> int:
+    """Terminal cells that a column needs so that nothing in it is cut."""
+    from rich.cells import cell_len
+
+    return max(cell_len(text) for text in (HEADERS[name], *(row.cells[name] for row in rows)))
+
+
+def footnotes(rows: list[Row]) -> list[str]:
+    """Explanations of marks, only of those that occur."""
+    notes = []
+    if any(row.cells["max"].endswith(" s") for row in rows):
+        notes.append("s: scaled error, in ULP of the magnitude of the summed terms; it is the one judged")
+    if any(row.status == "peer" for row in rows):
+        notes.append("peer: measured for comparison, not judged")
+    if any(row.cells["baseline"] not in ("", "-") for row in rows):
+        names = {
+            words.clean(result.baseline_name) for row in rows for result in row.kernel.results if result.baseline_name
+        }
+        if names:
+            notes.append(f"PyTorch: the maximum of {words.listed(sorted(names))} on the same inputs")
+    return notes
+
+
+def _rows(run: Run, signs: Signs) -> list[Row]:
+    rows = []
+    for kernel in run.kernels:
+        results = kernel.results
+        for position, result in enumerate(results):
+            status = verdict.standing(kernel, result)
+            rows.append(Row(kernel, status, _cells(kernel, result, signs), position == 0))
+        if not results or kernel.status not in ("ok", "wrong"):
+            status = verdict.standing(kernel)
+            word = f"{signs.status[status]} {verdict.STATUS_WORD[kernel.status]}"
+            empty = dict.fromkeys(HEADERS, "")
+            cells = {**empty, "kernel": verdict.name_of(kernel), "verdict": word, "status": word}
+            rows.append(Row(kernel, status, cells, not results))
+    return rows
+
+
+def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
+    scaled = " s" if result.gate == "scaled" else ""
+    figures = result.figures
+    status = verdict.standing(kernel, result)
+    glyph = signs.status[status]
+    baseline = "-"
+    if result.baseline is not None:
+        baseline = verdict.maximum(result.baseline, result.gate, dash=signs.dash) + scaled
+    return {
+        "kernel": verdict.name_of(kernel),
+        "output": words.clean(result.output),
+        "dtype": words.clean(result.dtype),
+        "max": verdict.maximum(figures, result.gate, dash=signs.dash) + scaled,
+        "basis": words.basis(result.basis),
+        "basis_short": words.basis_short(result.basis),
+        "p999": words.ulp(verdict.judged(figures, result.gate).p999),
+        "misrounded": words.share(figures.misrounded, figures.n),
+        "baseline": baseline,
+        "verdict": f"{glyph} {verdict.label(kernel, result)}",
+        "status": f"{glyph} {status}",
+    }
