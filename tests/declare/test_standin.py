@@ -9,6 +9,7 @@ import torch
 
 from verify.cases.plan import plan
 from verify.declare.declaration import Kernel
+from verify.declare.declaration import kernel as declare
 from verify.declare.discovery import load as load_target
 from verify.declare.standin import stand_in
 from verify.declare.target import Target
@@ -20,7 +21,7 @@ F = torch.nn.functional
 
 def kernel(op: str = "gelu", function=F.gelu, **options) -> Kernel:  # type: ignore[no-untyped-def]
     options.setdefault("dtypes", ["float32"])
-    return declaration.kernel(op=op, **options)(function)
+    return declare(op=op, **options)(function)
 
 
 @pytest.mark.parametrize(
