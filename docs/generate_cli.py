@@ -22,7 +22,7 @@ spelling and one meaning in all commands. Results go to stdout, progress goes to
 `NO_COLOR` is honoured.
 
 `--json PATH` writes the result for programs, with every figure and nothing cut; `--html` and `--markdown` write its
-report. The path `-` is stdout, which then has nothing else. Paths are relative to the working directory.
+report. With the path `-` the result goes to stdout and nothing else does. Paths are relative to the working directory.
 
 {codes}
 Where an exit code of a command says something else, its description does.
@@ -43,6 +43,8 @@ def page() -> str:
 
 def _command(name: str, command: argparse.ArgumentParser, level: int = 2) -> str:
     lines = [f"{'#' * level} verify {name}", "", _text(command.description or ""), ""]
+    if examples := getattr(command, "examples", ()):
+        lines += ["```sh", *examples, "```", ""]
     nested = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
     actions = [a for a in command._actions if not isinstance(a, (argparse._HelpAction, argparse._SubParsersAction))]
     shown = [action for action in actions if action.help != argparse.SUPPRESS]
@@ -50,8 +52,6 @@ def _command(name: str, command: argparse.ArgumentParser, level: int = 2) -> str
         lines += ["| | |", "|---|---|"]
         lines += [f"| `{_flags(action)}` | {_help(action)} |" for action in shown]
         lines.append("")
-    if examples := getattr(command, "examples", ()):
-        lines += ["```sh", *examples, "```", ""]
     for group in nested:
         lines += [_command(f"{name} {inner}", one, level + 1) for inner, one in group.choices.items()]
     return "\n".join(lines)

@@ -6,14 +6,20 @@ import argparse
 import json
 import math
 import re
+import resource
 import shlex
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cli.here import Here
 from verify.cli import exits, given, main, options, parser, sinks
 from verify.cli.parsing import Parser
+from verify.workers import process
 
 
 def commands(top: argparse.ArgumentParser) -> Iterator[Parser]:
@@ -45,8 +51,6 @@ def test_an_option_means_the_same_in_all_commands() -> None:
 
 def test_a_shared_option_is_written_into_the_table_only() -> None:
     """What two commands have is added by verify.cli.options, so that a third one cannot spell it otherwise."""
-    from pathlib import Path
-
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(Path(options.__file__).parent.glob("*.py")):
         for flag in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", path.read_text()):
@@ -82,6 +86,24 @@ def test_the_help_of_verify_has_every_exit_code(capsys: pytest.CaptureFixture[st
         assert f"{code} {meaning.partition(':')[0]}" in said
 
 
+def test_help_takes_less_than_a_tenth_of_a_second() -> None:
+    """The processor time of the quickest of five: the wall clock has the other work of the machine in it."""
+
+    def spent() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "verify", "--help"], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(spent() for _ in range(5)) < 0.1
+
+
+def test_help_does_not_import_what_only_a_command_needs() -> None:
+    code = "import sys; old = set(sys.modules); from verify.cli import parser; parser(); print(*set(sys.modules) - old)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess"} & set(done.stdout.split())
+
+
 # -- errors -------------------------------------------------------------------------------------------------
 
 
@@ -98,13 +120,15 @@ def test_a_misspelled_command_is_gets_the_closest_one(
     typed: str, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, typed)
-    assert said.endswith(f"\nverify: error: no command is named {typed!r} (closest: {near})\n  next: verify --help\n")
+    assert said.endswith(
+        f"\nverify: error: no command is named {typed!r} (closest: {near})\n  next: verify {near} --help\n"
+    )
 
 
 def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no command is named 'xyzzy'; verify knows doctor, list, run, " in refused(capsys, "xyzzy")
     said = refused(capsys, "corpus", "ad")
-    assert said.endswith("no command is named 'ad' (closest: add)\n  next: verify corpus --help\n")
+    assert said.endswith("no command is named 'ad' (closest: add)\n  next: verify corpus add --help\n")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +188,7 @@ def test_torch_in_front_of_a_dtype_is_left_out() -> None:
 # -- where it goes ------------------------------------------------------------------------------------------
 
 
-def test_with_a_dash_stdout_has_the_result_alone(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_with_a_dash_stdout_has_the_result_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "r.html"
     chosen = argparse.Namespace(json="-", html=str(page), markdown=None)
     sinks.deliver(chosen, lambda: "text\n", json=lambda: b"{}\n", html=lambda: b"<p>", markdown=lambda: b"#")
@@ -172,11 +196,26 @@ def test_with_a_dash_stdout_has_the_result_alone(tmp_path, capsys: pytest.Captur
     chosen.json = str(tmp_path / "r.json")
     sinks.deliver(chosen, lambda: "text\nnext: verify run\n", json=lambda: b"{}\n", html=lambda: b"<p>")
     assert capsys.readouterr().out.splitlines() == [
-        f"record: {tmp_path / 'r.json'}",
+        f"result: {tmp_path / 'r.json'}",
         f"report: {page}",
         "text",
         "next: verify run",
     ]
+
+
+def test_a_path_is_relative_to_the_folder_where_the_command_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Configured targets are relative to pyproject.toml, which may lie above it."""
+    (tmp_path / "pyproject.toml").write_text('[tool.verify]\nkernels = ["k.py"]\n')
+    (tmp_path / "k.py").write_text("import verify\n@verify.kernel(op='silu')\ndef mine(x):\n    return x\n")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setattr(process, "Worker", Here)
+    assert main(["list", "--json", "kernels.json"]) == exits.PASS
+    [kernel] = json.loads((tmp_path / "below" / "kernels.json").read_text())
+    assert kernel["target"] == "k.py::mine"
+    assert capsys.readouterr().out.startswith(f"result: {tmp_path / 'below' / 'kernels.json'}\n")
 
 
 def test_numbers_that_json_lacks_are_words() -> None:

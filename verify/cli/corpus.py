@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from verify.cli import exits, options, sinks
+from verify.cli import exits, given, options, sinks
 
 
 def add(commands: Any) -> None:
@@ -106,8 +106,9 @@ def add_entry(options: argparse.Namespace) -> int:
 def remove_entries(options: argparse.Namespace) -> int:
     """Unpin."""
     removed = _corpus({"action": "remove", "ids": options.ids})["entries"]
-    removals = [f"removed {item['id']}  {_about(item)}" for item in removed]
-    sinks.deliver_data(options, lambda: removed, lambda: sinks.lines(*removals))
+    lines = [f"removed {item['id']}  {_about(item)}" for item in removed]
+    lines += sinks.ending(f"{len(removed)} removed", "verify corpus list")
+    sinks.deliver_data(options, lambda: removed, lambda: sinks.lines(*lines))
     return exits.PASS
 
 
@@ -123,7 +124,7 @@ def replay_entries(options: argparse.Namespace) -> int:
             raise UsageError(f"the corpus has no entry and no kernel {name!r}", hint="verify corpus list")
     if options.names:
         chosen = [item for item in chosen if {item["id"], item["kernel"]} & set(options.names)]
-    os.chdir(config.find().root)
+    given.enter(options, config.find().root)
     tried = []
     with Worker(options.backend) as worker:
         for item in chosen:
@@ -138,8 +139,11 @@ def _replayed(tried: list[dict[str, Any]]) -> list[str]:
     for item in tried:
         lines += [f"{item['now']:<10}  {item['id']}  {_about(item)}", f"    {item['shows']}{_then(item)}"]
     wrong = [item for item in tried if item["now"] == "wrong"]
-    first = f"verify corpus list {wrong[0]['kernel']}" if wrong else "verify corpus list"
-    return lines + sinks.ending(f"{len(tried)} tried, {len(wrong)} still wrong", first)
+    open_ones = sum(item["now"] == "not tried" for item in tried)
+    verdict = f"{len(tried) - open_ones} tried, {len(wrong)} still wrong"
+    if open_ones:
+        verdict += f", {open_ones} could not be tried"
+    return lines + sinks.ending(verdict, f"verify corpus list {wrong[0]['kernel'] if wrong else ''}".rstrip())
 
 
 def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:

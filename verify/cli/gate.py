@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,15 +82,17 @@ def main(options: argparse.Namespace) -> int:
 def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None, paths: list[str]) -> str:
     from verify.report.terminal import compare_text, gate_text
 
-    width, color = screen.width(), screen.colour()
+    style = screen.style()
     text = ""
     if comparison is not None:
-        text = compare_text.render(comparison, width=width, color=color, everything=options.all) + "\n"
-    return text + gate_text.render(verdict, width=width, color=color, everything=options.all, records=paths)
+        text = compare_text.render(comparison, **style, everything=options.all) + "\n"
+    return text + gate_text.render(verdict, **style, everything=options.all, records=paths)
 
 
 def _both(options: argparse.Namespace) -> tuple[Run, list[Run], list[str]]:
     """The records of the base and of the head, measured one after the other."""
+    import tempfile
+
     from verify.gate import worktree
 
     targets = _targets(options)

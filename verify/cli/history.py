@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, screen, sinks
@@ -95,9 +94,7 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
     sinks.deliver_data(
         options,
         lambda: {"lines": data, **_files(history)},
-        lambda: history_text.table(
-            options.kernel, found, history.refreshed, width=screen.width(), color=screen.colour()
-        ),
+        lambda: history_text.table(options.kernel, found, history.refreshed, **screen.style()),
     )
     return exits.PASS
 
@@ -117,9 +114,7 @@ def _changes(options: argparse.Namespace, history: History, lines: list[Series])
     sinks.deliver_data(
         options,
         lambda: {"lines": data, **_files(history)},
-        lambda: history_text.events(
-            options.kernel, found, history.refreshed, width=screen.width(), color=screen.colour()
-        ),
+        lambda: history_text.events(options.kernel, found, history.refreshed, **screen.style()),
     )
     return exits.PASS
 
@@ -132,7 +127,7 @@ def _kernels(options: argparse.Namespace, history: History) -> int:
     sinks.deliver_data(
         options,
         lambda: {"kernels": rows, **_files(history)},
-        lambda: history_text.kernels(found, history.refreshed, width=screen.width(), color=screen.colour()),
+        lambda: history_text.kernels(found, history.refreshed, **screen.style()),
     )
     return exits.PASS
 
@@ -142,6 +137,8 @@ def _files(history: History) -> dict[str, Any]:
 
 
 def _line(line: Series) -> dict[str, Any]:
+    import dataclasses
+
     return {name: value for name, value in dataclasses.asdict(line).items() if name != "id"}
 
 

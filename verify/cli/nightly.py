@@ -107,6 +107,7 @@ def main(options: argparse.Namespace) -> int:
     sinks.deliver(
         options,
         lambda: sinks.lines(*listed) + _text(record, verdict, folder / "run.json", again),
+        kind="record",
         json=lambda: encode(record),
     )
     screen.complain(night.usage)
@@ -150,9 +151,9 @@ def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:
 
     from verify.report.terminal import gate_text, record_text
 
-    width, color = screen.width(), screen.colour()
+    style = screen.style()
     shown = msgspec.structs.replace(record, command=again)
-    text = record_text.render(shown, width=width, color=color, record=str(path))
+    text = record_text.render(shown, **style, record=str(path))
     if verdict is None:
         return text
-    return text + "\n" + gate_text.render(verdict, width=width, color=color, records=[str(path)])
+    return text + "\n" + gate_text.render(verdict, **style, records=[str(path)])

@@ -170,7 +170,7 @@ def sinks(parser: Any, what: str, *flags: str) -> None:
         "--markdown": "the report as Markdown",
     }
     for flag in flags:
-        text = f"write {forms[flag]} to this file; - is stdout, which then has nothing else"
+        text = f"write {forms[flag]} to this file; with - to stdout, and nothing else there"
         parser.add_argument(flag, metavar="PATH", help=text)
 
 

@@ -29,21 +29,22 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings]
             near = [_closest(word.partition("=")[0], known, 0.8) for word in unknown if word.startswith("--")]
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(near)}")
+            hint = f" (closest: {', '.join(filter(None, near))})" if any(near) else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return options, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """A misspelled command gets the closest one instead of the list of all, which the usage line names."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            names = ", ".join(action.choices)
-            near = _closest(value, list(action.choices), 0.6) or f"; {self.prog} knows {names}"
-            self.error(f"no command is named {value!r}{near}")
+            if near := _closest(value, list(action.choices), 0.6):
+                self.error(f"no command is named {value!r} (closest: {near})", then=f"{self.prog} {near} --help")
+            self.error(f"no command is named {value!r}; {self.prog} knows {', '.join(action.choices)}")
         super()._check_value(action, value)
 
-    def error(self, message: str) -> NoReturn:
-        """Usage, the error and the next command on stderr; exit code 2."""
+    def error(self, message: str, *, then: str = "") -> NoReturn:
+        """Usage, the error and the next command (default: the help) on stderr; exit code 2."""
         self.print_usage(sys.stderr)
-        self.exit(exits.USAGE, f"{self.prog}: error: {message}\n  next: {self.prog} --help\n")
+        self.exit(exits.USAGE, f"{self.prog}: error: {message}\n  next: {then or f'{self.prog} --help'}\n")
 
 
 class _Help(argparse.HelpFormatter):
@@ -56,8 +57,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def _closest(given: str, known: Sequence[str], cutoff: float) -> str:
-    """` (closest: ...)` where a known word is near the given one."""
+    """The known word that is near the given one; empty where none is."""
     import difflib
 
-    near = difflib.get_close_matches(given, known, n=1, cutoff=cutoff)
-    return f" (closest: {near[0]})" if near else ""
+    return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=cutoff)), "")

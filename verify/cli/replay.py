@@ -29,8 +29,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--snippet",
         metavar="PATH",
-        help="write a script that shows the error without verify to this file, for a bug report; - is stdout, which "
-        "then has nothing else",
+        help="write a script that shows the error without verify to this file, for a bug report; with - to stdout, and "
+        "nothing else there",
     )
     parser.set_defaults(handler=main)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +49,8 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Render."""
+    import tempfile
+
     from verify.errors import UsageError
     from verify.records.record import load
     from verify.report.html import record_html
@@ -144,10 +145,10 @@ def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | N
 def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> str:
     from verify.report.terminal import compare_text, gate_text, record_text
 
-    width, color = screen.width(), screen.colour()
-    parts = [record_text.render(run, width=width, color=color, record=options.record)]
+    style = screen.style()
+    parts = [record_text.render(run, **style, record=options.record)]
     if base is not None:
-        parts.append(compare_text.render(base, width=width, color=color))
+        parts.append(compare_text.render(base, **style))
     if verdict is not None:
-        parts.append(gate_text.render(verdict, width=width, color=color, records=[options.record]))
+        parts.append(gate_text.render(verdict, **style, records=[options.record]))
     return "\n".join(parts)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
+from typing import TypedDict
 
 
 def width() -> int:
@@ -18,6 +19,18 @@ def width() -> int:
 def colour() -> bool:
     """Whether to colour: only on a terminal, and never with NO_COLOR set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+class Style(TypedDict):
+    """What every renderer of `verify.report.terminal` wants to know of the screen."""
+
+    width: int
+    color: bool
+
+
+def style() -> Style:
+    """The screen as it is now."""
+    return {"width": width(), "color": colour()}
 
 
 class Progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from verify.records.record import Run
 
 Make = Callable[[], bytes]
-SINKS = {"json": "record", "markdown": "report", "html": "report", "snippet": "script"}  # and what the file is called
+SINKS = {"json": "result", "markdown": "report", "html": "report", "snippet": "script"}  # and what the file is called
 
 
 def check(options: argparse.Namespace) -> None:
@@ -32,10 +31,11 @@ def quiet(options: argparse.Namespace) -> bool:
     return any(getattr(options, name, None) == "-" for name in SINKS)
 
 
-def deliver(options: argparse.Namespace, text: Callable[[], str], **makers: Make) -> None:
+def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str = "result", **makers: Make) -> None:
     """Write what --json, --markdown and --html ask for and name the files; then print `text`.
 
-    `makers` has what makes the bytes, by the option's name. With `-` stdout gets these bytes and nothing else.
+    `makers` has what makes the bytes, by the option's name. With `-` stdout gets these bytes and nothing else. The line
+    that names the file of --json calls it `kind`.
     """
     from verify.records.record import write_atomically
 
@@ -48,7 +48,7 @@ def deliver(options: argparse.Namespace, text: Callable[[], str], **makers: Make
     if quiet(options):
         return
     for name, path in given.items():
-        print(f"{SINKS[name]}: {Path(path).resolve()}")
+        print(f"{kind if name == 'json' else SINKS[name]}: {Path(path).resolve()}")
     sys.stdout.write(text())
 
 
@@ -66,7 +66,7 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
     def table() -> str:
         from verify.report.terminal import record_text
 
-        return record_text.render(run, width=screen.width(), color=screen.colour(), record=record)
+        return record_text.render(run, **screen.style(), record=record)
 
     def markdown() -> bytes:
         from verify.report.markdown import record_markdown
@@ -78,11 +78,13 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
 
         return record_html.render(run).encode()
 
-    deliver(options, text or table, json=lambda: encode(run), markdown=markdown, html=html)
+    deliver(options, text or table, kind="record", json=lambda: encode(run), markdown=markdown, html=html)
 
 
 def as_json(data: Any) -> bytes:
     """Sorted and indented; numbers that JSON lacks are the words "nan", "inf" and "-inf", as in a record."""
+    import json
+
     return f"{json.dumps(_finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
 
 
