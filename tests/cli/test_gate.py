@@ -145,6 +145,10 @@ def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:
         (("gate", "empty.json"), "empty.json is not a verify run record"),
         (("gate", "run.json", "--bounds", "nowhere"), "--bounds names a folder; there is none at nowhere"),
         (("gate", "run.json", "--kernel", "my_gelu"), "no record and no bound has a kernel 'my_gelu'"),
+        (
+            ("gate", "run.json", "--seed", "1"),
+            "only --base measures; received --seed without it\n  next: verify gate --base REF",
+        ),
         (("gate", "--base", "nowhere"), "git knows no commit 'nowhere'"),
         (("gate", "--base", "--help"), "expected one argument"),
         (("gate", "--base", "HEAD", "run.json"), "--base measures anew and takes targets"),

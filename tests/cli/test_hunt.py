@@ -41,6 +41,11 @@ def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project:
     assert done.returncode == 1, done.stderr
     assert "found in 40,000 evaluations, seed 0 (limit 4: wrong)" in done.stdout
     assert "max" not in done.stdout and "exhaustive" not in done.stdout
+    again = "verify hunt k.py::one_exponent --evaluations 40000 --pin --json run.json"
+    assert done.stdout.splitlines()[-2:] == [
+        "wrong: an input beyond its own limit was found for one_exponent",
+        f"next: {again}",
+    ]
     run = record.load(project / "run.json")
     (result,) = run.kernels[0].results
     assert result.source == "hunt" and result.basis == record.Basis("observed", 40_000, 0) and len(result.properties)
@@ -248,6 +253,7 @@ def test_pinned_finds_are_listed_replayed_and_removed(local: Any, project: Path)
     _, first, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
     _, again, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
     (path,) = pinned.glob("one_exponent/*.json")
+    assert first.endswith("\nnext: verify corpus replay\n")
     assert f"pinned    {path.stem}" in first and f"pinned before {path.stem}" in again
     listed = json.loads(local("corpus", "list", "--json", "-")[1])
     assert [item["id"] for item in listed] == [path.stem]

@@ -54,10 +54,16 @@ def main(options: argparse.Namespace) -> int:
     from verify.report import gate_data
     from verify.report.markdown import gate_markdown
 
+    measuring = ("dtype", "seed", "backend", "timeout", "output")
+    unused = [f"--{name}" for name in measuring if getattr(options, name) != options.command.get_default(name)]
     comparison: Comparison | None = None
     if options.base is not None:
         base, runs, paths = _both(options)
         comparison = compare(base, runs[0])
+    elif unused:
+        raise UsageError(
+            f"only --base measures; received {', '.join(unused)} without it", hint="verify gate --base REF"
+        )
     elif options.targets:
         paths = list(options.targets)
         runs = [load(path) for path in paths]
