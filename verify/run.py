@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from verify import corpus, formats
@@ -40,6 +39,7 @@ from verify.record import (
 )
 from verify.regimes import NONFINITE, deciding_operand, deciding_values, segments_of
 from verify.special import special_values
+from verify.standin import label
 from verify.tally import KEEP, Tally, worst_of
 from verify.truth.fast import Truth, evaluate
 from verify.ulp import Policy
@@ -210,7 +210,7 @@ def _measure_group(
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, backend, dtype, notes) if whole else {}
     return [
-        _result(kernel, name, dtype, item, theirs.get(name), group, seed, special.get(name, []))
+        _result(kernel, name, dtype, item, theirs.get(name), label(backend.device), group, seed, special.get(name, []))
         for name, item in ours.items()
     ]
 
@@ -391,6 +391,7 @@ def _result(
     dtype: str,
     item: _Collected,
     peer: _Collected | None,
+    peer_name: str,
     group: Group,
     seed: int,
     special_values: list[SpecialValue],
@@ -445,7 +446,7 @@ def _result(
         escalated=item.escalated,
         certificate="; ".join(item.certificates),
         baseline=None if peer is None else peer.total.figures(),
-        baseline_name="" if peer is None else f"torch {torch.__version__}",
+        baseline_name="" if peer is None else peer_name,
         baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
         properties=_properties(kernel, name, dtype, group),
         curve=curve,
