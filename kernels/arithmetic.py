@@ -88,3 +88,27 @@ def scaled64(v, n):
     step = ((third + 1023) << 52).to(tl.float64, bitcast=True)
     last = ((n - 2 * third + 1023) << 52).to(tl.float64, bitcast=True)
     return ((v * step) * step) * last
+
+
+@triton.jit
+def exponent(value):
+    """floor(log2(value)) of a positive normal float64; 1024 for inf and NaN, -1023 below normal."""
+    return ((value.to(tl.int64, bitcast=True) >> 52) & 0x7FF).to(tl.int32) - 1023
+
+
+@triton.jit
+def power_of_two(n):
+    """2.0**n for -1022 <= n <= 1023."""
+    return ((n + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def power_of_two_32(n):
+    """2.0**n in float32 for -126 <= n <= 127."""
+    return ((n + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def float64_of(bits):
+    """The float64 with these bits: Triton would pass a Python float as float32."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)

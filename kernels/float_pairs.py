@@ -1,7 +1,8 @@
 """Unevaluated pairs high + low of one format, about twice as precise as one number, as device functions.
 
-Sums are exact (Knuth, Dekker), products lose only the product of the two low parts. They hold in float32 and float64
-alike, as long as the compiler fuses no multiplication and addition by itself and nothing overflows.
+Sums are exact (Knuth, Dekker), products lose only the product of the two low parts: in float32 and float64 alike, as
+long as nothing overflows. The kernels of gelu.py and geglu.py forbid the compiler to fuse what is not written as a
+fused multiply-add.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ def fast_two_sum(a, b):
 
 @triton.jit
 def two_sum(a, b):
+    """a + b as an unevaluated pair: RN(a + b) and its exact rounding error."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
+
+
+@triton.jit
+def cut(value, unit):
+    """`value` as a multiple of 2^-52 `unit` and the rest, both exact: n such multiples add up exactly.
+
+    `unit` is a power of two, at least 4 n |value|."""
+    high = (value + unit) - unit
+    return high, value - high
 
 
 @triton.jit

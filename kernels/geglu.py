@@ -240,10 +240,10 @@ def _forward_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def _backward_kernel(
     dy_ptr,  # upstream gradient; one element when DY_SCALAR
-    x1_ptr,
-    x2_ptr,
-    dx1_ptr,  # outputs: two halves of one packed tensor, or two tensors
-    dx2_ptr,
+    x1_ptr,  # the multiplied half of the forward's input
+    x2_ptr,  # the half that passed through gelu
+    dx1_ptr,  # output: dy gelu(x2); one half of a packed tensor, or a tensor
+    dx2_ptr,  # output: dy x1 gelu'(x2); likewise
     dy_stride,
     x1_stride,
     x2_stride,
@@ -282,12 +282,12 @@ def _backward_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _second_kernel(
-    g1_ptr,  # gradients of dx1 and dx2
-    g2_ptr,
-    dy_ptr,
+    g1_ptr,  # gradient of dx1
+    g2_ptr,  # gradient of dx2
+    dy_ptr,  # as in the backward
     x1_ptr,
     x2_ptr,
-    ddy_ptr,  # g1 gelu(x2) + g2 x1 gelu'(x2)
+    ddy_ptr,  # outputs: g1 gelu(x2) + g2 x1 gelu'(x2)
     ddx1_ptr,  # g2 dy gelu'(x2)
     ddx2_ptr,  # g1 dy gelu'(x2) + g2 dy x1 gelu''(x2)
     g_stride,

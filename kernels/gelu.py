@@ -26,81 +26,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import at_most, const, exp2_approx, horner, neg, reciprocal_approx
 from kernels.checks import check_approximate, check_dtype, check_like
 from kernels.gelu_autograd import make_differentiable_twice
-from kernels.gelu_math import (
-    BF_MILLS_DEN,
-    BF_MILLS_NUM,
-    NEG_HALF_LOG2E,
-    NEG_TANH_A_LOG2E,
-    NEG_TANH_B_LOG2E,
-    curvature,
-    erf32,
-    erf64,
-    erf_half,
-    minuend,
-    slope_times,
-    tanh32,
-    tanh64,
-    tanh_half,
-)
+from kernels.gelu_math import curvature, slope_times, value
 from kernels.launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided
 from kernels.layouts import dense_like
-
-
-@triton.jit
-def _tail_to_value_bf(x, u, tail):
-    """`tail` is 2^12 times too large (a normal float32 throughout), so u is made 2^12 times smaller.
-
-    Less 2^-149: tiny x have x/2 on a rounding boundary of subnormals; the value itself lies just above.
-    """
-    scaled = tl.fma(u, const(u, 1.0 / 4096.0), const(u, -1.401298464324817e-45))
-    scaled = tl.maximum(scaled, const(u, 0.0), propagate_nan=tl.PropagateNan.ALL)
-    return tl.fma(neg(scaled), tail, minuend(x))
-
-
-@triton.jit
-def _erf_bf(x):
-    u = at_most(tl.abs(x), 13.75)
-    e = exp2_approx(tl.fma(u * u, const(u, NEG_HALF_LOG2E), const(u, 12.0)))
-    r = reciprocal_approx(horner(u, BF_MILLS_DEN, 4))
-    return _tail_to_value_bf(x, u, (horner(u, BF_MILLS_NUM, 3) * e) * r)
-
-
-@triton.jit
-def _tanh_bf(x):
-    u = at_most(tl.abs(x), 10.34375)  # 2^-134.4 there: rounds to -0, E still normal
-    a = tl.fma(u * u, const(u, NEG_TANH_B_LOG2E), const(u, NEG_TANH_A_LOG2E))
-    e = exp2_approx(tl.fma(u, a, const(u, 12.0)))
-    r = reciprocal_approx(tl.fma(e, const(e, 1.0 / 4096.0), const(e, 1.0)))
-    return _tail_to_value_bf(x, u, e * r)
-
-
-@triton.jit
-def _value(x, TANH: tl.constexpr):
-    """gelu(x) before its one rounding to x's dtype."""
-    if x.dtype == tl.float64:
-        if TANH:
-            y = tanh64(x)
-        else:
-            y = erf64(x)
-    elif x.dtype == tl.float32:
-        if TANH:
-            y = tanh32(x).to(tl.float32)
-        else:
-            y = erf32(x).to(tl.float32)
-    elif x.dtype == tl.float16:
-        if TANH:
-            y = tanh_half(x.to(tl.float32))
-        else:
-            y = erf_half(x.to(tl.float32))
-    else:
-        if TANH:
-            y = _tanh_bf(x.to(tl.float32))
-        else:
-            y = _erf_bf(x.to(tl.float32))
-    return y
 
 
 @triton.jit
@@ -115,7 +45,7 @@ def _forward_kernel(
     offset = tl.arange(0, BLOCK)
     mask = offset < tl.minimum(n - start, BLOCK).to(tl.int32)
     x = tl.load(x_ptr + start + offset, mask=mask, other=0.0)
-    tl.store(y_ptr + start + offset, _value(x, TANH).to(x.dtype), mask=mask)  # the one rounding
+    tl.store(y_ptr + start + offset, value(x, TANH).to(x.dtype), mask=mask)  # the one rounding
 
 
 @triton.jit
@@ -142,8 +72,8 @@ def _backward_kernel(
 @triton.jit
 def _second_kernel(
     g_ptr,  # gradient of dx
-    dy_ptr,
-    x_ptr,
+    dy_ptr,  # upstream gradient of the backward
+    x_ptr,  # input of the forward
     out_ptr,  # g dy gelu''(x); all four of one dtype and layout
     n,
     TANH: tl.constexpr,

@@ -372,6 +372,34 @@ def combine_bf(m, x, h, w, base, SIGN: tl.constexpr):
 
 
 @triton.jit
+def _tail_to_value_bf(x, u, tail):
+    """`tail` is 2^12 times too large (a normal float32 throughout), so u is made 2^12 times smaller.
+
+    Less 2^-149: tiny x have x/2 on a rounding boundary of subnormals; the value itself lies just above.
+    """
+    scaled = tl.fma(u, const(u, 1.0 / 4096.0), const(u, -1.401298464324817e-45))
+    scaled = tl.maximum(scaled, const(u, 0.0), propagate_nan=tl.PropagateNan.ALL)
+    return tl.fma(neg(scaled), tail, minuend(x))
+
+
+@triton.jit
+def _erf_bf(x):
+    u = at_most(tl.abs(x), 13.75)
+    e = exp2_approx(tl.fma(u * u, const(u, NEG_HALF_LOG2E), const(u, 12.0)))
+    r = reciprocal_approx(horner(u, BF_MILLS_DEN, 4))
+    return _tail_to_value_bf(x, u, (horner(u, BF_MILLS_NUM, 3) * e) * r)
+
+
+@triton.jit
+def _tanh_bf(x):
+    u = at_most(tl.abs(x), 10.34375)  # 2^-134.4 there: rounds to -0, E still normal
+    a = tl.fma(u * u, const(u, NEG_TANH_B_LOG2E), const(u, NEG_TANH_A_LOG2E))
+    e = exp2_approx(tl.fma(u, a, const(u, 12.0)))
+    r = reciprocal_approx(tl.fma(e, const(e, 1.0 / 4096.0), const(e, 1.0)))
+    return _tail_to_value_bf(x, u, e * r)
+
+
+@triton.jit
 def _erf_slope_times_bf(m, x):
     u = at_most(tl.abs(x), 19.25)
     r = reciprocal_approx(horner(u, BF_SLOPE_DEN, 3))
@@ -563,6 +591,32 @@ def slope_times64(m, e, x, TANH: tl.constexpr):
 
 
 # --- by dtype ---
+
+
+@triton.jit
+def value(x, TANH: tl.constexpr):
+    """gelu(x) before its one rounding to x's dtype."""
+    if x.dtype == tl.float64:
+        if TANH:
+            y = tanh64(x)
+        else:
+            y = erf64(x)
+    elif x.dtype == tl.float32:
+        if TANH:
+            y = tanh32(x).to(tl.float32)
+        else:
+            y = erf32(x).to(tl.float32)
+    elif x.dtype == tl.float16:
+        if TANH:
+            y = tanh_half(x.to(tl.float32))
+        else:
+            y = erf_half(x.to(tl.float32))
+    else:
+        if TANH:
+            y = _tanh_bf(x.to(tl.float32))
+        else:
+            y = _erf_bf(x.to(tl.float32))
+    return y
 
 
 @triton.jit

@@ -70,7 +70,7 @@ TANH_B_LOG2E: tl.constexpr = tl.constexpr(0.1029432395800235)
 
 
 @triton.jit
-def log_tail(u, BF16: tl.constexpr):
+def _log_tail(u, BF16: tl.constexpr):
     """12 + log2 Phi(-u) for 0 <= u <= cap."""
     if BF16:
         p = u * TAIL_BF16[8] + TAIL_BF16[7]
@@ -86,11 +86,11 @@ def log_tail(u, BF16: tl.constexpr):
 @triton.jit
 def _tail(u, BF16: tl.constexpr):
     """2^12 Phi(-u) for 0 <= u <= cap: a polynomial and one exp2."""
-    return tl.exp2(log_tail(u, BF16))
+    return tl.exp2(_log_tail(u, BF16))
 
 
 @triton.jit
-def past(t, coefs: tl.constexpr, terms: tl.constexpr):
+def _past(t, coefs: tl.constexpr, terms: tl.constexpr):
     """t (coefs[0] + coefs[1] t + ...)"""
     p = t * coefs[terms - 1] + coefs[terms - 2]
     for i in tl.static_range(terms - 3, -1, -1):
@@ -137,6 +137,28 @@ def unlifted(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
 
 
 @triton.jit
+def times_gelu(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
+    """m gelu(x). A large m lifts the tail into range, so float16 gets the polynomial of bfloat16."""
+    if BF16 and x.dtype == tl.float32:
+        deep = x < EDGE[TANH]
+        m = unlifted(m, x, TANH, True)
+        if TANH:  # as in gelu_value, with both sides of the fraction divided by 2^126
+            v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)
+            t = v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 12.0
+            e = tl.exp2(tl.where(deep, t - LIFT, t))
+            y = (v * UNSCALE) / tl.where(deep, e, UNSCALE + e)
+        else:
+            u = tl.minimum(tl.abs(x), CAP_BF16, propagate_nan=tl.PropagateNan.ALL)
+            p = _log_tail(u, True) + _past(tl.abs(x) - u, FAR_BF16, 2)
+            y = tl.maximum(x, 0.0) - (u * UNSCALE) * tl.exp2(tl.where(deep, p + LIFT, p))
+    else:
+        y = gelu_value(x, TANH, True)
+        if x.dtype == tl.float32 and not TANH:
+            y = tl.where(x < -CAP_BF16, y * 0.0, y)  # not its value at the cap: 1e3 gelu(-20) would be -1e-37
+    return m * y
+
+
+@triton.jit
 def gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
     """gelu'(x) as a factor, for x as in gelu_value; for bfloat16 lifted: the other factor has to be unlifted."""
     if x.dtype == tl.float64:
@@ -165,11 +187,11 @@ def gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
     else:
         cap: tl.constexpr = CAP_BF16 if BF16 else CAP_FP16
         u = tl.minimum(tl.abs(x), cap, propagate_nan=tl.PropagateNan.ALL)
-        e = past(tl.abs(x) - u, FAR_SLOPE_BF16 if BF16 else FAR_SLOPE_FP16, 4)
+        e = _past(tl.abs(x) - u, FAR_SLOPE_BF16 if BF16 else FAR_SLOPE_FP16, 4)
         if BF16:
             e = tl.where(x < EDGE[0], e + LIFT, e)
         density = tl.exp2((u * u * -HALF_LOG2E + (LOG2_RSQRT_2PI + 12.0)) + e)
         # gelu'(-u) = Phi(-u) - u phi(u)
-        d = (tl.exp2(log_tail(u, BF16) + e) - u * density) * UNSCALE
+        d = (tl.exp2(_log_tail(u, BF16) + e) - u * density) * UNSCALE
         y = tl.where(x < 0, d, 1.0 - d)  # gelu'(u) = 1 - gelu'(-u)
     return y

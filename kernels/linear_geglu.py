@@ -35,24 +35,7 @@ from triton.experimental.gluon import language as gl
 
 from kernels import hopper_product
 from kernels.checks import check_approximate
-from kernels.gelu_of_sums import (
-    CAP_BF16,
-    EDGE,
-    FAR_BF16,
-    LIFT,
-    RSQRT2,
-    RSQRT_2PI,
-    TANH_A,
-    TANH_A_LOG2E,
-    TANH_B,
-    TANH_B_LOG2E,
-    UNSCALE,
-    gelu_slope,
-    gelu_value,
-    log_tail,
-    past,
-    unlifted,
-)
+from kernels.gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B, gelu_slope, times_gelu, unlifted
 from kernels.hopper_product import halves, send
 from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
@@ -71,29 +54,6 @@ from kernels.linear_layers import (
     matrix,
     tile_of,
 )
-
-
-@triton.jit
-def _times_gate(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
-    """m gelu(x). A large m lifts the tail into range, so float16 gets the polynomial of bfloat16."""
-    if BF16 and x.dtype == tl.float32:
-        deep = x < EDGE[TANH]
-        m = unlifted(m, x, TANH, True)
-        if TANH:  # as in gelu_value, with both sides of the fraction divided by 2^126
-            v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)
-            t = v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 12.0
-            e = tl.exp2(tl.where(deep, t - LIFT, t))
-            y = (v * UNSCALE) / tl.where(deep, e, UNSCALE + e)
-        else:
-            u = tl.minimum(tl.abs(x), CAP_BF16, propagate_nan=tl.PropagateNan.ALL)
-            p = log_tail(u, True) + past(tl.abs(x) - u, FAR_BF16, 2)
-            y = tl.maximum(x, 0.0) - (u * UNSCALE) * tl.exp2(tl.where(deep, p + LIFT, p))
-    else:
-        y = gelu_value(x, TANH, True)
-        if x.dtype == tl.float32 and not TANH:
-            y = tl.where(x < -CAP_BF16, y * 0.0, y)  # not its value at the cap: 1e3 gelu(-20) would be -1e-37
-    return m * y
-
 
 # A kernel's MODE: 0 is a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; and this
 SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
@@ -157,9 +117,9 @@ def _tile_kernel(
             tl.store(pre_ptr + at, acc.to(out), mask=mask)
             tl.store(pre_ptr + at + N, second.to(out), mask=mask)
         if out == tl.float32:
-            y = _times_gate(acc.to(tl.float64), second.to(tl.float64), MODE % 4 == 2, False)
+            y = times_gelu(acc.to(tl.float64), second.to(tl.float64), MODE % 4 == 2, False)
         else:
-            y = _times_gate(acc, second, MODE % 4 == 2, out == tl.bfloat16)
+            y = times_gelu(acc, second, MODE % 4 == 2, out == tl.bfloat16)
     tl.store(y_ptr + rows[:, None] * N + cols[None, :], y.to(out), mask=mask)
 
 
@@ -183,7 +143,7 @@ def _finish(
         send(v, y_desc, out_bufs.index(2 * WG + PART), row, col + 128 * PART + 64 * LATE)
     elif PART == 0:
         at = col + 64 * LATE
-        v = _times_gate(lo, hi, MODE % 4 == 2, y_desc.dtype == gl.bfloat16)
+        v = times_gelu(lo, hi, MODE % 4 == 2, y_desc.dtype == gl.bfloat16)
         send(v, y_desc, out_bufs.index(2 * WG + LATE), row, at)
         if SAVE & MODE:
             send(lo, pre_desc, out_bufs.index(2 * WG + 1 - LATE), row, at)
@@ -224,7 +184,7 @@ def _gradient_kernel(
         at = rows[:, None] * (2 * N) + cols[None, :]
         p1 = tl.load(pre_ptr + at, mask=mask, other=0.0).to(math)
         p2 = tl.load(pre_ptr + at + N, mask=mask, other=0.0).to(math)
-        d1 = _times_gate(dy, p2, TANH, out == tl.bfloat16)
+        d1 = times_gelu(dy, p2, TANH, out == tl.bfloat16)
         slope = gelu_slope(p2, TANH, True)
         if out == tl.bfloat16:  # dy p1 may be as far from 1 as the square of float32's range; both products are exact
             d2 = unlifted(dy.to(tl.float64) * p1.to(tl.float64) * slope.to(tl.float64), p2, TANH, True).to(tl.float32)
