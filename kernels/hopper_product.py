@@ -230,10 +230,12 @@ def _copyable(t: Tensor) -> bool | None:
     return None
 
 
+_SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
 def boxes(t: Tensor, rows: int, cols: int):
     """A matrix for the copy engine, in boxes of rows x cols."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, cols], layout)
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, cols], _SHARED)
 
 
 def transposed_operands(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | None:

@@ -43,6 +43,13 @@ FORMATS = {  # significand bits, exponent of the smallest normal number
 HALF = (torch.float16, torch.bfloat16)
 
 
+@pytest.fixture(autouse=True)
+def _plans_are_not_kept(monkeypatch):
+    """Tests change the constants of plan.py between two calls of one size."""
+    monkeypatch.setattr(launch, "planned_forward", plan.forward_plan)
+    monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)
+
+
 def integers(tensor):
     """The values times 2**UNIT."""
     ratios = (v.as_integer_ratio() for v in tensor.detach().cpu().double().flatten().tolist())
