@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from verify.errors import UsageError
+from verify.errors import IN_ERROR, SPENT, UsageError
 from verify.records import record
 from verify.records.record import (
     Basis,
     Figures,
+    Gap,
     Histogram,
     KernelRun,
     RegimeFigures,
@@ -102,7 +103,7 @@ def run(*kernels: KernelRun, incomplete: tuple[str, ...] = ()) -> Run:
         profile="default",
         environment={"gpu": None, "probes": {"ftz": False}},
         kernels=list(kernels),
-        incomplete=list(incomplete),
+        incomplete=[Gap("other", line) for line in incomplete],
     )
 
 
@@ -182,8 +183,8 @@ BREAKS = "r.json breaks the record schema: "
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
         (
-            edited(schema=5),
-            "r.json has schema 5; this verify reads schemas 1, 2, 3, 4\n" + RERUN,
+            edited(schema=6),
+            "r.json has schema 6; this verify reads schemas 1, 2, 3, 4, 5\n" + RERUN,
         ),
         (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
         (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
@@ -326,6 +327,27 @@ def test_records_of_older_schemas_are_migrated() -> None:
         assert migrated.schema == record.SCHEMA
         assert migrated == new
         assert decode(encode(migrated)) == new
+
+
+def test_lines_of_older_records_become_gaps_by_what_they_say() -> None:
+    """The one place where text decides: from schema 5 on a gap says itself what it is."""
+    said = {
+        f"gelu: float32: {IN_ERROR}: two routes": "harness error",
+        f"gelu: float16: not begun: {SPENT}": "out of time",
+        "gelu: the process died of SIGSEGV": "other",
+    }
+    old = json.loads(encode(run(kernel_run()))) | {"incomplete": list(said)}
+    for schema in (1, 2, 3, 4):
+        plain = old
+        if schema < 3:  # without packing
+            plain = json.loads(msgspec.json.encode(_written_out(run(kernel_run())))) | {"incomplete": list(said)}
+        found = record.decode(json.dumps(plain | {"schema": schema}).encode())
+        assert found.incomplete == [Gap(kind, text) for text, kind in said.items()]  # type: ignore[arg-type]
+        assert found.schema == record.SCHEMA and found.verdict == "incomplete"
+    with pytest.raises(UsageError, match="Expected `object`, got `str`"):
+        record.decode(json.dumps(old | {"schema": 5}).encode())
+    with pytest.raises(UsageError, match="breaks the record schema"):
+        record.decode(json.dumps(old | {"schema": 4, "incomplete": [5]}).encode())
 
 
 def _written_out(value: object) -> object:

@@ -30,7 +30,7 @@ from verify.cli import (
     selftest,
     sweep,
 )
-from verify.errors import TruthError, UsageError
+from verify.errors import KernelError, TruthError, UsageError
 
 # in workflow order
 COMMANDS = (
@@ -100,6 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         told = error if error.hint else UsageError(error.message, hint=f"verify {options.command_name} --help")
         print(f"verify: {told}", file=sys.stderr)
+        return EXIT_USAGE
+    except KernelError as error:
+        print(f"verify: {error}\n  next: verify {options.command_name} --help", file=sys.stderr)
         return EXIT_USAGE
     except TruthError as error:
         print(f"verify: the harness is in error, no verdict: {error}", file=sys.stderr)

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from verify.cli import screen
 
@@ -70,10 +70,9 @@ def main(options: argparse.Namespace) -> int:
         dtypes=tuple(named(item).name for item in options.dtype),
         progress=(progress := screen.Progress()),
     )
-    both = options.forward == options.backward
-    directions = tuple(
-        name for name, asked in (("forward", options.forward), ("backward", options.backward)) if both or asked
-    )
+    directions: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+    if options.forward != options.backward:
+        directions = ("forward",) if options.forward else ("backward",)
     settings = Bench(
         wanted=wanted,
         pool=pool,
@@ -110,13 +109,15 @@ def main(options: argparse.Namespace) -> int:
 
 def _resolved(wanted: list[str], settings: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What was asked for, and the configured targets as they are found from here."""
+    from verify.declare.target import Target
+
     here = Path.cwd()
 
     def placed(target: str) -> str:
-        source, separator, kernel = target.partition("::")
-        if source.endswith(".py"):
-            source = os.path.relpath(settings.root / source, here)
-        return source + separator + kernel
+        named = Target.parse(target)
+        if named.file is not None:
+            named = Target(os.path.relpath(settings.root / named.file, here), named.kernel)
+        return str(named)
 
     return tuple(wanted), tuple(placed(item) for item in (*settings.kernels, *settings.peers))
 

@@ -33,18 +33,16 @@ def main(options: argparse.Namespace) -> int:
     """Certify; exit 1 when a reference is worse than the target."""
     import msgspec
 
-    from verify.measure.session import answer
+    from verify.measure.requests import Certify
     from verify.truth import certificate
     from verify.workers.process import Worker
 
     progress = screen.Progress()
     with Worker(options.backend) as worker:
-        request = {"do": "certify", "ops": options.ops, "seed": options.seed}
-        reply = answer(worker.ask(request, timeout=3600, progress=progress))
+        entries = worker.ask(Certify(options.ops, options.seed), timeout=3600, progress=progress)
     progress.clear()
-    entries = msgspec.convert(reply["entries"], list[certificate.Entry])
     if options.json:
-        screen.print_json(reply["entries"])
+        screen.print_json(msgspec.to_builtins(entries))
     else:
         print(f"{'op':<28} {'result':<13} {'units':>8} {'f32 ULP':>9} {'n':>8}  worst input")
         for entry in entries:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen
+
+if TYPE_CHECKING:
+    from verify.workers.requests import Request
 
 
 def add(commands: Any) -> None:
@@ -68,25 +71,27 @@ def list_entries(options: argparse.Namespace) -> int:
 
 def add_entry(options: argparse.Namespace) -> int:
     """Try once, then pin with what it showed."""
-    from verify.workers.process import Worker
+    from verify.hunt.requests import Pin
+    from verify.workers.process import Worker, ask_about
 
-    request = {"do": "pin", "target": options.target, "case": options.case, "why": options.why}
-    request |= {"law": options.law} if options.law else {"result": options.result, "index": options.index}
+    request = Pin(options.target, options.case, options.why, options.law or "", options.result, options.index)
     with Worker(options.backend) as worker:
-        reply = _ask(worker, request, options.timeout, options.target)
-    item = reply["entry"]
+        reply = ask_about(worker, request, options.target, timeout=options.timeout)
+    item = reply.entry
     if options.json:
-        screen.print_json({**item, "new": reply["new"]})
+        screen.print_json({**item, "new": reply.new})
         return 0
-    state = "pinned" if reply["new"] else "pinned before, and left as it was"
+    state = "pinned" if reply.new else "pinned before, and left as it was"
     print(screen.plain(f"{state}: {item['id']}  {item['kernel']} {item['dtype']}  {_about(item)}{_then(item)}"))
-    print(f"{os.path.relpath(reply['path'])}")
+    print(f"{os.path.relpath(reply.path)}")
     return 0
 
 
 def remove_entries(options: argparse.Namespace) -> int:
     """Unpin."""
-    removed = _corpus({"action": "remove", "ids": options.ids})["entries"]
+    from verify.hunt.requests import Unpin
+
+    removed = _corpus(Unpin(options.ids))
     if options.json:
         screen.print_json(removed)
         return 0
@@ -127,20 +132,21 @@ def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:
     """What a pinned case shows now."""
     import json
 
+    from verify.diagnose.requests import ReplayElement, ReplayLaw
     from verify.errors import UsageError
     from verify.records.record import value_of
+    from verify.workers.process import ask_about
 
-    request = {"target": item["target"], "case": json.dumps(item["case"])}
-    request |= {"do": "law", "law": item["law"]} if item.get("law") else {"do": "replay", "result": item["result"]}
+    target, case = item["target"], json.dumps(item["case"])
     try:
-        reply = _ask(worker, {**request, "index": item.get("index")}, timeout, item["target"])
+        if item.get("law"):
+            law = ask_about(worker, ReplayLaw(target, case, item["law"]), target, timeout=timeout).law
+            states = {"ok": "right", "broken": "wrong", "skipped": "not tried"}
+            return {"now": states[law.status], "shows": law.message or "the law holds"}
+        element = ReplayElement(target, case, item["result"], item["index"])
+        found = ask_about(worker, element, target, timeout=timeout).replay
     except UsageError as error:
         return {"now": "not tried", "shows": error.message}
-    if item.get("law"):
-        found = reply["law"]
-        states = {"ok": "right", "broken": "wrong", "skipped": "not tried"}
-        return {"now": states[found["status"]], "shows": found.get("message", "") or "the law holds"}
-    found = reply["replay"]
     scaled = found["gate"] == "scaled"
     size = abs(value_of(found["worst"]["scaled_ulp" if scaled else "ulp"]))
     within = size <= found["limit"]
@@ -162,26 +168,14 @@ def _then(item: dict[str, Any]) -> str:
 
 
 def _entries() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _corpus({"action": "list"})["entries"]
-    return found
+    from verify.hunt.requests import ListPinned
+
+    return _corpus(ListPinned())
 
 
-def _corpus(request: dict[str, Any]) -> dict[str, Any]:
+def _corpus(request: Request[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Cases are read in a worker: this process never imports torch."""
-    from verify.measure.session import START_SECONDS
-    from verify.workers.process import Worker
+    from verify.workers.process import START_SECONDS, Worker, ask_about
 
     with Worker("interpreter") as worker:
-        return _ask(worker, {"do": "corpus", **request}, START_SECONDS, "the corpus")
-
-
-def _ask(worker: Any, request: dict[str, Any], timeout: float, about: str) -> dict[str, Any]:
-    """The worker's answer; a kernel that takes the process down is the user's news, not a traceback."""
-    from verify.errors import UsageError
-    from verify.measure.session import answer
-    from verify.workers.process import WorkerDied, WorkerTimeout
-
-    try:
-        return answer(worker.ask(request, timeout=timeout))
-    except (WorkerDied, WorkerTimeout) as error:
-        raise UsageError(f"{about}: {error}") from error
+        return ask_about(worker, request, "the corpus", timeout=START_SECONDS)

@@ -33,16 +33,11 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Explain; a report, not a verdict: exit 0 whatever the error is."""
+    from verify.diagnose.requests import Explain
+
     replay.place(options)
-    request = {
-        "do": "explain",
-        "target": options.target,
-        "case": options.case,
-        "result": options.result,
-        "index": options.index,
-        "law": options.law or "",
-    }
-    found = replay.ask(options, request)["explanation"]
+    request = Explain(options.target, options.case, options.result, options.index, options.law or "")
+    found = replay.ask(options, request)
     if options.json:
         screen.print_json(found)
     else:

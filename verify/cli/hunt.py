@@ -12,7 +12,8 @@ from verify.cli import screen, sinks, spread
 from verify.truth.figure import shown, signed
 
 if TYPE_CHECKING:
-    from verify.hunt.campaign import Campaign, Moment, Story
+    from verify.hunt.requests import HuntProgress
+    from verify.hunt.schedule import HuntSession, HuntSummary
     from verify.records.record import KernelRun, Result, Run
 
 BUDGET = 60.0
@@ -73,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
     """Hunt; exit 1 when something beyond a limit was found."""
     from verify.declare import config
     from verify.errors import UsageError
-    from verify.hunt.campaign import Campaign, run
+    from verify.hunt.schedule import HuntSession, run
     from verify.hunt.settings import Settings
     from verify.measure.session import command_line
     from verify.truth.formats import named
@@ -89,8 +90,8 @@ def main(options: argparse.Namespace) -> int:
         targets = list(settings.kernels)
         os.chdir(settings.root)
     budget = None if options.evaluations is not None else options.budget or BUDGET
-    with spread.cluster(options, targets, options.backend) as cluster, _Screen() as shown:
-        campaign = Campaign(
+    with spread.pool(options, targets, options.backend) as pool, _Screen() as shown:
+        session = HuntSession(
             settings=Settings(
                 seed=options.seed,
                 evaluations=options.evaluations,
@@ -104,29 +105,29 @@ def main(options: argparse.Namespace) -> int:
             results=list(options.result),
             pin=options.pin,
             timeout=options.timeout,
-            cluster=cluster,
-            watch=shown,
+            pool=pool,
+            progress=shown,
             stopping=_stopping,
         )
-        result = run(targets, campaign, command_line(_arguments(options)))
-    sinks.deliver(result, options, lambda: "\n".join(text(result, campaign)) + "\n")
-    return {"pass": 0, "fail": 1, "incomplete": 3}[_verdict(result, campaign)]
+        result = run(targets, session, command_line(_arguments(options)))
+    sinks.deliver(result, options, lambda: "\n".join(text(result, session)) + "\n")
+    return {"pass": 0, "fail": 1, "incomplete": 3}[_verdict(result, session)]
 
 
-def _verdict(result: Run, campaign: Campaign) -> str:
+def _verdict(result: Run, session: HuntSession) -> str:
     """The run's, where peers that were named alone are not held against it either."""
-    if result.verdict == "incomplete" and not result.incomplete and not campaign.interrupted:
+    if result.verdict == "incomplete" and not result.incomplete and not session.interrupted:
         return "pass" if any(kernel.results for kernel in result.kernels) else "incomplete"
     return result.verdict
 
 
-def text(result: Run, campaign: Campaign) -> list[str]:
+def text(result: Run, session: HuntSession) -> list[str]:
     """The finds as a person reads them."""
-    stories = {(story.target, story.dtype, story.result): story for story in campaign.stories}
+    summaries = {(item.target, item.hunt.dtype, item.hunt.result): item for item in session.summaries}
     lines: list[str] = []
     for kernel in result.kernels:
         for found in kernel.results:
-            lines += _found(kernel, found, stories[kernel.target, found.dtype, found.output])
+            lines += _found(kernel, found, summaries[kernel.target, found.dtype, found.output])
         if kernel.message:
             lines.append(screen.plain(f"{kernel.name}  {kernel.status}: {kernel.message}"))
         shares = "the shares and quantiles of a hunt"
@@ -140,12 +141,12 @@ def text(result: Run, campaign: Campaign) -> list[str]:
         lines.append(screen.plain(f"wrong: an input beyond its own limit was found for {', '.join(wrong)}"))
     elif not failed:
         lines.append("nothing beyond a limit was found, which does not prove that nothing is")
-    if campaign.pin:
+    if session.pin:
         lines.append("Next: verify corpus list")
     return lines
 
 
-def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
+def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
     from verify.records.record import value_of
     from verify.report import words
 
@@ -154,11 +155,11 @@ def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
     unit = "scaled ULP" if scaled else "ULP"
     status = "measured, not judged" if kernel.peer else f"limit {found.limit:g}: {found.status}"
     tries = f"{found.basis.n:,} evaluations, seed {found.basis.seed}"
-    rate = found.basis.n / story.seconds if story.seconds else 0.0
+    rate = found.basis.n / summary.seconds if summary.seconds else 0.0
     lines = [
         f"{kernel.name} {found.output} {found.dtype}",
         f"    worst     {words.ulp(figure or 0.0)} {unit} found in {tries} ({status})",
-        f"    searched  {story.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
+        f"    searched  {summary.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
     ]
     if found.worst:
         worst = found.worst[0]
@@ -171,13 +172,13 @@ def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
             lines.append(f"    error     {plain} ULP, {of_scale} of scale")
         if len(worst.replay) <= LONG:
             lines += ["    replay", f"    {worst.replay}"]
-        elif story.pinned is not None:
-            lines.append(f"    replay    verify corpus replay {story.pinned['id']}")
+        elif summary.pinned is not None:
+            lines.append(f"    replay    verify corpus replay {summary.pinned.id}")
         else:
             lines.append("    replay    its case is long: --pin adds it to the corpus, --json PATH keeps the command")
-    if story.pinned is not None:
-        state = "pinned" if story.pinned["new"] else "pinned before"
-        lines.append(f"    {state:<9} {story.pinned['id']}")
+    if summary.pinned is not None:
+        state = "pinned" if summary.pinned.new else "pinned before"
+        lines.append(f"    {state:<9} {summary.pinned.id}")
     return [screen.plain(line) for line in lines]
 
 
@@ -214,15 +215,15 @@ class _Screen:
         if self._progress is not None:
             self._progress.stop()
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, name: str, progress: HuntProgress) -> None:
         if self._progress is None:
             return
         fields = {
-            "best": shown(moment.best),
-            "evaluations": f"{moment.evaluations:,}",
-            "rate": f"{moment.evaluations / max(moment.seconds, 1e-9):,.0f}",
+            "best": shown(float(progress.best)),
+            "evaluations": f"{progress.evaluations:,}",
+            "rate": f"{progress.evaluations / max(progress.seconds, 1e-9):,.0f}",
         }
-        name = screen.plain(moment.name)
+        name = screen.plain(name)
         if name not in self._tasks:
             for task in self._tasks.values():
                 self._progress.update(task, visible=False)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen
+
+if TYPE_CHECKING:
+    from verify.declare.target import Declared
 
 
 def add(commands: Any) -> None:
@@ -30,9 +33,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
+    import msgspec
+
     from verify.declare import config
+    from verify.declare.requests import declared_by
     from verify.errors import UsageError
-    from verify.measure.session import describe_target
     from verify.report.words import plural
     from verify.workers.process import Worker
 
@@ -46,49 +51,48 @@ def _kernels(options: argparse.Namespace) -> int:
             "no target given and no [tool.verify] kernels in pyproject.toml",
             hint="verify list FILE.py",
         )
-    found: list[dict[str, Any]] = []
+    found: list[Declared] = []
     failed = []
     with Worker() as worker:
         for target in targets:
             try:
-                kernels = describe_target(worker, target)
+                found += declared_by(worker, target)
             except UsageError as error:
                 failed.append(error)
-                continue
-            source = target.partition("::")[0]
-            found += [{"target": f"{source}::{item['name']}", **item} for item in kernels]
     if options.json:
-        screen.print_json(found)
+        screen.print_json(msgspec.to_builtins(found))
     else:
         for item in found:
-            params = ", ".join(f"{k}={v!r}" for k, v in item["params"].items())
-            peer = "  (peer: measured, not judged)" if item["peer"] else ""
-            print(screen.plain(f"{item['target']}  {item['op']}({params}){peer}"))
-            print(screen.plain(f"    {item['promise']}"))
+            params = ", ".join(f"{k}={v!r}" for k, v in item.params.items())
+            peer = "  (peer: measured, not judged)" if item.peer else ""
+            print(screen.plain(f"{item.target}  {item.op}({params}){peer}"))
+            print(screen.plain(f"    {item.promise}"))
         if found:
-            print(f"{plural(len(found), 'kernel')}. Next: verify run {screen.plain(found[0]['target'])}")
+            print(f"{plural(len(found), 'kernel')}. Next: verify run {screen.plain(found[0].target)}")
     for failure in failed:
         print(f"verify: {failure}", file=sys.stderr)
     return 2 if failed else 0
 
 
 def _ops(options: argparse.Namespace) -> int:
-    from verify.measure.session import START_SECONDS, answer
-    from verify.workers.process import Worker
+    import msgspec
+
+    from verify.declare.requests import ListOps
+    from verify.workers.process import START_SECONDS, Worker
 
     with Worker() as worker:
-        found = answer(worker.ask({"do": "ops", "op": options.op}, timeout=START_SECONDS))["ops"]
+        found = worker.ask(ListOps(options.op or ""), timeout=START_SECONDS)
     if options.json:
-        screen.print_json(found)
+        screen.print_json(msgspec.to_builtins(found))
         return 0
     for op in found:
-        print(f"{op['name']}({', '.join(op['operands'])}) -> {', '.join(op['outputs'])}    {op['summary']}")
+        print(f"{op.name}({', '.join(op.operands)}) -> {', '.join(op.outputs)}    {op.summary}")
         if options.op:
-            print(f"    gradients: {', '.join(op['gradients'])}")
-            for name, default in op["params"].items():
-                choices = op["choices"].get(name)
+            print(f"    gradients: {', '.join(op.gradients)}")
+            for name, default in op.params.items():
+                choices = op.choices.get(name)
                 print(f"    {name} = {default}" + (f", one of {', '.join(choices)}" if choices else ""))
-            print(f"    judged by the {op['gate']} error")
+            print(f"    judged by the {op.gate} error")
     if not options.op:
         print("verify list --op NAME shows one in full.")
     return 0

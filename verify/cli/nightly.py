@@ -94,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
     seed = seed_of_today() if options.seed is None else options.seed
     folder = Path(options.output or f"build/nightly/{seed}")
     progress = screen.Progress()
-    with spread.cluster(options, targets, options.backend) as cluster:
+    with spread.pool(options, targets, options.backend) as pool:
         night = nightly.Night(
             folder=folder,
             targets=targets,
@@ -105,12 +105,12 @@ def main(options: argparse.Namespace) -> int:
             timeout=options.timeout,
             jobs=options.jobs,
             backend=options.backend,
-            cluster=cluster,
-            say=progress,
+            pool=pool,
+            progress=progress,
         )
-        works = [work for work in nightly.WORKS if work.name in options.stages]
+        stages = [stage for stage in nightly.STAGES if stage.name in options.stages]
         try:
-            record = nightly.run(night, works, command_line(_arguments(options, seed)))
+            record = nightly.run(night, stages, command_line(_arguments(options, seed)))
         except KeyboardInterrupt:
             progress.clear()
             print(f"verify: interrupted; what is finished is kept in {folder}", file=sys.stderr)

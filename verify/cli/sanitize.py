@@ -34,31 +34,29 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run the tools; 1 when one of them finds something, 3 when one of them could not say."""
+    from verify.declare.requests import declared_by
     from verify.diagnose import sanitize
-    from verify.measure.session import START_SECONDS, answer, describe_target
     from verify.truth.formats import named
-    from verify.workers.process import Worker
+    from verify.workers.process import START_SECONDS, Worker
+    from verify.workers.requests import Environment
 
     program = sanitize.executable()
     if program is None:
         return _cannot("compute-sanitizer is not on the path, nor under CUDA_HOME or /usr/local/cuda")
     with Worker() as worker:
-        backend = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))["backend"]
-        if backend != "cuda":
+        if worker.ask(Environment(), timeout=START_SECONDS).backend != "cuda":
             return _cannot("this machine has no GPU that PyTorch can use")
-        kernels = describe_target(worker, options.target)
-    source = options.target.partition("::")[0]
+        kernels = declared_by(worker, options.target)
     tools = sanitize.TOOLS if options.tool == "all" else (options.tool,)
     dtypes = [named(item).name for item in options.dtype]
     progress = screen.Progress()
     outcomes = []
     for kernel in kernels:
-        if "cuda" not in kernel["backends"] or (dtypes and not set(dtypes) & set(kernel["dtypes"])):
+        if "cuda" not in kernel.backends or (dtypes and not set(dtypes) & set(kernel.dtypes)):
             continue
         for tool in tools:
-            progress(f"{kernel['name']}: {tool}")
-            target = f"{source}::{kernel['name']}"
-            outcome = sanitize.check(program, tool, target, kernel["name"], dtypes=dtypes, timeout=options.timeout)
+            progress(f"{kernel.name}: {tool}")
+            outcome = sanitize.check(program, tool, kernel.target, kernel.name, dtypes=dtypes, timeout=options.timeout)
             progress.clear()
             outcomes.append(outcome)
             if not options.json:

@@ -228,9 +228,9 @@ def _missing(runs: Iterable[Run]) -> Iterable[str]:
     """What a run was asked for and did not do, apart from kernels that failed: those have rows."""
     for run in runs:
         failed = tuple(f"{kernel.name}: " for kernel in run.kernels if kernel.status in FAILED)
-        for line in run.incomplete:
-            if not failed or not line.startswith(failed):
-                yield line
+        for gap in run.incomplete:
+            if not failed or not gap.text.startswith(failed):
+                yield gap.text
 
 
 def _notes(runs: Iterable[Run], chosen: Callable[[str], bool]) -> Iterable[str]:

@@ -233,13 +233,13 @@ def setting(run: Run) -> str:
 
 def not_measured(run: Run) -> list[Gap]:
     """What was asked for and has no figures: skipped kernels, the rest."""
-    told = set(run.incomplete)
+    lines = [gap.text for gap in run.incomplete]
     skipped = [
         f"{kernel.name} was skipped" + (f": {kernel.message}" if kernel.message else "")
         for kernel in run.kernels
-        if kernel.status == "skipped" and f"{kernel.name}: {kernel.message}" not in told
+        if kernel.status == "skipped" and f"{kernel.name}: {kernel.message}" not in lines
     ]
-    return gathered([*skipped, *run.incomplete])
+    return gathered([*skipped, *lines])
 
 
 def leading(kernel: KernelRun) -> list[Result]:
