@@ -167,7 +167,7 @@ def _said_by(error: Exception) -> str:
 
 def _claim(night: Night) -> None:
     """Begin the folder, or go on in it if it was begun with the same settings."""
-    mine = {
+    asked = {
         "targets": list(night.targets),
         "peers": list(night.peers),
         "seed": night.seed,
@@ -178,14 +178,14 @@ def _claim(night: Night) -> None:
     }
     path = night.folder / SETTINGS
     if not path.exists():
-        write_atomically(path, json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n")
+        write_atomically(path, json.dumps(asked, indent=1, sort_keys=True).encode() + b"\n")
         return
     try:
-        theirs = json.loads(path.read_bytes())
+        begun = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is not the settings of a nightly run: {error}", hint=_fresh(night)) from error
-    for name, value in mine.items():
-        if not isinstance(theirs, dict) or theirs.get(name) != value:
+    for name, value in asked.items():
+        if not isinstance(begun, dict) or begun.get(name) != value:
             raise UsageError(
                 f"{night.folder} holds a nightly run with other {name}: its figures cannot be mixed with this one's",
                 hint=_fresh(night),

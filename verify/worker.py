@@ -29,7 +29,7 @@ from verify.records.record import KernelRun, LawRun
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
 from verify.workers.frames import in_large_frame
-from verify.workers.process import Say
+from verify.workers.process import OnProgress
 from verify.workers.requests import (
     About,
     CountGpus,
@@ -82,13 +82,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def answer(request: msgspec.Raw | bytes, backend: Backend, say: Say) -> Any:
+def answer(request: msgspec.Raw | bytes, backend: Backend, progress: OnProgress) -> Any:
     """The reply to a request in JSON."""
     try:
         asked = msgspec.json.decode(request, type=Union[tuple(HANDLERS)])  # noqa: UP007
     except msgspec.ValidationError as error:
         raise InternalError(f"no worker knows this request: {error}") from error
-    return HANDLERS[type(asked)](asked, backend, say)
+    return HANDLERS[type(asked)](asked, backend, progress)
 
 
 def _ready(requested: str | None) -> Backend:
@@ -136,7 +136,7 @@ def _environment_of(device: str) -> dict[str, Any]:
     return {**probes.fingerprint(), **commit.current(config.find().root), "probes": found}
 
 
-def _environment(request: Environment, backend: Backend, say: Say) -> About:
+def _environment(request: Environment, backend: Backend, progress: OnProgress) -> About:
     return About(backend.name, backend.device, _environment_of(backend.device), _side_by_side(backend))
 
 
@@ -153,13 +153,13 @@ def _side_by_side(backend: Backend) -> int:
     return max(1, min(cores, torch.cuda.get_device_properties(backend.device).total_memory // SHARE))
 
 
-def _gpus(request: CountGpus, backend: Backend, say: Say) -> int:
+def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:
     import torch
 
     return torch.cuda.device_count()
 
 
-def _list(request: ListKernels, backend: Backend, say: Say) -> Listed:
+def _list(request: ListKernels, backend: Backend, progress: OnProgress) -> Listed:
     from verify.declare.discovery import load
     from verify.declare.sources import sources_of
 
@@ -179,7 +179,7 @@ def _one(named: str) -> Kernel:
     return kernels[0]
 
 
-def _measure(request: Measure, backend: Backend, say: Say) -> KernelRun:
+def _measure(request: Measure, backend: Backend, progress: OnProgress) -> KernelRun:
     from verify.measure.kernel import measure_kernel
 
     kernel, dtypes = _one(request.target), request.dtypes
@@ -191,16 +191,16 @@ def _measure(request: Measure, backend: Backend, say: Say) -> KernelRun:
         dtypes=dtypes,
         accuracy=request.accuracy,
         cases_of=request.plan,
-        progress=say,
+        progress=progress,
     )
     if request.laws:
         from verify.laws.suite import with_laws  # Hypothesis loads with it
 
-        done = with_laws(done, kernel, backend, request.laws, seed=request.seed, dtypes=dtypes, progress=say)
+        done = with_laws(done, kernel, backend, request.laws, seed=request.seed, dtypes=dtypes, progress=progress)
     return done
 
 
-def _contenders(request: ListContenders, backend: Backend, say: Say) -> list[Contender]:
+def _contenders(request: ListContenders, backend: Backend, progress: OnProgress) -> list[Contender]:
     from verify.declare.discovery import load
     from verify.measure.timing import comparable
 
@@ -208,7 +208,7 @@ def _contenders(request: ListContenders, backend: Backend, say: Say) -> list[Con
     return [Contender(Declared.of(item, target.source), repr(comparable(item))) for item in load(target)]
 
 
-def _time(request: Time, backend: Backend, say: Say) -> list[Timed]:
+def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
     from verify.measure import timing
 
     if backend.name != "cuda":
@@ -222,7 +222,7 @@ def _time(request: Time, backend: Backend, say: Say) -> list[Timed]:
         timing.CudaClock(backend.device),
         rounds=request.rounds,
         seed=request.seed,
-        progress=say,
+        progress=progress,
     )
 
 
@@ -241,7 +241,7 @@ def _one_case(target: str, text: str) -> tuple[Kernel, Case]:
     return kernel, case
 
 
-def _replay(request: ReplayElement, backend: Backend, say: Say) -> Replayed:
+def _replay(request: ReplayElement, backend: Backend, progress: OnProgress) -> Replayed:
     from verify.diagnose.replay import replay, replay_smaller
     from verify.diagnose.snippet import snippet, too_long
 
@@ -258,7 +258,7 @@ def _replay(request: ReplayElement, backend: Backend, say: Say) -> Replayed:
     return Replayed(msgspec.to_builtins(found), snippet(kernel, backend, found) if request.snippet else None)
 
 
-def _law(request: ReplayLaw, backend: Backend, say: Say) -> LawReplayed:
+def _law(request: ReplayLaw, backend: Backend, progress: OnProgress) -> LawReplayed:
     from verify.diagnose.replay import replay_law
     from verify.laws import registry
 
@@ -267,13 +267,13 @@ def _law(request: ReplayLaw, backend: Backend, say: Say) -> LawReplayed:
     return LawReplayed(found, kernel.name, smaller)
 
 
-def _laws(request: PlanLaws, backend: Backend, say: Say) -> LawPlan:
+def _laws(request: PlanLaws, backend: Backend, progress: OnProgress) -> LawPlan:
     from verify.laws import engine, registry
 
     return LawPlan([law.name for law in registry.ALL], len(engine.rounds(engine.profile_named(request.profile))))
 
 
-def _try_law(request: TryLaw, backend: Backend, say: Say) -> LawRun:
+def _try_law(request: TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
     from verify.laws import engine, registry
     from verify.laws.shrink import shrink_law
 
@@ -290,7 +290,7 @@ def _try_law(request: TryLaw, backend: Backend, say: Say) -> LawRun:
     )
 
 
-def _explain(request: Explain, backend: Backend, say: Say) -> dict[str, Any]:
+def _explain(request: Explain, backend: Backend, progress: OnProgress) -> dict[str, Any]:
     """Divide the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
     from verify.laws import registry
@@ -310,22 +310,22 @@ def _explain(request: Explain, backend: Backend, say: Say) -> dict[str, Any]:
     return dict(msgspec.to_builtins(found))
 
 
-def _certify(request: Certify, backend: Backend, say: Say) -> list[Entry]:
+def _certify(request: Certify, backend: Backend, progress: OnProgress) -> list[Entry]:
     from verify.measure.certify import certify
     from verify.sweep.certify import certify_fused
 
-    entries = certify(request.ops, device=backend.device, seed=request.seed, progress=say)
-    return entries + certify_fused(request.ops, device=backend.device, seed=request.seed, progress=say)
+    entries = certify(request.ops, device=backend.device, seed=request.seed, progress=progress)
+    return entries + certify_fused(request.ops, device=backend.device, seed=request.seed, progress=progress)
 
 
-def _selftest(request: TrySeeded, backend: Backend, say: Say) -> Tried:
+def _selftest(request: TrySeeded, backend: Backend, progress: OnProgress) -> Tried:
     from verify.laws.selftest import trials
 
-    found = trials.run(backend, request.laws, progress=say)
+    found = trials.run(backend, request.laws, progress=progress)
     return Tried(backend.name, list(found.trials), found.record, found.passed)
 
 
-def _ops(request: ListOps, backend: Backend, say: Say) -> list[OpAbout]:
+def _ops(request: ListOps, backend: Backend, progress: OnProgress) -> list[OpAbout]:
     from verify import ops
 
     return [
@@ -343,55 +343,55 @@ def _ops(request: ListOps, backend: Backend, say: Say) -> list[OpAbout]:
     ]
 
 
-def _hunts(request: ListHunts, backend: Backend, say: Say) -> Hunts:
+def _hunts(request: ListHunts, backend: Backend, progress: OnProgress) -> Hunts:
     from verify.hunt.serve import allowed
 
     return allowed(_one(request.target), request.dtypes, request.results)
 
 
-def _hunt(request: DoHunt, backend: Backend, say: Say) -> HuntReply:
+def _hunt(request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
     from verify.hunt.serve import serve
 
-    return serve(_one(request.target), request, backend, say)
+    return serve(_one(request.target), request, backend, progress)
 
 
-def _list_pinned(request: ListPinned, backend: Backend, say: Say) -> list[dict[str, Any]]:
+def _list_pinned(request: ListPinned, backend: Backend, progress: OnProgress) -> list[dict[str, Any]]:
     from verify.hunt.pinning import entries
 
     return entries()
 
 
-def _unpin(request: Unpin, backend: Backend, say: Say) -> list[dict[str, Any]]:
+def _unpin(request: Unpin, backend: Backend, progress: OnProgress) -> list[dict[str, Any]]:
     from verify.hunt.pinning import unpin
 
     return unpin(request.ids)
 
 
-def _pin(request: Pin, backend: Backend, say: Say) -> PinnedCase:
+def _pin(request: Pin, backend: Backend, progress: OnProgress) -> PinnedCase:
     from verify.hunt.pinning import pin
 
     return pin(_one(request.target), request, backend)
 
 
-def _list_spaces(request: ListSpaces, backend: Backend, say: Say) -> Spaces:
+def _list_spaces(request: ListSpaces, backend: Backend, progress: OnProgress) -> Spaces:
     from verify.sweep import serve
 
     return serve.spaces(request, backend)
 
 
-def _sweep_chunks(request: SweepChunks, backend: Backend, say: Say) -> str:
+def _sweep_chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
     from verify.sweep import serve
 
-    return serve.chunks(request, backend, say)
+    return serve.chunks(request, backend, progress)
 
 
-def _record_sweep(request: RecordSweep, backend: Backend, say: Say) -> KernelRun:
+def _record_sweep(request: RecordSweep, backend: Backend, progress: OnProgress) -> KernelRun:
     from verify.sweep import serve
 
     return serve.record(request)
 
 
-HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, Say], Any]] = {
+HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     Environment: _environment,
     CountGpus: _gpus,
     ListKernels: _list,

@@ -267,7 +267,9 @@ def test_a_peer_that_fails_or_returns_nan_is_not_judged() -> None:
         kernel(result(nan), name="torch", peer=True),
         kernel(name="other", peer=True, status="crashed", message="x"),
     )
-    found = judge([run(kernel(result(0.98)), *peers, incomplete=[Gap("other", "other: x")])], BOOKS[0])
+    found = judge(
+        [run(kernel(result(0.98)), *peers, incomplete=[Gap("crashed", "other: x", peers[1].target)])], BOOKS[0]
+    )
     assert one(found) == ("ok", 0)
 
 

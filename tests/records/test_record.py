@@ -331,19 +331,21 @@ def test_records_of_older_schemas_are_migrated() -> None:
 
 def test_lines_of_older_records_become_gaps_by_what_they_say() -> None:
     """The one place where text decides: from schema 5 on a gap says itself what it is."""
+    dead = msgspec.structs.replace(kernel_run("crashed"), message="the process died of SIGSEGV")
     said = {
-        f"gelu: float32: {IN_ERROR}: two routes": "harness error",
-        f"gelu: float16: not begun: {SPENT}": "out of time",
-        "gelu: the process died of SIGSEGV": "other",
+        f"k: float32: {IN_ERROR}: two routes": ("harness error", "a.py::k"),
+        f"hunt of a.py::k y float64: not begun: {SPENT}": ("out of time", ""),
+        "k: the process died of SIGSEGV": ("crashed", "a.py::k"),
+        "b.py fails on import": ("other", ""),
     }
-    old = json.loads(encode(run(kernel_run()))) | {"incomplete": list(said)}
+    old = json.loads(encode(run(dead))) | {"incomplete": list(said)}
     for schema in (1, 2, 3, 4):
         plain = old
         if schema < 3:  # without packing
-            plain = json.loads(msgspec.json.encode(_written_out(run(kernel_run())))) | {"incomplete": list(said)}
+            plain = json.loads(msgspec.json.encode(_written_out(run(dead)))) | {"incomplete": list(said)}
         found = record.decode(json.dumps(plain | {"schema": schema}).encode())
-        assert found.incomplete == [Gap(kind, text) for text, kind in said.items()]  # type: ignore[arg-type]
-        assert found.schema == record.SCHEMA and found.verdict == "incomplete"
+        assert found.incomplete == [Gap(kind, text, target) for text, (kind, target) in said.items()]  # type: ignore[arg-type]
+        assert found.schema == record.SCHEMA and found.verdict == "fail"
     with pytest.raises(UsageError, match="Expected `object`, got `str`"):
         record.decode(json.dumps(old | {"schema": 5}).encode())
     with pytest.raises(UsageError, match="breaks the record schema"):
@@ -353,6 +355,7 @@ def test_lines_of_older_records_become_gaps_by_what_they_say() -> None:
 def _written_out(value: object) -> object:
     """A record with every default in place, as schemas 1 and 2 wrote it; of the later fields none."""
     later = {"stages", "selftest", "speed", "source", "properties", "curve", "hardest", "special", "operand", "bits"}
+    later |= {"gaps", "in_error"}
     if isinstance(value, msgspec.Struct):
         names = [name for name in value.__struct_fields__ if name not in later]
         return {name: _written_out(getattr(value, name)) for name in names}

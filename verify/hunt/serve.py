@@ -21,7 +21,7 @@ from verify.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, P
 from verify.hunt.search import Search, State
 from verify.hunt.space import searchable
 from verify.records.record import number
-from verify.workers.process import Say
+from verify.workers.process import OnProgress
 
 EVERY = 0.2  # seconds between two reports of progress
 
@@ -52,7 +52,7 @@ def allowed(kernel: Kernel, dtypes: list[str], results: list[str]) -> Hunts:
     return Hunts(hunts, left_out)
 
 
-def serve(kernel: Kernel, request: DoHunt, backend: Backend, say: Say) -> HuntReply:
+def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
     """One hunt."""
     done = hunt(
         kernel,
@@ -61,7 +61,7 @@ def serve(kernel: Kernel, request: DoHunt, backend: Backend, say: Say) -> HuntRe
         request.hunt.dtype,
         request.hunt.result,
         request.settings,
-        watch=_Reporter(say),
+        watch=_Reporter(progress),
         stop=lambda: os.path.exists(request.stop),
     )
     pinned = _pin(kernel, request, backend, done) if request.pin else None
@@ -94,8 +94,8 @@ def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pin
 class _Reporter:
     """Says how far a hunt is, at most every so often; with the case only when there is a worse one."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, progress: OnProgress) -> None:
+        self._progress = progress
         self._said = 0.0
         self._best = -1.0
 
@@ -110,4 +110,4 @@ class _Reporter:
             member = search.elite(1)[0]
             case = search.space.case(member.candidate, member.shared, 1).to_json()
             about = msgspec.structs.replace(about, case=case, index=member.element)
-        self._say(msgspec.json.encode(about).decode())
+        self._progress(msgspec.json.encode(about).decode())

@@ -332,17 +332,25 @@ def _with_gaps(plain: Any, version: int) -> Any:
     """Up to schema 4 `incomplete` was a list of lines, and what a line was about stood in its wording."""
     if version > 4 or not isinstance(plain, dict) or not isinstance(plain.get("incomplete"), list):
         return plain
-    lines = plain["incomplete"]
-    gaps = [{"kind": _kind_of(line), "text": line} if isinstance(line, str) else line for line in lines]
-    return {**plain, "incomplete": gaps}
+    kernels = plain.get("kernels")
+    named = [item for item in kernels if isinstance(item, dict)] if isinstance(kernels, list) else []
+
+    def gap_of(line: Any) -> Any:
+        if not isinstance(line, str):
+            return line
+        about = next((item for item in named if line.startswith(f"{item.get('name')}: ")), {})
+        return {"kind": _kind_of(line, about), "text": line, "target": about.get("target", "")}
+
+    return {**plain, "incomplete": [gap_of(line) for line in plain["incomplete"]]}
 
 
-def _kind_of(line: str) -> GapKind:
+def _kind_of(line: str, kernel: dict[str, Any]) -> GapKind:
+    status: Any = kernel.get("status")
+    if status in ("crashed", "timeout") and line == f"{kernel.get('name')}: {kernel.get('message')}":
+        return status  # type: ignore[no-any-return]
     if IN_ERROR in line:
         return "harness error"
-    if line.endswith(SPENT):
-        return "out of time"
-    return "other"
+    return "out of time" if line.endswith(SPENT) else "other"
 
 
 def load(path: str | os.PathLike[str]) -> Run:

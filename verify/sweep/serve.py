@@ -24,7 +24,7 @@ from verify.sweep.scope import shape_of, space_of, undeclared
 from verify.sweep.space import Space
 from verify.sweep.torch_route import BASELINE
 from verify.truth.formats import named
-from verify.workers.process import Say
+from verify.workers.process import OnProgress
 
 REPORT_SECONDS = 0.1  # between two reports of progress: each is an event of the cluster
 SLOW_BITS = 16  # without a GPU float32 is swept where it is asked for by name
@@ -98,7 +98,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     ]
 
 
-def chunks(request: SweepChunks, backend: Backend, say: Say) -> str:
+def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
     """The partial result of some chunks of a space: of the first ones, where all take longer than `seconds`."""
     kernel = load(Target.parse(request.space.target))[0]
     last = time.monotonic()
@@ -108,7 +108,7 @@ def chunks(request: SweepChunks, backend: Backend, say: Say) -> str:
         now = time.monotonic()
         if now - last >= REPORT_SECONDS:
             last = now
-            say(str(done))
+            progress(str(done))
 
     partial = check(kernel, request.space, request.chunks, backend, progress=report, seconds=request.seconds)
     return partial.encode().decode()

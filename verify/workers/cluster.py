@@ -26,7 +26,7 @@ import msgspec
 from verify.errors import UsageError
 from verify.records.source_digest import digest, own_digest
 from verify.workers.pool import Pool, equal_workers, identity_of, refuse_unlike
-from verify.workers.process import START_SECONDS, Say, Worker
+from verify.workers.process import START_SECONDS, OnProgress, Worker
 from verify.workers.requests import Environment, Failure, R, Request, WorkerDied
 
 CONNECT_SECONDS = 20.0
@@ -102,7 +102,7 @@ def identify(backend: str, sources: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _forward(ticket: str) -> Say:
+def _forward(ticket: str) -> OnProgress:
     """Send a worker's progress to the side that asked, as an event of the cluster."""
     from distributed import get_worker
 
@@ -130,7 +130,7 @@ class RemoteWorker:
         self._name = name
         self._address = address
 
-    def ask(self, request: Request[R], *, timeout: float, progress: Say = lambda text: None) -> R:
+    def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
         """Send one request and wait for its reply."""
         return self._cluster.ask(request, timeout=timeout, progress=progress, ticket=self._name, address=self._address)
 
@@ -144,7 +144,7 @@ class Cluster:
     def __init__(self, client: Any, backend: str | None, sources: Sequence[str]) -> None:
         self._client = client
         self._backend = backend or ""
-        self._listeners: dict[str, Say] = {}
+        self._listeners: dict[str, OnProgress] = {}
         try:
             client.wait_for_workers(1, timeout=START_SECONDS)
             self.environment = self._equal(tuple(str(Path(item).resolve()) for item in sources))
@@ -185,7 +185,7 @@ class Cluster:
         # without an address: all of them may be starting again
         return [RemoteWorker(self, f"{id(self):x}.{place}", item) for place, item in enumerate(addresses or [""])]
 
-    def ask(self, request: Request[R], *, timeout: float, progress: Say, ticket: str, address: str) -> R:
+    def ask(self, request: Request[R], *, timeout: float, progress: OnProgress, ticket: str, address: str) -> R:
         """One request, answered by one worker; the exceptions are those of a local one."""
         from distributed.scheduler import KilledWorker
 

@@ -28,7 +28,7 @@ from typing import Any, Generic
 
 from verify.errors import UsageError, VerifyError
 from verify.workers import process
-from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime, Say
+from verify.workers.process import START_SECONDS, Answers, AnyWorker, OnProgress, OutOfTime
 from verify.workers.requests import About, Environment, R, Request, WorkerTimeout, kind_of
 
 WAIT_SECONDS = 0.2  # a wait without an end does not notice Ctrl-C everywhere
@@ -48,7 +48,7 @@ class Job(Generic[R]):
     timeout: float
     until: float | None = None  # of time.monotonic(): the reply is not waited for beyond it
     prepare: Callable[[Answers], object] | None = None  # in a fresh process, outside the job's time
-    progress: Say = lambda text: None
+    progress: OnProgress = lambda text: None
     about: Any = None  # what the policy knows the job by
 
 
@@ -111,7 +111,7 @@ class Pool:
         for worker in self.workers:
             worker.stop()
 
-    def ask(self, request: Request[R], *, timeout: float, progress: Say = lambda text: None) -> R:
+    def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
         """One request to the first worker: what there is to do, for example."""
         begun = time.monotonic()
         try:

@@ -26,7 +26,7 @@ from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request
 
 START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 class OutOfTime(VerifyError):
@@ -39,7 +39,7 @@ class OutOfTime(VerifyError):
 class Answers(Protocol):
     """What takes a request: a worker, or a pool."""
 
-    def ask(self, request: Request[R], *, timeout: float, progress: Say = ...) -> R: ...
+    def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = ...) -> R: ...
 
 
 class AnyWorker(Answers, Protocol):
@@ -78,11 +78,11 @@ class Worker:
         """Whether a process is there to take the next request."""
         return self._process is not None and self._process.poll() is None
 
-    def ask(self, request: Request[R], *, timeout: float, progress: Say = lambda text: None) -> R:
+    def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
         """Send one request and wait for its reply, at most `timeout` seconds."""
         return request.read(self.exchange(msgspec.json.encode(request), timeout=timeout, progress=progress))
 
-    def exchange(self, request: bytes, *, timeout: float, progress: Say) -> msgspec.Raw:
+    def exchange(self, request: bytes, *, timeout: float, progress: OnProgress) -> msgspec.Raw:
         """The same in JSON, for where the type of the request is not known."""
         self._start()
         assert self._process is not None and self._process.stdin is not None
