@@ -21,7 +21,9 @@ from typing import Any
 
 from verify.records.record import write_atomically
 from verify.sweep.drive import SweepSettings, sweep
-from verify.workers.pool import Pool, check_equal, gpus
+from verify.workers.equal import check_equal
+from verify.workers.gpus import gpus
+from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, Worker
 from verify.workers.requests import CountGpus, Environment
 

@@ -11,7 +11,7 @@ import pytest
 
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process
-from verify.workers.pool import Job, Pool, check_equal, gpus, using
+from verify.workers.pool import Job, Pool, using
 from verify.workers.process import OutOfTime
 from verify.workers.requests import About, CountGpus, Environment, Request, WorkerDied, WorkerTimeout
 
@@ -217,15 +217,6 @@ def test_a_pool_of_gpus_has_one_worker_on_each_and_no_more(made: list[Made]) -> 
     assert [worker.stops for worker in made] == [1, 1]
 
 
-def test_gpus_that_differ_are_refused_by_name(made: list[Made]) -> None:
-    pool = Pool.of([Fake(lambda name=name: About("cuda", "cuda", {"gpu": name})) for name in ("H200", "H200", "H100")])
-    with pytest.raises(UsageError, match="must be equal: gpu is 'H200', but 'H100' on 2"):
-        check_equal(pool)
-    check_equal(Pool.of(pool.workers[:2]))
-    with pytest.raises(UsageError, match="worker 0 cannot run verify: no GPU"):
-        check_equal(Pool.of([Fake(raising(UsageError("no GPU")))]))
-
-
 def test_a_started_pool_grows_and_that_of_the_caller_stays(made: list[Made]) -> None:
     with using(None, "interpreter") as pool:
         pool.grow(3)
@@ -237,41 +228,3 @@ def test_a_started_pool_grows_and_that_of_the_caller_stays(made: list[Made]) -> 
     assert [worker.stops for worker in made] == [1, 1, 1]
     assert pool.about().backend == "cuda" and pool.requests == {"environment": 1}
     assert isinstance(Environment(), Request)
-
-
-@pytest.mark.parametrize(
-    ("request_", "visible", "seen", "devices"),
-    [
-        ("all", None, 2, ["0", "1"]),
-        ("all", "3,5", 2, ["3", "5"]),
-        ("1", None, 4, ["0"]),
-        ("3", None, 4, ["0", "1", "2"]),
-        ("0,2", None, 4, ["0", "2"]),
-        ("1,0", "GPU-a,GPU-b", 2, ["GPU-b", "GPU-a"]),
-    ],
-)
-def test_gpus_by_count_number_or_all(
-    request_: str, visible: str | None, seen: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus(request_, seen) == devices
-
-
-@pytest.mark.parametrize(
-    ("request_", "seen", "message"),
-    [
-        ("all", 0, "this process sees none"),
-        ("0", 2, "from 1 to 2 .* received 0"),
-        ("3", 2, "from 1 to 2 .* received 3"),
-        ("0,2", 2, "numbers below 2"),
-        ("0,0", 2, "names a GPU twice"),
-        ("two", 2, "received 'two'"),
-        ("-1", 2, "received '-1'"),
-    ],
-)
-def test_impossible_gpus(request_: str, seen: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UsageError, match=message):
-        gpus(request_, seen)

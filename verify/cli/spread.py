@@ -35,7 +35,8 @@ def pool(options: argparse.Namespace, targets: Sequence[str], backend: str | Non
         with Cluster.connect(options.scheduler, backend, files) as cluster:
             yield cluster.pool()
     elif options.gpus:
-        from verify.workers.pool import Pool, check_equal
+        from verify.workers.equal import check_equal
+        from verify.workers.pool import Pool
 
         with Pool.on_gpus(_devices(options.gpus), backend or "cuda") as found:
             check_equal(found)
@@ -45,7 +46,7 @@ def pool(options: argparse.Namespace, targets: Sequence[str], backend: str | Non
 
 
 def _devices(request: str) -> list[str]:
-    from verify.workers.pool import gpus
+    from verify.workers.gpus import gpus
     from verify.workers.process import START_SECONDS, Worker
     from verify.workers.requests import CountGpus
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from verify.backends import Backend
@@ -17,6 +16,7 @@ from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, pinned, plan
 from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, segments_of
 from verify.declare.declaration import Kernel
+from verify.declare.standin import label
 from verify.errors import KernelError, TruthError, no_verdict
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.curve import Envelope, edges_for, envelope, recorded
@@ -197,7 +197,7 @@ def _measure_group(
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, backend, dtype, notes) if whole else {}
     return [
-        _result(kernel, name, dtype, item, theirs.get(name), group, seed, special.get(name, []))
+        _result(kernel, name, dtype, item, theirs.get(name), label(backend.device), group, seed, special.get(name, []))
         for name, item in ours.items()
     ]
 
@@ -378,6 +378,7 @@ def _result(
     dtype: str,
     item: _Collected,
     peer: _Collected | None,
+    peer_name: str,
     group: Group,
     seed: int,
     special_values: list[SpecialValue],
@@ -432,7 +433,7 @@ def _result(
         escalated=item.escalated,
         certificate="; ".join(item.certificates),
         baseline=None if peer is None else peer.total.figures(),
-        baseline_name="" if peer is None else f"torch {torch.__version__}",
+        baseline_name="" if peer is None else peer_name,
         baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
         properties=_properties(kernel, name, dtype, group),
         curve=curve,

@@ -25,7 +25,8 @@ import msgspec
 
 from verify.errors import UsageError
 from verify.records.source_digest import digest, own_digest
-from verify.workers.pool import Pool, equal_workers, identity_of, refuse_unlike
+from verify.workers.equal import equal_workers, identity_of, refuse_unlike
+from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, OnProgress, Worker
 from verify.workers.requests import Environment, Failure, R, Request, WorkerDied
 

@@ -15,7 +15,6 @@ so that a policy needs none of its own.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from verify.errors import UsageError, VerifyError
+from verify.errors import VerifyError
 from verify.workers import process
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OnProgress, OutOfTime
 from verify.workers.requests import About, Environment, R, Request, WorkerTimeout, kind_of
@@ -251,78 +250,3 @@ def _settle(serving: Sequence[Future[None]]) -> None:
         done, left = wait(left, timeout=WAIT_SECONDS)
         for future in done:
             future.result()
-
-
-def equal_workers(found: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What the workers of one run share, by name of the worker; an error that names who differs in what."""
-    first, *others = sorted(found)
-    for name in (first, *others):
-        refuse_unlike(found[first], name, found[name])
-    return found[first]
-
-
-def refuse_unlike(reference: dict[str, str], name: str, about: dict[str, str]) -> None:
-    """Figures of one record come from equal workers."""
-    if "error" in about:
-        raise UsageError(f"worker {name} cannot run verify: {about['error']}")
-    for key, value in reference.items():
-        if about.get(key) != value:
-            raise UsageError(
-                f"the workers of one run must be equal: {key} is {value!r}, but {about.get(key)!r} on {name}",
-                hint="one run for each kind of GPU; `verify compare` sets the records side by side",
-            )
-
-
-# The same GPU gives the same bits under another kernel of the operating system; sources are compared themselves.
-_MAY_DIFFER = frozenset({"platform", "commit", "dirty"})
-
-
-def identity_of(about: About) -> dict[str, str]:
-    """What must be equal among the workers of one run, as text."""
-    ignored = _MAY_DIFFER | ({"cpu"} if about.backend == "cuda" else set())
-    found = {name: str(value) for name, value in about.environment.items() if name not in ignored}
-    return {**found, "backend": about.backend}
-
-
-def check_equal(pool: Pool) -> None:
-    """Refuse GPUs of one machine that differ. All processes start meanwhile."""
-
-    def asked(worker: AnyWorker) -> dict[str, str]:
-        try:
-            return identity_of(worker.ask(Environment(), timeout=START_SECONDS))
-        except VerifyError as error:
-            return {"error": str(error)}
-
-    with ThreadPoolExecutor(len(pool.workers)) as threads:
-        found = list(threads.map(asked, pool.workers))
-    equal_workers({f"{place}": about for place, about in enumerate(found)})
-
-
-def gpus(request: str, seen: int) -> list[str]:
-    """The devices that `--gpus` names: "all", a count, or a list such as 0,2; as CUDA_VISIBLE_DEVICES entries.
-
-    `seen` is how many GPUs the process sees; a list that the user has set in CUDA_VISIBLE_DEVICES is kept.
-    """
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = listed.split(",") if listed else [str(number) for number in range(seen)]
-    names = names[:seen]
-    if request == "all":
-        if not names:
-            raise UsageError("--gpus all needs a GPU; this process sees none", hint="--jobs N spreads over CPU cores")
-        return names
-    wanted = [part.strip() for part in request.split(",")]
-    if len(wanted) == 1 and wanted[0].isascii() and wanted[0].isdigit() and "," not in request:
-        count = int(wanted[0])
-        if not 1 <= count <= len(names):
-            raise UsageError(f"--gpus takes a count from 1 to {len(names)} (the GPUs seen here); received {request}")
-        return names[:count]
-    chosen = []
-    for part in wanted:
-        if not (part.isascii() and part.isdigit() and int(part) < len(names)):
-            raise UsageError(
-                f"--gpus takes all, a count, or numbers below {len(names)} as in 0,2; received {request!r}"
-            )
-        chosen.append(names[int(part)])
-    if len(set(chosen)) != len(chosen):
-        raise UsageError(f"--gpus names a GPU twice: {request!r}")
-    return chosen
