@@ -9,7 +9,7 @@ import gc
 from functools import partial
 
 from verify import backends
-from verify.workers.frames import roomy
+from verify.workers.frames import in_large_frame
 
 BACKEND = backends.select()
 backends.activate(BACKEND)
@@ -38,6 +38,6 @@ def backend() -> backends.Backend:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.runtest = partial(roomy, item.runtest)  # type: ignore[method-assign]
+        item.runtest = partial(in_large_frame, item.runtest)  # type: ignore[method-assign]
         if not torch.cuda.is_available() and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# How lines say what was not judged; whoever sums a run up looks for them.
+# How lines say what was not judged.
 IN_ERROR = "the harness is in error, no verdict"
 SPENT = "the time budget was spent"
 
@@ -29,3 +29,12 @@ class TruthError(VerifyError):
 
 class KernelError(VerifyError):
     """A kernel broke its contract (wrong shape, dtype, device, not a tensor, raised): that kernel's result."""
+
+
+class InternalError(VerifyError):
+    """verify itself failed in a worker: an exception that no code there expects. Its traceback is on stderr."""
+
+
+def no_verdict(error: Exception) -> str:
+    """How a line says that the harness is in error: its own routes disagree, or it failed where no code expects it."""
+    return f"{IN_ERROR}: {error if isinstance(error, TruthError) else f'verify itself failed: {error}'}"

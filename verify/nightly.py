@@ -5,8 +5,9 @@ finished unit is a run record of its own in the night's folder, written at once.
 does only what is not there: a machine that was switched off loses the units it was in, nothing else. At the
 end the units merge into one record, which the gate judges and the report shows.
 
-Hunts and laws are cut fine (one result, one law in one dtype) and wait in one queue over all kernels: so many small
-units keep all workers busy to the end. Both stages share their workers, which have met the GPU and the kernels by then.
+A unit of the stages "hunt" and "laws" is small (one result, one law in one dtype), and those of all kernels wait in one
+queue, so that all workers are busy to the end. Both stages share a pool, whose processes have imported torch and the
+kernels by then.
 
 A budget is shared out among the stages; what a stage does not use goes to the later ones. Work that the budget
 did not reach is listed in the record and makes the run incomplete: less measured must not look like all well.
@@ -18,8 +19,8 @@ import hashlib
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,17 +28,20 @@ from typing import Any
 
 import msgspec
 
-from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
-from verify.measure.session import START_SECONDS, Session, answer, describe_target
+from verify.declare.requests import ListKernels, declared_by
+from verify.declare.target import Declared, Target
+from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError
+from verify.hunt.requests import Hunt, Hunts, ListHunts
+from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
 from verify.records.merge import merge
-from verify.records.record import KernelRun, Run, Stage, load, save, write_atomically
+from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, load, save, value_of, write_atomically
 from verify.records.source_digest import own_digest
 from verify.records.stage_time import StageTime
-from verify.workers.cluster import Cluster
-from verify.workers.process import Answers, Worker
-
-Say = Callable[[str], None]
+from verify.sweep.requests import ListSpaces
+from verify.workers.pool import Pool
+from verify.workers.process import START_SECONDS
+from verify.workers.requests import About
 
 SETTINGS = "night.json"
 HUNT_SECONDS = 20.0  # for one result, at most
@@ -62,15 +66,14 @@ class Night:
     timeout: float = 1200.0
     jobs: int = 0
     backend: str | None = None
-    cluster: Cluster | None = None
-    say: Say = lambda text: None
+    pool: Pool | None = None  # of the caller, who stops it: it does all the work; else processes are started
+    progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
-    clerk: Answers | None = None  # while `run` is at work: the process that is asked what there is to do
-    staff: list[Answers] = field(default_factory=list)  # and those that hunt and try laws
+    own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), hunts and laws
 
 
 @dataclass(frozen=True)
-class Work:
+class PlannedStage:
     """One stage: what it is called, its share of the budget, and what does it."""
 
     name: str
@@ -78,60 +81,57 @@ class Work:
     do: Callable[[Night, float | None], Run]
 
 
-def run(night: Night, works: Sequence[Work], command: str) -> Run:
+def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
     """Do every stage, or what the budget allows, and merge. The merged record is not written here."""
     started = time.monotonic()
     try:
-        if not night.cluster:
-            # it answers for all stages: to import torch and to meet a GPU takes seconds
-            night.clerk = Worker(night.backend)
-        return _run(night, works, command, started)
+        return _run(night, stages, command, started)
     finally:
-        for worker in (night.clerk, *night.staff):
-            if worker is not None:
-                worker.stop()
-        night.clerk, night.staff = None, []
+        if night.own_pool is not None:
+            night.own_pool.stop()
+        night.own_pool = None
 
 
-def _run(night: Night, works: Sequence[Work], command: str, started: float) -> Run:
+def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: float) -> Run:
     _claim(night)
     records: list[Run] = []
     stages: list[Stage] = []
-    lines: list[str] = []  # of the stages that gave no record
+    lost: list[Gap] = []  # stages that gave no record
     in_error = False
-    shares = sum(work.share for work in works)
+    shares = sum(stage.share for stage in planned)
     clock = StageTime(night.folder)
-    for work in works:
+    for stage in planned:
         begun = time.monotonic()
-        clock.begin(work.name)
+        clock.begin(stage.name)
         until = None
         if night.budget is not None:
             closing = min(CLOSING_SECONDS, night.budget * CLOSING_SHARE)
             left = max(0.0, night.budget - closing - (begun - started))
-            until = begun + left * work.share / shares
-        shares -= work.share
-        night.say(work.name)
+            until = begun + left * stage.share / shares
+        shares -= stage.share
+        night.progress(stage.name)
         try:
-            record = work.do(night, until)
+            record = stage.do(night, until)
         except NothingToDoError as nothing:
-            stages.append(Stage(name=work.name, status="skipped", message=str(nothing), seconds=clock.end(work.name)))
+            stages.append(Stage(name=stage.name, status="skipped", message=str(nothing), seconds=clock.end(stage.name)))
             continue
         except Exception as error:
             # whatever a stage runs into, the others go on and the report is written
             in_error = in_error or not isinstance(error, UsageError)
+            kind: GapKind = "other" if isinstance(error, UsageError) else "harness error"
             message = error.message if isinstance(error, UsageError) else f"{IN_ERROR}: {_said_by(error)}"
-            stages.append(Stage(name=work.name, status="incomplete", message=message, seconds=clock.end(work.name)))
-            lines.append(f"{work.name}: {message}")
+            stages.append(Stage(name=stage.name, status="incomplete", message=message, seconds=clock.end(stage.name)))
+            lost.append(Gap(kind, f"{stage.name}: {message}"))
             continue
         records.append(record)
-        stages.append(_stage(work.name, record, clock.end(work.name)))
+        stages.append(_stage(stage.name, record, clock.end(stage.name)))
     if not records:
-        reasons = [f"{stage.name}: {stage.message}" for stage in stages]
+        reasons = [f"{each.name}: {each.message}" for each in stages]
         said = "no stage of the nightly run gave a record: " + "; ".join(reasons or ["none was chosen"])
         raise TruthError(said) if in_error else UsageError(said)
-    night.usage += lines
+    night.usage += [gap.text for gap in lost]
     merged = merge(records, command=command, profile=night.profile, stages=stages)
-    return msgspec.structs.replace(merged, incomplete=list(dict.fromkeys([*merged.incomplete, *lines])))
+    return msgspec.structs.replace(merged, incomplete=list(dict.fromkeys([*merged.incomplete, *lost])))
 
 
 def _stage(name: str, record: Run, seconds: float) -> Stage:
@@ -153,9 +153,11 @@ def _stage(name: str, record: Run, seconds: float) -> Stage:
 
 
 def _said_by(error: Exception) -> str:
-    """What an error of the harness says; one that nobody foresaw names its type, and its place on stderr."""
+    """What an error of the harness says; one that no code expects names its type, and its place on stderr."""
     if isinstance(error, TruthError):
         return str(error)
+    if isinstance(error, InternalError):  # its traceback is that of the worker, which printed it
+        return f"verify itself failed: {error}"
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"
 
@@ -165,7 +167,7 @@ def _said_by(error: Exception) -> str:
 
 def _claim(night: Night) -> None:
     """Begin the folder, or go on in it if it was begun with the same settings."""
-    mine = {
+    asked = {
         "targets": list(night.targets),
         "peers": list(night.peers),
         "seed": night.seed,
@@ -176,14 +178,14 @@ def _claim(night: Night) -> None:
     }
     path = night.folder / SETTINGS
     if not path.exists():
-        write_atomically(path, json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n")
+        write_atomically(path, json.dumps(asked, indent=1, sort_keys=True).encode() + b"\n")
         return
     try:
-        theirs = json.loads(path.read_bytes())
+        begun = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is not the settings of a nightly run: {error}", hint=_fresh(night)) from error
-    for name, value in mine.items():
-        if not isinstance(theirs, dict) or theirs.get(name) != value:
+    for name, value in asked.items():
+        if not isinstance(begun, dict) or begun.get(name) != value:
             raise UsageError(
                 f"{night.folder} holds a nightly run with other {name}: its figures cannot be mixed with this one's",
                 hint=_fresh(night),
@@ -197,11 +199,12 @@ def _fresh(night: Night) -> str:
 def _sources(night: Night) -> dict[str, str]:
     """A digest for each target of every module of its project that it imports: a changed kernel is another kernel."""
     found = {}
-    with _worker(night) as worker:
-        for target in (*night.targets, *night.peers):
-            reply = worker.ask({"do": "list", "target": target}, timeout=START_SECONDS)
+    for target in (*night.targets, *night.peers):
+        try:
+            found[target] = _pool(night).ask(ListKernels(target), timeout=START_SECONDS).sources
+        except VerifyError as error:
             # what cannot be imported is reported by the stages; that it could not is part of the settings
-            found[target] = str(reply.get("sources") or reply.get("usage") or reply)
+            found[target] = error.message if isinstance(error, UsageError) else str(error)
     return found
 
 
@@ -217,7 +220,7 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
     if path.exists():
         return load(path)
     made = make()
-    if not any(line.endswith(SPENT) for line in made.incomplete):
+    if not any(gap.kind == "out of time" for gap in made.incomplete):
         save(made, path)
     return made
 
@@ -234,13 +237,12 @@ def laws(night: Night, until: float | None) -> Run:
     """Every law of every judged kernel with the night's profile and seed."""
     from verify.laws import schedule
 
-    with _worker(night) as worker:
-        judged = _judged(worker, night)
+    judged = _judged(night)
     if not judged:
         raise NothingToDoError("no kernel is judged here")
     folder = night.folder / "laws"
     folder.mkdir(parents=True, exist_ok=True)
-    settings = schedule.Spread(
+    settings = schedule.LawSettings(
         profile=night.profile,
         seed=night.seed,
         timeout=night.timeout,
@@ -248,8 +250,7 @@ def laws(night: Night, until: float | None) -> Run:
         journal=folder / "laws.jsonl",
         progress=partial(_said, night, "laws"),
     )
-    with _staff(night) as workers:
-        return schedule.run(judged, workers, settings, "verify nightly: laws")
+    return schedule.run(judged, _grown(night), settings, "verify nightly: laws")
 
 
 def sweep(night: Night, until: float | None) -> Run:
@@ -261,16 +262,16 @@ def sweep(night: Night, until: float | None) -> Run:
         raise NothingToDoError("no kernel has few enough inputs to try all of them here")
 
     def one(target: str, dtypes: tuple[str, ...], shape: str) -> Run:
-        settings = drive.Settings(
+        settings = drive.SweepSettings(
             backend=night.backend,
             dtypes=dtypes,
             pairs=True,
             baseline=True,
             hardest=10 if shape == "unary" else 0,  # a product ties trivially
             timeout=night.timeout,
-            cluster=night.cluster,
+            pool=night.pool,
             journal=unit_path(night, "sweep", target).with_suffix(".journal"),
-            progress=lambda space, done, total: night.say(f"sweep {target} {space.dtype} {done / total:.0%}"),
+            progress=lambda space, done, total: night.progress(f"sweep {target} {space.dtype} {done / total:.0%}"),
         )
         return drive.sweep([target], settings, "verify nightly: sweep")
 
@@ -279,33 +280,29 @@ def sweep(night: Night, until: float | None) -> Run:
 
 def hunt(night: Night, until: float | None) -> Run:
     """A search for the worst input of every result that is not swept."""
-    from verify.hunt.campaign import Campaign
-    from verify.hunt.campaign import run as run_hunts
+    from verify.hunt import schedule
     from verify.hunt.settings import Settings
 
     asked = _hunts(night)
     if not asked:
         raise NothingToDoError("every input of every kernel is swept")
 
-    def path(target: str, job: dict[str, str]) -> Path:
-        return unit_path(night, "hunt", f"{target} {job['result']} {job['dtype']}")
+    def path(target: str, hunt: Hunt) -> Path:
+        return unit_path(night, "hunt", f"{target} {hunt.result} {hunt.dtype}")
 
-    campaign = Campaign(
+    session = schedule.HuntSession(
         settings=Settings(seed=night.seed, generations=HUNT_GENERATIONS, seconds=HUNT_SECONDS),
-        backend=night.backend,
         timeout=night.timeout,
-        cluster=night.cluster,
+        pool=_grown(night),
         until=until,
         asked=asked,
-        known=lambda target, job: _known(path(target, job)),
-        finished=lambda target, job, done: write_atomically(path(target, job), msgspec.json.encode(done)),
+        known=lambda target, hunt: _known(path(target, hunt)),
+        finished=lambda target, hunt, done: write_atomically(path(target, hunt), msgspec.json.encode(done)),
         contain=True,
-        watch=lambda moment: night.say(f"hunt {moment.name} {moment.best:.3g}"),
+        progress=lambda name, progress: night.progress(f"hunt {name} {value_of(progress.best):.3g}"),
     )
     (night.folder / "hunt").mkdir(parents=True, exist_ok=True)
-    with _staff(night) as workers:
-        campaign.workers = workers
-        return run_hunts(list(asked), campaign, "verify nightly: hunt")
+    return schedule.run(list(asked), session, "verify nightly: hunt")
 
 
 def bench(night: Night, until: float | None) -> Run:
@@ -313,7 +310,7 @@ def bench(night: Night, until: float | None) -> Run:
     from verify.measure.bench import Bench
     from verify.measure.bench import bench as time_them
 
-    if _about(night)["backend"] != "cuda":
+    if _about(night).backend != "cuda":
         raise NothingToDoError("speed is measured on a GPU only")
 
     say = partial(_said, night, "bench")
@@ -360,17 +357,17 @@ def _share(until: float | None, share: float) -> float | None:
     return None if until is None else now + max(0.0, until - now) * share
 
 
-WORKS = (
-    Work("accuracy", 3.0, accuracy),
-    Work("sweep", 1.0, sweep),
-    Work("bench", 1.5, bench),
-    Work("hunt", 1.5, hunt),
-    Work("laws", 3.0, laws),
+STAGES = (
+    PlannedStage("accuracy", 3.0, accuracy),
+    PlannedStage("sweep", 1.0, sweep),
+    PlannedStage("bench", 1.5, bench),
+    PlannedStage("hunt", 1.5, hunt),
+    PlannedStage("laws", 3.0, laws),
 )
 
 
 def _said(night: Night, stage: str, text: str) -> None:
-    night.say(f"{stage} {text}")
+    night.progress(f"{stage} {text}")
 
 
 def _known(path: Path) -> KernelRun | None:
@@ -400,7 +397,7 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         timeout=night.timeout,
         profile=night.profile,
         jobs=night.jobs,
-        cluster=night.cluster,
+        pool=night.pool,
         deadline=until,
         by_dtype=True,
         known=lambda part: _known(path(part)),
@@ -415,31 +412,33 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
 def _units(night: Night, until: float | None, stage: str, makes: dict[str, Callable[[], Run]]) -> Run:
     """Every unit that is finished or that the budget allows to begin; the others, and those in error, are named."""
     records: list[Run] = []
-    late: list[str] = []
+    late: list[Gap] = []
     in_error: dict[str, str] = {}
     for name, make in makes.items():
         out_of_time = until is not None and time.monotonic() >= until
         if out_of_time and not unit_path(night, stage, name).exists():
-            late.append(f"{stage} of {name}: not begun: the time budget was spent")
+            late.append(Gap("out of time", f"{stage} of {name}: not begun: {SPENT}"))
             continue
         try:
             records.append(unit(night, stage, name, make))
-        except (TruthError, RuntimeError) as error:
+        except (TruthError, InternalError, RuntimeError) as error:
             in_error[name] = _said_by(error)
     if not records and in_error:
-        raise TruthError("; ".join([*(f"{name}: {error}" for name, error in in_error.items()), *late]))
+        raise TruthError(
+            "; ".join([*(f"{name}: {error}" for name, error in in_error.items()), *(gap.text for gap in late)])
+        )
     if not records:
         raise UsageError(f"the time budget was spent before the first of {len(makes)}")
     merged = merge(records, command=f"verify nightly: {stage}", profile=night.profile)
-    broken = [f"{stage} of {name}: {IN_ERROR}: {error}" for name, error in in_error.items()]
+    broken = [Gap("harness error", f"{stage} of {name}: {IN_ERROR}: {error}") for name, error in in_error.items()]
     return msgspec.structs.replace(merged, incomplete=[*merged.incomplete, *broken, *late])
 
 
 def _as_peers(night: Night, record: Run) -> Run:
     """What the peers' files declare is shown and never judged, however they declare it."""
-    files = {target.partition("::")[0] for target in night.peers}
+    files = {Target.parse(target).source for target in night.peers}
     kernels = [
-        msgspec.structs.replace(kernel, peer=True) if kernel.target.partition("::")[0] in files else kernel
+        msgspec.structs.replace(kernel, peer=True) if Target.parse(kernel.target).source in files else kernel
         for kernel in record.kernels
     ]
     return msgspec.structs.replace(record, kernels=kernels)
@@ -448,84 +447,57 @@ def _as_peers(night: Night, record: Run) -> Run:
 # -- what there is to do --------------------------------------------------------------------------------
 
 
-def _about(night: Night) -> dict[str, Any]:
-    with _worker(night) as worker:
-        return answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
+def _pool(night: Night) -> Pool:
+    """The pool of the caller, or the night's own; its first worker is asked what there is to do."""
+    if night.pool is not None:
+        return night.pool
+    if night.own_pool is None:
+        night.own_pool = Pool.started(night.backend)  # to import torch and to meet a GPU takes seconds
+    return night.own_pool
 
 
-@contextmanager
-def _worker(night: Night) -> Iterator[Answers]:
-    """Whoever is asked what there is to do."""
-    if night.clerk is not None:
-        yield night.clerk
-        return
-    worker = night.cluster.workers()[0] if night.cluster else Worker(night.backend)
-    try:
-        yield worker
-    finally:
-        worker.stop()
+def _grown(night: Night) -> Pool:
+    """The same with as many workers as there is memory and are cores for."""
+    pool = _pool(night)
+    pool.grow(night.jobs or _about(night).workers)
+    return pool
 
 
-@contextmanager
-def _staff(night: Night) -> Iterator[list[Answers]]:
-    """The workers of hunts and laws, as many as there is room for. Those of a night stay for its next stage."""
-    if night.staff:
-        yield night.staff
-        return
-    if night.cluster:
-        yield list(night.cluster.workers())
-        return
-    room = night.jobs or _about(night)["room"]
-    workers: list[Answers] = [Worker(night.backend) for _ in range(max(1, room))]
-    if night.clerk is not None:
-        night.staff = workers
-        yield workers
-        return
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.stop()
+def _about(night: Night) -> About:
+    return _pool(night).about()
 
 
 def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
     """The kernels that can be swept here, each with its dtypes and the shape of its inputs."""
     found: dict[str, tuple[tuple[str, ...], str]] = {}
-    with _worker(night) as worker:
-        about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
-        for target in _judged(worker, night):
-            request: dict[str, Any] = {"do": "sweep spaces", "target": target, "dtypes": [], "results": []}
-            # 2^32 pairs through an interpreter would take a day
-            request |= {"pairs": about["backend"] == "cuda", "bounds": None, "regime": ""}
-            request |= {"baseline": False, "hardest": 0}
-            reply = worker.ask(request, timeout=START_SECONDS)
-            if spaces := reply.get("spaces", []):
-                found[target] = tuple(space["dtype"] for space in spaces), spaces[0]["shape"]
+    pairs = _about(night).backend == "cuda"  # 2^32 pairs through an interpreter would take a day
+    for kernel in _judged(night):
+        with suppress(UsageError, KernelError):
+            if spaces := _pool(night).ask(ListSpaces([kernel.target], pairs=pairs), timeout=START_SECONDS).spaces:
+                found[kernel.target] = tuple(space.dtype for space in spaces), spaces[0].shape
     return found
 
 
-def _hunts(night: Night) -> dict[str, dict[str, Any]]:
+def _hunts(night: Night) -> dict[str, Hunts]:
     """The hunts of every kernel, without the dtypes that are swept, and what cannot be hunted."""
     swept = _spaces(night)
-    found: dict[str, dict[str, Any]] = {}
-    with _worker(night) as worker:
-        for target in _judged(worker, night):
-            reply = worker.ask({"do": "hunts", "target": target, "dtypes": [], "results": []}, timeout=START_SECONDS)
-            jobs = [job for job in reply.get("jobs", []) if job["dtype"] not in swept.get(target, ((), ""))[0]]
-            if jobs:
-                found[target] = {"jobs": jobs, "left_out": reply["left_out"]}
+    found: dict[str, Hunts] = {}
+    for kernel in _judged(night):
+        with suppress(UsageError, KernelError):
+            asked = _pool(night).ask(ListHunts(kernel.target, [], []), timeout=START_SECONDS)
+            dtypes, _ = swept.get(kernel.target, ((), ""))
+            if hunts := [hunt for hunt in asked.hunts if hunt.dtype not in dtypes]:
+                found[kernel.target] = Hunts(hunts, asked.left_out)
     return found
 
 
-def _judged(worker: Answers, night: Night) -> dict[str, dict[str, Any]]:
-    """Every judged kernel of the targets that this backend can run, and what it declares."""
-    backend = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))["backend"]
-    kernels: dict[str, dict[str, Any]] = {}
-    for target in night.targets:
-        source = target.partition("::")[0]
-        kernels |= {
-            f"{source}::{item['name']}": item
-            for item in describe_target(worker, target)
-            if backend in item["backends"] and not item["lacking"] and not item["peer"]
-        }
-    return kernels
+def _judged(night: Night) -> list[Declared]:
+    """Every judged kernel of the targets that this backend can run."""
+    backend = _about(night).backend
+    kernels = {
+        kernel.target: kernel
+        for target in night.targets
+        for kernel in declared_by(_pool(night), target)
+        if not kernel.peer and not kernel.unfit(backend, "run")
+    }
+    return list(kernels.values())

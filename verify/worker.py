@@ -1,7 +1,7 @@
 """The worker's side of `verify.workers.process`: reads requests, runs kernels, answers on its own pipe.
 
-Start: python -m verify.worker FD [BACKEND]. One JSON request per line on stdin:
-{"do": "environment" | "list" | "measure" | "replay" | "certify" | ...}.
+Start: python -m verify.worker FD [BACKEND]. One request per line on stdin; `verify.workers.requests` has the form of
+requests and events, and each room says in its `requests` what it can be asked.
 """
 
 from __future__ import annotations
@@ -14,16 +14,41 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from verify.errors import KernelError, TruthError, UsageError
-from verify.workers.frames import roomy
+from verify.declare.requests import Listed, ListKernels, ListOps, OpAbout
+from verify.declare.target import Declared, Target
+from verify.diagnose.requests import Explain, LawReplayed, Replayed, ReplayElement, ReplayLaw
+from verify.errors import InternalError, KernelError, TruthError, UsageError
+from verify.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, Pin, PinnedCase, Unpin
+from verify.laws.requests import LawPlan, PlanLaws, Tried, TryLaw, TrySeeded
+from verify.measure.requests import Certify, Contender, ListContenders, Measure, Time, Timed
+from verify.records.record import KernelRun, LawRun
+from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
+from verify.truth.certificate import Entry
+from verify.workers.frames import in_large_frame
+from verify.workers.process import OnProgress
+from verify.workers.requests import (
+    About,
+    CountGpus,
+    Environment,
+    Event,
+    Failed,
+    Failure,
+    Numbered,
+    Progress,
+    Reply,
+    Request,
+)
+
+if TYPE_CHECKING:
+    from verify.backends import Backend
+    from verify.cases import Case
+    from verify.declare.declaration import Kernel
 
 WATCH_SECONDS = 0.5
-
-Emit = Callable[[dict[str, Any]], None]
 
 
 def main(arguments: list[str]) -> int:
@@ -34,39 +59,66 @@ def main(arguments: list[str]) -> int:
     # torch.compile would start a process for every core, in each of the workers
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-    def emit(event: dict[str, Any]) -> None:
+    def emit(event: Event) -> None:
         pipe.write(msgspec.json.encode(event) + b"\n")
 
     backend: Any = None
     for line in sys.stdin.buffer:
+        number = 0
         try:
+            asked = msgspec.json.decode(line, type=Numbered)
+            number = asked.id
             if backend is None:
-                from verify import backends
-
-                backend = backends.select(requested)
-                backends.activate(backend)
-                import torch
-
-                # the order of a sum must not depend on the machine, and the workers share its cores
-                torch.set_num_threads(1)
-            request = msgspec.json.decode(line)
-            emit(roomy(_HANDLERS[request["do"]], request, backend, emit))
-        except UsageError as error:
-            emit({"usage": error.message, "hint": error.hint or ""})
-        except TruthError as error:
-            emit({"truth": str(error)})
-        except KernelError as error:
-            emit({"failure": str(error)})
-        except MemoryError:
-            emit({"failure": "out of memory"})
+                backend = _ready(requested)
+            reply = in_large_frame(answer, asked.request, backend, lambda text: emit(Progress(number, text)))  # noqa: B023
+            emit(Reply(number, msgspec.Raw(msgspec.json.encode(reply)), _usable(backend)))
+        except (UsageError, TruthError, KernelError) as error:
+            emit(Failed(number, Failure.of(error), _usable(backend)))
         except Exception as error:
-            traceback.print_exc()
-            emit({"internal": f"{type(error).__name__}: {error}"})
+            # what failed where no code expects it, or for want of memory, leaves a process that may fail again
+            if not isinstance(error, MemoryError):
+                traceback.print_exc()
+            emit(Failed(number, Failure.of(error), usable=False))
     return 0
 
 
+def answer(request: msgspec.Raw | bytes, backend: Backend, progress: OnProgress) -> Any:
+    """The reply to a request in JSON."""
+    try:
+        asked = msgspec.json.decode(request, type=Union[tuple(HANDLERS)])  # noqa: UP007
+    except msgspec.ValidationError as error:
+        raise InternalError(f"no worker knows this request: {error}") from error
+    return HANDLERS[type(asked)](asked, backend, progress)
+
+
+def _ready(requested: str | None) -> Backend:
+    """The backend, with everything set that figures must not depend on."""
+    from verify import backends
+
+    backend = backends.select(requested)
+    backends.activate(backend)
+    import torch
+
+    # the order of a sum must not depend on the machine, and the workers share its cores
+    torch.set_num_threads(1)
+    return backend
+
+
+def _usable(backend: Backend | None) -> bool:
+    """Whether this process can go on: an illegal access poisons its CUDA context, and every later call fails."""
+    if backend is None or backend.name != "cuda":
+        return True
+    import torch
+
+    try:
+        torch.cuda.synchronize(backend.device)
+        return bool(torch.zeros(1, device=backend.device).sum() == 0)
+    except Exception:
+        return False
+
+
 def _watch(parent: int) -> None:
-    """End with the parent: one that was killed cannot stop its worker, which would go on with a kernel for nobody."""
+    """End with the parent: one that was killed cannot stop its worker, whose kernel would run on."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     os.killpg(0, signal.SIGKILL)  # the worker leads a group of its own, with everything that it started
@@ -84,20 +136,15 @@ def _environment_of(device: str) -> dict[str, Any]:
     return {**probes.fingerprint(), **commit.current(config.find().root), "probes": found}
 
 
-def _environment(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    return {
-        "backend": backend.name,
-        "device": backend.device,
-        "room": _room(backend),
-        "environment": _environment_of(backend.device),
-    }
+def _environment(request: Environment, backend: Backend, progress: OnProgress) -> About:
+    return About(backend.name, backend.device, _environment_of(backend.device), _side_by_side(backend))
 
 
 SHARE = 4 << 30  # bytes of a GPU for one of several workers: its context, and a case with its truth
 
 
-def _room(backend: Any) -> int:
-    """How many workers measure side by side: one per core, as exact verdicts are the CPU's work, if they fit a GPU."""
+def _side_by_side(backend: Backend) -> int:
+    """How many workers measure at a time: one per core, as exact verdicts are the CPU's work, if they fit a GPU."""
     import torch
 
     cores = os.cpu_count() or 1
@@ -106,128 +153,84 @@ def _room(backend: Any) -> int:
     return max(1, min(cores, torch.cuda.get_device_properties(backend.device).total_memory // SHARE))
 
 
-def _gpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:
     import torch
 
-    return {"gpus": torch.cuda.device_count()}
+    return torch.cuda.device_count()
 
 
-def _list(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _list(request: ListKernels, backend: Backend, progress: OnProgress) -> Listed:
     from verify.declare.discovery import load
     from verify.declare.sources import sources_of
-    from verify.declare.target import Target
 
-    kernels = load(Target.parse(request["target"]))
-    return {
-        "sources": sources_of(kernels[0]),
-        "kernels": [
-            {
-                "name": item.name,
-                "op": item.op.name,
-                "kind": item.op.kind,
-                "params": dict(item.params),
-                "promise": item.promise,
-                "summary": item.summary,
-                "peer": item.peer,
-                "backends": list(item.backends),
-                "dtypes": list(item.dtypes),
-                "lacking": list(item.lacking),
-            }
-            for item in kernels
-        ],
-    }
+    target = Target.parse(request.target)
+    kernels = load(target)
+    return Listed(sources_of(kernels[0]), [Declared.of(item, target.source) for item in kernels])
 
 
-def _one(request: dict[str, Any]) -> Any:
+def _one(named: str) -> Kernel:
     from verify.declare.discovery import load
-    from verify.declare.target import Target
 
-    target = Target.parse(request["target"])
-    if target.kernel is None:
-        kernels = load(target)
-        if len(kernels) > 1:
-            names = ", ".join(item.name for item in kernels)
-            raise UsageError(f"{request['target']} declares several kernels: {names}; name one with ::KERNEL")
-        return kernels[0]
-    return load(target)[0]
+    target = Target.parse(named)
+    kernels = load(target)
+    if len(kernels) > 1:
+        names = ", ".join(item.name for item in kernels)
+        raise UsageError(f"{named} declares several kernels: {names}; name one with ::KERNEL")
+    return kernels[0]
 
 
-def _measure(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _measure(request: Measure, backend: Backend, progress: OnProgress) -> KernelRun:
     from verify.measure.kernel import measure_kernel
 
-    kernel, dtypes = _one(request), tuple(request.get("dtypes", ()))
-
-    def say(text: str) -> None:
-        emit({"progress": text})
-
+    kernel, dtypes = _one(request.target), request.dtypes
     done = measure_kernel(
         kernel,
-        request["target"],
+        request.target,
         backend,
-        seed=request["seed"],
+        seed=request.seed,
         dtypes=dtypes,
-        accuracy=request.get("accuracy", True),
-        cases_of=request.get("plan", ""),
-        progress=say,
+        accuracy=request.accuracy,
+        cases_of=request.plan,
+        progress=progress,
     )
-    if request.get("laws"):
+    if request.laws:
         from verify.laws.suite import with_laws  # Hypothesis loads with it
 
-        done = with_laws(done, kernel, backend, request["laws"], seed=request["seed"], dtypes=dtypes, progress=say)
-    return {"run": msgspec.to_builtins(done)}
+        done = with_laws(done, kernel, backend, request.laws, seed=request.seed, dtypes=dtypes, progress=progress)
+    return done
 
 
-def _contenders(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """The kernels of a target with what `verify bench` has to know before it measures them."""
+def _contenders(request: ListContenders, backend: Backend, progress: OnProgress) -> list[Contender]:
     from verify.declare.discovery import load
-    from verify.declare.target import Target
     from verify.measure.timing import comparable
 
-    source = request["target"].partition("::")[0]
-    return {
-        "contenders": [
-            {
-                "target": f"{source}::{item.name}",
-                "name": item.name,
-                "op": item.op.name,
-                "params": dict(item.params),
-                "promise": item.promise,
-                "group": repr(comparable(item)),
-                "dtypes": list(item.dtypes),
-                "backends": list(item.backends),
-                "lacking": list(item.lacking),
-                "peer": item.peer,
-            }
-            for item in load(Target.parse(request["target"]))
-        ]
-    }
+    target = Target.parse(request.target)
+    return [Contender(Declared.of(item, target.source), repr(comparable(item))) for item in load(target)]
 
 
-def _time(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
     from verify.measure import timing
 
     if backend.name != "cuda":
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
-    contenders = {target: _one({"target": target}) for target in request["targets"]}
-    found = timing.time_together(
-        contenders,
-        request["dtype"],
-        request["shape"],
-        request["directions"],
+    return timing.time_together(
+        {target: _one(target) for target in request.targets},
+        request.dtype,
+        request.shape,
+        request.directions,
         backend.device,
         timing.CudaClock(backend.device),
-        rounds=request["rounds"],
-        seed=request["seed"],
-        progress=lambda text: emit({"progress": text}),
+        rounds=request.rounds,
+        seed=request.seed,
+        progress=progress,
     )
-    return {"timed": [msgspec.to_builtins(item) for item in found]}
 
 
-def _one_case(request: dict[str, Any]) -> tuple[Any, Any]:
+def _one_case(target: str, text: str) -> tuple[Kernel, Case]:
     """The kernel and the case of a request, which must be a case of this kernel."""
     from verify.cases import Case
 
-    kernel, case = _one(request), Case.from_json(request["case"])
+    kernel, case = _one(target), Case.from_json(text)
     extra = [name for name in kernel.absent if name not in case.absent]
     if extra:
         fields = ",".join(f'"{name}"' for name in sorted({*case.absent, *extra}))
@@ -238,204 +241,179 @@ def _one_case(request: dict[str, Any]) -> tuple[Any, Any]:
     return kernel, case
 
 
-def _replay(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """One element again; made smaller, and as a script, where that is asked for."""
+def _replay(request: ReplayElement, backend: Backend, progress: OnProgress) -> Replayed:
     from verify.diagnose.replay import replay, replay_smaller
     from verify.diagnose.snippet import snippet, too_long
 
-    kernel, case = _one_case(request)
-    place = {"result": request["result"], "index": request["index"]}
-    script, smaller = request.get("snippet", False), request.get("shrink", False)
-    found = (replay_smaller if smaller else replay)(kernel, request["target"], backend, case, **place)
-    if script and not smaller and not found.judged <= found.limit and too_long(kernel, case, backend):
-        found = replay_smaller(kernel, request["target"], backend, case, **place)
-    answer = {"replay": msgspec.to_builtins(found)}
-    if script:
-        answer["snippet"] = snippet(kernel, backend, found)
-    return answer
+    kernel, case = _one_case(request.target, request.case)
+    result, index = request.result, request.index
+    found = (replay_smaller if request.shrink else replay)(
+        kernel, request.target, backend, case, result=result, index=index
+    )
+    long = (
+        request.snippet and not request.shrink and not found.judged <= found.limit and too_long(kernel, case, backend)
+    )
+    if long:
+        found = replay_smaller(kernel, request.target, backend, case, result=result, index=index)
+    return Replayed(msgspec.to_builtins(found), snippet(kernel, backend, found) if request.snippet else None)
 
 
-def _law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """Try one law on one case again."""
+def _law(request: ReplayLaw, backend: Backend, progress: OnProgress) -> LawReplayed:
     from verify.diagnose.replay import replay_law
     from verify.laws import registry
 
-    kernel, case = _one_case(request)
-    found, smaller = replay_law(
-        registry.get(request["law"]), kernel, case, backend, request["target"], shrink=request.get("shrink", False)
-    )
-    return {
-        "law": msgspec.to_builtins(found),
-        "kernel": kernel.name,
-        "smaller": None if smaller is None else msgspec.to_builtins(smaller),
-    }
+    kernel, case = _one_case(request.target, request.case)
+    found, smaller = replay_law(registry.get(request.law), kernel, case, backend, request.target, shrink=request.shrink)
+    return LawReplayed(found, kernel.name, smaller)
 
 
-def _laws(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """All laws in the order in which they are tried, and in how many rounds a profile tries them."""
+def _laws(request: PlanLaws, backend: Backend, progress: OnProgress) -> LawPlan:
     from verify.laws import engine, registry
 
-    rounds = engine.rounds(engine.profile_named(request["profile"]))
-    return {"laws": [law.name for law in registry.ALL], "rounds": len(rounds)}
+    return LawPlan([law.name for law in registry.ALL], len(engine.rounds(engine.profile_named(request.profile))))
 
 
-def _try_law(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """One round of one law on one kernel in one dtype."""
+def _try_law(request: TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
     from verify.laws import engine, registry
     from verify.laws.shrink import shrink_law
 
-    rounds = engine.rounds(engine.profile_named(request["profile"], request["seed"] or None))
-    found = engine.try_law(
-        registry.get(request["law"]),
-        _one(request),
-        request["dtype"],
+    rounds = engine.rounds(engine.profile_named(request.profile, request.seed or None))
+    return engine.try_law(
+        registry.get(request.law),
+        _one(request.target),
+        request.dtype,
         backend,
-        rounds[request["round"]],
-        request["target"],
-        pinned=None if request["round"] == 0 else (),
+        rounds[request.round],
+        request.target,
+        pinned=None if request.round == 0 else (),
         shrink=shrink_law,
     )
-    return {"law": msgspec.to_builtins(found), "healthy": found.status == "ok" or _healthy(backend)}
 
 
-def _healthy(backend: Any) -> bool:
-    """Whether this process can still use its GPU: after an illegal access it cannot, whatever it tries."""
-    import torch
-
-    if backend.name != "cuda":
-        return True
-    try:
-        torch.cuda.synchronize(backend.device)
-        return bool(torch.zeros(1, device=backend.device).sum() == 0)
-    except Exception:
-        return False
-
-
-def _explain(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _explain(request: Explain, backend: Backend, progress: OnProgress) -> dict[str, Any]:
     """Divide the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
     from verify.laws import registry
     from verify.laws.law import Broken, Subject
 
-    kernel, case = _one_case(request)
-    result, index = request["result"], request["index"]
-    if request["law"]:
+    kernel, case = _one_case(request.target, request.case)
+    result, index = request.result, request.index
+    if request.law:
         try:
-            registry.get(request["law"]).check(Subject(kernel, case.dtype, backend, None, request["target"]), case)
+            registry.get(request.law).check(Subject(kernel, case.dtype, backend, None, request.target), case)
         except Broken as broken:
             result, index = result or broken.result, broken.index if index is None else index
     result = result or "y"
     if index is None:
         index = worst_place(kernel, backend, case, result)
-    found = explain(kernel, request["target"], backend, case, result=result, index=index)
-    return {"explanation": msgspec.to_builtins(found)}
+    found = explain(kernel, request.target, backend, case, result=result, index=index)
+    return dict(msgspec.to_builtins(found))
 
 
-def _certify(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _certify(request: Certify, backend: Backend, progress: OnProgress) -> list[Entry]:
     from verify.measure.certify import certify
     from verify.sweep.certify import certify_fused
 
-    def say(text: str) -> None:
-        emit({"progress": text})
-
-    entries = certify(request["ops"], device=backend.device, seed=request["seed"], progress=say)
-    entries += certify_fused(request["ops"], device=backend.device, seed=request["seed"], progress=say)
-    return {"entries": msgspec.to_builtins(entries)}
+    entries = certify(request.ops, device=backend.device, seed=request.seed, progress=progress)
+    return entries + certify_fused(request.ops, device=backend.device, seed=request.seed, progress=progress)
 
 
-def _selftest(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """Each law on its seeded bug and on the twin."""
-    from dataclasses import asdict
-
+def _selftest(request: TrySeeded, backend: Backend, progress: OnProgress) -> Tried:
     from verify.laws.selftest import trials
 
-    found = trials.run(backend, request["laws"], progress=lambda text: emit({"progress": text}))
-    return {
-        "backend": backend.name,
-        "trials": [asdict(trial) for trial in found.trials],
-        "selftest": msgspec.to_builtins(found.record),
-        "passed": found.passed,
-    }
+    found = trials.run(backend, request.laws, progress=progress)
+    return Tried(backend.name, list(found.trials), found.record, found.passed)
 
 
-def _ops(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _ops(request: ListOps, backend: Backend, progress: OnProgress) -> list[OpAbout]:
     from verify import ops
 
-    chosen = [ops.get(request["op"])] if request.get("op") else [ops.get(name) for name in ops.names()]
-    return {
-        "ops": [
-            {
-                "name": op.name,
-                "summary": op.summary,
-                "operands": [o.name + ("?" if o.optional else "") for o in op.operands],
-                "outputs": [name + ("?" if name in op.optional_outputs else "") for name in op.all_outputs],
-                "gradients": list(op.gradients),
-                "params": {k: repr(v) for k, v in op.params.items()},
-                "choices": {k: [repr(item) for item in v] for k, v in op.choices.items()},
-                "gate": op.gate,
-            }
-            for op in chosen
-        ]
-    }
+    return [
+        OpAbout(
+            name=op.name,
+            summary=op.summary,
+            operands=[o.name + ("?" if o.optional else "") for o in op.operands],
+            outputs=[name + ("?" if name in op.optional_outputs else "") for name in op.all_outputs],
+            gradients=list(op.gradients),
+            params={k: repr(v) for k, v in op.params.items()},
+            choices={k: [repr(item) for item in v] for k, v in op.choices.items()},
+            gate=op.gate,
+        )
+        for op in map(ops.get, [request.op] if request.op else ops.names())
+    ]
 
 
-def _hunts(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """Which results of a kernel can be hunted."""
+def _hunts(request: ListHunts, backend: Backend, progress: OnProgress) -> Hunts:
     from verify.hunt.serve import allowed
 
-    return allowed(_one(request), request["dtypes"], request["results"])
+    return allowed(_one(request.target), request.dtypes, request.results)
 
 
-def _hunt(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """Search for the worst input of one result."""
+def _hunt(request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
     from verify.hunt.serve import serve
 
-    return serve(_one(request), request, backend, emit)
+    return serve(_one(request.target), request, backend, progress)
 
 
-def _corpus(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """List or remove pinned cases."""
-    from verify.hunt.pinning import entries, unpin
+def _list_pinned(request: ListPinned, backend: Backend, progress: OnProgress) -> list[dict[str, Any]]:
+    from verify.hunt.pinning import entries
 
-    return {"entries": unpin(request["ids"]) if request["action"] == "remove" else entries()}
+    return entries()
 
 
-def _pin(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
-    """Try a case and add it to the corpus."""
+def _unpin(request: Unpin, backend: Backend, progress: OnProgress) -> list[dict[str, Any]]:
+    from verify.hunt.pinning import unpin
+
+    return unpin(request.ids)
+
+
+def _pin(request: Pin, backend: Backend, progress: OnProgress) -> PinnedCase:
     from verify.hunt.pinning import pin
 
-    return pin(_one(request), request, backend)
+    return pin(_one(request.target), request, backend)
 
 
-def _sweep(request: dict[str, Any], backend: Any, emit: Emit) -> dict[str, Any]:
+def _list_spaces(request: ListSpaces, backend: Backend, progress: OnProgress) -> Spaces:
     from verify.sweep import serve
 
-    steps = {"sweep spaces": serve.spaces, "sweep chunks": serve.chunks, "sweep record": serve.record}
-    return steps[request["do"]](request, backend, emit)
+    return serve.spaces(request, backend)
 
 
-_HANDLERS: dict[str, Callable[[dict[str, Any], Any, Emit], dict[str, Any]]] = {
-    "environment": _environment,
-    "gpus": _gpus,
-    "list": _list,
-    "ops": _ops,
-    "measure": _measure,
-    "contenders": _contenders,
-    "time": _time,
-    "replay": _replay,
-    "law": _law,
-    "laws": _laws,
-    "try law": _try_law,
-    "explain": _explain,
-    "certify": _certify,
-    "sweep spaces": _sweep,
-    "sweep chunks": _sweep,
-    "sweep record": _sweep,
-    "hunts": _hunts,
-    "hunt": _hunt,
-    "corpus": _corpus,
-    "pin": _pin,
-    "selftest": _selftest,
+def _sweep_chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
+    from verify.sweep import serve
+
+    return serve.chunks(request, backend, progress)
+
+
+def _record_sweep(request: RecordSweep, backend: Backend, progress: OnProgress) -> KernelRun:
+    from verify.sweep import serve
+
+    return serve.record(request)
+
+
+HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
+    Environment: _environment,
+    CountGpus: _gpus,
+    ListKernels: _list,
+    ListOps: _ops,
+    Measure: _measure,
+    ListContenders: _contenders,
+    Time: _time,
+    ReplayElement: _replay,
+    ReplayLaw: _law,
+    PlanLaws: _laws,
+    TryLaw: _try_law,
+    Explain: _explain,
+    Certify: _certify,
+    ListSpaces: _list_spaces,
+    SweepChunks: _sweep_chunks,
+    RecordSweep: _record_sweep,
+    ListHunts: _hunts,
+    DoHunt: _hunt,
+    ListPinned: _list_pinned,
+    Unpin: _unpin,
+    Pin: _pin,
+    TrySeeded: _selftest,
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
@@ -12,9 +11,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from verify import worker
+from verify.workers.requests import Event, Failed, Numbered, Progress, R, Reply, Request
 
 
 def hears_ctrl_c() -> None:
@@ -34,7 +35,7 @@ class Said:
 class Here:
     """A worker in this process: the same requests and answers, without the start of a process for each."""
 
-    def __init__(self, backend: str | None = None) -> None:
+    def __init__(self, backend: str | None = None, environment: Any = None) -> None:
         pass
 
     def __enter__(self) -> Here:
@@ -48,13 +49,18 @@ class Here:
     def stop(self) -> None:
         pass
 
-    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
+    def ask(self, request: Request[R], *, timeout: float, progress: Any = lambda text: None) -> R:
+        sent = Numbered(7, msgspec.Raw(msgspec.json.encode(request)))
         with tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
-            line = json.dumps(request).encode() + b"\n"
+            line = msgspec.json.encode(sent) + b"\n"
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
             worker.main([str(os.dup(answers.fileno()))])
             answers.seek(0)
-            *events, answer = map(json.loads, answers.read().splitlines())
-        for event in events if progress is not None else ():
-            progress(event["progress"])
-        return answer
+            *told, answer = (msgspec.json.decode(line, type=Event) for line in answers.read().splitlines())
+        for event in told if progress is not None else ():
+            assert isinstance(event, Progress) and event.id == 7
+            progress(event.text)
+        if isinstance(answer, Failed):
+            raise answer.failure.error()
+        assert isinstance(answer, Reply) and answer.id == 7
+        return request.read(answer.reply)

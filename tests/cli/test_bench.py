@@ -87,7 +87,8 @@ def test_an_op_means_everything_declared_that_computes_it(ran, project: Path) ->
 def test_the_interpreter_is_never_a_clock(ran) -> None:  # type: ignore[no-untyped-def]
     done, run = ran
     assert not any(kernel.speed for kernel in run.kernels)
-    assert run.incomplete == ["speed: not timed, this is the interpreter; speed is measured on a GPU"]
+    (gap,) = run.incomplete
+    assert gap.text == "speed: not timed, this is the interpreter; speed is measured on a GPU"
     assert done.returncode == 3
     assert "forward" not in done.stdout
     assert run.id == identity(run)

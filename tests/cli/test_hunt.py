@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.here import hears_ctrl_c
+from tests.cli.here import Here, hears_ctrl_c
 from verify.records import record
 
 KERNELS = (Path(__file__).parent.parent / "hunt" / "quarry.py").read_text()
@@ -146,47 +146,13 @@ def _ticks(pid: int) -> int:
 # -- the same commands with the worker's handlers in this process: importing torch once is enough -------
 
 
-class Local:
-    """Answers as `verify.worker` does, without a process."""
-
-    alive = True
-
-    def __init__(self, backend: str | None = None) -> None:
-        pass
-
-    def __enter__(self) -> Local:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = lambda text: None) -> dict[str, Any]:
-        from verify import backends, worker
-        from verify.errors import KernelError, UsageError
-
-        request = json.loads(json.dumps(request))
-        try:
-            return worker._HANDLERS[request["do"]](
-                request, backends.select(), lambda event: progress(event["progress"])
-            )
-        except UsageError as error:
-            return {"usage": error.message, "hint": error.hint or ""}
-        except KernelError as error:
-            return {"failure": str(error)}
-
-
 @pytest.fixture
 def local(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs the command line in this process: (exit code, stdout, stderr)."""
     from verify import cli
-    from verify.hunt import campaign
-    from verify.workers import process as isolate
+    from verify.workers import process
 
-    monkeypatch.setattr(isolate, "Worker", Local)
-    monkeypatch.setattr(campaign, "Worker", Local)
+    monkeypatch.setattr(process, "Worker", Here)
     monkeypatch.chdir(project)
 
     def command(*arguments: str) -> tuple[int, str, str]:

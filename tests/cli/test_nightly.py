@@ -18,7 +18,7 @@ from verify.cli.nightly import _exit
 from verify.cli.options import seconds as duration
 from verify.gate.verdict import Row, Verdict
 from verify.records.readings import Key
-from verify.records.record import load
+from verify.records.record import Gap, load
 
 KERNELS = """
 import torch
@@ -72,7 +72,9 @@ def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> N
 def test_an_incomplete_night_ends_with_the_command_that_goes_on_in_its_folder(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late = msgspec.structs.replace(passing(), kernels=[], incomplete=["right: not begun"], command="verify nightly")
+    late = msgspec.structs.replace(
+        passing(), kernels=[], incomplete=[Gap("out of time", "right: not begun")], command="verify nightly"
+    )
     monkeypatch.setattr("verify.nightly.run", lambda night, works, command: late)
     monkeypatch.chdir(project)
     options = ["accuracy.py", "--seed", "7", "--stage", "laws", "--output", "my night", "--budget", "90s"]

@@ -18,10 +18,12 @@ from verify.gate import verdict as gate
 from verify.gate.bounds import Book
 from verify.gate.verdict import Verdict, judge
 from verify.records import readings, record
-from verify.records.record import Basis, KernelRun, RegimeFigures, Result, Run
+from verify.records.record import Basis, Gap, KernelRun, RegimeFigures, Result, Run
 
 nan, inf = math.nan, math.inf
 OTHER = "bb11bb11bb11"
+
+BROKEN = Gap("not importable", "broken.py fails on import")
 
 
 def statuses(verdict: Verdict) -> dict[str, str]:
@@ -265,14 +267,20 @@ def test_a_peer_that_fails_or_returns_nan_is_not_judged() -> None:
         kernel(result(nan), name="torch", peer=True),
         kernel(name="other", peer=True, status="crashed", message="x"),
     )
-    found = judge([run(kernel(result(0.98)), *peers, incomplete=["other: x"])], BOOKS[0])
+    found = judge(
+        [run(kernel(result(0.98)), *peers, incomplete=[Gap("crashed", "other: x", peers[1].target)])], BOOKS[0]
+    )
     assert one(found) == ("ok", 0)
 
 
 def test_parts_of_a_run_that_did_not_happen_make_it_incomplete() -> None:
-    found = judge([run(kernel(result(0.98)), incomplete=["broken.py fails on import"])], BOOKS[0])
+    found = judge([run(kernel(result(0.98)), incomplete=[BROKEN])], BOOKS[0])
     assert (found.exit_code, found.missing) == (3, ("broken.py fails on import",))
-    chosen = judge([run(kernel(result(0.98)), incomplete=["broken.py fails on import"])], BOOKS[0], kernels=["gelu"])
+    chosen = judge(
+        [run(kernel(result(0.98)), incomplete=[BROKEN])],
+        BOOKS[0],
+        kernels=["gelu"],
+    )
     assert (chosen.exit_code, chosen.notes) == (0, ("broken.py fails on import",))
 
 

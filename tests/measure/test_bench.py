@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from verify import worker
 from verify.backends import Backend
-from verify.errors import UsageError
+from verify.declare.target import Declared
+from verify.errors import KernelError, UsageError
 from verify.measure import bench, timing
+from verify.measure.requests import Contender, Time, Timed
 from verify.measure.session import Session
 from verify.records.record import Speed
-from verify.workers.process import WorkerDied
+from verify.workers import process
+from verify.workers.requests import WorkerDied
 
 KERNELS = """
 import torch, verify
@@ -43,23 +47,18 @@ class FakeWorker:
         self.stops = 0
 
     def ask(self, request, *, timeout, progress):  # type: ignore[no-untyped-def]
-        self.asked.append(list(request["targets"]))
-        for target in request["targets"]:
+        self.asked.append(list(request.targets))
+        for target in request.targets:
             progress(target)
             if target in self.deadly:
                 raise WorkerDied("the process died of SIGSEGV")
             if target in self.failing:
-                return {"failure": f"{target} raised; the GPU is unusable after it"}
+                raise KernelError(f"{target} raised; the GPU is unusable after it")
         progress("")
         if "anonymous" in self.deadly:
             raise WorkerDied("the process died of SIGABRT")
-        speed = msgspec.to_builtins(Speed("float32", "forward", (2,), 1.0, 1.0))
-        return {
-            "timed": [
-                {"contender": target, "direction": "forward", "speed": speed, "reason": ""}
-                for target in request["targets"]
-            ]
-        }
+        speed = Speed("float32", "forward", (2,), 1.0, 1.0)
+        return [Timed(target, "forward", speed) for target in request.targets]
 
     def stop(self) -> None:
         self.stops += 1
@@ -83,24 +82,25 @@ def test_who_ends_the_worker_is_named_and_the_rest_is_timed() -> None:
     }
 
 
-def test_a_death_that_nobody_can_be_blamed_for_ends_the_group() -> None:
+def test_a_death_for_which_no_contender_can_be_blamed_ends_the_group() -> None:
     timings = time_with(FakeWorker({"anonymous"}), ["a", "b"])
     assert not timings.speeds
     assert timings.reasons == {name: ["float32: the process died of SIGABRT"] for name in "ab"}
 
 
 def entry(
-    target: str, group: str, *, peer: bool = False, backends: tuple[str, ...] = ("cuda",), **fields
-) -> bench.Entry:  # type: ignore[no-untyped-def]
+    target: str, group: str, *, peer: bool = False, backends: tuple[str, ...] = ("cuda",), **fields: Any
+) -> Contender:
     fields = {"dtypes": ("float32",), "lacking": ()} | fields
-    return bench.Entry(target, target, "gelu", {}, "", group, backends=backends, peer=peer, **fields)
+    kernel = Declared(target, target, "gelu", "elementwise", {}, "", backends, peer=peer, **fields)
+    return Contender(kernel, group)
 
 
 class Declares:
     """A worker that declares whatever it is asked for."""
 
     def ask(self, request, *, timeout):  # type: ignore[no-untyped-def]
-        return {"contenders": [msgspec.to_builtins(entry(request["target"], "g"))]}
+        return [entry(request.target, "g")]
 
 
 def test_pytorch_stands_in_once_per_group_for_its_first_judged_kernel() -> None:
@@ -111,14 +111,14 @@ def test_pytorch_stands_in_once_per_group_for_its_first_judged_kernel() -> None:
         entry("a.py::other@eager", "h", peer=True),  # asked for by name
     ]
     found = bench._stand_ins(Declares(), entries)  # type: ignore[arg-type]
-    assert [item.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile", "a.py::other@compile"]
+    assert [item.kernel.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile", "a.py::other@compile"]
     found = bench._stand_ins(Declares(), entries, beside_peers=False)  # type: ignore[arg-type]
-    assert [item.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile"]
+    assert [item.kernel.target for item in found] == ["a.py::mine@eager", "a.py::mine@compile"]
 
 
 def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     fake = FakeWorker(set())
-    monkeypatch.setattr(bench, "Worker", lambda backend: _Opened(fake))
+    monkeypatch.setattr(process, "Worker", lambda backend: _Opened(fake))
     entries = [
         entry("theirs", "i", peer=True),
         entry("a", "g"),
@@ -161,22 +161,20 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
         """A worker in this process; what it is asked and what it answers goes through JSON."""
 
         def ask(self, request, *, timeout, progress=lambda text: None):  # type: ignore[no-untyped-def]
-            request = msgspec.json.decode(msgspec.json.encode(request))
-            backend = Backend("cuda", "cpu", "", "")
-            reply = worker._HANDLERS[request["do"]](request, backend, lambda event: progress(event["progress"]))
-            return msgspec.json.decode(msgspec.json.encode(reply))
+            reply = worker.answer(msgspec.json.encode(request), Backend("cuda", "cpu", "", ""), progress)
+            return request.read(msgspec.json.encode(reply))
 
         def stop(self) -> None:
             raise AssertionError("nothing failed")
 
     monkeypatch.setattr(timing, "CudaClock", Clock)
-    monkeypatch.setattr(bench, "Worker", lambda backend: _Opened(Direct()))  # type: ignore[arg-type]
+    monkeypatch.setattr(process, "Worker", lambda backend: _Opened(Direct()))  # type: ignore[arg-type]
     session = Session(dtypes=("float32",))
     settings = bench.Bench(wanted=(str(path),), shapes=((4, 8),), rounds=2)
-    entries = bench.entries_of(Direct(), settings, session)  # type: ignore[arg-type]
-    names = [entry.name for entry in entries]
+    entries = bench.contenders(Direct(), settings, session)
+    names = [entry.kernel.name for entry in entries]
     assert names == ["mine", "broken", "layers", "mine@eager", "mine@compile", "layers@eager", "layers@compile"]
-    entries = [entry for entry in entries if entry.op == "gelu" and not entry.name.endswith("@compile")]
+    entries = [each for each in entries if each.kernel.op == "gelu" and not each.kernel.name.endswith("@compile")]
     found = bench.time_all(entries, settings, session)
     ours = found.speeds[f"{path}::mine"]
     assert [(speed.direction, speed.of_copy, speed.rounds) for speed in ours] == [
@@ -189,6 +187,6 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
 
 
 def test_the_interpreter_times_nothing() -> None:
-    request = {"do": "time", "targets": [], "dtype": "float32", "shape": [], "directions": [], "rounds": 1, "seed": 0}
+    request = Time([], "float32", (), (), 1, 0)
     with pytest.raises(UsageError, match="speed is measured on a GPU; this is the interpreter"):
         worker._time(request, Backend("interpreter", "cpu", "", ""), lambda event: None)

@@ -14,29 +14,34 @@ import torch
 import verify
 from tests.report.sample import passing
 from verify import backends
-from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
-from verify.hunt import campaign, outcome
-from verify.hunt.campaign import Campaign
+from verify.declare.requests import Listed, ListKernels
+from verify.declare.target import Declared, Target
+from verify.errors import IN_ERROR, SPENT, InternalError, TruthError, UsageError
+from verify.hunt import outcome, schedule
+from verify.hunt.requests import DoHunt, Hunt, HuntReply, Hunts
+from verify.hunt.schedule import HuntSession
 from verify.hunt.settings import Settings
-from verify.records.record import KernelRun, Run
-from verify.workers.process import WorkerTimeout
+from verify.records.record import Gap, KernelRun, Run
+from verify.workers.pool import Pool
+from verify.workers.requests import About, Environment, WorkerTimeout
 
-KINDS = {"pairs": "elementwise", "rows": "rowwise"}
-JOBS = [{"dtype": dtype, "result": "y"} for dtype in ("float32", "float64")]
+KINDS: dict[str, Any] = {"pairs": "elementwise", "rows": "rowwise"}
+HUNTS = [Hunt(dtype, "y") for dtype in ("float32", "float64")]
 RESULT = msgspec.structs.replace(passing().kernels[0].results[0], source="hunt")
 
-Reply = Callable[[dict[str, Any]], dict[str, Any]]
+Reply = Callable[[DoHunt], HuntReply]
 
 
-def found(request: dict[str, Any]) -> dict[str, Any]:
-    result = msgspec.structs.replace(RESULT, output=request["result"], dtype=request["dtype"])
-    return {
-        "result": msgspec.to_builtins(result),
-        "notes": [f"{request['target']} {request['dtype']}"],
-        "sentence": "hunt: rows",
-        "seconds": 1.0,
-        "pinned": None,
-    }
+def found(request: DoHunt) -> HuntReply:
+    result = msgspec.structs.replace(RESULT, output=request.hunt.result, dtype=request.hunt.dtype)
+    return HuntReply(result, "hunt: rows", [f"{request.target} {request.hunt.dtype}"], 1.0)
+
+
+def raising(error: Exception) -> Reply:
+    def reply(request: DoHunt) -> HuntReply:
+        raise error
+
+    return reply
 
 
 class Fake:
@@ -50,30 +55,36 @@ class Fake:
         self.seconds: list[float] = []
         self.timeouts: list[float] = []
 
-    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
-        if request["do"] == "environment":
-            return {"backend": "interpreter", "environment": {}}
-        if request["do"] == "list":
-            name = request["target"].partition("::")[2]
-            about = {"name": name, "op": "silu", "kind": KINDS[name], "params": {}, "promise": "", "peer": False}
-            return {"kernels": [{**about, "backends": ["interpreter"], "lacking": []}]}
-        assert request["do"] == "hunt", "what can be hunted was asked before"
-        self.asked.append((request["target"], request["dtype"]))
-        self.seconds.append(request["settings"]["seconds"])
+    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+        match request:
+            case Environment():
+                return About("interpreter", "cpu", {})
+            case ListKernels(target):
+                name = str(Target.parse(target).kernel)
+                return Listed("", [Declared(target, name, "silu", KINDS[name], {}, "", ("interpreter",), ())])
+        assert isinstance(request, DoHunt), "what can be hunted was asked before"
+        self.asked.append((request.target, request.hunt.dtype))
+        assert request.settings.seconds is not None
+        self.seconds.append(request.settings.seconds)
         self.timeouts.append(timeout)
         return self.reply(request)
 
     def stop(self) -> None: ...
 
 
-def hunted(worker: Fake, **settings: Any) -> tuple[Run, Campaign]:
-    asked = {f"k.py::{name}": {"jobs": JOBS, "left_out": ["dw"]} for name in KINDS}
-    wanted = Campaign(settings=Settings(generations=4, seconds=20.0), asked=asked, workers=[worker], **settings)
-    return campaign.run(list(asked), wanted, "verify nightly: hunt"), wanted
+def hunted(worker: Fake, **settings: Any) -> tuple[Run, HuntSession]:
+    asked = {f"k.py::{name}": Hunts(HUNTS, ["dw"]) for name in KINDS}
+    pool, short = Pool.of([worker]), Settings(generations=4, seconds=20.0)
+    wanted = HuntSession(settings=short, asked=asked, pool=pool, **settings)
+    return schedule.run(list(asked), wanted, "verify nightly: hunt"), wanted
+
+
+def texts(done: Run) -> list[str]:
+    return [gap.text for gap in done.incomplete]
 
 
 def only(dtype: str, reply: Reply) -> Reply:
-    return lambda request: (reply if request["dtype"] == dtype and "rows" in request["target"] else found)(request)
+    return lambda request: (reply if request.hunt.dtype == dtype and "rows" in request.target else found)(request)
 
 
 def test_all_hunts_wait_in_one_queue_the_longest_first_and_cores_and_gpu_by_turns() -> None:
@@ -93,17 +104,17 @@ def test_all_hunts_wait_in_one_queue_the_longest_first_and_cores_and_gpu_by_turn
 
 def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(campaign.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])
 
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
+    def reply(request: DoHunt) -> HuntReply:
         clock[0] += 6.0
         return found(request)
 
     worker = Fake(reply)
     run, _ = hunted(worker, until=16.0)
     assert worker.seconds == [4.0, 3.3, 2.0], "16 s for four, 10 for three, 4 for two, none for the last"
-    assert worker.timeouts[0] == 16.0 + campaign.CLOSING_SECONDS, "a hunt that hangs must not take the night with it"
-    assert run.incomplete == [f"hunt of k.py::pairs y float32: not begun: {SPENT}"]
+    assert worker.timeouts[0] == 16.0 + schedule.CLOSING_SECONDS, "a hunt that hangs must not take the night with it"
+    assert texts(run) == [f"hunt of k.py::pairs y float32: not begun: {SPENT}"]
     assert run.verdict == "incomplete"
     clock[0] = 0.0
     plenty = Fake(reply)
@@ -112,30 +123,31 @@ def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.Mo
 
 
 def test_an_error_of_the_harness_costs_one_hunt() -> None:
-    for reply, said in (
-        ({"truth": "two routes"}, "two routes"),
-        ({"internal": "RuntimeError: x"}, "verify itself failed: RuntimeError: x"),
+    for error, said in (
+        (TruthError("two routes"), "two routes"),
+        (InternalError("RuntimeError: x"), "verify itself failed: RuntimeError: x"),
     ):
-        run, wanted = hunted(Fake(only("float64", lambda request, reply=reply: reply)), contain=True)  # type: ignore[misc]
-        assert run.incomplete == wanted.in_error == [f"hunt of k.py::rows y float64: {IN_ERROR}: {said}"]
+        run, _ = hunted(Fake(only("float64", raising(error))), contain=True)
+        text = f"hunt of k.py::rows y float64: {IN_ERROR}: {said}"
+        assert run.incomplete == [Gap("harness error", text, "k.py::rows")]
         assert [len(kernel.results) for kernel in run.kernels] == [2, 1]
         assert run.verdict == "incomplete"
     with pytest.raises(TruthError, match="two routes"):
-        hunted(Fake(only("float64", lambda request: {"truth": "two routes"})))
+        hunted(Fake(only("float64", raising(TruthError("two routes")))))
 
 
 def test_a_kernel_of_which_nothing_has_a_verdict_says_why() -> None:
-    run, _ = hunted(Fake(lambda request: {"truth": "routes"}), contain=True)
+    run, _ = hunted(Fake(raising(TruthError("routes"))), contain=True)
     assert {(kernel.status, kernel.message) for kernel in run.kernels} == {("skipped", f"{IN_ERROR}: routes")}
     assert len(run.incomplete) == 4
 
 
 def test_a_hunt_that_the_end_of_the_budget_stops_is_late() -> None:
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
+    def reply(request: DoHunt) -> HuntReply:
         raise WorkerTimeout("late")
 
-    run, _ = hunted(Fake(only("float64", reply)), until=campaign.time.monotonic() + 9.0)
-    assert run.incomplete == [f"hunt of k.py::rows y float64: not finished: {SPENT}"]
+    run, _ = hunted(Fake(only("float64", reply)), until=schedule.time.monotonic() + 9.0)
+    assert run.incomplete == [Gap("out of time", f"hunt of k.py::rows y float64: not finished: {SPENT}", "k.py::rows")]
     hung, _ = hunted(Fake(only("float64", reply)))
     assert hung.kernels[1].status == "timeout"
     assert len(hung.kernels[1].results) == 1, "its other hunt is kept"
@@ -145,10 +157,10 @@ def test_finished_hunts_are_known_and_no_others() -> None:
     kept: dict[str, KernelRun] = {}
     settings: dict[str, Any] = {
         "contain": True,
-        "known": lambda target, job: kept.get(f"{target} {job['dtype']}"),
-        "finished": lambda target, job, done: kept.update({f"{target} {job['dtype']}": done}),
+        "known": lambda target, hunt: kept.get(f"{target} {hunt.dtype}"),
+        "finished": lambda target, hunt, done: kept.update({f"{target} {hunt.dtype}": done}),
     }
-    hunted(Fake(only("float64", lambda request: {"truth": "routes"})), **settings)
+    hunted(Fake(only("float64", raising(TruthError("routes")))), **settings)
     assert "k.py::rows float64" not in kept and len(kept) == 3
     worker = Fake()
     again, _ = hunted(worker, **settings)
@@ -206,9 +218,8 @@ def test_a_night_keeps_each_hunt_in_a_file_of_its_own(tmp_path: Path, monkeypatc
     from verify import nightly
 
     worker = Fake()
-    night = nightly.Night(tmp_path / "night", ("k.py",))
-    night.staff = [worker]
-    asked = {f"k.py::{name}": {"jobs": JOBS, "left_out": []} for name in KINDS}
+    night = nightly.Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
+    asked = {f"k.py::{name}": Hunts(HUNTS, []) for name in KINDS}
     monkeypatch.setattr(nightly, "_hunts", lambda night: asked)
     first = nightly.hunt(night, None)
     assert len(list((tmp_path / "night" / "hunt").iterdir())) == len(worker.asked) == 4

@@ -1,5 +1,4 @@
-"""The laws of a night, cut fine over many workers: order, rounds, budget, resumption, and errors that stay where they
-happen."""
+"""The laws of a night, a unit for each law, kernel and dtype: order, rounds, budget, resumption, contained errors."""
 
 from __future__ import annotations
 
@@ -8,30 +7,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import verify
 from verify import backends, nightly
 from verify.cases.strategies import Sizes, space
-from verify.errors import IN_ERROR, SPENT, KernelError, TruthError, UsageError
+from verify.declare.requests import Listed, ListKernels
+from verify.declare.target import Declared, Target
+from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError, UsageError
 from verify.laws import engine, schedule
 from verify.laws.law import Law
+from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure import session
-from verify.records.record import KernelRun
-from verify.workers.process import WorkerDied, WorkerTimeout
+from verify.records.record import Gap, KernelRun, LawRun, Run
+from verify.workers.pool import Pool
+from verify.workers.requests import About, Environment, WorkerDied, WorkerTimeout
 
 LAWS = ["first", "second"]
-KINDS = {"small": "elementwise", "large": "contraction"}
-DTYPES = ["bfloat16", "float32"]
-ENVIRONMENT = {"backend": "interpreter", "device": "cpu", "room": 1, "environment": {}}
+KINDS: dict[str, Any] = {"small": "elementwise", "large": "contraction"}
+DTYPES = ("bfloat16", "float32")
 
-Reply = Callable[[dict[str, Any]], dict[str, Any]]
+Reply = Callable[[TryLaw], LawRun]
 
 
-def kept(request: dict[str, Any], **more: Any) -> dict[str, Any]:
-    law = {"law": request["law"], "dtype": request["dtype"], "status": "ok", "cases": 10 ** request["round"]}
-    return {"law": law | more, "healthy": True}
+def kept(request: TryLaw, status: Any = "ok", message: str = "", **more: Any) -> LawRun:
+    return LawRun(request.law, request.dtype, status, 10**request.round, message, **more)
 
 
 class Fake:
@@ -46,15 +48,15 @@ class Fake:
         self.stopped = 0
         self.lock = threading.Lock()
 
-    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
-        if request["do"] == "environment":
-            return ENVIRONMENT
-        if request["do"] == "laws":
-            return {"laws": LAWS, "rounds": self.rounds}
-        assert request["do"] == "try law", "what the kernels declare was asked before"
+    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+        match request:
+            case Environment():
+                return About("interpreter", "cpu", {})
+            case PlanLaws():
+                return LawPlan(LAWS, self.rounds)
+        assert isinstance(request, TryLaw), "what the kernels declare was asked before"
         with self.lock:
-            kernel = request["target"].partition("::")[2]
-            self.asked.append((kernel, request["dtype"], request["law"], request["round"]))
+            self.asked.append((kernel_of(request), request.dtype, request.law, request.round))
             self.timeouts.append(timeout)
         return self.reply(request)
 
@@ -62,28 +64,36 @@ class Fake:
         self.stopped += 1
 
 
-def declared(name: str) -> dict[str, Any]:
-    about = {"name": name, "op": "silu", "kind": KINDS[name], "params": {}, "promise": "", "peer": False}
-    return {**about, "backends": ["interpreter"], "dtypes": DTYPES, "lacking": []}
+def kernel_of(request: TryLaw) -> str:
+    return str(Target.parse(request.target).kernel)
+
+
+def declared(name: str) -> Declared:
+    return Declared(f"k.py::{name}", name, "silu", KINDS[name], {}, "", ("interpreter",), DTYPES)
 
 
 def tried(worker: Fake, workers: int = 1, **settings: Any) -> Any:
-    judged = {f"k.py::{name}": declared(name) for name in ("small", "large")}
-    return schedule.run(judged, [worker] * workers, schedule.Spread("nightly", **settings), "verify nightly: laws")
+    judged = [declared(name) for name in ("small", "large")]
+    pool, laws = Pool.of([worker] * workers), schedule.LawSettings("nightly", **settings)
+    return schedule.run(judged, pool, laws, "verify nightly: laws")
+
+
+def texts(done: Run) -> list[str]:
+    return [gap.text for gap in done.incomplete]
 
 
 def only(name: str, law: str, reply: Reply) -> Reply:
     """`reply` for one law of one kernel in bfloat16; all others are kept."""
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        mine = request["target"].endswith(name) and request["law"] == law and request["dtype"] == "bfloat16"
+    def answer(request: TryLaw) -> LawRun:
+        mine = kernel_of(request) == name and request.law == law and request.dtype == "bfloat16"
         return reply(request) if mine else kept(request)
 
     return answer
 
 
 def raising(error: Exception) -> Reply:
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
+    def reply(request: TryLaw) -> LawRun:
         raise error
 
     return reply
@@ -99,14 +109,14 @@ def test_every_law_has_its_first_round_before_any_has_its_second_and_the_longest
 
 
 def test_a_worker_stays_with_a_kernel_in_a_dtype_and_two_work_at_two() -> None:
-    """What is compiled for one law then serves the next, and nobody waits for what another compiles."""
+    """What is compiled for one law then serves the next, and no worker waits for what another compiles."""
     both, lock = threading.Barrier(2, timeout=20), threading.Lock()
     asked: dict[int, list[tuple[str, str]]] = {}
 
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
+    def reply(request: TryLaw) -> LawRun:
         with lock:
             mine = asked.setdefault(threading.get_ident(), [])
-            mine.append((request["target"].partition("::")[2], request["dtype"]))
+            mine.append((kernel_of(request), request.dtype))
         both.wait()
         return kept(request)
 
@@ -126,24 +136,25 @@ def test_every_law_of_every_kernel_is_in_the_record() -> None:
 
 
 def test_a_night_asks_once_what_its_kernels_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [("peer", {"peer": True}), ("gpu", {"backends": ["cuda"]}), ("far", {"lacking": ["liger_kernel"]})]
+    others = [("peer", {"peer": True}), ("gpu", {"backends": ("cuda",)}), ("far", {"lacking": ("liger_kernel",)})]
     asked: list[str] = []
 
-    class Clerk(Fake):
-        def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
-            if request["do"] != "list":
+    class Lists(Fake):
+        def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+            if not isinstance(request, ListKernels):
                 return super().ask(request, timeout=timeout)
-            asked.append(request["target"])
-            left_out = [{**declared("small"), "name": name, **more} for name, more in others]
-            return {"kernels": [declared("small"), *left_out, declared("large")]}
+            asked.append(request.target)
+            small = declared("small")
+            left_out = [msgspec.structs.replace(small, target=f"k.py::{name}", **more) for name, more in others]
+            return Listed("", [small, *left_out, declared("large")])
 
-    worker = Clerk()
-    night = nightly.Night(tmp_path / "night", ("k.py",), clerk=worker, staff=[worker])
+    worker = Lists()
+    night = nightly.Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
     done = nightly.laws(night, None)
     assert asked == ["k.py"]
     assert [kernel.target for kernel in done.kernels] == ["k.py::small", "k.py::large"]
     assert {kernel for kernel, *_ in worker.asked} == {"small", "large"}
-    monkeypatch.setattr(nightly, "describe_target", lambda *_: [{**declared("small"), "peer": True}])
+    monkeypatch.setattr(nightly, "declared_by", lambda *_: [msgspec.structs.replace(declared("small"), peer=True)])
     with pytest.raises(nightly.NothingToDoError, match="no kernel is judged here"):
         nightly.laws(night, None)
 
@@ -159,13 +170,15 @@ def test_an_error_of_the_harness_costs_one_law_in_one_dtype_and_the_run_is_incom
     answer: str, tmp_path: Path
 ) -> None:
     replies: dict[str, Reply] = {
-        "skipped": lambda request: kept(request, status="skipped", message=f"{IN_ERROR}: two routes"),
-        "truth": lambda request: {"truth": "two routes"},
-        "internal": lambda request: {"internal": "two routes"},
+        "skipped": lambda request: kept(request, "skipped", f"{IN_ERROR}: two routes", in_error=True),
+        "truth": raising(TruthError("two routes")),
+        "internal": raising(InternalError("two routes")),
     }
     worker = Fake(only("large", "second", replies[answer]))
     done = tried(worker, journal=tmp_path / "laws.jsonl")
-    assert done.incomplete == [f"large: the law of bfloat16 second: {IN_ERROR}: two routes"]
+    said = "verify itself failed: two routes" if answer == "internal" else "two routes"
+    text = f"large: the law of bfloat16 second: {IN_ERROR}: {said}"
+    assert done.incomplete == [Gap("harness error", text, "k.py::large")]
     assert done.verdict == "incomplete"
     assert [len(kernel.laws) for kernel in done.kernels] == [4, 3]
     assert worker.asked.count(("large", "bfloat16", "second", 0)) == 1
@@ -175,17 +188,11 @@ def test_an_error_of_the_harness_costs_one_law_in_one_dtype_and_the_run_is_incom
 
 
 def test_a_broken_law_is_not_tried_again_and_the_others_are() -> None:
-    worker = Fake(only("small", "first", lambda request: kept(request, status="broken", message="rule")))
+    worker = Fake(only("small", "first", lambda request: kept(request, "broken", "rule")))
     done = tried(worker)
     assert [kernel.status for kernel in done.kernels] == ["wrong", "ok"]
     assert worker.asked.count(("small", "bfloat16", "first", 1)) == 0
     assert len(worker.asked) == 22
-
-
-def test_a_process_that_lost_its_gpu_is_replaced() -> None:
-    worker = Fake(lambda request: kept(request, status="skipped", message="no") | {"healthy": False})
-    tried(worker)
-    assert worker.stopped == len(worker.asked) == 8, "a law that does not apply has one round"
 
 
 def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_is_given_up() -> None:
@@ -193,15 +200,15 @@ def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_
     assert once.kernels[0].status == "crashed"
     assert once.kernels[0].message == "bfloat16 first: SIGSEGV"
     assert len(once.kernels[0].laws) == 3
-    always = Fake(lambda request: kept(request) if "large" in request["target"] else raising(WorkerDied("x"))(request))
+    always = Fake(lambda request: kept(request) if kernel_of(request) == "large" else raising(WorkerDied("x"))(request))
     done = tried(always)
     assert sum(unit[0] == "small" for unit in always.asked) == schedule.GIVEN_UP
-    assert "small: the law of float32 second: not begun: it failed 3 times" in done.incomplete
+    assert "small: the law of float32 second: not begun: it failed 3 times" in texts(done)
     assert done.kernels[1].status == "ok" and done.verdict == "fail"
 
 
 def test_what_a_kernel_says_of_itself_is_its_error() -> None:
-    done = tried(Fake(only("small", "first", lambda request: {"failure": "out of memory"})))
+    done = tried(Fake(only("small", "first", raising(KernelError("out of memory")))))
     assert (done.kernels[0].status, done.kernels[0].message) == ("error", "bfloat16 first: out of memory")
 
 
@@ -209,7 +216,7 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
     clock = [0.0]
     monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])
 
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
+    def reply(request: TryLaw) -> LawRun:
         clock[0] += 1.0
         return kept(request)
 
@@ -217,11 +224,11 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
     done = tried(worker, until=6.0)
     assert len(worker.asked) == 6
     assert worker.timeouts == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "no law may take longer than is left"
-    assert done.incomplete == [
+    assert texts(done) == [
         f"small: the law of float32 first: not begun: {SPENT}",
         f"small: the law of float32 second: not begun: {SPENT}",
     ]
-    assert done.verdict == "incomplete"
+    assert done.verdict == "incomplete" and {gap.kind for gap in done.incomplete} == {"out of time"}
     clock[0] = 0.0
     whole = tried(Fake(reply), until=10.0)
     assert not whole.incomplete, "every law was tried"
@@ -232,7 +239,7 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_timeout() -> None:
     slow = only("small", "first", raising(WorkerTimeout("late")))
     cut = tried(Fake(slow), until=schedule.time.monotonic() + 30.0, timeout=60.0)
-    assert f"small: the law of bfloat16 first: not finished: {SPENT}" in cut.incomplete
+    assert f"small: the law of bfloat16 first: not finished: {SPENT}" in texts(cut)
     hung = tried(Fake(slow), until=schedule.time.monotonic() + 60.0, timeout=30.0)
     assert (hung.kernels[0].status, hung.kernels[0].message) == (
         "timeout",
@@ -255,11 +262,11 @@ def test_half_a_line_is_done_again_and_damage_is_named(tmp_path: Path) -> None:
         tried(Fake(), journal=path)
 
 
-def test_an_error_that_nobody_foresaw_ends_the_stage_and_hangs_nobody() -> None:
+def test_an_exception_that_no_code_expects_ends_the_stage_and_leaves_no_worker_waiting() -> None:
     worker = Fake(raising(ValueError("never")))
     with pytest.raises(ValueError, match="never"):
         tried(worker, workers=3)
-    assert worker.stopped >= 3, "whoever still asks is stopped"
+    assert worker.stopped >= 3, "all that still ask are stopped"
 
 
 def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> None:
@@ -270,8 +277,8 @@ def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> No
         def stop(self) -> None:
             gone.set()
 
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
-        if request["dtype"] == "float32":
+    def reply(request: TryLaw) -> LawRun:
+        if request.dtype == "float32":
             begun.set()
             assert gone.wait(10)
             raise WorkerDied("SIGKILL")
@@ -315,8 +322,8 @@ def test_a_law_without_a_verdict_is_neither_kept_nor_broken(error: Exception, sa
     assert (found.status, found.message) == ("skipped", said)
     with pytest.raises(type(error)):
         engine.run_law(law_of(error), silu, "float32", backends.select(), PROFILE, pinned=())
-    one = KernelRun("k", "k.py::k", "silu", {}, "", "ok", [], laws=[found], notes=["plain", f"y: {IN_ERROR}: x"])
-    assert session.errors_of(one) == [f"k: y: {IN_ERROR}: x", f"k: the law of trial in float32: {said}"]
+    one = KernelRun("k", "k.py::k", "silu", {}, "", "ok", [], laws=[found], notes=["plain"])
+    assert session.gaps_of(one) == [Gap("harness error", f"k: the law of trial in float32: {said}", "k.py::k")]
 
 
 def test_a_kernel_that_raises_breaks_the_law() -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.report.sample import passing
 from verify import nightly
-from verify.errors import IN_ERROR, SPENT
+from verify.declare.requests import Listed, ListKernels
+from verify.declare.target import Declared, Target
+from verify.errors import IN_ERROR, SPENT, InternalError, TruthError
 from verify.measure import session
+from verify.measure.requests import Measure
 from verify.measure.session import Session
-from verify.nightly import Night, Work
-from verify.records.record import KernelRun, LawRun, Run
+from verify.nightly import Night, PlannedStage
+from verify.records.record import Gap, KernelRun, LawRun, Run
+from verify.workers import process
+from verify.workers.pool import Pool
+from verify.workers.requests import About, Environment
 
 
 class Fake:
@@ -22,64 +27,73 @@ class Fake:
 
     alive = True
 
-    def __init__(self, replies: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, replies: dict[str, Any]) -> None:
         self.replies = replies
         self.stopped = 0
 
-    def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
-        if request["do"] == "environment":
-            return {"backend": "interpreter", "environment": {}, "room": 4}
-        if request["do"] == "list":
-            return {"kernels": [{**about(name), "backends": ["interpreter"]} for name in self.replies]}
-        return self.replies[request["target"].partition("::")[2]]
+    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+        match request:
+            case Environment():
+                return About("interpreter", "cpu", {}, workers=4)
+            case ListKernels():
+                return Listed("", [declared(name) for name in self.replies])
+            case Measure(target):
+                reply = self.replies[str(Target.parse(target).kernel)]
+                if isinstance(reply, Exception):
+                    raise reply
+                return reply
+        raise AssertionError(request)
 
     def stop(self) -> None:
         self.stopped += 1
 
 
-def about(name: str) -> dict[str, Any]:
-    shared = {"op": "silu", "kind": "elementwise", "params": {}, "promise": "", "peer": False}
-    return {"name": name, **shared, "lacking": [], "dtypes": ["float32"]}
+def declared(name: str, dtypes: tuple[str, ...] = ("float32",)) -> Declared:
+    return Declared(f"k.py::{name}", name, "silu", "elementwise", {}, "", ("interpreter",), dtypes)
 
 
-def measured(name: str, **more: Any) -> dict[str, Any]:
-    done = KernelRun(name, f"k.py::{name}", "silu", {}, "", "ok", passing().kernels[0].results, **more)
-    return {"run": msgspec.to_builtins(done)}
+def measured(name: str, **more: Any) -> KernelRun:
+    return KernelRun(name, f"k.py::{name}", "silu", {}, "", "ok", passing().kernels[0].results, **more)
 
 
-def run(replies: dict[str, dict[str, Any]]) -> tuple[Run, list[str], Fake]:
+def run(replies: dict[str, Any]) -> tuple[Run, list[str], Fake]:
     worker, finished = Fake(replies), []
-    settings = Session(workers=[worker], finished=lambda target, done: finished.append(target))
+    settings = Session(pool=Pool.of([worker]), finished=lambda target, done: finished.append(target))
     return session.run(["k.py"], settings, "verify run"), finished, worker
 
 
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        ({"truth": "two routes"}, f"bad: {IN_ERROR}: two routes"),
-        ({"internal": "ValueError: x"}, f"bad: {IN_ERROR}: verify itself failed: ValueError: x"),
-        (measured("bad", notes=[f"float32: {IN_ERROR}: two routes"]), f"bad: float32: {IN_ERROR}: two routes"),
+        (TruthError("two routes"), f"bad: {IN_ERROR}: two routes"),
+        (InternalError("ValueError: x"), f"bad: {IN_ERROR}: verify itself failed: ValueError: x"),
+        (measured("bad", gaps=[Gap("harness error", "bad: float32: x", "k.py::bad")]), "bad: float32: x"),
         (
-            measured("bad", laws=[LawRun("shapes", "float32", "skipped", 0, f"{IN_ERROR}: x")]),
+            measured("bad", laws=[LawRun("shapes", "float32", "skipped", 0, f"{IN_ERROR}: x", in_error=True)]),
             f"bad: the law of shapes in float32: {IN_ERROR}: x",
         ),
     ],
 )
-def test_an_error_of_the_harness_in_one_kernel_leaves_the_others(reply: dict[str, Any], said: str) -> None:
+def test_an_error_of_the_harness_in_one_kernel_leaves_the_others(reply: Any, said: str) -> None:
     found, finished, _ = run({"bad": reply, "good": measured("good")})
-    assert found.incomplete == [said]
+    assert found.incomplete == [Gap("harness error", said, "k.py::bad")]
     assert found.verdict == "incomplete", "exit code 3"
     assert finished == ["k.py::good"], "the next start tries the other again"
 
 
-def test_workers_of_the_caller_go_on_unless_something_nobody_foresaw_happened() -> None:
+def test_workers_of_the_caller_go_on_unless_an_exception_comes_that_no_code_expects() -> None:
     _, _, worker = run({"good": measured("good")})
     assert worker.stopped == 0
-    broken = Fake({"bad": measured("bad")})
-    broken.replies["bad"] = {"run": {"name": "bad"}}
-    with pytest.raises(msgspec.ValidationError):
-        session.run(["k.py"], Session(workers=[broken]), "verify run")
+    broken = Fake({"bad": ValueError("never")})
+    with pytest.raises(ValueError, match="never"):
+        session.run(["k.py"], Session(pool=Pool.of([broken])), "verify run")
     assert broken.stopped == 1
+
+
+def test_a_gap_of_a_kernel_stands_in_the_run_and_not_in_the_kernel() -> None:
+    gap = Gap("harness error", "bad: float32: x", "k.py::bad")
+    found, _, _ = run({"bad": measured("bad", gaps=[gap])})
+    assert found.incomplete == [gap] and found.kernels[0].gaps == []
 
 
 KERNEL = """
@@ -117,18 +131,19 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
     asked = []
 
     class Slow(Fake):
-        def ask(self, request: dict[str, Any], *, timeout: float, progress: Any = None) -> dict[str, Any]:
-            if request["do"] == "list":
-                return {"kernels": [{**about("good"), "dtypes": ["float16", "float64"], "backends": ["interpreter"]}]}
-            if request["do"] == "measure":
-                asked.append(request["dtypes"])
+        def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+            if isinstance(request, ListKernels):
+                return Listed("", [declared("good", ("float16", "float64"))])
+            if isinstance(request, Measure):
+                asked.append(request.dtypes)
                 clock[0] += 1.0
             return super().ask(request, timeout=timeout)
 
     worker = Slow({"good": measured("good")})
-    done = session.run(["k.py"], Session(workers=[worker], by_dtype=True, deadline=1.0), "verify nightly")
-    assert asked == [["float64"]], "what takes longest comes first"
-    assert done.incomplete == [f"good: float16: not begun: {SPENT}"] and done.verdict == "incomplete"
+    done = session.run(["k.py"], Session(pool=Pool.of([worker]), by_dtype=True, deadline=1.0), "verify nightly")
+    assert asked == [("float64",)], "what takes longest comes first"
+    assert done.incomplete == [Gap("out of time", f"good: float16: not begun: {SPENT}", "k.py::good")]
+    assert done.verdict == "incomplete"
     assert [kernel.status for kernel in done.kernels] == ["ok"]
 
 
@@ -148,12 +163,12 @@ def test_whatever_a_stage_runs_into_the_next_one_goes_on(night: Night) -> None:
     def fails() -> Run:
         raise RuntimeError("no")
 
-    works = (Work("broken", 1.0, broken), Work("units", 1.0, units))
-    found = nightly._run(night, works, "verify nightly", 0.0)
+    stages = (PlannedStage("broken", 1.0, broken), PlannedStage("units", 1.0, units))
+    found = nightly._run(night, stages, "verify nightly", 0.0)
     assert [stage.status for stage in found.stages] == ["incomplete", "incomplete"]
     assert found.incomplete == [
-        f"units of b: {IN_ERROR}: RuntimeError: no",
-        f"broken: {IN_ERROR}: KeyError: 'lost'",
+        Gap("harness error", f"units of b: {IN_ERROR}: RuntimeError: no"),
+        Gap("harness error", f"broken: {IN_ERROR}: KeyError: 'lost'"),
     ]
 
 
@@ -167,7 +182,7 @@ def test_a_budget_keeps_time_for_the_report(night: Night, monkeypatch: pytest.Mo
 
     for budget in (100.0, 10_000.0, None):
         night.budget = budget
-        nightly._run(night, (Work("a", 1.0, note),), "verify nightly", 100.0)
+        nightly._run(night, (PlannedStage("a", 1.0, note),), "verify nightly", 100.0)
     assert ends == [198.0, 100.0 + 10_000.0 - 15.0, None]
 
 
@@ -179,18 +194,29 @@ def test_hunts_and_laws_share_their_workers_and_leave_none(tmp_path: Path, monke
             super().__init__({})
             made.append(self)
 
-    monkeypatch.setattr(nightly, "Worker", Counted)
+    monkeypatch.setattr(process, "Worker", Counted)
     monkeypatch.setattr(nightly, "_claim", lambda night: None)
     mine = Night(tmp_path / "night", ("k.py",))
     seen: list[list[Any]] = []
 
     def stage(night: Night, until: float | None) -> Run:
-        with nightly._staff(night) as workers:
-            seen.append(list(workers))
+        seen.append(list(nightly._grown(night).workers))
         return passing()
 
-    nightly.run(mine, (Work("hunt", 1.0, stage), Work("laws", 1.0, stage)), "verify nightly")
-    assert seen[0] == seen[1] and len(seen[0]) == 4
-    assert len(made) == 5, "and the one that is asked what there is to do"
+    nightly.run(mine, (PlannedStage("hunt", 1.0, stage), PlannedStage("laws", 1.0, stage)), "verify nightly")
+    assert seen[0] == seen[1] == made and len(made) == 4
     assert all(worker.stopped == 1 for worker in made)
-    assert not mine.staff and mine.clerk is None
+    assert mine.own_pool is None
+
+
+def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nightly, "_claim", lambda night: None)
+    worker = Fake({})
+    mine = Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
+
+    def stage(night: Night, until: float | None) -> Run:
+        assert list(nightly._grown(night).workers) == [worker], "and has no others"
+        return passing()
+
+    nightly.run(mine, (PlannedStage("laws", 1.0, stage),), "verify nightly")
+    assert worker.stopped == 0

@@ -11,10 +11,12 @@ import pytest
 from tests.report.sample import passing
 from verify import nightly
 from verify.cli import parser
+from verify.declare.target import Declared
 from verify.errors import TruthError, UsageError
 from verify.measure import session
-from verify.nightly import Night, Work
-from verify.records.record import Run
+from verify.nightly import Night, PlannedStage
+from verify.records.record import Gap, Run
+from verify.workers.requests import About
 
 KERNELS = """
 from pathlib import Path
@@ -38,7 +40,11 @@ def second(x):
     return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
 """
 
-WORKS = (Work("accuracy", 1.0, nightly.accuracy),)
+STAGES = (PlannedStage("accuracy", 1.0, nightly.accuracy),)
+
+
+def texts(done: Run) -> list[str]:
+    return [gap.text for gap in done.incomplete]
 
 
 def night(tmp_path: Path, **settings: object) -> Night:
@@ -49,13 +55,13 @@ def night(tmp_path: Path, **settings: object) -> Night:
 
 
 def test_an_interrupted_night_does_only_what_is_left(tmp_path: Path) -> None:
-    broken = nightly.run(night(tmp_path), WORKS, "verify nightly")
+    broken = nightly.run(night(tmp_path), STAGES, "verify nightly")
     assert [kernel.status for kernel in broken.kernels] == ["ok", "crashed"]
     calls = len((tmp_path / "first").read_text())
     # what a power cut leaves behind: the unit that was running has no record
     nightly.unit_path(night(tmp_path), "accuracy", broken.kernels[1].target).unlink()
     (tmp_path / "go").touch()
-    whole = nightly.run(night(tmp_path), WORKS, "verify nightly")
+    whole = nightly.run(night(tmp_path), STAGES, "verify nightly")
     assert [kernel.status for kernel in whole.kernels] == ["ok", "ok"]
     assert len((tmp_path / "first").read_text()) == calls
     assert whole.kernels[0] == broken.kernels[0]
@@ -64,10 +70,10 @@ def test_an_interrupted_night_does_only_what_is_left(tmp_path: Path) -> None:
 
 
 def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Path) -> None:
-    short = nightly.run(night(tmp_path, budget=0.0), WORKS, "verify nightly")
+    short = nightly.run(night(tmp_path, budget=0.0), STAGES, "verify nightly")
     assert [kernel.status for kernel in short.kernels] == ["skipped", "skipped"]
     assert short.verdict == "incomplete"
-    assert "first: not begun: the time budget was spent" in short.incomplete
+    assert "first: not begun: the time budget was spent" in texts(short)
     assert not list((tmp_path / "night" / "accuracy").iterdir()), "a kernel that was not measured leaves no record"
     assert {kernel.hint for kernel in short.kernels} == {session.OUT_OF_TIME}
 
@@ -98,14 +104,14 @@ def test_changed_sources_are_another_night(tmp_path: Path) -> None:
 def test_damaged_records_are_named_not_skipped(tmp_path: Path) -> None:
     mine = night(tmp_path)
     (tmp_path / "go").touch()
-    done = nightly.run(mine, WORKS, "verify nightly")
+    done = nightly.run(mine, STAGES, "verify nightly")
     path = nightly.unit_path(mine, "accuracy", done.kernels[0].target)
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(UsageError, match="is damaged"):
-        nightly.run(mine, WORKS, "verify nightly")
+        nightly.run(mine, STAGES, "verify nightly")
     (mine.folder / nightly.SETTINGS).write_text("{")
     with pytest.raises(UsageError, match="is not the settings of a nightly run"):
-        nightly.run(mine, WORKS, "verify nightly")
+        nightly.run(mine, STAGES, "verify nightly")
 
 
 def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -114,12 +120,12 @@ def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: 
 
     (tmp_path / "go").touch()
     mine = night(tmp_path)
-    found = nightly.run(mine, (Work("speed", 1.0, impossible), *WORKS), "verify nightly")
+    found = nightly.run(mine, (PlannedStage("speed", 1.0, impossible), *STAGES), "verify nightly")
     assert [(stage.name, stage.status) for stage in found.stages] == [("speed", "incomplete"), ("accuracy", "ok")]
-    assert found.incomplete == ["speed: there is no GPU"]
+    assert found.incomplete == [Gap("other", "speed: there is no GPU")]
     assert found.verdict == "incomplete"
     with pytest.raises(UsageError, match="no stage of the nightly run gave a record"):
-        nightly.run(mine, (Work("speed", 1.0, impossible),), "verify nightly")
+        nightly.run(mine, (PlannedStage("speed", 1.0, impossible),), "verify nightly")
 
 
 HUNTED = """
@@ -150,10 +156,11 @@ def test_an_error_of_the_harness_in_one_hunt_ends_neither_the_stage_nor_the_nigh
     monkeypatch.setattr(nightly, "HUNT_GENERATIONS", 2)
     (tmp_path / "accuracy.py").write_text(HUNTED)
     mine = night(tmp_path)
-    found = nightly.run(mine, (Work("hunt", 1.0, nightly.hunt),), "verify nightly")
+    found = nightly.run(mine, (PlannedStage("hunt", 1.0, nightly.hunt),), "verify nightly")
     assert [(kernel.name, kernel.status) for kernel in found.kernels] == [("broken", "skipped"), ("sound", "ok")]
-    (line,) = found.incomplete
-    assert line.startswith(
+    (gap,) = found.incomplete
+    assert gap.kind == "harness error"
+    assert gap.text.startswith(
         f"hunt of {mine.targets[0]}::broken y float32: the harness is in error, no verdict: the fast reference"
     )
     assert [(stage.name, stage.status) for stage in found.stages] == [("hunt", "incomplete")]
@@ -171,18 +178,18 @@ def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) ->
     def units(night: Night, until: float | None) -> Run:
         return nightly._units(night, until, "units", {"a": lambda: broken(night, until)})
 
-    works = (Work("broken", 1.0, broken), Work("units", 1.0, units), Work("sound", 1.0, sound))
+    stages = (PlannedStage("broken", 1.0, broken), PlannedStage("units", 1.0, units), PlannedStage("sound", 1.0, sound))
     mine = night(tmp_path)
-    found = nightly.run(mine, works, "verify nightly")
+    found = nightly.run(mine, stages, "verify nightly")
     assert [stage.status for stage in found.stages] == ["incomplete", "incomplete", "ok"]
-    assert found.incomplete == mine.usage
-    assert found.incomplete == [
+    assert texts(found) == mine.usage
+    assert texts(found) == [
         "broken: the harness is in error, no verdict: two routes disagree",
         "units: the harness is in error, no verdict: a: two routes disagree",
     ]
     assert found.verdict == "incomplete"
     with pytest.raises(TruthError, match="no stage of the nightly run gave a record: broken: the harness is in error"):
-        nightly.run(mine, works[:2], "verify nightly")
+        nightly.run(mine, stages[:2], "verify nightly")
 
 
 def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
@@ -195,9 +202,9 @@ def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
         shares.append(until - time.monotonic())
         raise UsageError("nothing")
 
-    works = [Work(name, share, note) for name, share in (("a", 1.0), ("b", 1.0), ("c", 2.0))]
+    stages = [PlannedStage(name, share, note) for name, share in (("a", 1.0), ("b", 1.0), ("c", 2.0))]
     with pytest.raises(UsageError):
-        nightly.run(night(tmp_path, budget=400.0), works, "verify nightly")
+        nightly.run(night(tmp_path, budget=400.0), stages, "verify nightly")
     # each stage took no time, so the next ones share what all have left: a quarter, a third, all
     assert [round(share / 400.0, 1) for share in shares] == [0.2, 0.3, 1.0]
 
@@ -205,12 +212,12 @@ def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
 def test_a_unit_that_the_budget_cut_short_is_made_again(tmp_path: Path) -> None:
     mine, made = night(tmp_path), []
 
-    def make(line: str) -> Run:
-        made.append(line)
-        return msgspec.structs.replace(passing(), incomplete=[line])
+    def make(gap: Gap) -> Run:
+        made.append(gap)
+        return msgspec.structs.replace(passing(), incomplete=[gap])
 
-    for line in (f"gelu bfloat16: not timed: {nightly.SPENT}", "gelu: crashed", "never"):
-        nightly.unit(mine, "bench", "all", lambda line=line: make(line))  # type: ignore[misc]
+    for gap in (Gap("out of time", "gelu bfloat16: not timed"), Gap("crashed", "gelu: crashed"), Gap("other", "never")):
+        nightly.unit(mine, "bench", "all", lambda gap=gap: make(gap))  # type: ignore[misc]
     assert len(made) == 2, "the second was whole, whatever it found, and is kept"
 
 
@@ -226,10 +233,10 @@ def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
 
     def measured(targets: object, *_: object) -> Run:
         made.append("measured")
-        cut = [f"gelu@eager: not begun: {nightly.SPENT}"] if made.count("measured") == 1 else []
+        cut = [Gap("out of time", "gelu@eager: not begun")] if made.count("measured") == 1 else []
         return msgspec.structs.replace(passing(), incomplete=cut)
 
-    monkeypatch.setattr(nightly, "_about", lambda night: {"backend": "cuda"})
+    monkeypatch.setattr(nightly, "_about", lambda night: About("cuda", "cuda", {}))
     monkeypatch.setattr("verify.measure.bench.bench", timed)
     monkeypatch.setattr(nightly, "run_kernels", measured)
     assert nightly.bench(mine, None).incomplete and not nightly.bench(mine, None).incomplete
@@ -249,9 +256,12 @@ def test_what_stands_beside_a_speed_keeps_its_figures_and_one_worst_input_of_eac
 
 def test_the_judged_come_first_and_of_them_the_longest() -> None:
     kinds = [("a", True, "contraction"), ("b", False, "elementwise"), ("c", False, "rowwise"), ("d", False, "rowwise")]
-    work = [session._Part(name, {"peer": peer, "kind": kind}, ()) for name, peer, kind in kinds]
-    assert [part.target for part in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
-    parts = [session._Part("e", work[2].item, (dtype,), dtype) for dtype in ("float16", "float32", "float64")]
+    work = [
+        session._Part(Declared(name, name, "silu", kind, {}, "", (), (), peer=peer), ())  # type: ignore[arg-type]
+        for name, peer, kind in kinds
+    ]
+    assert [part.kernel.target for part in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
+    parts = [session._Part(work[2].kernel, (dtype,), dtype) for dtype in ("float16", "float32", "float64")]
     assert [part.dtype for part in sorted(parts, key=session._turn)] == ["float64", "float32", "float16"]
 
 

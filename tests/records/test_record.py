@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from verify.errors import UsageError
+from verify.errors import IN_ERROR, SPENT, UsageError
 from verify.records import record
 from verify.records.record import (
     Basis,
     Figures,
+    Gap,
     Histogram,
     KernelRun,
     RegimeFigures,
@@ -102,7 +103,7 @@ def run(*kernels: KernelRun, incomplete: tuple[str, ...] = ()) -> Run:
         profile="default",
         environment={"gpu": None, "probes": {"ftz": False}},
         kernels=list(kernels),
-        incomplete=list(incomplete),
+        incomplete=[Gap("other", line) for line in incomplete],
     )
 
 
@@ -182,8 +183,8 @@ BREAKS = "r.json breaks the record schema: "
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
         (
-            edited(schema=5),
-            "r.json has schema 5; this verify reads schemas 1, 2, 3, 4\n" + RERUN,
+            edited(schema=6),
+            "r.json has schema 6; this verify reads schemas 1, 2, 3, 4, 5\n" + RERUN,
         ),
         (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
         (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
@@ -328,9 +329,33 @@ def test_records_of_older_schemas_are_migrated() -> None:
         assert decode(encode(migrated)) == new
 
 
+def test_lines_of_older_records_become_gaps_by_what_they_say() -> None:
+    """The one place where text decides: from schema 5 on a gap says itself what it is."""
+    dead = msgspec.structs.replace(kernel_run("crashed"), message="the process died of SIGSEGV")
+    said = {
+        f"k: float32: {IN_ERROR}: two routes": ("harness error", "a.py::k"),
+        f"hunt of a.py::k y float64: not begun: {SPENT}": ("out of time", ""),
+        "k: the process died of SIGSEGV": ("crashed", "a.py::k"),
+        "b.py fails on import": ("other", ""),
+    }
+    old = json.loads(encode(run(dead))) | {"incomplete": list(said)}
+    for schema in (1, 2, 3, 4):
+        plain = old
+        if schema < 3:  # without packing
+            plain = json.loads(msgspec.json.encode(_written_out(run(dead)))) | {"incomplete": list(said)}
+        found = record.decode(json.dumps(plain | {"schema": schema}).encode())
+        assert found.incomplete == [Gap(kind, text, target) for text, (kind, target) in said.items()]  # type: ignore[arg-type]
+        assert found.schema == record.SCHEMA and found.verdict == "fail"
+    with pytest.raises(UsageError, match="Expected `object`, got `str`"):
+        record.decode(json.dumps(old | {"schema": 5}).encode())
+    with pytest.raises(UsageError, match="breaks the record schema"):
+        record.decode(json.dumps(old | {"schema": 4, "incomplete": [5]}).encode())
+
+
 def _written_out(value: object) -> object:
     """A record with every default in place, as schemas 1 and 2 wrote it; of the later fields none."""
     later = {"stages", "selftest", "speed", "source", "properties", "curve", "hardest", "special", "operand", "bits"}
+    later |= {"gaps", "in_error"}
     if isinstance(value, msgspec.Struct):
         names = [name for name in value.__struct_fields__ if name not in later]
         return {name: _written_out(getattr(value, name)) for name in names}

@@ -15,7 +15,7 @@ from tests.report.sample import HOSTILE_MESSAGE, HOSTILE_NAME
 from verify.gate import changes
 from verify.gate.verdict import Verdict, judge
 from verify.records.compare import compare
-from verify.records.record import Run
+from verify.records.record import Gap, Run
 from verify.report.html import against
 from verify.report.markdown import gate_markdown
 from verify.report.terminal import bounds_text, compare_text, gate_text
@@ -41,7 +41,7 @@ def everything() -> tuple[Run, Any]:
     )
     fails = kernel(name="fails", status="crashed", message="the process died of SIGSEGV")
     moved = kernel(result(0.5), name="moved")
-    return run(item, fails, moved, incomplete=["broken.py fails on import"]), held
+    return run(item, fails, moved, incomplete=[Gap("not importable", "broken.py fails on import")]), held
 
 
 def verdict() -> Verdict:
@@ -202,7 +202,7 @@ def test_many_keys_of_one_reason_are_one_line() -> None:
     """A machine without bounds: hundreds of keys say the same, and none of them is a change."""
     parts = {f"region {place}": 0.5 for place in range(6)}
     results = [result(0.5, output=f"y{place}", **parts) for place in range(40)]
-    late = [f"kernel_{place}: not timed: the time budget was spent" for place in range(50)]
+    late = [Gap("out of time", f"kernel_{place}: not timed: the time budget was spent") for place in range(50)]
     found = judge([run(kernel(*results), incomplete=late)], book(bound(1.0, arch="sm_80")))
     assert found.count("incomparable") == 240
     reason = "bounds exist for sm_80 only, and say nothing about other machines"

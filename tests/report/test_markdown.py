@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, rich, sample
-from verify.records.record import LawRun
+from verify.records.record import Gap, LawRun
 from verify.report import verdict, words
 from verify.report.markdown import comment, record_markdown
 
@@ -176,7 +176,9 @@ def test_a_hostile_and_huge_record_stays_below_the_cap_and_closed() -> None:
         status="error",
         laws=[LawRun(awful, awful, "skipped", 0, awful), LawRun(awful, awful, "broken", 1, awful, {awful: awful})],
     )
-    run = msgspec.structs.replace(make([kernel] * 40), command=awful, id=awful, profile=awful, incomplete=[awful] * 50)
+    run = msgspec.structs.replace(
+        make([kernel] * 40), command=awful, id=awful, profile=awful, incomplete=[Gap("other", awful)] * 50
+    )
     text = record_markdown.render(run)
     assert len(text.encode()) <= 60_000
     assert text.startswith("### ✗ verify: **fail:** ")

@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from tests.report.sample import LONG_NAME, empty, incomplete, passing, plain, sample
 from verify.errors import SPENT
 from verify.measure.session import OUT_OF_TIME
-from verify.records.record import KernelRun, Run
+from verify.records.record import Gap, KernelRun, Run
 from verify.report import verdict, words
 from verify.report.markdown import record_markdown
 from verify.report.terminal import record_text
@@ -173,7 +173,7 @@ def test_the_command_of_a_failing_kernel_is_told_once(more: str) -> None:
     hint = {"NONE": "", "OTHER": "return one tensor"}.get(more, again + more)
     failed = KernelRun("slow", "my kernels.py::slow", "gelu", {}, "", "error", [], "what it said", hint=hint)
     command = hint if hint.startswith("verify") else again
-    whole = msgspec.structs.replace(empty(), kernels=[failed], incomplete=["slow: what it said"])
+    whole = msgspec.structs.replace(empty(), kernels=[failed], incomplete=[Gap("other", "slow: what it said")])
     text = record_text.render(whole, width=80, color=False)
     assert text.count("verify run ") == 1 and text.endswith(f"\nnext: {command}\n")
     assert ("    next     return one tensor\n" in text) == (more == "OTHER")
@@ -188,8 +188,8 @@ def test_the_command_of_a_failing_kernel_is_told_once(more: str) -> None:
 def test_kernels_that_were_not_measured_share_a_hint() -> None:
     late = KernelRun("a", "k.py::a", "gelu", {}, "", "skipped", [], f"not begun: {SPENT}", hint=OUT_OF_TIME)
     kernels = [msgspec.structs.replace(late, name=name, target=f"k.py::{name}") for name in "abcde"]
-    lines = [f"{kernel.name}: {kernel.message}" for kernel in kernels]
-    night = msgspec.structs.replace(empty(), kernels=kernels, incomplete=lines, command="verify nightly k.py")
+    gaps = [Gap("out of time", f"{kernel.name}: {kernel.message}", kernel.target) for kernel in kernels]
+    night = msgspec.structs.replace(empty(), kernels=kernels, incomplete=gaps, command="verify nightly k.py")
     text = record_text.render(night, width=200, color=False)
     assert text.count(OUT_OF_TIME) == 1 and text.endswith("\nnext: verify nightly k.py\n")
     other = msgspec.structs.replace(late, message="declares float16; --dtype asks for float64", hint="verify list k.py")

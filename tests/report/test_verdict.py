@@ -18,7 +18,7 @@ from tests.report.sample import (
     peer_kernel,
     sample,
 )
-from verify.records.record import Basis, KernelRun, Result
+from verify.records.record import Basis, Gap, KernelRun, Result
 from verify.report import verdict
 
 replace = msgspec.structs.replace
@@ -145,7 +145,8 @@ def test_what_was_not_measured_is_listed() -> None:
 
 def test_many_parts_of_one_reason_are_one_line_that_loses_none() -> None:
     late = [f"kernel_{k} float16: not timed: the time budget was spent" for k in range(102)]
-    run = msgspec.structs.replace(passing(), incomplete=[*late, "broken.py fails on import", "a: lost", "b: lost"])
+    lines = [*late, "broken.py fails on import", "a: lost", "b: lost"]
+    run = msgspec.structs.replace(passing(), incomplete=[Gap("other", line) for line in lines])
     first, *rest = verdict.not_measured(run)
     assert first.text == (
         "kernel_0 float16, kernel_1 float16, kernel_2 float16 and 99 more: not timed: the time budget was spent"
@@ -165,7 +166,7 @@ def test_many_skipped_kernels_are_one_line() -> None:
 
 def test_a_skipped_kernel_is_told_once() -> None:
     skipped = msgspec.structs.replace(sample().kernels[0], name="late", status="skipped", results=[], message="no time")
-    run = msgspec.structs.replace(passing(), kernels=[skipped], incomplete=["late: no time"])
+    run = msgspec.structs.replace(passing(), kernels=[skipped], incomplete=[Gap("out of time", "late: no time")])
     assert [gap.text for gap in verdict.not_measured(run)] == ["late: no time"]
 
 

@@ -6,21 +6,28 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.cluster import row_of
+from tests.workers.dask_cluster import connected
+from verify.declare.requests import ListKernels
 from verify.errors import UsageError
+from verify.measure.requests import Measure
 from verify.measure.session import Session, run
-from verify.records.record import Run
-from verify.sweep.drive import Settings, sweep
+from verify.records.record import KernelRun, Run
+from verify.records.source_digest import digest
+from verify.sweep.drive import SweepSettings, sweep
 from verify.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
-from verify.workers.cluster import Cluster, digest, gpus
-from verify.workers.process import Worker, WorkerDied, WorkerTimeout
+from verify.workers.cluster import Cluster
+from verify.workers.equal import refuse_unlike
+from verify.workers.pool import Pool
+from verify.workers.process import Worker
+from verify.workers.requests import WorkerDied, WorkerTimeout
 
 FLOAT32 = named("float32")
 
@@ -69,16 +76,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(target: Path) -> Iterator[Cluster]:
-    with Cluster.local(["", ""], "interpreter", [str(target)]) as found:
+    with connected(2, [str(target)]) as found:
         yield found
 
 
-def measure(target: Path, kernel: str) -> dict[str, object]:
-    return {"do": "measure", "target": f"{target}::{kernel}", "seed": 0, "dtypes": [], "laws": ""}
+def measure(target: Path, kernel: str) -> Measure:
+    return Measure(f"{target}::{kernel}")
 
 
-def timeless(reply: dict) -> dict:
-    return {**reply["run"], "seconds": 0.0}
+def timeless(done: KernelRun) -> KernelRun:
+    return msgspec.structs.replace(done, seconds=0.0)
 
 
 def test_the_answer_is_that_of_a_local_worker(cluster: Cluster, target: Path) -> None:
@@ -89,14 +96,14 @@ def test_the_answer_is_that_of_a_local_worker(cluster: Cluster, target: Path) ->
     with Worker("interpreter") as worker:
         local = worker.ask(request, timeout=120)
     assert timeless(remote) == timeless(local)
-    assert remote["run"]["results"][0]["basis"]["kind"] == "exhaustive"
+    assert remote.results[0].basis.kind == "exhaustive"
     assert timeless(second.ask(request, timeout=120)) == timeless(local)
     assert any("right" in text for text in heard)
 
 
 def test_a_run_over_a_cluster_is_the_run_of_one_worker(cluster: Cluster, target: Path) -> None:
     targets = [f"{target}::right", f"{target}::crashes"]
-    there = run(targets, Session(backend="interpreter", timeout=120, cluster=cluster), "verify run")
+    there = run(targets, Session(timeout=120, pool=cluster.pool()), "verify run")
     here = run(targets, Session(backend="interpreter", timeout=120, jobs=1), "verify run")
     assert there.id == here.id
     assert [kernel.status for kernel in there.kernels] == ["ok", "crashed"]
@@ -108,11 +115,11 @@ def test_a_crash_and_a_hang_are_answers_and_the_cluster_goes_on(cluster: Cluster
         worker.ask(measure(target, "crashes"), timeout=120)
     with pytest.raises(WorkerTimeout, match="no answer within 3 s"):
         worker.ask(measure(target, "hangs"), timeout=3)
-    assert worker.ask(measure(target, "right"), timeout=120)["run"]["status"] == "ok"
+    assert worker.ask(measure(target, "right"), timeout=120).status == "ok"
 
 
 def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target: Path) -> None:
-    answers: list[dict] = []
+    answers: list[KernelRun] = []
     asking = threading.Thread(
         target=lambda: answers.append(cluster.workers()[0].ask(measure(target, "waits"), timeout=120))
     )
@@ -123,7 +130,7 @@ def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target:
     assert first[0] in both
     (target.parent / "go").touch()
     asking.join(120)
-    assert answers and answers[0]["run"]["status"] == "ok"
+    assert answers and answers[0].status == "ok"
 
 
 def test_a_sweep_that_loses_a_worker_is_the_sweep_of_one(cluster: Cluster, target: Path) -> None:
@@ -134,11 +141,11 @@ def test_a_sweep_that_loses_a_worker_is_the_sweep_of_one(cluster: Cluster, targe
     low, high = (FLOAT32.to_float(bits_of_key(FLOAT32, key)) for key in (border - 1000, border + 999))
     runs: dict[str, Run] = {}
 
-    def swept(name: str, cluster: Cluster | None) -> None:
-        settings = Settings(backend="interpreter", dtypes=("float32",), bounds=(low, high), cluster=cluster, jobs=1)
+    def swept(name: str, pool: Pool | None) -> None:
+        settings = SweepSettings(backend="interpreter", dtypes=("float32",), bounds=(low, high), pool=pool, jobs=1)
         runs[name] = sweep([f"{target}::swept"], settings, "verify sweep")
 
-    there = threading.Thread(target=swept, args=("there", cluster))
+    there = threading.Thread(target=swept, args=("there", cluster.pool()))
     there.start()
     os.kill(int(_seen(folder, 1)[0]), signal.SIGKILL)
     (folder / "go").touch()
@@ -149,19 +156,16 @@ def test_a_sweep_that_loses_a_worker_is_the_sweep_of_one(cluster: Cluster, targe
     assert (result.basis.kind, result.basis.n) == ("exhaustive", 2000)
 
 
-def test_each_place_asks_a_worker_of_its_own_and_what_it_took_is_counted(cluster: Cluster, target: Path) -> None:
-    before, requests = dict(cluster.spent), Counter(cluster.requests)
+def test_each_place_asks_a_worker_of_its_own(cluster: Cluster, target: Path) -> None:
     first, second = cluster.workers()
-    for worker in (first, first, second):
-        worker.ask({"do": "list", "target": f"{target}::right"}, timeout=120)
-    assert Counter(cluster.requests) - requests == {"list": 3}
-    changed = {address for (address, kind), total in cluster.spent.items() if total > before.get((address, kind), 0.0)}
-    assert changed == {first._address, second._address} and len(changed) == 2
+    assert first._address != second._address
+    assert [worker.ask(ListKernels(f"{target}::right"), timeout=120).kernels[0].name for worker in (first, second)]
 
 
 def test_the_benchmark_says_where_the_time_went(cluster: Cluster, target: Path) -> None:
-    settings = Settings(backend="interpreter", baseline=True, cluster=cluster)
-    row = row_of(cluster, settings, [f"{target}::right"], 1)
+    pool = cluster.pool()
+    settings = SweepSettings(baseline=True, pool=pool)
+    row = row_of(pool, settings, [f"{target}::right"], 1)
     assert row["workers"] == 2 and row["seconds"] == [row["median_s"]]
     assert row["requests"] == {"environment": 1, "list": 1, "sweep chunks": 1, "sweep record": 1, "sweep spaces": 1}
     assert 0 < sum(row["busy"]) <= len(row["busy"]) and row["own_s"] > 0
@@ -190,9 +194,9 @@ def test_a_flag_is_raised_where_the_workers_are_and_gone_afterwards(cluster: Clu
 def test_a_worker_that_differs_is_refused_by_name(cluster: Cluster) -> None:
     other = {**cluster.environment, "torch": "0.0"}
     with pytest.raises(UsageError, match="must be equal: torch is .* but '0.0' on tcp://elsewhere"):
-        cluster._refuse_unlike("tcp://elsewhere", other)
+        refuse_unlike(cluster.environment, "tcp://elsewhere", other)
     with pytest.raises(UsageError, match="tcp://elsewhere cannot run verify: no GPU"):
-        cluster._refuse_unlike("tcp://elsewhere", {"error": "no GPU"})
+        refuse_unlike(cluster.environment, "tcp://elsewhere", {"error": "no GPU"})
 
 
 def test_what_must_be_equal_holds_the_files(cluster: Cluster, target: Path, tmp_path: Path) -> None:
@@ -203,45 +207,7 @@ def test_what_must_be_equal_holds_the_files(cluster: Cluster, target: Path, tmp_
     assert digest(tmp_path / "nothing.py") == "missing"
 
 
-def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_scheduler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verify.workers.cluster.CONNECT_SECONDS", 1.0)
     with pytest.raises(UsageError, match="no Dask scheduler answers at 'tcp://127.0.0.1:1'"):
         Cluster.connect("tcp://127.0.0.1:1", "interpreter")
-
-
-@pytest.mark.parametrize(
-    ("request_", "visible", "seen", "devices"),
-    [
-        ("all", None, 2, ["0", "1"]),
-        ("all", "3,5", 2, ["3", "5"]),
-        ("1", None, 4, ["0"]),
-        ("3", None, 4, ["0", "1", "2"]),
-        ("0,2", None, 4, ["0", "2"]),
-        ("1,0", "GPU-a,GPU-b", 2, ["GPU-b", "GPU-a"]),
-    ],
-)
-def test_gpus_by_count_number_or_all(
-    request_: str, visible: str | None, seen: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus(request_, seen) == devices
-
-
-@pytest.mark.parametrize(
-    ("request_", "seen", "message"),
-    [
-        ("all", 0, "this process sees none"),
-        ("0", 2, "from 1 to 2 .* received 0"),
-        ("3", 2, "from 1 to 2 .* received 3"),
-        ("0,2", 2, "numbers below 2"),
-        ("0,0", 2, "names a GPU twice"),
-        ("two", 2, "received 'two'"),
-        ("-1", 2, "received '-1'"),
-    ],
-)
-def test_impossible_gpus(request_: str, seen: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UsageError, match=message):
-        gpus(request_, seen)

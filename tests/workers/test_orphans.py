@@ -22,9 +22,10 @@ def sleeps(x):
 
 PARENT = """
 import sys
+from verify.measure.requests import Measure
 from verify.workers.process import Worker
 with Worker("interpreter") as worker:
-    worker.ask({"do": "measure", "target": sys.argv[1], "seed": 0}, timeout=600)
+    worker.ask(Measure(sys.argv[1]), timeout=600)
 """
 
 

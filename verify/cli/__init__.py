@@ -29,7 +29,7 @@ from verify.cli import (
     sweep,
 )
 from verify.cli.parsing import Parser
-from verify.errors import IN_ERROR, TruthError, UsageError
+from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
 
 # in workflow order
 COMMANDS = (
@@ -84,6 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         shown = error if error.hint else UsageError(error.message, hint=f"{options.command.prog} --help")
         print(f"verify: {shown}", file=sys.stderr)
+        return exits.USAGE
+    except KernelError as error:
+        print(f"verify: {error}\n  next: {options.command.prog} --help", file=sys.stderr)
         return exits.USAGE
     except TruthError as error:
         print(f"verify: {IN_ERROR}: {error}", file=sys.stderr)

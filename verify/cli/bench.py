@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from verify.cli import exits, given, options, screen, sinks
 
@@ -64,10 +64,9 @@ def main(options: argparse.Namespace) -> int:
         dtypes=tuple(options.dtype),
         progress=(progress := screen.Progress()),
     )
-    both = options.forward == options.backward
-    directions = tuple(
-        name for name, asked in (("forward", options.forward), ("backward", options.backward)) if both or asked
-    )
+    directions: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+    if options.forward != options.backward:
+        directions = ("forward",) if options.forward else ("backward",)
     settings = Bench(
         wanted=tuple(wanted),
         pool=_pool(found, Path.cwd()),
@@ -95,12 +94,13 @@ def main(options: argparse.Namespace) -> int:
 
 def _pool(settings: Config, here: Path) -> tuple[str, ...]:
     """The configured targets, as they are found from a folder."""
+    from verify.declare.target import Target
 
     def placed(target: str) -> str:
-        source, separator, kernel = target.partition("::")
-        if source.endswith(".py"):
-            source = os.path.relpath(settings.root / source, here)
-        return source + separator + kernel
+        named = Target.parse(target)
+        if named.file is not None:
+            named = Target(os.path.relpath(settings.root / named.file, here), named.kernel)
+        return str(named)
 
     return tuple(placed(item) for item in (*settings.kernels, *settings.peers))
 

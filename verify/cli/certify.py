@@ -38,16 +38,14 @@ def main(options: argparse.Namespace) -> int:
     """Certify; exit 1 when a reference is worse than the target."""
     import msgspec
 
-    from verify.measure.session import answer
+    from verify.measure.requests import Certify
     from verify.truth import certificate
     from verify.workers.process import Worker
 
     progress = screen.Progress()
     with Worker(options.backend) as worker:
-        request = {"do": "certify", "ops": options.ops, "seed": options.seed}
-        reply = answer(worker.ask(request, timeout=options.timeout, progress=progress))
+        entries = worker.ask(Certify(options.ops, options.seed), timeout=options.timeout, progress=progress)
     progress.clear()
-    entries = msgspec.convert(reply["entries"], list[certificate.Entry])
     if options.certificate:
         path = certificate.shipped_path() if options.certificate == "shipped" else Path(options.certificate)
         known = certificate.load(path).entries if path.exists() else []
@@ -57,7 +55,9 @@ def main(options: argparse.Namespace) -> int:
         if not sinks.quiet(options):
             print(f"certificate: {path}")
     within = max((entry.units for entry in entries), default=0.0) <= certificate.TARGET_UNITS
-    sinks.deliver_data(options, lambda: reply["entries"], lambda: sinks.lines(*_lines(entries, within=within)))
+    sinks.deliver_data(
+        options, lambda: msgspec.to_builtins(entries), lambda: sinks.lines(*_lines(entries, within=within))
+    )
     return exits.PASS if within else exits.WRONG
 
 

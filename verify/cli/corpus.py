@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, sinks
+
+if TYPE_CHECKING:
+    from verify.workers.requests import Request
 
 
 def add(commands: Any) -> None:
@@ -85,27 +88,29 @@ def _listed(found: list[dict[str, Any]]) -> list[str]:
 
 def add_entry(options: argparse.Namespace) -> int:
     """Try once, then pin with what it showed."""
-    from verify.workers.process import Worker
+    from verify.hunt.requests import Pin
+    from verify.workers.process import Worker, ask_about
 
-    request = {"do": "pin", "target": options.target, "case": options.case, "why": options.reason}
-    request |= {"law": options.law} if options.law else {"result": options.result, "index": options.index}
+    request = Pin(options.target, options.case, options.reason, options.law or "", options.result, options.index)
     with Worker(options.backend) as worker:
-        reply = _ask(worker, request, options.timeout, options.target)
-    item = reply["entry"]
-    state = "pinned" if reply["new"] else "pinned before, and left as it was"
+        reply = ask_about(worker, request, options.target, timeout=options.timeout)
+    item = reply.entry
+    state = "pinned" if reply.new else "pinned before, and left as it was"
     sentence = f"{state}: {item['id']}  {_about(item)}{_then(item)}"
     end = sinks.ending(sentence, f"verify corpus replay {item['id']}")
     sinks.deliver_data(
         options,
-        lambda: {**item, "new": reply["new"]},
-        lambda: sinks.lines(f"entry: {os.path.relpath(reply['path'])}", *end),
+        lambda: {**item, "new": reply.new},
+        lambda: sinks.lines(f"entry: {os.path.relpath(reply.path)}", *end),
     )
     return exits.PASS
 
 
 def remove_entries(options: argparse.Namespace) -> int:
     """Unpin."""
-    removed = _corpus({"action": "remove", "ids": options.ids})["entries"]
+    from verify.hunt.requests import Unpin
+
+    removed = _corpus(Unpin(options.ids))
     lines = [f"removed {item['id']}  {_about(item)}" for item in removed]
     lines += sinks.ending(f"{len(removed)} removed", "verify corpus list")
     sinks.deliver_data(options, lambda: removed, lambda: sinks.lines(*lines))
@@ -150,20 +155,21 @@ def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:
     """What a pinned case shows now."""
     import json
 
+    from verify.diagnose.requests import ReplayElement, ReplayLaw
     from verify.errors import UsageError
     from verify.records.record import value_of
+    from verify.workers.process import ask_about
 
-    request = {"target": item["target"], "case": json.dumps(item["case"])}
-    request |= {"do": "law", "law": item["law"]} if item.get("law") else {"do": "replay", "result": item["result"]}
+    target, case = item["target"], json.dumps(item["case"])
     try:
-        reply = _ask(worker, {**request, "index": item.get("index")}, timeout, item["target"])
+        if item.get("law"):
+            law = ask_about(worker, ReplayLaw(target, case, item["law"]), target, timeout=timeout).law
+            states = {"ok": "right", "broken": "wrong", "skipped": "not tried"}
+            return {"now": states[law.status], "shows": law.message or "the law holds"}
+        element = ReplayElement(target, case, item["result"], item["index"])
+        found = ask_about(worker, element, target, timeout=timeout).replay
     except UsageError as error:
         return {"now": "not tried", "shows": error.message}
-    if item.get("law"):
-        found = reply["law"]
-        states = {"ok": "right", "broken": "wrong", "skipped": "not tried"}
-        return {"now": states[found["status"]], "shows": found.get("message", "") or "the law holds"}
-    found = reply["replay"]
     scaled = found["gate"] == "scaled"
     size = abs(value_of(found["worst"]["scaled_ulp" if scaled else "ulp"]))
     within = size <= found["limit"]
@@ -186,26 +192,14 @@ def _then(item: dict[str, Any]) -> str:
 
 
 def _entries() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _corpus({"action": "list"})["entries"]
-    return found
+    from verify.hunt.requests import ListPinned
+
+    return _corpus(ListPinned())
 
 
-def _corpus(request: dict[str, Any]) -> dict[str, Any]:
+def _corpus(request: Request[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Cases are read in a worker: this process never imports torch."""
-    from verify.measure.session import START_SECONDS
-    from verify.workers.process import Worker
+    from verify.workers.process import START_SECONDS, Worker, ask_about
 
     with Worker("interpreter") as worker:
-        return _ask(worker, {"do": "corpus", **request}, START_SECONDS, "the corpus")
-
-
-def _ask(worker: Any, request: dict[str, Any], timeout: float, about: str) -> dict[str, Any]:
-    """The worker's answer; where the kernel ends the process, an error that says so instead of a traceback."""
-    from verify.errors import UsageError
-    from verify.measure.session import answer
-    from verify.workers.process import WorkerDied, WorkerTimeout
-
-    try:
-        return answer(worker.ask(request, timeout=timeout))
-    except (WorkerDied, WorkerTimeout) as error:
-        raise UsageError(f"{about}: {error}") from error
+        return ask_about(worker, request, "the corpus", timeout=START_SECONDS)

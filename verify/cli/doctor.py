@@ -39,8 +39,10 @@ _PACKAGES = (
 
 def main(options: argparse.Namespace) -> int:
     """Examine; exit 3 when something needed is missing."""
-    from verify.measure.session import START_SECONDS, answer
-    from verify.workers.process import Worker
+    import msgspec
+
+    from verify.workers.process import START_SECONDS, Worker
+    from verify.workers.requests import Environment
 
     missing = [
         {"name": name, "why": why, "how": how, "needed": name in ("flint", "triton")}
@@ -56,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
     broken = any(item["needed"] for item in missing)
     if not broken:
         with Worker(options.backend) as worker:
-            about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
+            about = msgspec.to_builtins(worker.ask(Environment(), timeout=START_SECONDS))
     sinks.deliver_data(options, lambda: {**about, "missing": missing}, lambda: sinks.lines(*_lines(about, missing)))
     return exits.INCOMPLETE if broken else exits.PASS
 

@@ -12,7 +12,8 @@ from verify.cli import exits, given, options, screen, sinks, spread
 from verify.truth.figure import shown, signed
 
 if TYPE_CHECKING:
-    from verify.hunt.campaign import Campaign, Moment, Story
+    from verify.hunt.requests import HuntProgress
+    from verify.hunt.schedule import HuntSession, HuntSummary
     from verify.records.record import KernelRun, Result, Run
 
 DURATION = 60.0  # seconds
@@ -66,14 +67,14 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Hunt; exit 1 when something beyond a limit was found."""
     from verify.declare import config
-    from verify.hunt.campaign import Campaign, run
+    from verify.hunt.schedule import HuntSession, run
     from verify.hunt.settings import Settings
     from verify.measure.session import command_line
 
     targets = given.targets(options, config.find())
     duration = None if options.evaluations is not None else options.duration or DURATION
-    with spread.cluster(options, targets, options.backend) as cluster, _Screen() as shown:
-        campaign = Campaign(
+    with spread.pool(options, targets, options.backend) as pool, _Screen() as shown:
+        session = HuntSession(
             settings=Settings(
                 seed=options.seed,
                 evaluations=options.evaluations,
@@ -87,27 +88,27 @@ def main(options: argparse.Namespace) -> int:
             results=list(options.result),
             pin=options.pin,
             timeout=options.timeout,
-            cluster=cluster,
-            watch=shown,
+            pool=pool,
+            progress=shown,
             stopping=_stopping,
         )
-        result = run(targets, campaign, command_line(given.words(options)))
-    sinks.deliver_run(options, result, lambda: sinks.lines(*text(result, campaign, _then(options, result, campaign))))
-    return exits.OF_VERDICT[_verdict(result, campaign)]
+        result = run(targets, session, command_line(given.words(options)))
+    sinks.deliver_run(options, result, lambda: sinks.lines(*text(result, session, _then(options, result, session))))
+    return exits.OF_VERDICT[_verdict(result, session)]
 
 
-def _verdict(result: Run, campaign: Campaign) -> str:
+def _verdict(result: Run, session: HuntSession) -> str:
     """The run's, where peers that were named alone are not held against it either."""
-    if result.verdict == "incomplete" and not result.incomplete and not campaign.interrupted:
+    if result.verdict == "incomplete" and not result.incomplete and not session.interrupted:
         return "pass" if any(kernel.results for kernel in result.kernels) else "incomplete"
     return result.verdict
 
 
-def _then(options: argparse.Namespace, result: Run, campaign: Campaign) -> str:
+def _then(options: argparse.Namespace, result: Run, session: HuntSession) -> str:
     """The next command: the pinned finds again, the search with its finds pinned, what failed, or another seed."""
     states: dict[str, str] = {kernel.status: kernel.target for kernel in result.kernels if not kernel.peer}
     again = argparse.Namespace(**vars(options))
-    if any(story.pinned for story in campaign.stories):
+    if any(summary.pinned for summary in session.summaries):
         return "verify corpus replay"
     if "wrong" in states:
         again.pin = True
@@ -118,13 +119,13 @@ def _then(options: argparse.Namespace, result: Run, campaign: Campaign) -> str:
     return f"verify {shlex.join(given.words(again, everything=True))}"
 
 
-def text(result: Run, campaign: Campaign, then: str) -> list[str]:
+def text(result: Run, session: HuntSession, then: str) -> list[str]:
     """The finds as a person reads them."""
-    stories = {(story.target, story.dtype, story.result): story for story in campaign.stories}
+    summaries = {(item.target, item.hunt.dtype, item.hunt.result): item for item in session.summaries}
     lines: list[str] = []
     for kernel in result.kernels:
         for found in kernel.results:
-            lines += _found(kernel, found, stories[kernel.target, found.dtype, found.output])
+            lines += _found(kernel, found, summaries[kernel.target, found.dtype, found.output])
         if kernel.message:
             lines.append(screen.plain(f"{kernel.name}  {kernel.status}: {kernel.message}"))
         shares = "the shares and quantiles of a hunt"
@@ -142,7 +143,7 @@ def text(result: Run, campaign: Campaign, then: str) -> list[str]:
     return lines + sinks.ending(verdict, then)
 
 
-def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
+def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
     from verify.records.record import value_of
     from verify.report import words
 
@@ -151,11 +152,11 @@ def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
     unit = "scaled ULP" if scaled else "ULP"
     status = "measured, not judged" if kernel.peer else f"limit {found.limit:g}: {found.status}"
     tries = f"{found.basis.n:,} evaluations, seed {found.basis.seed}"
-    rate = found.basis.n / story.seconds if story.seconds else 0.0
+    rate = found.basis.n / summary.seconds if summary.seconds else 0.0
     lines = [
         f"{kernel.name} {found.output} {found.dtype}",
         f"    worst     {words.ulp(figure or 0.0)} {unit} found in {tries} ({status})",
-        f"    searched  {story.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
+        f"    searched  {summary.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
     ]
     if found.worst:
         worst = found.worst[0]
@@ -168,13 +169,13 @@ def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
             lines.append(f"    error     {plain} ULP, {of_scale} of scale")
         if len(worst.replay) <= LONG:
             lines += ["    replay", f"    {worst.replay}"]
-        elif story.pinned is not None:
-            lines.append(f"    replay    verify corpus replay {story.pinned['id']}")
+        elif summary.pinned is not None:
+            lines.append(f"    replay    verify corpus replay {summary.pinned.id}")
         else:
             lines.append("    replay    its case is long: --pin adds it to the corpus, --json PATH keeps the command")
-    if story.pinned is not None:
-        state = "pinned" if story.pinned["new"] else "pinned before"
-        lines.append(f"    {state:<9} {story.pinned['id']}")
+    if summary.pinned is not None:
+        state = "pinned" if summary.pinned.new else "pinned before"
+        lines.append(f"    {state:<9} {summary.pinned.id}")
     return [screen.plain(line) for line in lines]
 
 
@@ -211,15 +212,15 @@ class _Screen:
         if self._progress is not None:
             self._progress.stop()
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, name: str, progress: HuntProgress) -> None:
         if self._progress is None:
             return
         fields = {
-            "best": shown(moment.best),
-            "evaluations": f"{moment.evaluations:,}",
-            "rate": f"{moment.evaluations / max(moment.seconds, 1e-9):,.0f}",
+            "best": shown(float(progress.best)),
+            "evaluations": f"{progress.evaluations:,}",
+            "rate": f"{progress.evaluations / max(progress.seconds, 1e-9):,.0f}",
         }
-        name = screen.plain(moment.name)
+        name = screen.plain(name)
         if name not in self._tasks:
             for task in self._tasks.values():
                 self._progress.update(task, visible=False)

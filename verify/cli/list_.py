@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, screen, sinks
+
+if TYPE_CHECKING:
+    from verify.declare.requests import OpAbout
+    from verify.declare.target import Declared
 
 
 def add(commands: Any) -> None:
@@ -29,59 +33,61 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
+    import msgspec
+
     from verify.declare import config
+    from verify.declare.requests import declared_by
     from verify.errors import UsageError
-    from verify.measure.session import describe_target
     from verify.workers.process import Worker
 
     targets = given.targets(options, config.find())
-    found: list[dict[str, Any]] = []
+    found: list[Declared] = []
     failed: list[str] = []
     with Worker() as worker:
         for target in targets:
             try:
-                kernels = describe_target(worker, target)
+                found += declared_by(worker, target)
             except UsageError as error:
                 failed.append(str(error))
-                continue
-            source = target.partition("::")[0]
-            found += [{"target": f"{source}::{item['name']}", **item} for item in kernels]
-    sinks.deliver_data(options, lambda: found, lambda: sinks.lines(*_declared(found)))
+    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*_declared(found)))
     screen.complain(failed)
     return exits.USAGE if failed else exits.PASS
 
 
-def _declared(found: list[dict[str, Any]]) -> list[str]:
+def _declared(found: list[Declared]) -> list[str]:
     from verify.report.words import plural
 
     lines = []
     for item in found:
-        params = ", ".join(f"{k}={v!r}" for k, v in item["params"].items())
-        peer = "  (peer: measured, not judged)" if item["peer"] else ""
-        lines += [f"{item['target']}  {item['op']}({params}){peer}", f"    {item['promise']}"]
+        params = ", ".join(f"{k}={v!r}" for k, v in item.params.items())
+        peer = "  (peer: measured, not judged)" if item.peer else ""
+        lines += [f"{item.target}  {item.op}({params}){peer}", f"    {item.promise}"]
     if found:
-        lines += sinks.ending(f"{plural(len(found), 'kernel')} declared", f"verify run {found[0]['target']}")
+        lines += sinks.ending(f"{plural(len(found), 'kernel')} declared", f"verify run {found[0].target}")
     return lines
 
 
 def _ops(options: argparse.Namespace) -> int:
-    from verify.measure.session import START_SECONDS, answer
-    from verify.workers.process import Worker
+    import msgspec
+
+    from verify.declare.requests import ListOps
+    from verify.workers.process import START_SECONDS, Worker
 
     with Worker() as worker:
-        found = answer(worker.ask({"do": "ops", "op": options.op}, timeout=START_SECONDS))["ops"]
-    sinks.deliver_data(options, lambda: found, lambda: sinks.lines(*_known(found, whole=bool(options.op))))
+        found = worker.ask(ListOps(options.op or ""), timeout=START_SECONDS)
+    whole = bool(options.op)
+    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*_known(found, whole=whole)))
     return exits.PASS
 
 
-def _known(found: list[dict[str, Any]], *, whole: bool) -> list[str]:
+def _known(found: list[OpAbout], *, whole: bool) -> list[str]:
     lines = []
     for op in found:
-        lines.append(f"{op['name']}({', '.join(op['operands'])}) -> {', '.join(op['outputs'])}    {op['summary']}")
+        lines.append(f"{op.name}({', '.join(op.operands)}) -> {', '.join(op.outputs)}    {op.summary}")
         if whole:
-            lines.append(f"    gradients: {', '.join(op['gradients'])}")
-            for name, default in op["params"].items():
-                choices = op["choices"].get(name)
+            lines.append(f"    gradients: {', '.join(op.gradients)}")
+            for name, default in op.params.items():
+                choices = op.choices.get(name)
                 lines.append(f"    {name} = {default}" + (f", one of {', '.join(choices)}" if choices else ""))
-            lines.append(f"    judged by the {op['gate']} error")
+            lines.append(f"    judged by the {op.gate} error")
     return lines if whole else lines + sinks.ending(f"{len(found)} ops known", "verify list --op NAME")

@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
     command = command_line(given.words(options))
     again = command_line(given.words(options, everything=True))
     progress = screen.Progress()
-    with spread.cluster(options, targets, options.backend) as cluster:
+    with spread.pool(options, targets, options.backend) as pool:
         night = nightly.Night(
             folder=folder,
             targets=targets,
@@ -83,12 +83,12 @@ def main(options: argparse.Namespace) -> int:
             timeout=options.timeout,
             jobs=options.jobs,
             backend=options.backend,
-            cluster=cluster,
-            say=progress,
+            pool=pool,
+            progress=progress,
         )
-        works = [work for work in nightly.WORKS if work.name in (options.stage or STAGES)]
+        stages = [stage for stage in nightly.STAGES if stage.name in (options.stage or STAGES)]
         try:
-            record = nightly.run(night, works, command)
+            record = nightly.run(night, stages, command)
         except KeyboardInterrupt:
             progress.clear()
             print(f"verify: interrupted; what is finished is kept in {folder}", file=sys.stderr)

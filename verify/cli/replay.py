@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, sinks
+
+if TYPE_CHECKING:
+    from verify.diagnose.requests import LawReplayed, Smaller
+    from verify.workers.requests import R, Request
 
 
 def add(commands: Any) -> None:
@@ -57,6 +61,7 @@ def add_place(parser: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Replay; exit 1 when the element is beyond the kernel's own limit."""
+    from verify.diagnose.requests import ReplayElement
     from verify.errors import UsageError
 
     if options.law:
@@ -68,20 +73,19 @@ def main(options: argparse.Namespace) -> int:
         return _law(options)
     asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False}))
     recorded = place(options)
-    request = {
-        "do": "replay",
-        "target": options.target,
-        "case": options.case,
-        "result": options.result or "y",
-        "index": options.index or 0,
-        "shrink": options.shrink,
-        "snippet": options.snippet is not None,
-    }
-    answer = ask(options, request)
-    found = answer["replay"]
+    request = ReplayElement(
+        options.target,
+        options.case,
+        options.result or "y",
+        options.index or 0,
+        shrink=options.shrink,
+        snippet=options.snippet is not None,
+    )
+    reply = ask(options, request)
+    found = reply.replay
     if recorded is not None and found["smaller"] is None:
         found["recorded"] = {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
-    within, snippet = _within(found), answer.get("snippet")
+    within, snippet = _within(found), reply.snippet
     if within:
         end = sinks.ending("within its limit", f"verify run {shlex.quote(options.target)}")
     elif snippet is not None:
@@ -137,17 +141,12 @@ def place(options: argparse.Namespace) -> Any:
     return known
 
 
-def ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
-    """The worker's answer; where the kernel ends the process, an error that says so instead of a traceback."""
-    from verify.errors import UsageError
-    from verify.measure.session import answer
-    from verify.workers.process import Worker, WorkerDied, WorkerTimeout
+def ask(options: argparse.Namespace, request: Request[R]) -> R:
+    """The worker's reply to a request about the target."""
+    from verify.workers.process import Worker, ask_about
 
     with Worker(options.backend) as worker:
-        try:
-            return answer(worker.ask(request, timeout=options.timeout))
-        except (WorkerDied, WorkerTimeout) as error:
-            raise UsageError(f"{options.target}: {error}") from error
+        return ask_about(worker, request, options.target, timeout=options.timeout)
 
 
 def _within(found: dict[str, Any]) -> bool:
@@ -160,7 +159,12 @@ def _within(found: dict[str, Any]) -> bool:
 
 def element_lines(found: dict[str, Any]) -> list[str]:
     """One element as a person reads it: where, from what, what came out, what it should be, how to see it again."""
-    worst, smaller = found["worst"], found.get("smaller")
+    import msgspec
+
+    from verify.diagnose.requests import Smaller
+
+    worst = found["worst"]
+    smaller = None if found.get("smaller") is None else msgspec.convert(found["smaller"], Smaller)
     lines = [f"{found['kernel']} ({found['op']}) {found['result']} {found['dtype']} on {found['backend']}"]
     if smaller:
         lines.append(f"  smaller   {_effort(smaller, found['worst']['replay'])}")
@@ -183,52 +187,48 @@ def element_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  recorded  {recorded['got_hex']} on {recorded['backend']}: {same}")
     lines.append(f"  case      {found['case']}")
     lines.append(f"  replay    {worst['replay']}")
-    if smaller and smaller["original"] != worst["replay"]:
-        lines.append(f"  original  {smaller['original']}")
+    if smaller and smaller.original != worst["replay"]:
+        lines.append(f"  original  {smaller.original}")
     return lines
 
 
-def _effort(smaller: dict[str, Any], replay: str) -> str:
-    spent = f"{smaller['evaluations']} evaluations"
-    if smaller["original"] == replay:
+def _effort(smaller: Smaller, replay: str) -> str:
+    spent = f"{smaller.evaluations} evaluations"
+    if smaller.original == replay:
         return f"nothing smaller breaks in the same way, in {spent}"
-    return f"found in {spent}" + (", which are all that it may take" if smaller["exhausted"] else "")
+    return f"found in {spent}" + (", which are all that it may take" if smaller.exhausted else "")
 
 
 def _law(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from verify.diagnose.requests import ReplayLaw
     from verify.errors import UsageError
 
     if not options.target or not options.case:
         raise UsageError("--law tries a law on a case: give TARGET and CASE")
-    request = {
-        "do": "law",
-        "target": options.target,
-        "case": options.case,
-        "law": options.law,
-        "shrink": options.shrink,
-    }
-    reply = ask(options, request)
-    found, smaller = reply["law"], reply["smaller"]
-    sinks.deliver_data(options, lambda: {**found, "smaller": smaller}, lambda: sinks.lines(*_law_lines(options, reply)))
-    return exits.WRONG if found["status"] == "broken" else exits.PASS
+    reply = ask(options, ReplayLaw(options.target, options.case, options.law, options.shrink))
+    whole = {**msgspec.to_builtins(reply.law), "smaller": msgspec.to_builtins(reply.smaller)}
+    sinks.deliver_data(options, lambda: whole, lambda: sinks.lines(*_law_lines(options, reply)))
+    return exits.WRONG if reply.law.status == "broken" else exits.PASS
 
 
-def _law_lines(options: argparse.Namespace, reply: dict[str, Any]) -> list[str]:
-    found, smaller = reply["law"], reply["smaller"]
+def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
+    found, smaller = reply.law, reply.smaller
     again = f"verify run {shlex.quote(options.target)} --profile quick"
-    if found["status"] == "skipped":
-        return sinks.ending(f"{found['law']} does not apply: {found['message']}", again)
-    if found["status"] != "broken":
-        return sinks.ending(f"{reply['kernel']} keeps the law of {found['law']} on this case", again)
-    lines = [f"{reply['kernel']} breaks the law of {found['law']} in {found['dtype']}: {found['message']}"]
+    if found.status == "skipped":
+        return sinks.ending(f"{found.law} does not apply: {found.message}", again)
+    if found.status != "broken":
+        return sinks.ending(f"{reply.kernel} keeps the law of {found.law} on this case", again)
+    lines = [f"{reply.kernel} breaks the law of {found.law} in {found.dtype}: {found.message}"]
     if smaller:
-        lines.append(f"  {'smaller':<12} {_effort(smaller, found['replay'])}")
-    lines += [f"  {name:<12} {value}" for name, value in found["facts"].items()]
-    lines += [f"  {'case':<12} {found['case']}", f"  {'replay':<12} {found['replay']}"]
-    if smaller and smaller["original"] != found["replay"]:
-        lines.append(f"  {'original':<12} {smaller['original']}")
-    explained = found["replay"].replace("verify replay", "verify explain", 1)
-    return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{found['replay']} --shrink")
+        lines.append(f"  {'smaller':<12} {_effort(smaller, found.replay)}")
+    lines += [f"  {name:<12} {value}" for name, value in found.facts.items()]
+    lines += [f"  {'case':<12} {found.case}", f"  {'replay':<12} {found.replay}"]
+    if smaller and smaller.original != found.replay:
+        lines.append(f"  {'original':<12} {smaller.original}")
+    explained = found.replay.replace("verify replay", "verify explain", 1)
+    return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{found.replay} --shrink")
 
 
 def _place(index: list[int]) -> str:

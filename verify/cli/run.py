@@ -63,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
         progress=progress,
         plan=plan,
     )
-    with spread.cluster(options, targets, options.backend) as session.cluster:
+    with spread.pool(options, targets, options.backend) as session.pool:
         result = run(targets, session, command_line(given.words(options)))
     progress.clear()
     # where nothing was measured, what is wrong with the command is all there is to say

@@ -35,30 +35,29 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run the tools; 1 when one of them finds something, 3 when one of them could not say."""
     from verify.declare import config
+    from verify.declare.requests import declared_by
     from verify.diagnose import sanitize
-    from verify.measure.session import START_SECONDS, answer, describe_target
-    from verify.workers.process import Worker
+    from verify.workers.process import START_SECONDS, Worker
+    from verify.workers.requests import Environment
 
     program = sanitize.executable()
     if program is None:
         return _cannot("compute-sanitizer is not on the path, nor under CUDA_HOME or /usr/local/cuda")
     targets = given.targets(options, config.find())
     with Worker() as worker:
-        backend = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))["backend"]
-        if backend != "cuda":
+        if worker.ask(Environment(), timeout=START_SECONDS).backend != "cuda":
             return _cannot("this machine has no GPU that PyTorch can use")
-        kernels = [(target, kernel) for target in targets for kernel in describe_target(worker, target)]
+        kernels = [kernel for target in targets for kernel in declared_by(worker, target)]
     tools = sanitize.TOOLS if options.tool == "all" else (options.tool,)
     progress = screen.Progress()
     outcomes = []
-    for source, kernel in kernels:
-        if "cuda" not in kernel["backends"] or (options.dtype and not set(options.dtype) & set(kernel["dtypes"])):
+    for kernel in kernels:
+        if "cuda" not in kernel.backends or (options.dtype and not set(options.dtype) & set(kernel.dtypes)):
             continue
-        target = f"{source.partition('::')[0]}::{kernel['name']}"
         for tool in tools:
-            progress(f"{kernel['name']}: {tool}")
+            progress(f"{kernel.name}: {tool}")
             outcome = sanitize.check(
-                program, tool, target, kernel["name"], dtypes=options.dtype, timeout=options.timeout
+                program, tool, kernel.target, kernel.name, dtypes=options.dtype, timeout=options.timeout
             )
             progress.clear()
             outcomes.append(outcome)

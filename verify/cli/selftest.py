@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, options, screen, sinks
+
+if TYPE_CHECKING:
+    from verify.laws.requests import Tried
 
 
 def add(commands: Any) -> None:
@@ -27,55 +30,51 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it; exit 1 when a bug survives or a law raises a false alarm, 3 when nothing could be tried."""
-    from verify.measure.session import answer
-    from verify.workers.process import Worker, WorkerDied, WorkerTimeout
+    import msgspec
+
+    from verify.laws.requests import TrySeeded
+    from verify.workers.process import Worker
+    from verify.workers.requests import WorkerDied, WorkerTimeout
 
     progress = screen.Progress()
     with Worker(options.backend) as worker:
         try:
-            request = {"do": "selftest", "laws": options.law}
-            reply = answer(worker.ask(request, timeout=options.timeout, progress=progress))
+            reply = worker.ask(TrySeeded(options.law), timeout=options.timeout, progress=progress)
         except (WorkerDied, WorkerTimeout) as error:
             progress.clear()
             print(screen.plain(f"verify: selftest: {error}"), file=sys.stderr)
             return exits.INCOMPLETE
     progress.clear()
-    sinks.deliver_data(
-        options,
-        lambda: {key: reply[key] for key in ("backend", "trials", "selftest", "passed")},
-        lambda: sinks.lines(*_lines(reply)),
-    )
-    if all(trial["fate"] == "not tried" for trial in reply["trials"]):
+    sinks.deliver_data(options, lambda: msgspec.to_builtins(reply), lambda: sinks.lines(*_lines(reply)))
+    if all(trial.fate == "not tried" for trial in reply.trials):
         return exits.INCOMPLETE
-    return exits.PASS if reply["passed"] else exits.WRONG
+    return exits.PASS if reply.passed else exits.WRONG
 
 
-def _lines(reply: dict[str, Any]) -> list[str]:
-    trials = reply["trials"]
-    kills = {kill["mutant"]: kill for kill in reply["selftest"]["kills"]}
-    width = max(len(trial["law"]) for trial in trials)
+def _lines(reply: Tried) -> list[str]:
+    trials = reply.trials
+    kills = {kill.mutant: kill for kill in reply.selftest.kills}
+    width = max(len(trial.law) for trial in trials)
     lines = [f"{'law':<{width}}  {'seeded bug':<31}  {'result':<22}  assert_close"]
     for trial in trials:
-        kill = kills[trial["bug"]]
-        result = trial["fate"]
-        if result == "killed":
-            result = f"killed, case {trial['cases']}"
-        close = "sees it" if kill["assert_close"] else "blind"
-        lines.append(f"{trial['law']:<{width}}  {trial['bug']:<31}  {result:<22}  {close}")
-        if trial["fate"] == "not tried":
-            lines.append(f"{'':<{width}}  {trial['message']}")
-        if trial["alarm"]:
-            lines.append(f"{'':<{width}}  FALSE ALARM on the correct twin: {trial['alarm']}")
-    tried = [trial for trial in trials if trial["fate"] != "not tried"]
-    killed = [trial for trial in tried if trial["fate"] == "killed"]
-    blind = [trial for trial in killed if not kills[trial["bug"]]["assert_close"]]
-    alarms = [trial for trial in trials if trial["alarm"]]
+        kill = kills[trial.bug]
+        result = f"killed, case {trial.cases}" if trial.fate == "killed" else trial.fate
+        close = "sees it" if kill.assert_close else "blind"
+        lines.append(f"{trial.law:<{width}}  {trial.bug:<31}  {result:<22}  {close}")
+        if trial.fate == "not tried":
+            lines.append(f"{'':<{width}}  {trial.message}")
+        if trial.alarm:
+            lines.append(f"{'':<{width}}  FALSE ALARM on the correct twin: {trial.alarm}")
+    tried = [trial for trial in trials if trial.fate != "not tried"]
+    killed = [trial for trial in tried if trial.fate == "killed"]
+    blind = [trial for trial in killed if not kills[trial.bug].assert_close]
+    alarms = [trial for trial in trials if trial.alarm]
     lines += [
         "",
         f"torch.testing.assert_close, contiguous randn, default tolerances: blind to {len(blind)} of {len(killed)}",
     ]
     verdict = (
-        f"{len(killed)} of {len(tried)} seeded bugs killed on the {reply['backend']} backend, "
+        f"{len(killed)} of {len(tried)} seeded bugs killed on the {reply.backend} backend, "
         f"{len(trials) - len(tried)} laws not tried, {len(alarms)} false alarms on {len(tried)} correct twins"
     )
     return lines + sinks.ending(verdict, "verify run --profile quick")

@@ -5,35 +5,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from verify.workers.cluster import Cluster
+    from verify.workers.pool import Pool
 
 
 @contextlib.contextmanager
-def cluster(options: argparse.Namespace, targets: Sequence[str], backend: str | None) -> Iterator[Cluster | None]:
-    """The cluster that the options ask for, None when they ask for none."""
-    if not options.gpus and not options.scheduler:
-        yield None
-        return
-    from verify.workers.cluster import Cluster
-
-    sources = sorted({target.partition("::")[0] for target in targets})
-    files = [source for source in sources if source.endswith(".py")]
+def pool(options: argparse.Namespace, targets: Sequence[str], backend: str | None) -> Iterator[Pool | None]:
+    """The workers that the options ask for, None when they ask for none."""
     if options.scheduler:
-        found = Cluster.connect(options.scheduler, backend, files)
+        from verify.declare.target import Target
+        from verify.workers.cluster import Cluster
+
+        files = sorted({str(file) for target in targets if (file := Target.parse(target).file) is not None})
+        with Cluster.connect(options.scheduler, backend, files) as cluster:
+            yield cluster.pool()
+    elif options.gpus:
+        from verify.workers.equal import check_equal
+        from verify.workers.pool import Pool
+
+        with Pool.on_gpus(_devices(options.gpus), backend or "cuda") as found:
+            check_equal(found)
+            yield found
     else:
-        found = Cluster.local(_devices(options.gpus), backend or "cuda", files)
-    with found:
-        yield found
+        yield None
 
 
 def _devices(request: str) -> list[str]:
-    from verify.measure.session import START_SECONDS, answer
-    from verify.workers.cluster import gpus
-    from verify.workers.process import Worker
+    from verify.workers.gpus import gpus
+    from verify.workers.process import START_SECONDS, Worker
+    from verify.workers.requests import CountGpus
 
     with Worker("interpreter") as worker:  # counting GPUs needs torch, not a GPU context
-        seen: Any = answer(worker.ask({"do": "gpus"}, timeout=START_SECONDS))["gpus"]
-    return gpus(request, int(seen))
+        return gpus(request, worker.ask(CountGpus(), timeout=START_SECONDS))

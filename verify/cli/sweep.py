@@ -52,11 +52,11 @@ def main(options: argparse.Namespace) -> int:
     """Sweep and report; the exit code is the verdict, 3 after Ctrl-C."""
     from verify.declare import config
     from verify.measure.session import command_line
-    from verify.sweep.drive import InterruptedSweepError, Settings, sweep
+    from verify.sweep.drive import InterruptedSweepError, SweepSettings, sweep
 
     targets = given.targets(options, config.find())
-    with spread.cluster(options, targets, options.backend) as cluster, _bar() as progress:
-        chosen = Settings(
+    with spread.pool(options, targets, options.backend) as pool, _bar() as progress:
+        chosen = SweepSettings(
             backend=options.backend,
             dtypes=tuple(options.dtype),
             results=tuple(options.result),
@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
             hardest=options.hardest,
             jobs=options.jobs,
             timeout=options.timeout,
-            cluster=cluster,
+            pool=pool,
             journal=Path(options.resume) if options.resume else None,
             progress=progress,
         )
@@ -97,6 +97,8 @@ def _bar() -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from verify.declare.target import Target
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -110,7 +112,7 @@ def _bar() -> Iterator[Any]:
         def advance(space: Any, done: int, total: int) -> None:
             key = space.identity()
             if key not in tasks:
-                name = space.target.rpartition("::")[2]
+                name = Target.parse(space.target).kernel
                 tasks[key] = shown.add_task(f"{name} {space.dtype}", total=total, completed=0, rate="")
             speed = shown.tasks[tasks[key]].speed
             text = "" if not speed else f"{speed / 1e6:,.1f} M/s"

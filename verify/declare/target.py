@@ -1,11 +1,26 @@
-"""What a user names on a command line: a file or a module, and one kernel in it. Importing this needs no torch."""
+"""What a user names on a command line, and what a worker tells of a kernel found there. Importing this needs no torch.
+
+>>> str(Target.parse("accuracy.py").of("my_gelu"))
+'accuracy.py::my_gelu'
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from verify.errors import UsageError
+from verify.records.record import KernelRun
+
+if TYPE_CHECKING:
+    from verify.declare.declaration import Kernel
+
+Status = Literal["ok", "wrong", "error", "crashed", "timeout", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,86 @@ class Target:
             )
         return Target(source, label or None)
 
+    def __str__(self) -> str:
+        return self.source if self.kernel is None else f"{self.source}::{self.kernel}"
+
+    def of(self, kernel: str) -> Target:
+        """A kernel of the same source."""
+        return Target(self.source, kernel)
+
     @property
     def is_file(self) -> bool:
+        """Whether the source is named as a file rather than as a module."""
         return self.source.endswith(".py") or os.sep in self.source
+
+    @property
+    def file(self) -> Path | None:
+        """The Python file that is named; None for a module."""
+        return Path(self.source) if self.source.endswith(".py") else None
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether it is PyTorch in a kernel's place."""
+        return "@" in (self.kernel or "")
+
+    def import_command(self) -> str:
+        """The command that imports it and nothing else, to see what happens."""
+        return f"python {shlex.quote(self.source)}" if self.file else f"python -c 'import {self.source}'"
+
+
+class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker tells of a declared kernel."""
+
+    target: str  # with the kernel's name
+    name: str
+    op: str
+    kind: Literal["elementwise", "rowwise", "contraction"]
+    params: dict[str, Any]
+    promise: str
+    backends: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    summary: str = ""
+    peer: bool = False
+    lacking: tuple[str, ...] = ()  # packages that it requires and that are not installed
+
+    @staticmethod
+    def of(kernel: Kernel, source: str) -> Declared:
+        """A kernel that the source declares."""
+        return Declared(
+            target=str(Target(source, kernel.name)),
+            name=kernel.name,
+            op=kernel.op.name,
+            kind=kernel.op.kind,
+            params=dict(kernel.params),
+            promise=kernel.promise,
+            backends=kernel.backends,
+            dtypes=kernel.dtypes,
+            summary=kernel.summary,
+            peer=kernel.peer,
+            lacking=kernel.lacking,
+        )
+
+    def run(self, status: Status, message: str = "", **more: Any) -> KernelRun:
+        """What the record says of it: `more` are further fields of a KernelRun, such as `results` and `hint`."""
+        fields: dict[str, Any] = {"status": status, "results": [], "message": message, **more}
+        return KernelRun(
+            name=self.name,
+            target=self.target,
+            op=self.op,
+            params=self.params,
+            promise=self.promise,
+            peer=self.peer,
+            **fields,
+        )
+
+    def missing(self) -> str:
+        """Why it cannot run where its packages are not installed; empty where they are."""
+        return f"needs {', '.join(self.lacking)}, which is not installed" if self.lacking else ""
+
+    def unfit(self, backend: str, this: str) -> str:
+        """Why `this` (run, hunt) on a backend leaves it out; empty where it can run."""
+        if missing := self.missing():
+            return missing
+        if backend not in self.backends:
+            return f"declared for {', '.join(self.backends)}; this {this} is on {backend}"
+        return ""

@@ -14,6 +14,7 @@ import torch
 from verify.backends import Backend
 from verify.cases import Case, problem_of
 from verify.declare.declaration import Kernel
+from verify.diagnose.requests import Smaller
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import describe
@@ -25,14 +26,6 @@ from verify.truth.ulp import bits_of, pattern_at
 
 if TYPE_CHECKING:
     from verify.laws.law import Law
-
-
-class Smaller(msgspec.Struct, frozen=True):
-    """How a case was made smaller: `original` is the command that replays the larger one."""
-
-    evaluations: int
-    exhausted: bool
-    original: str
 
 
 class Replay(msgspec.Struct, frozen=True):

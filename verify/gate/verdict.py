@@ -227,10 +227,8 @@ def _why(kernel: KernelRun) -> str:
 def _missing(runs: Iterable[Run]) -> Iterable[str]:
     """What a run was asked for and did not do, apart from kernels that failed: those have rows."""
     for run in runs:
-        failed = tuple(f"{kernel.name}: " for kernel in run.kernels if kernel.status in FAILED)
-        for line in run.incomplete:
-            if not failed or not line.startswith(failed):
-                yield line
+        failed = {kernel.target for kernel in run.kernels if kernel.status in FAILED}
+        yield from (gap.text for gap in run.incomplete if gap.target not in failed)
 
 
 def _notes(runs: Iterable[Run], chosen: Callable[[str], bool]) -> Iterable[str]:

@@ -6,5 +6,5 @@
     outcome = hunt(kernel, "accuracy.py::my_norm", backend, "float32", "y", Settings(seed=0, evaluations=1 << 20))
     outcome.result.figures.scaled_max   # judged exactly: the worst found, not the worst there is
 
-A hunt proves that an error exists, never that none does. `campaign` runs hunts in worker processes.
+A hunt proves that an error exists, never that none does. `schedule` runs many of them in worker processes.
 """

@@ -12,6 +12,7 @@ from verify.cases import Case, corpus
 from verify.declare import config
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
+from verify.hunt.requests import Pin, PinnedCase
 from verify.records import commit
 from verify.records.record import Number, Worst
 
@@ -35,28 +36,28 @@ def plain(item: corpus.Entry) -> dict[str, Any]:
     return {"id": item.id, **msgspec.to_builtins(item)}
 
 
-def pin(kernel: Kernel, request: dict[str, Any], backend: Backend) -> dict[str, Any]:
+def pin(kernel: Kernel, request: Pin, backend: Backend) -> PinnedCase:
     """Try a case and pin it: an element with its error, or a law with what it says."""
-    case = Case.from_json(request["case"])
-    facts: dict[str, Any] = {"why": request["why"], "backend": backend.name, "commit": current_commit()}
-    if "law" in request:
+    case = Case.from_json(request.case)
+    facts: dict[str, Any] = {"why": request.why, "backend": backend.name, "commit": current_commit()}
+    if request.law:
         from verify.laws import engine, registry
 
-        law = registry.get(request["law"])
-        found = engine.replay_law(law, kernel, case, backend, request["target"])
+        law = registry.get(request.law)
+        found = engine.replay_law(law, kernel, case, backend, request.target)
         facts |= {"law": law.name, "showed": found.message or found.status}
     else:
-        seen = replay(kernel, request["target"], backend, case, result=request["result"], index=request["index"])
+        seen = replay(kernel, request.target, backend, case, result=request.result, index=request.index)
         facts |= {
-            "result": request["result"],
-            "index": request["index"],
+            "result": request.result,
+            "index": request.index,
             "error": gated(seen.worst, seen.gate),
             "gate": seen.gate,
             "showed": shown(seen.worst),
         }
-    item = corpus.entry(kernel.name, request["target"], kernel.op.name, case, **facts)
+    item = corpus.entry(kernel.name, request.target, kernel.op.name, case, **facts)
     path, new = corpus.add(item)
-    return {"entry": plain(item), "path": str(path), "new": new}
+    return PinnedCase(plain(item), str(path), new)
 
 
 def gated(worst: Worst, gate: str) -> Number | None:

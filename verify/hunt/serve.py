@@ -6,11 +6,8 @@ takes the process down, the parent still has the best so far.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -20,22 +17,21 @@ from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.hunt.outcome import Hunted, hunt
 from verify.hunt.pinning import current_commit, gated, shown
+from verify.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, Pinned
 from verify.hunt.search import Search, State
-from verify.hunt.settings import Settings
 from verify.hunt.space import searchable
 from verify.records.record import number
+from verify.workers.process import OnProgress
 
-EVERY = 0.2  # seconds between two words of progress
-
-Emit = Callable[[dict[str, Any]], None]
+EVERY = 0.2  # seconds between two reports of progress
 
 
-def allowed(kernel: Kernel, dtypes: list[str], results: list[str]) -> dict[str, Any]:
+def allowed(kernel: Kernel, dtypes: list[str], results: list[str]) -> Hunts:
     """The hunts of a kernel and, where dtypes or results were left open, what is left out and why.
 
     What was asked for by name and cannot be is an error with the rule.
     """
-    jobs: list[dict[str, str]] = []
+    hunts: list[Hunt] = []
     left_out: list[str] = []
     for dtype in dtypes or kernel.dtypes:
         if dtype not in kernel.dtypes:
@@ -47,53 +43,42 @@ def allowed(kernel: Kernel, dtypes: list[str], results: list[str]) -> dict[str, 
                 raise UsageError(reason)
             if reason not in left_out:
                 left_out.append(reason)
-        found = [{"dtype": dtype, "result": result} for result, reason in rules.items() if reason is None]
+        found = [Hunt(dtype, result) for result, reason in rules.items() if reason is None]
         if dtypes and not found:
             raise UsageError(left_out[-1])
-        jobs += found
-    if not jobs:
+        hunts += found
+    if not hunts:
         raise UsageError(f"kernel {kernel.name!r} has nothing to hunt: {left_out[0]}")
-    return {"jobs": jobs, "left_out": left_out}
+    return Hunts(hunts, left_out)
 
 
-def serve(kernel: Kernel, request: dict[str, Any], backend: Backend, emit: Emit) -> dict[str, Any]:
+def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
     """One hunt."""
-    settings = msgspec.convert(request["settings"], Settings)
-    told = _Progress(emit)
     done = hunt(
         kernel,
-        request["target"],
+        request.target,
         backend,
-        request["dtype"],
-        request["result"],
-        settings,
-        watch=told,
-        stop=lambda: os.path.exists(request["stop"]),
+        request.hunt.dtype,
+        request.hunt.result,
+        request.settings,
+        watch=_Reporter(progress),
+        stop=lambda: os.path.exists(request.stop),
     )
-    pinned = _pin(kernel, request, backend, done) if request.get("pin") else None
-    return {
-        "result": msgspec.to_builtins(done.result),
-        "sentence": done.sentence,
-        "notes": done.notes,
-        "evaluations": done.state.evaluations,
-        "generations": done.state.generations,
-        "seconds": done.state.seconds,
-        "interrupted": done.interrupted,
-        "pinned": pinned,
-    }
+    pinned = _pin(kernel, request, backend, done) if request.pin else None
+    return HuntReply(done.result, done.sentence, done.notes, done.state.seconds, pinned)
 
 
-def _pin(kernel: Kernel, request: dict[str, Any], backend: Backend, done: Hunted) -> dict[str, Any] | None:
+def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pinned | None:
     """Put the worst find that its case reproduces into the corpus."""
     find = next((find for find in done.finds if find.alone), None)
     if find is None:
         return None
     item = corpus.entry(
         kernel.name,
-        request["target"],
+        request.target,
         kernel.op.name,
         find.case,
-        result=request["result"],
+        result=request.hunt.result,
         index=find.index,
         error=gated(find.worst, kernel.op.gate),
         gate=kernel.op.gate,
@@ -103,14 +88,14 @@ def _pin(kernel: Kernel, request: dict[str, Any], backend: Backend, done: Hunted
         why=f"worst found by {done.sentence} in {done.state.evaluations:,} evaluations, seed {done.result.basis.seed}",
     )
     path, new = corpus.add(item)
-    return {"id": item.id, "path": str(path), "new": new}
+    return Pinned(item.id, str(path), new)
 
 
-class _Progress:
-    """Speaks at most every so often; says the case only when there is a worse one."""
+class _Reporter:
+    """Says how far a hunt is, at most every so often; with the case only when there is a worse one."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, progress: OnProgress) -> None:
+        self._progress = progress
         self._said = 0.0
         self._best = -1.0
 
@@ -119,14 +104,10 @@ class _Progress:
         if now - self._said < EVERY:
             return
         self._said = now
-        about: dict[str, Any] = {
-            "evaluations": state.evaluations,
-            "best": number(state.best),
-            "seconds": state.seconds,
-        }
+        about = HuntProgress(state.evaluations, number(state.best), state.seconds)
         if state.best > self._best:
             self._best = state.best
             member = search.elite(1)[0]
-            about["case"] = search.space.case(member.candidate, member.shared, 1).to_json()
-            about["index"] = member.element
-        self._emit({"progress": json.dumps(about)})
+            case = search.space.case(member.candidate, member.shared, 1).to_json()
+            about = msgspec.structs.replace(about, case=case, index=member.element)
+        self._progress(msgspec.json.encode(about).decode())

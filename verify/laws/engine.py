@@ -171,8 +171,7 @@ def try_law(
 ) -> LawRun:
     """`run_law`, where an error of the harness costs the verdict of this law in this dtype, and of nothing else.
 
-    The result is "skipped" then, with a message that says so; `verify.measure.session.errors_of` makes the run
-    incomplete.
+    The result is "skipped" and `in_error` then, which makes the run incomplete.
     """
     try:
         return run_law(law, kernel, dtype, backend, profile, target_name, **options)
@@ -181,7 +180,9 @@ def try_law(
     except Exception as error:
         traceback.print_exc()
         said = str(error) if isinstance(error, TruthError) else f"verify itself failed: {type(error).__name__}: {error}"
-        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=f"{IN_ERROR}: {said}")
+        return LawRun(
+            law=law.name, dtype=dtype, status="skipped", cases=0, message=f"{IN_ERROR}: {said}", in_error=True
+        )
 
 
 @dataclass

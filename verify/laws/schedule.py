@@ -12,36 +12,37 @@ Finished units stand in a journal, one line each, and are not done again.
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from verify.errors import IN_ERROR, SPENT, UsageError
-from verify.measure.session import LONGEST, START_SECONDS, answer, describe_target
+from verify.declare.requests import declared_by
+from verify.declare.target import Declared, Status
+from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
+from verify.laws.requests import LawPlan, PlanLaws, TryLaw
+from verify.measure.session import LONGEST
 from verify.records.identity import assembled
-from verify.records.record import KernelRun, LawRun, Run
-from verify.workers.process import Answers, WorkerDied, WorkerTimeout
+from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run
+from verify.workers.pool import Job, Pool
+from verify.workers.process import START_SECONDS, OutOfTime
+from verify.workers.requests import WorkerDied, WorkerTimeout
 
 GIVEN_UP = 3  # times that a kernel may crash or hang: each costs a fresh process, or the whole time limit
 
 
 @dataclass
-class Spread:
+class LawSettings:
     """What to try, how hard, for how long, and where finished units are kept."""
 
     profile: str
     seed: int = 0
-    backend: str | None = None
     timeout: float = 600.0  # for one law
     until: float | None = None  # of time.monotonic(): nothing begins later
     journal: Path | None = None
@@ -61,6 +62,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def key(self) -> tuple[str, str, str, int]:
+        """What the journal knows it by."""
         return self.target, self.dtype, self.law, self.round
 
 
@@ -68,31 +70,35 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class _Subject:
     """A kernel and what its laws came to."""
 
-    item: dict[str, Any]
-    target: str
+    kernel: Declared
     done: dict[tuple[str, str], list[Unit]] = field(default_factory=dict)  # by dtype and law, round after round
-    late: list[str] = field(default_factory=list)
-    in_error: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     failures: int = 0
     seconds: float = 0.0
 
+    def left_out(self, kind: GapKind, unit: Unit, reason: str) -> None:
+        """A law that has no verdict."""
+        text = f"{self.kernel.name}: the law of {unit.dtype} {unit.law}: {reason}"
+        self.gaps.append(Gap(kind, text, self.kernel.target))
 
-def run(judged: Mapping[str, dict[str, Any]], workers: Sequence[Answers], spread: Spread, command: str) -> Run:
-    """Every law of every kernel of `judged`: by target, what each declares. `workers` are stopped by the caller."""
+
+def run(kernels: Sequence[Declared], pool: Pool, settings: LawSettings, command: str) -> Run:
+    """Every law of every kernel, on a pool that the caller stops."""
     started = time.monotonic()
-    about = answer(workers[0].ask({"do": "environment"}, timeout=START_SECONDS))
-    plan = answer(workers[0].ask({"do": "laws", "profile": spread.profile}, timeout=START_SECONDS))
-    subjects = [_Subject(item, target) for target, item in judged.items()]
-    work = _Work(subjects, plan["laws"], plan["rounds"], spread)
-    work.do(workers)
-    kernels = [_kernel_run(subject, plan["laws"], plan["rounds"]) for subject in subjects]
+    about = pool.about()
+    plan = pool.ask(PlanLaws(settings.profile), timeout=START_SECONDS)
+    subjects = [_Subject(kernel) for kernel in kernels]
+    queue = _Queue(subjects, plan, settings)
+    pool.run(queue.take)
+    done = [_kernel_run(subject, plan) for subject in subjects]
     return assembled(
-        about,
+        about.backend,
+        about.environment,
         command=command,
-        seed=spread.seed,
-        profile=spread.profile,
-        kernels=kernels,
-        incomplete=[line for subject, done in zip(subjects, kernels, strict=True) for line in _lines(subject, done)],
+        seed=settings.seed,
+        profile=settings.profile,
+        kernels=done,
+        incomplete=[gap for subject, each in zip(subjects, done, strict=True) for gap in _gaps(subject, each)],
         seconds=time.monotonic() - started,
     )
 
@@ -112,147 +118,116 @@ class _Place(NamedTuple):
         return self.subject, self.dtype
 
 
-class _Work:
-    """The queue of units. Each unit that is done puts the next round of its law into it."""
+class _Queue:
+    """The policy of laws: a queue of units, into which each unit that is done puts the next round of its law."""
 
-    def __init__(self, subjects: Sequence[_Subject], laws: Sequence[str], rounds: int, spread: Spread) -> None:
-        self.subjects, self.laws, self.rounds, self.spread = subjects, laws, rounds, spread
-        self.known = _read(spread.journal)
-        self.changed = threading.Condition()
-        self.queue: list[_Place] = []
+    def __init__(self, subjects: Sequence[_Subject], plan: LawPlan, settings: LawSettings) -> None:
+        self.subjects, self.plan, self.settings = subjects, plan, settings
+        self.known = _read(settings.journal)
+        self.waiting: list[_Place] = []
         self.busy: Counter[tuple[int, int]] = Counter()  # workers at each subject in each dtype
-        self.running = self.finished = 0
-        self.ended = False  # by Ctrl-C or an error: the workers are stopped, which is no kernel's crash
+        self.finished = 0
         for place, subject in enumerate(subjects):
-            for law in range(len(laws)):
-                for dtype in range(len(subject.item["dtypes"])):
+            for law in range(len(plan.laws)):
+                for dtype in range(len(subject.kernel.dtypes)):
                     self._put(0, law, place, dtype)
-        self.total = len(self.queue)
-
-    def do(self, workers: Sequence[Answers]) -> None:
-        """All units, on all workers at a time."""
-        with ThreadPoolExecutor(len(workers)) as pool:
-            busy = [pool.submit(self._serve, worker) for worker in workers]
-            try:
-                for future in busy:
-                    future.result()
-            except BaseException:
-                with self.changed:
-                    self.ended = True
-                    self.queue.clear()
-                    self.running = -len(workers)  # nobody waits for what is not to come
-                    self.changed.notify_all()
-                for worker in workers:
-                    worker.stop()
-                raise
+        self.total = len(self.waiting)
 
     def _put(self, number: int, law: int, place: int, dtype: int) -> None:
-        self.queue.append(_Place(number, LONGEST.index(self.subjects[place].item["kind"]), place, dtype, law))
+        turn = LONGEST.index(self.subjects[place].kernel.kind)
+        self.waiting.append(_Place(number, turn, place, dtype, law))
 
-    def _serve(self, worker: Answers) -> None:
-        for unit in self._units():
-            subject = self.subjects[unit.subject]
-            again = False
-            try:
-                name = subject.item["dtypes"][unit.dtype]
-                again = self._try(worker, subject, name, self.laws[unit.law], unit.round)
-            finally:
-                with self.changed:
-                    self.running -= 1
-                    self.busy[unit.forms] -= 1
-                    self.finished += unit.round == 0
-                    if again and unit.round + 1 < self.rounds:
-                        self._put(unit.round + 1, unit.law, unit.subject, unit.dtype)
-                    self.changed.notify_all()
-
-    def _units(self) -> Iterator[_Place]:
-        last: tuple[int, int] | None = None
-        while True:
-            with self.changed:
-                while not self.queue and self.running > 0:
-                    self.changed.wait()
-                if not self.queue:
-                    return
-                self.running += 1
-                unit = min(self.queue, key=lambda each: (each.round, each.forms != last, self.busy[each.forms], each))
-                self.queue.remove(unit)
-                self.busy[unit.forms] += 1
-                last = unit.forms
-            yield unit
-
-    def _try(self, worker: Answers, subject: _Subject, dtype: str, law: str, number: int) -> bool:
-        """One unit; says whether another round of it makes sense."""
-        label = f"{dtype} {law}"
-        unit = self.known.get((subject.target, dtype, law, number))
-        if unit is None:
-            left = math.inf if self.spread.until is None else self.spread.until - time.monotonic()
-            if left <= 0 or subject.failures >= GIVEN_UP:
-                if number == 0:
-                    reason = f"not begun: {SPENT}" if left <= 0 else f"not begun: it failed {GIVEN_UP} times"
-                    subject.late.append(f"{label}: {reason}")
-                return False
-            self.spread.progress(f"{self.finished}/{self.total} {subject.item['name']} {label}")
-            started = time.monotonic()
-            unit = self._ask(worker, subject, Unit(subject.target, dtype, law, number), left)
-            with self.changed:
-                subject.seconds += time.monotonic() - started
-            if unit is None or self.ended:
-                return False
-            self._keep(unit)
-        with self.changed:
-            subject.done.setdefault((dtype, law), []).append(unit)
-            subject.failures += unit.run is None
-        return unit.run is not None and unit.run.status == "ok"
-
-    def _ask(self, worker: Answers, subject: _Subject, unit: Unit, left: float) -> Unit | None:
-        """The unit with its result; None where there is none to keep, which is then on a list."""
-        label = f"{unit.dtype} {unit.law}"
-        timeout = min(self.spread.timeout, left)
-        request = {"do": "try law", "target": unit.target, "dtype": unit.dtype, "law": unit.law, "round": unit.round}
-        request |= {"profile": self.spread.profile, "seed": self.spread.seed}
-        failed = ""
-        try:
-            if not worker.alive:
-                describe_target(worker, unit.target)  # importing torch again after a crash is not the next law's time
-            reply = worker.ask(request, timeout=timeout)
-        except WorkerTimeout:
-            if timeout < self.spread.timeout:
-                if unit.round == 0:
-                    subject.late.append(f"{label}: not finished: {SPENT}")
-                return None
-            return msgspec.structs.replace(
-                unit, status="timeout", message=f"{label}: no result within {timeout:g} s; stopped"
+    def take(self, last: Job[Any] | None) -> Job[LawRun] | None:
+        """The next unit that is not known, of the kernel and dtype that the worker is at where there is one."""
+        forms = None if last is None else last.about
+        while self.waiting:
+            place = min(self.waiting, key=lambda each: (each.round, each.forms != forms, self.busy[each.forms], each))
+            self.waiting.remove(place)
+            forms = place.forms
+            subject = self.subjects[place.subject]
+            unit = Unit(
+                subject.kernel.target, subject.kernel.dtypes[place.dtype], self.plan.laws[place.law], place.round
             )
-        except WorkerDied as died:
-            return msgspec.structs.replace(unit, status="crashed", message=f"{label}: {died}")
-        if "law" in reply:
-            run = msgspec.convert(reply["law"], LawRun)
-            if not reply["healthy"]:
-                worker.stop()  # an illegal access poisons the CUDA context: the next law gets a fresh process
-            if IN_ERROR not in run.message:
-                return msgspec.structs.replace(unit, run=run)
-            failed = run.message
-        elif "truth" in reply or "internal" in reply:
-            worker.stop()
-            failed = f"{IN_ERROR}: {reply.get('truth') or reply['internal']}"
-        else:
-            worker.stop()
-        if failed:
-            subject.in_error.append(f"{label}: {failed}")
-            return None
-        said = str(reply.get("failure") or reply.get("usage") or reply)
-        return msgspec.structs.replace(unit, status="error", message=f"{label}: {said}")
+            known = self.known.get(unit.key)
+            if known is not None:
+                self._end(place, known)
+            elif subject.failures < GIVEN_UP:
+                return self._job(place, unit)
+            else:
+                self.finished += place.round == 0
+                if place.round == 0:
+                    subject.left_out("given up", unit, f"not begun: it failed {GIVEN_UP} times")
+        return None
 
-    def _keep(self, unit: Unit) -> None:
-        if self.spread.journal is None:
-            return
-        line = msgspec.json.encode(unit) + b"\n"
-        with self.changed:
-            handle = os.open(self.spread.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                os.write(handle, line)  # at once: a line is whole or, after a power cut, the last and half
-            finally:
-                os.close(handle)
+    def _job(self, place: _Place, unit: Unit) -> Job[LawRun]:
+        subject, settings, started = self.subjects[place.subject], self.settings, time.monotonic()
+        settings.progress(f"{self.finished}/{self.total} {subject.kernel.name} {unit.dtype} {unit.law}")
+        self.busy[place.forms] += 1
+
+        def ended(unit: Unit | None) -> None:
+            self.busy[place.forms] -= 1
+            subject.seconds += time.monotonic() - started
+            if unit is None:
+                self.finished += place.round == 0
+                return
+            _append(settings.journal, unit)
+            self._end(place, unit)
+
+        def done(found: LawRun) -> None:
+            if found.in_error:
+                subject.left_out("harness error", unit, found.message)
+            ended(None if found.in_error else msgspec.structs.replace(unit, run=found))
+
+        def failed(error: VerifyError) -> None:
+            ended(self._failed(subject, unit, error))
+
+        return Job(
+            TryLaw(unit.target, unit.dtype, unit.law, unit.round, settings.profile, settings.seed),
+            done=done,
+            failed=failed,
+            timeout=settings.timeout,
+            until=settings.until,
+            prepare=lambda worker: declared_by(worker, unit.target),
+            about=place.forms,
+        )
+
+    def _failed(self, subject: _Subject, unit: Unit, error: VerifyError) -> Unit | None:
+        """The unit with how it failed; None where nothing is known of the kernel, which is a gap then."""
+        status: Status = "error"
+        message = error.message if isinstance(error, UsageError) else str(error)
+        match error:
+            case OutOfTime():
+                if unit.round == 0:
+                    subject.left_out("out of time", unit, message)
+                return None
+            case TruthError() | InternalError():
+                subject.left_out("harness error", unit, no_verdict(error))
+                return None
+            case WorkerTimeout():
+                status, message = "timeout", f"no result within {self.settings.timeout:g} s; stopped"
+            case WorkerDied():
+                status = "crashed"
+        return msgspec.structs.replace(unit, status=status, message=f"{unit.dtype} {unit.law}: {message}")
+
+    def _end(self, place: _Place, unit: Unit) -> None:
+        """Keep a finished unit; its law has another round where it holds so far."""
+        subject = self.subjects[place.subject]
+        subject.done.setdefault((unit.dtype, unit.law), []).append(unit)
+        subject.failures += unit.run is None
+        self.finished += place.round == 0
+        if unit.run is not None and unit.run.status == "ok" and place.round + 1 < self.plan.rounds:
+            self._put(place.round + 1, place.law, place.subject, place.dtype)
+
+
+def _append(path: Path | None, unit: Unit) -> None:
+    """Add a unit to the journal, at once: a line is whole or, after a power cut, the last and half."""
+    if path is None:
+        return
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(handle, msgspec.json.encode(unit) + b"\n")
+    finally:
+        os.close(handle)
 
 
 def _read(path: Path | None) -> dict[tuple[str, str, str, int], Unit]:
@@ -269,42 +244,34 @@ def _read(path: Path | None) -> dict[tuple[str, str, str, int], Unit]:
     return {unit.key: unit for unit in units}
 
 
-def _kernel_run(subject: _Subject, laws: Sequence[str], rounds: int) -> KernelRun:
-    item = subject.item
+def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:
     found: list[LawRun] = []
     failed: list[Unit] = []
     short = 0
-    for law in laws:
-        for dtype in item["dtypes"]:
+    for law in plan.laws:
+        for dtype in subject.kernel.dtypes:
             units = sorted(subject.done.get((dtype, law), []), key=lambda unit: unit.round)
             failed += [unit for unit in units if unit.run is None]
             if runs := [unit.run for unit in units if unit.run is not None]:
                 found.append(msgspec.structs.replace(runs[-1], cases=sum(run.cases for run in runs)))
-                short += runs[-1].status == "ok" and len(units) < rounds
+                short += runs[-1].status == "ok" and len(units) < plan.rounds
     status: Any = "wrong" if any(law.status == "broken" for law in found) else "ok" if found else "skipped"
     message = "" if found else "no law was tried"
     if failed:
         status, message = failed[0].status, failed[0].message
-    notes = [f"{short} of {len(found)} laws had fewer cases than the profile draws: {SPENT}"] if short else []
-    return KernelRun(
-        name=item["name"],
-        target=subject.target,
-        op=item["op"],
-        params=item["params"],
-        promise=item["promise"],
-        status=status,
-        results=[],
-        message=message,
-        hint=f"verify run {shlex.quote(subject.target)}" if failed else "",
+    return subject.kernel.run(
+        status,
+        message,
+        hint=f"verify run {shlex.quote(subject.kernel.target)}" if failed else "",
         laws=found,
-        peer=item["peer"],
-        notes=notes,
+        notes=[f"{short} of {len(found)} laws had fewer cases than the profile draws: {SPENT}"] if short else [],
         seconds=round(subject.seconds, 3),
     )
 
 
-def _lines(subject: _Subject, done: KernelRun) -> list[str]:
-    """What of a kernel has no verdict."""
-    lines = [f"{done.name}: {done.message}"] if done.status in ("crashed", "timeout") else []
-    lines += [f"{done.name}: the law of {line}" for line in sorted(subject.in_error)]
-    return lines + [f"{done.name}: the law of {line}" for line in sorted(subject.late)]
+def _gaps(subject: _Subject, done: KernelRun) -> list[Gap]:
+    """What of a kernel has no verdict: errors of the harness first."""
+    found = sorted(subject.gaps, key=lambda gap: (gap.kind != "harness error", gap.text))
+    if done.status == "crashed" or done.status == "timeout":
+        found.insert(0, Gap(done.status, f"{done.name}: {done.message}", done.target))
+    return found

@@ -8,18 +8,22 @@ contender that takes the worker down is named and left out, and the rest are tim
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import msgspec
 
-from verify.errors import UsageError
-from verify.measure.session import START_SECONDS, Session, answer, run
+from verify.declare.requests import ListOps
+from verify.declare.target import Target
+from verify.errors import SPENT, KernelError, UsageError
+from verify.measure.requests import Contender, ListContenders, Time
+from verify.measure.session import Session, run
 from verify.records.identity import identity
-from verify.records.record import KernelRun, Run, Speed
-from verify.workers.process import Worker, WorkerDied, WorkerTimeout
+from verify.records.record import Gap, KernelRun, Run, Speed
+from verify.workers import process
+from verify.workers.process import START_SECONDS, Answers, AnyWorker
+from verify.workers.requests import Environment, WorkerDied, WorkerTimeout
 
 DTYPES = ("bfloat16", "float16", "float32")
 STAND_INS = ("eager", "compile")
@@ -33,31 +37,10 @@ class Bench:
     wanted: tuple[str, ...]
     pool: tuple[str, ...] = ()  # targets among which an op's implementations are looked for
     shapes: tuple[tuple[int, ...], ...] = ()
-    directions: tuple[str, ...] = ("forward", "backward")
+    directions: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
     rounds: int = 15
     accuracy: bool = True
     beside_peers: bool = True  # PyTorch's own also where no kernel of a group is judged
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One implementation: where it is declared, and with which others it can be timed side by side."""
-
-    target: str
-    name: str
-    op: str
-    params: dict[str, Any]
-    promise: str
-    group: str
-    dtypes: tuple[str, ...]
-    backends: tuple[str, ...]
-    lacking: tuple[str, ...]
-    peer: bool
-
-    @property
-    def stands_in(self) -> bool:
-        """Whether this is PyTorch in a kernel's place."""
-        return "@" in self.target
 
 
 @dataclass
@@ -66,7 +49,7 @@ class _Timings:
 
     speeds: dict[str, list[Speed]] = field(default_factory=dict)
     reasons: dict[str, list[str]] = field(default_factory=dict)
-    late: list[str] = field(default_factory=list)  # what the deadline did not allow
+    late: list[Gap] = field(default_factory=list)  # what the deadline did not allow
 
     def add(self, target: str, speed: Speed | None, reason: str) -> None:
         if speed is not None:
@@ -77,39 +60,26 @@ class _Timings:
 
 def bench(settings: Bench, session: Session, command: str) -> Run:
     """Compare and return one record; its kernels carry `speed`, and a note for what could not be timed."""
-    with Worker(session.backend) as worker:
+    with process.Worker(session.backend) as worker:
         session.progress("looking for implementations")
-        about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
-        entries = entries_of(worker, settings, session)
+        on_gpu = worker.ask(Environment(), timeout=START_SECONDS).backend == "cuda"
+        found = contenders(worker, settings, session)
     session.dtypes = session.dtypes or DTYPES
-    on_gpu = about["backend"] == "cuda"
     # first, because it may refuse a shape
-    timings = time_all(entries, settings, session) if on_gpu else _Timings()
-    result = run([entry.target for entry in entries] if settings.accuracy else [], session, command)
+    timings = time_all(found, settings, session) if on_gpu else _Timings()
+    result = run([item.kernel.target for item in found] if settings.accuracy else [], session, command)
     if not settings.accuracy:
-        result = msgspec.structs.replace(result, kernels=[_unmeasured(entry) for entry in entries])
+        unmeasured = [
+            item.kernel.run("skipped", item.kernel.missing() or "accuracy was not asked for") for item in found
+        ]
+        result = msgspec.structs.replace(result, kernels=unmeasured)
     whole = msgspec.structs.replace(
         result,
         profile="bench",
         kernels=[_with_speed(item, timings) for item in result.kernels],
-        incomplete=[*result.incomplete, *timings.late, *([] if on_gpu else [NOT_TIMED])],
+        incomplete=[*result.incomplete, *timings.late, *([] if on_gpu else [Gap("other", NOT_TIMED)])],
     )
     return msgspec.structs.replace(whole, id=identity(whole))
-
-
-def _unmeasured(entry: Entry) -> KernelRun:
-    missing = f"needs {', '.join(entry.lacking)}, which is not installed" if entry.lacking else ""
-    return KernelRun(
-        name=entry.name,
-        target=entry.target,
-        op=entry.op,
-        params=entry.params,
-        promise=entry.promise,
-        status="skipped",
-        results=[],
-        message=missing or "accuracy was not asked for",
-        peer=entry.peer,
-    )
 
 
 def _with_speed(kernel: KernelRun, timings: _Timings) -> KernelRun:
@@ -120,87 +90,91 @@ def _with_speed(kernel: KernelRun, timings: _Timings) -> KernelRun:
 # -- which implementations ------------------------------------------------------------------------------
 
 
-def entries_of(worker: Worker, settings: Bench, session: Session) -> list[Entry]:
+def contenders(worker: Answers, settings: Bench, session: Session) -> list[Contender]:
     """The implementations to compare, PyTorch's own at the end of each group of comparable ones."""
-    known = {item["name"] for item in answer(worker.ask({"do": "ops"}, timeout=START_SECONDS))["ops"]}
+    known = {op.name for op in worker.ask(ListOps(), timeout=START_SECONDS)}
     ops = [item for item in settings.wanted if item in known]
-    targets = [item for item in settings.wanted if item not in known]
-    found: dict[str, Entry] = {}
-    for target in targets:
+    found: dict[str, Contender] = {}
+    for target in settings.wanted:
+        if target in known:
+            continue
         if not _looks_like_target(target):
             raise UsageError(
                 f"{target!r} is neither an op nor a target FILE|MODULE[::KERNEL]; the ops are: "
                 f"{', '.join(sorted(known))}",
                 hint="verify list --ops",
             )
-        found |= {entry.target: entry for entry in _declared(worker, target)}
+        found |= {item.kernel.target: item for item in _declared(worker, target)}
     for target in settings.pool if ops else ():
         try:
             declared = _declared(worker, target)
         except UsageError as error:
             session.usage.append(str(error))
             continue
-        found |= {entry.target: entry for entry in declared if entry.op in ops}
+        found |= {item.kernel.target: item for item in declared if item.kernel.op in ops}
     if not found:
         raise UsageError(
             f"nothing declared computes {', '.join(ops)}",
             hint="verify bench FILE.py, or list files under [tool.verify] kernels or peers in pyproject.toml",
         )
-    entries = list(found.values())
-    return [*entries, *_stand_ins(worker, entries, beside_peers=settings.beside_peers)]
+    both = list(found.values())
+    return [*both, *_stand_ins(worker, both, beside_peers=settings.beside_peers)]
 
 
 def _looks_like_target(text: str) -> bool:
-    return text.partition("::")[0].endswith(".py") or os.sep in text or "." in text or "::" in text
+    target = Target.parse(text)
+    return target.is_file or "." in text or target.kernel is not None
 
 
-def _declared(worker: Worker, target: str) -> list[Entry]:
+def _declared(worker: Answers, target: str) -> list[Contender]:
     try:
-        reply = answer(worker.ask({"do": "contenders", "target": target}, timeout=START_SECONDS))
+        return worker.ask(ListContenders(target), timeout=START_SECONDS)
     except (WorkerDied, WorkerTimeout) as error:
         raise UsageError(f"{target}: importing it failed: {error}") from None
-    return [msgspec.convert(item, Entry) for item in reply["contenders"]]
 
 
-def _stand_ins(worker: Worker, entries: list[Entry], *, beside_peers: bool = True) -> list[Entry]:
+def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = True) -> list[Contender]:
     """PyTorch for every group, in the place of its first judged kernel: that one names the dtypes and the promise."""
-    chosen: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda item: item.peer):
-        if not entry.stands_in and (beside_peers or not entry.peer):
-            chosen.setdefault(entry.group, entry)
+    chosen: dict[str, Contender] = {}
+    for item in sorted(found, key=lambda item: item.kernel.peer):
+        if not Target.parse(item.kernel.target).stands_in and (beside_peers or not item.kernel.peer):
+            chosen.setdefault(item.group, item)
+    known = {item.kernel.target for item in found}
     return [
-        found
-        for entry in chosen.values()
+        stand_in
+        for item in chosen.values()
         for form in STAND_INS
-        for found in _declared(worker, f"{entry.target}@{form}")
-        if found.target not in {item.target for item in entries}
+        for stand_in in _declared(worker, f"{item.kernel.target}@{form}")
+        if stand_in.kernel.target not in known
     ]
 
 
 # -- timing ---------------------------------------------------------------------------------------------
 
 
-def time_all(entries: list[Entry], settings: Bench, session: Session) -> _Timings:
+def time_all(found: list[Contender], settings: Bench, session: Session) -> _Timings:
     """Time every group of comparable implementations, in each dtype and shape; first those with a judged kernel."""
     timings = _Timings()
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        if not entry.lacking and "cuda" in entry.backends:
-            groups.setdefault(entry.group, []).append(entry)
-    with Worker(session.backend) as worker:
-        for group in sorted(groups.values(), key=lambda group: all(entry.peer for entry in group)):
+    groups: dict[str, list[Contender]] = {}
+    for item in found:
+        if not item.kernel.lacking and "cuda" in item.kernel.backends:
+            groups.setdefault(item.group, []).append(item)
+    with process.Worker(session.backend) as worker:
+        for group in sorted(groups.values(), key=lambda group: all(item.kernel.peer for item in group)):
             for dtype in session.dtypes:
-                able = [entry.target for entry in group if dtype in entry.dtypes]
+                able = [item.kernel.target for item in group if dtype in item.kernel.dtypes]
                 for shape in (settings.shapes or ((),)) if able else ():
                     if session.deadline is not None and time.monotonic() >= session.deadline:
-                        timings.late += [f"{target} {dtype}: not timed: the time budget was spent" for target in able]
+                        timings.late += [
+                            Gap("out of time", f"{target} {dtype}: not timed: {SPENT}", target) for target in able
+                        ]
                         continue
                     _time(worker, able, dtype, shape, settings, session, timings)
     return timings
 
 
 def _time(
-    worker: Worker,
+    worker: AnyWorker,
     targets: list[str],
     dtype: str,
     shape: tuple[int, ...],
@@ -218,27 +192,16 @@ def _time(
             current = text
             session.progress(f"timing {text}" if text else "timing")
 
-        request = {
-            "do": "time",
-            "targets": targets,
-            "dtype": dtype,
-            "shape": shape,
-            "directions": settings.directions,
-            "rounds": settings.rounds,
-            "seed": session.seed,
-        }
+        request = Time(targets, dtype, shape, settings.directions, settings.rounds, session.seed)
         try:
-            reply = worker.ask(request, timeout=session.timeout, progress=say)
-            failure = reply.get("failure", "")
-        except (WorkerDied, WorkerTimeout) as error:
-            reply, failure = {}, str(error)
-        if not failure:
-            for item in answer(reply)["timed"]:
-                speed = None if item["speed"] is None else msgspec.convert(item["speed"], Speed)
-                timings.add(item["contender"], speed, f"{item['direction']} {dtype}: {item['reason']}")
-            return
-        worker.stop()  # after a fault the GPU's context is of no use
-        blamed = [target for target in targets if target == current] or targets
-        for target in blamed:
-            timings.add(target, None, f"{dtype}: {failure}")
-        targets = [target for target in targets if target not in blamed]
+            found = worker.ask(request, timeout=session.timeout, progress=say)
+        except (KernelError, WorkerDied, WorkerTimeout) as error:
+            worker.stop()  # a clock of a process that failed is not to be trusted
+            blamed = [target for target in targets if target == current] or targets
+            for target in blamed:
+                timings.add(target, None, f"{dtype}: {error}")
+            targets = [target for target in targets if target not in blamed]
+            continue
+        for item in found:
+            timings.add(item.contender, item.speed, f"{item.direction} {dtype}: {item.reason}")
+        return

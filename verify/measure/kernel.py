@@ -17,7 +17,7 @@ from verify.cases.plan import Group, pinned, plan
 from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, segments_of
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
-from verify.errors import IN_ERROR, KernelError, TruthError
+from verify.errors import KernelError, TruthError, no_verdict
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.curve import Envelope, edges_for, envelope, recorded
 from verify.measure.digest import Digest
@@ -29,6 +29,7 @@ from verify.ops.op import Op, Point, Problem, Regime
 from verify.records.record import (
     Basis,
     Figures,
+    Gap,
     KernelRun,
     RegimeFigures,
     Result,
@@ -103,6 +104,7 @@ def measure_kernel(
     started = time.monotonic()
     notes: list[str] = []
     results: list[Result] = []
+    gaps: list[Gap] = []
     status, message = "ok", ""
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
         try:
@@ -111,14 +113,14 @@ def measure_kernel(
                 progress(f"{kernel.name} {dtype}")
                 results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
         except TruthError as error:
-            # no verdict on this dtype; `verify.measure.session.errors_of` makes the run incomplete
-            notes.append(f"{dtype}: {IN_ERROR}: {error}")
+            # no verdict on this dtype, which makes the run incomplete
+            notes.append(f"{dtype}: {no_verdict(error)}")
+            gaps.append(Gap("harness error", f"{kernel.name}: {notes[-1]}", target))
         except KernelError as error:
             status, message = "error", f"{dtype}: {error}"
             break
-    in_error = [note for note in notes if IN_ERROR in note]
-    if in_error and not results and status == "ok":
-        status, message = "skipped", in_error[0]
+    if gaps and not results and status == "ok":
+        status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
     if status == "ok" and any(result.status == "wrong" for result in results):
         status = "wrong"
     return KernelRun(
@@ -133,6 +135,7 @@ def measure_kernel(
         peer=kernel.peer,
         notes=notes,
         seconds=round(time.monotonic() - started, 3),
+        gaps=gaps,
     )
 
 

@@ -7,27 +7,28 @@ or that dtype or law of it, has no verdict then, and the run is incomplete.
 
 from __future__ import annotations
 
-import math
-import queue
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from verify.errors import IN_ERROR, SPENT, TruthError, UsageError
+from verify.declare.requests import declared_by
+from verify.declare.target import Declared, Status, Target
+from verify.errors import InternalError, TruthError, UsageError, VerifyError, no_verdict
+from verify.measure.requests import Measure
 from verify.records.identity import assembled
 from verify.records.merge import together
-from verify.records.record import KernelRun, Run
-from verify.workers.cluster import Cluster
-from verify.workers.process import Answers, Worker, WorkerDied, WorkerTimeout
+from verify.records.record import Gap, GapKind, KernelRun, Run
+from verify.workers.pool import Job, Pool, using
+from verify.workers.process import OutOfTime
+from verify.workers.requests import WorkerDied, WorkerTimeout
 
 OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
-START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
 
 
 @dataclass
@@ -44,8 +45,7 @@ class Session:
     plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
     jobs: int = 0  # 0: one per core, or as many as fit the GPU
     by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
-    cluster: Cluster | None = None  # a verify.workers.cluster.Cluster whose workers do the work
-    workers: Sequence[Answers] = ()  # of the caller, who stops them; else they are started
+    pool: Pool | None = None  # of the caller, who stops it; else processes are started
     deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
     known: Callable[[str], KernelRun | None] = lambda part: None  # what an earlier, interrupted run has done
     finished: Callable[[str, KernelRun], None] = lambda part, done: None
@@ -53,64 +53,34 @@ class Session:
     usage: list[str] = field(default_factory=list)
 
 
-def answer(reply: dict[str, Any]) -> dict[str, Any]:
-    """The reply of a worker, or the error it carries."""
-    if "usage" in reply:
-        raise UsageError(reply["usage"], hint=reply.get("hint") or None)
-    if "truth" in reply:
-        raise TruthError(reply["truth"])
-    if "failure" in reply:
-        raise UsageError(reply["failure"])
-    if "internal" in reply:
-        raise RuntimeError(f"verify itself failed in the worker: {reply['internal']}")
-    return reply
-
-
-def describe_target(worker: Answers, target: str, timeout: float = START_SECONDS) -> list[dict[str, Any]]:
-    """The kernels that a target declares."""
-    try:
-        kernels: list[dict[str, Any]] = answer(worker.ask({"do": "list", "target": target}, timeout=timeout))["kernels"]
-        return kernels
-    except WorkerTimeout:
-        raise UsageError(f"{target}: importing it took more than {timeout:g} s; stopped", hint=_alone(target)) from None
-    except WorkerDied as died:
-        raise UsageError(f"{target}: importing it ended the process: {died}", hint=_alone(target)) from None
-
-
-def _alone(target: str) -> str:
-    """The command that imports a target and nothing else, to see what happens."""
-    source = target.partition("::")[0]
-    return f"python {shlex.quote(source)}" if source.endswith(".py") else f"python -c 'import {source}'"
-
-
 def run(targets: Sequence[str], session: Session, command: str) -> Run:
     """Measure every kernel of every target."""
     started = time.monotonic()
-    incomplete: list[str] = []
-    with _first(session) as worker:
+    incomplete: list[Gap] = []
+    with using(session.pool, session.backend) as pool:
         session.progress("starting")
-        about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
-        work: list[tuple[str, dict[str, Any]]] = []
+        about = pool.about()
+        declared: list[Declared] = []
         for target in targets:
             try:
-                found = describe_target(worker, target)
+                declared += declared_by(pool, target)
             except UsageError as error:
                 session.usage.append(str(error))
-                incomplete.append(error.message)
-                continue
-            source = target.partition("::")[0]
-            work += [(f"{source}::{item['name']}", item) for item in found]
-        parts = _parts(work, about["backend"], session)
-        measured = _measure_all(worker, parts, about, session)
+                incomplete.append(Gap("not importable", error.message, target))
+        parts = _parts(declared, about.backend, session)
+        pool.grow(min(session.jobs or about.workers, len(parts)))
+        queue = _Queue(parts, about.backend, session)
+        pool.run(queue.take)
     kernels: dict[str, KernelRun] = {}
-    for part, done in zip(parts, measured, strict=True):
-        if done.status in ("crashed", "timeout") or done.hint == OUT_OF_TIME:
-            incomplete.append(f"{done.name}: {done.message}")
-        incomplete += errors_of(done)
-        known = kernels.get(part.target)
-        kernels[part.target] = done if known is None else together(known, done)
+    for part in parts:
+        done = queue.ended[part.key]
+        incomplete += gaps_of(done)
+        done = msgspec.structs.replace(done, gaps=[])
+        known = kernels.get(part.kernel.target)
+        kernels[part.kernel.target] = done if known is None else together(known, done)
     return assembled(
-        about,
+        about.backend,
+        about.environment,
         command=command,
         seed=session.seed,
         profile=session.profile,
@@ -120,97 +90,42 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     )
 
 
-def errors_of(kernel: KernelRun) -> list[str]:
-    """What of a kernel has no verdict because the harness is in error: all of it, a dtype (a note), or a law."""
-    found = [kernel.message, *kernel.notes]
-    found += [f"the law of {law.law} in {law.dtype}: {law.message}" for law in kernel.laws if law.status == "skipped"]
-    return [f"{kernel.name}: {line}" for line in found if IN_ERROR in line]
-
-
-@contextmanager
-def _first(session: Session) -> Iterator[Answers]:
-    """The worker that is asked what there is to do."""
-    if session.workers:
-        yield session.workers[0]
-        return
-    with session.cluster.workers()[0] if session.cluster else Worker(session.backend) as worker:
-        yield worker
+def gaps_of(kernel: KernelRun) -> list[Gap]:
+    """What of a kernel did not happen or has no verdict: all of it, a dtype, or a law."""
+    found = list(kernel.gaps)
+    if kernel.status in ("crashed", "timeout"):
+        found.insert(0, Gap(kernel.status, f"{kernel.name}: {kernel.message}", kernel.target))  # type: ignore[arg-type]
+    return found + [
+        Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
+        for law in kernel.laws
+        if law.in_error
+    ]
 
 
 class _Part(NamedTuple):
     """What one worker measures at a time: a kernel, or one dtype of it."""
 
-    target: str
-    item: dict[str, Any]
+    kernel: Declared
     dtypes: tuple[str, ...]  # empty: all that it declares
     dtype: str = ""  # where it is one of several
 
     @property
     def key(self) -> str:
         """What an interrupted run knows it by."""
-        return f"{self.target} {self.dtype}".rstrip()
+        return f"{self.kernel.target} {self.dtype}".rstrip()
 
 
-def _parts(work: list[tuple[str, dict[str, Any]]], backend: str, session: Session) -> list[_Part]:
+def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[_Part]:
     """What is measured, in the order of the record."""
     found = []
-    for target, item in work:
-        wanted = tuple(name for name in session.dtypes if name in item["dtypes"])
-        each = wanted if session.dtypes else tuple(item["dtypes"])
-        if session.by_dtype and len(each) > 1 and backend in item["backends"] and not item["lacking"]:
-            found += [_Part(target, item, (dtype,), dtype) for dtype in each]
+    for kernel in kernels:
+        wanted = tuple(name for name in session.dtypes if name in kernel.dtypes)
+        each = wanted if session.dtypes else kernel.dtypes
+        if session.by_dtype and len(each) > 1 and not kernel.unfit(backend, "run"):
+            found += [_Part(kernel, (dtype,), dtype) for dtype in each]
         else:
-            found.append(_Part(target, item, wanted))
+            found.append(_Part(kernel, wanted))
     return list({part.key: part for part in found}.values())
-
-
-def _measure_all(first: Answers, work: list[_Part], about: dict[str, Any], session: Session) -> list[KernelRun]:
-    """Measure every part, `session.jobs` at a time, each job in a worker of its own; results in order."""
-    idle: queue.SimpleQueue[Answers] = queue.SimpleQueue()
-    if session.workers:
-        workers = list(session.workers)
-    elif session.cluster:
-        workers = list(session.cluster.workers())
-    else:
-        jobs = session.jobs or about["room"]
-        workers = [first, *(Worker(session.backend) for _ in range(max(1, min(jobs, len(work))) - 1))]
-    for worker in workers:
-        idle.put(worker)
-    done = 0
-    ended = False  # by Ctrl-C or an error: the workers are stopped, which is no kernel's crash
-
-    def say(text: str) -> None:
-        session.progress(f"{done}/{len(work)} {text}")
-
-    def one(part: _Part) -> KernelRun:
-        nonlocal done
-        worker = idle.get()
-        try:
-            before = session.known(part.key)
-            if before is not None:
-                return before
-            result = _measure(worker, part, about, session, say)
-            if result.hint != OUT_OF_TIME and not errors_of(result) and not ended:
-                session.finished(part.key, result)
-            return result
-        finally:
-            done += 1
-            idle.put(worker)
-
-    with ThreadPoolExecutor(len(workers)) as pool:
-        try:
-            begun = {part.key: pool.submit(one, part) for part in sorted(work, key=_turn)}
-            return [begun[part.key].result() for part in work]
-        except BaseException:
-            # after an error of the harness or Ctrl-C nobody waits for what is still running
-            ended = True
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in workers:
-                worker.stop()
-            raise
-        finally:
-            for worker in workers if not session.workers else ():
-                worker.stop()
 
 
 LONGEST = ("contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
@@ -220,82 +135,89 @@ _SLOWEST = ("float64", "float32")  # dtypes, by how much of their judging is exa
 def _turn(part: _Part) -> tuple[bool, int, int]:
     """What is judged first, should time run out; the longest first, so that no worker is left with it at the end."""
     slow = _SLOWEST.index(part.dtype) if part.dtype in _SLOWEST else len(_SLOWEST)
-    return part.item["peer"], LONGEST.index(part.item["kind"]), slow
+    return part.kernel.peer, LONGEST.index(part.kernel.kind), slow
 
 
-def _measure(
-    worker: Answers,
-    part: _Part,
-    about: dict[str, Any],
-    session: Session,
-    progress: Callable[[str], None],
-) -> KernelRun:
-    target, item, wanted = part.target, part.item, list(part.dtypes)
+class _Queue:
+    """The policy of a run: each part once, the longest first."""
 
-    def failed(status: Any, message: str, hint: str = "") -> KernelRun:
-        return KernelRun(
-            name=item["name"],
-            target=target,
-            op=item["op"],
-            params=item["params"],
-            promise=item["promise"],
-            status=status,
-            results=[],
-            message=f"{part.dtype}: {message}" if part.dtype else message,
-            hint=hint,
-            peer=item["peer"],
+    def __init__(self, parts: Sequence[_Part], backend: str, session: Session) -> None:
+        self.backend, self.session, self.total = backend, session, len(parts)
+        self.waiting = deque(sorted(parts, key=_turn))
+        self.ended: dict[str, KernelRun] = {}
+
+    def take(self, last: Job[Any] | None) -> Job[KernelRun] | None:
+        """The next part that neither an earlier run has done nor the declaration rules out."""
+        while self.waiting:
+            part = self.waiting.popleft()
+            known = self.session.known(part.key)
+            if known is not None:
+                self.ended[part.key] = known
+            elif (unfit := self._unfit(part)) is not None:
+                self._end(part, unfit)
+            else:
+                return self._job(part)
+        return None
+
+    def _unfit(self, part: _Part) -> KernelRun | None:
+        """A kernel that cannot run here, or in none of the dtypes asked for."""
+        if reason := part.kernel.unfit(self.backend, "run"):
+            return part.kernel.run("skipped", reason)
+        if self.session.dtypes and not part.dtypes:
+            received = ", ".join(self.session.dtypes)
+            return part.kernel.run(
+                "skipped",
+                f"declares {', '.join(part.kernel.dtypes)}; --dtype asks for {received}",
+                hint=f"verify list {shlex.quote(Target.parse(part.kernel.target).source)}",
+            )
+        return None
+
+    def _job(self, part: _Part) -> Job[KernelRun]:
+        session, target = self.session, part.kernel.target
+        return Job(
+            Measure(target, session.seed, part.dtypes, session.laws, session.accuracy, session.plan),
+            done=partial(self._done, part),
+            failed=partial(self._failed, part),
+            timeout=session.timeout,
+            until=session.deadline,
+            prepare=lambda worker: declared_by(worker, target),
+            progress=lambda text: session.progress(f"{len(self.ended)}/{self.total} {text}"),
         )
 
-    if item["lacking"]:
-        return failed("skipped", f"needs {', '.join(item['lacking'])}, which is not installed")
-    if about["backend"] not in item["backends"]:
-        return failed(
-            "skipped",
-            f"declared for {', '.join(item['backends'])}; this run is on {about['backend']}",
-        )
-    if session.dtypes and not wanted:
-        source = shlex.quote(target.partition("::")[0])
-        received = ", ".join(session.dtypes)
-        return failed(
-            "skipped", f"declares {', '.join(item['dtypes'])}; --dtype asks for {received}", f"verify list {source}"
-        )
-    left = math.inf if session.deadline is None else session.deadline - time.monotonic()
-    if left <= 0:
-        return failed("skipped", f"not begun: {SPENT}", OUT_OF_TIME)
-    timeout = min(session.timeout, left)
-    request = {"do": "measure", "target": target, "seed": session.seed, "dtypes": wanted}
-    request |= {"laws": session.laws, "accuracy": session.accuracy, "plan": session.plan}
-    again = f"verify run {shlex.quote(target)}"
-    if not worker.alive:
-        # importing torch again after a crash is not the next kernel's time
-        describe_target(worker, target)
-    try:
-        reply = worker.ask(request, timeout=timeout, progress=progress)
-    except WorkerTimeout:
-        if timeout < session.timeout:
-            return failed("skipped", f"not finished: {SPENT}", OUT_OF_TIME)
-        return failed(
-            "timeout",
-            f"no result within {session.timeout:g} s; stopped",
-            f"{again} --timeout {2 * session.timeout:g}",
-        )
-    except WorkerDied as died:
-        return failed("crashed", f"{died}", again)
-    if "failure" in reply:
-        return failed("error", reply["failure"], again)
-    if "usage" in reply:
-        return failed("error", reply["usage"], reply.get("hint", ""))
-    if "internal" in reply:
-        worker.stop()
-        return failed("skipped", f"{IN_ERROR}: verify itself failed: {reply['internal']}", again)
-    if "truth" in reply:
-        return failed("skipped", f"{IN_ERROR}: {reply['truth']}", again)
-    done = msgspec.convert(answer(reply)["run"], KernelRun)
-    if done.status == "error" and about["backend"] == "cuda":
-        worker.stop()  # an illegal access poisons the CUDA context: the next kernel gets a fresh process
-    if done.status == "error" and not done.hint:
-        done = msgspec.structs.replace(done, hint=again)
-    return done
+    def _done(self, part: _Part, done: KernelRun) -> None:
+        if done.status == "error" and not done.hint:
+            done = msgspec.structs.replace(done, hint=_again(part))
+        self._end(part, done)
+
+    def _failed(self, part: _Part, error: VerifyError) -> None:
+        """What the record says of a kernel that gave no result."""
+        status: Status = "error"
+        message, hint, kind = str(error), _again(part), ""
+        match error:
+            case OutOfTime():
+                status, hint, kind = "skipped", OUT_OF_TIME, "out of time"
+            case WorkerTimeout():
+                status, message = "timeout", f"no result within {self.session.timeout:g} s; stopped"
+                hint = f"{hint} --timeout {2 * self.session.timeout:g}"
+            case WorkerDied():
+                status = "crashed"
+            case UsageError():
+                message, hint = error.message, error.hint or ""
+            case TruthError() | InternalError():
+                status, message, kind = "skipped", no_verdict(error), "harness error"
+        message = f"{part.dtype}: {message}" if part.dtype else message
+        gaps = [Gap(kind, f"{part.kernel.name}: {message}", part.kernel.target)] if kind else []  # type: ignore[arg-type]
+        self._end(part, part.kernel.run(status, message, hint=hint, gaps=gaps))
+
+    def _end(self, part: _Part, done: KernelRun) -> None:
+        self.ended[part.key] = done
+        kinds: set[GapKind] = {gap.kind for gap in gaps_of(done)}
+        if not kinds & {"out of time", "harness error"}:  # those are tried again by the next start
+            self.session.finished(part.key, done)
+
+
+def _again(part: _Part) -> str:
+    return f"verify run {shlex.quote(part.kernel.target)}"
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import KernelError, UsageError
 from verify.measure.call import Graph, call_tensors, describe
+from verify.measure.requests import Timed
 from verify.records.record import Speed
 from verify.truth.ulp import bits_of
 
@@ -68,16 +69,6 @@ class CudaClock:
             pairs[name] = (start, end)
         torch.cuda.synchronize()
         return {name: start.elapsed_time(end) for name, (start, end) in pairs.items()}
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The outcome of one contender in one direction: a time, or why there is none."""
-
-    contender: str
-    direction: Direction
-    speed: Speed | None
-    reason: str = ""
 
 
 @dataclass(frozen=True)

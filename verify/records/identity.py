@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from verify.records.record import SCHEMA, KernelRun, Run
+from verify.records.record import SCHEMA, Gap, KernelRun, Run
 
 
 def identity(run: Run) -> str:
@@ -26,25 +25,26 @@ def identity(run: Run) -> str:
 
 
 def assembled(
-    about: Mapping[str, Any],
+    backend: str,
+    environment: dict[str, Any],
     *,
     command: str,
     seed: int,
     profile: str,
     kernels: list[KernelRun],
-    incomplete: list[str],
+    incomplete: list[Gap],
     seconds: float,
 ) -> Run:
-    """The sealed record of kernels on the backend and in the environment that a worker told `about`."""
+    """The sealed record of kernels on the backend and in the environment in which a worker ran them."""
     bare = Run(
         schema=SCHEMA,
         id="",
         created="",
         command=command,
-        backend=about["backend"],
+        backend=backend,
         seed=seed,
         profile=profile,
-        environment=about["environment"],
+        environment=environment,
         kernels=kernels,
         incomplete=incomplete,
     )

@@ -39,7 +39,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
         profile=profile,
         environment=first.environment,
         kernels=list(kernels.values()),
-        incomplete=_once([line for run in runs for line in run.incomplete]),
+        incomplete=list(dict.fromkeys(gap for run in runs for gap in run.incomplete)),
         stages=list(stages),
         selftest=next((run.selftest for run in runs if run.selftest is not None), None),
     )
@@ -70,12 +70,9 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
         "hint": worse.hint,
         "results": [*one.results, *two.results],
         "laws": [*one.laws, *two.laws],
-        "notes": _once([*one.notes, *two.notes]),
+        "notes": list(dict.fromkeys([*one.notes, *two.notes])),
+        "gaps": [*one.gaps, *two.gaps],
         "speed": [*one.speed, *two.speed],
         "seconds": round(one.seconds + two.seconds, 3),
     }
     return msgspec.structs.replace(one, **merged)
-
-
-def _once(lines: list[str]) -> list[str]:
-    return list(dict.fromkeys(lines))

@@ -18,13 +18,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from verify.errors import UsageError
+from verify.errors import IN_ERROR, SPENT, UsageError
 from verify.records import packing
 
-SCHEMA = 4
-READS = (1, 2, 3, 4)  # older schemas are migrated on load
+SCHEMA = 5
+READS = (1, 2, 3, 4, 5)  # older schemas are migrated on load
 
 Number = float | Literal["inf", "-inf", "nan"]
+GapKind = Literal[
+    "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
+    "out of time",  # the time budget was spent; the same command again goes on
+    "crashed",
+    "timeout",
+    "given up",  # it failed too often
+    "not importable",
+    "interrupted",
+    "other",
+]
 
 
 def number(value: float) -> Number:
@@ -189,6 +199,14 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`: equal when no bit changed
 
 
+class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Something that was asked for and did not happen, or has no verdict. `text` is the line that people read."""
+
+    kind: GapKind
+    text: str
+    target: str = ""  # of the kernel that it is about
+
+
 class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One law tried on one kernel in one dtype. A skipped law says why; a broken one shows its smallest case."""
 
@@ -200,6 +218,7 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     facts: dict[str, str] = {}
     case: str = ""
     replay: str = ""
+    in_error: bool = False  # skipped because the harness is in error: the run is incomplete
 
 
 class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -222,6 +241,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     notes: list[str] = []
     seconds: float = 0.0
     speed: list[Speed] = []
+    gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
 
 
 class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -266,7 +286,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     profile: str
     environment: dict[str, Any]
     kernels: list[KernelRun]
-    incomplete: list[str] = []  # what was asked for and did not happen, one line each
+    incomplete: list[Gap] = []  # what was asked for and did not happen
     seconds: float = 0.0
     stages: list[Stage] = []
     selftest: SelfTest | None = None
@@ -303,9 +323,34 @@ def decode(data: bytes, *, source: str = "record") -> Run:
     try:
         # 1 and 2 wrote every row out, 3 whatever occurs twice; 2 added fields to 1, each with a default
         plain = msgspec.json.decode(data) if version < 3 else packing.unpack(msgspec.json.decode(data))
-        return msgspec.structs.replace(msgspec.convert(plain, Run), schema=SCHEMA)
+        return msgspec.structs.replace(msgspec.convert(_with_gaps(plain, version), Run), schema=SCHEMA)
     except (msgspec.DecodeError, UnicodeDecodeError, packing.PackingError, RecursionError) as error:
         raise UsageError(f"{source} breaks the record schema: {error}") from error
+
+
+def _with_gaps(plain: Any, version: int) -> Any:
+    """Up to schema 4 `incomplete` was a list of lines, and what a line was about stood in its wording."""
+    if version > 4 or not isinstance(plain, dict) or not isinstance(plain.get("incomplete"), list):
+        return plain
+    kernels = plain.get("kernels")
+    named = [item for item in kernels if isinstance(item, dict)] if isinstance(kernels, list) else []
+
+    def gap_of(line: Any) -> Any:
+        if not isinstance(line, str):
+            return line
+        about = next((item for item in named if line.startswith(f"{item.get('name')}: ")), {})
+        return {"kind": _kind_of(line, about), "text": line, "target": about.get("target", "")}
+
+    return {**plain, "incomplete": [gap_of(line) for line in plain["incomplete"]]}
+
+
+def _kind_of(line: str, kernel: dict[str, Any]) -> GapKind:
+    status: Any = kernel.get("status")
+    if status in ("crashed", "timeout") and line == f"{kernel.get('name')}: {kernel.get('message')}":
+        return status  # type: ignore[no-any-return]
+    if IN_ERROR in line:
+        return "harness error"
+    return "out of time" if line.endswith(SPENT) else "other"
 
 
 def load(path: str | os.PathLike[str]) -> Run:

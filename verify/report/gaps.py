@@ -12,17 +12,17 @@ FEW = 3  # parts of one reason that have a line each; the same number is named w
 
 
 @dataclass(frozen=True)
-class Gap:
+class GapLine:
     """One line, and every part that it tells of where it does not name them all."""
 
     text: str
     parts: list[str] = field(default_factory=list)
 
 
-def gathered(lines: Iterable[str]) -> list[Gap]:
+def gathered(lines: Iterable[str]) -> list[GapLine]:
     """Lines such as `gelu float16: not timed`, those of one reason together, in the order met.
 
-    >>> [gap.text for gap in gathered(["a: late", "b: late", "c: late", "d: late", "e: lost"])]
+    >>> [line.text for line in gathered(["a: late", "b: late", "c: late", "d: late", "e: lost"])]
     ['a, b, c and 1 more: late', 'e: lost']
     """
     reasons: dict[str, list[str]] = {}
@@ -35,7 +35,7 @@ def gathered(lines: Iterable[str]) -> list[Gap]:
             if all(name.endswith(SKIPPED) for name in names):
                 names, reason = [name.removesuffix(SKIPPED) for name in names], f"skipped: {reason}"
             shown = listed([", ".join(names[:FEW]), f"{len(names) - FEW:,} more"])
-            found.append(Gap(f"{shown}: {reason}", names))
+            found.append(GapLine(f"{shown}: {reason}", names))
         else:
-            found += [Gap(reason if name == reason else f"{name}: {reason}") for name in names]
+            found += [GapLine(reason if name == reason else f"{name}: {reason}") for name in names]
     return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
-from verify.report.gaps import FEW, Gap, gathered
+from verify.report.gaps import FEW, GapLine, gathered
 from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, ulp
 
 Kind = Literal["rounded", "faithful", "within", "wrong"]
@@ -231,15 +231,15 @@ def setting(run: Run) -> str:
     return ", ".join(parts)
 
 
-def not_measured(run: Run) -> list[Gap]:
+def not_measured(run: Run) -> list[GapLine]:
     """What was asked for and has no figures: skipped kernels, the rest."""
-    told = set(run.incomplete)
+    lines = [gap.text for gap in run.incomplete]
     skipped = [
         f"{kernel.name} was skipped" + (f": {kernel.message}" if kernel.message else "")
         for kernel in run.kernels
-        if kernel.status == "skipped" and f"{kernel.name}: {kernel.message}" not in told
+        if kernel.status == "skipped" and f"{kernel.name}: {kernel.message}" not in lines
     ]
-    return gathered([*skipped, *run.incomplete])
+    return gathered([*skipped, *lines])
 
 
 def leading(kernel: KernelRun) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Room for Python's frames.
+"""Memory for the frames of Python calls.
 
 CPython keeps frames in chunks of 16 KiB and gives an empty one back at once: a loop that calls across the border of two
 maps and unmaps one with every call (150,000 of each in one test of an interpreted kernel, a third of its time). A frame
@@ -14,9 +14,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def roomy(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """`function(*args, **kwargs)`, called from a frame with room for all that it calls."""
+def in_large_frame(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """`function(*args, **kwargs)`, called from a frame that has memory for all that it calls."""
     return function(*args, **kwargs)
 
 
-roomy.__code__ = roomy.__code__.replace(co_stacksize=(1 << 16) + 64)
+in_large_frame.__code__ = in_large_frame.__code__.replace(co_stacksize=(1 << 16) + 64)

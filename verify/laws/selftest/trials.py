@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from verify.backends import Backend
 from verify.cases.strategies import Sizes
@@ -21,6 +20,7 @@ from verify.errors import TruthError
 from verify.laws import registry
 from verify.laws.engine import PROFILES, Profile, run_law
 from verify.laws.law import Law
+from verify.laws.requests import Fate, Trial
 from verify.laws.selftest.seeded import Seeded, seeded, seen_by_assert_close
 from verify.records.record import Kill, LawRun, SelfTest
 
@@ -29,21 +29,6 @@ _SIZES = Sizes(elements=1 << 10, width=1 << 10, depth=64, many_rows=70_000)
 PROFILE = Profile("selftest", PROFILES["quick"].examples, {"interpreter": _SIZES, "cuda": _SIZES})
 # What a surveyed bfloat16 suite of kernels compares with.
 LOOSE = {"atol": 4.8e-1, "rtol": 3.2e-2}
-
-Fate = Literal["killed", "survived", "not tried"]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One law on its seeded kernel and on the twin."""
-
-    law: str
-    bug: str
-    note: str
-    fate: Fate
-    cases: int
-    message: str  # the rule that the bug broke, or why the law was not tried
-    alarm: str = ""  # what the law said against the twin
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from verify.records.record import KernelRun, Number, Result, Worst
 from verify.report import verdict, words
-from verify.report.gaps import Gap, gathered
+from verify.report.gaps import GapLine, gathered
 from verify.report.terminal import gate_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Against:
     before: str  # heading of the column of bounds or earlier figures
     rows: list[AgainstRow]
     left_out: int
-    lines: list[Gap]
+    lines: list[GapLine]
 
 
 _STANDING: dict[str, str] = {
@@ -81,11 +81,11 @@ def bounds(found: Verdict) -> Against:
     )
 
 
-def _unjudged(found: Verdict) -> list[Gap]:
+def _unjudged(found: Verdict) -> list[GapLine]:
     """What has no verdict of its own, a line for each kernel and reason."""
     rows = [row for row in found.rows if row.status not in gate_text.WITH_FIGURES and row.status != "ok"]
     return [
-        Gap(
+        GapLine(
             words.clean(f"{members[0].status}: {kernel}{gate_text.keys(kernel, members)} ({arch}): {reason}"),
             [gate_text.told(row) for row in members] if len(members) > 1 else [],
         )
@@ -134,8 +134,8 @@ def base(found: Comparison) -> Against:
         before="Before",
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
-        lines=[Gap(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
-        + [Gap(words.clean(f"{name} no longer fails")) for name in found.mended],
+        lines=[GapLine(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
+        + [GapLine(words.clean(f"{name} no longer fails")) for name in found.mended],
     )
 
 

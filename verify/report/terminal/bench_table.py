@@ -58,7 +58,7 @@ def _missing(run: Run) -> list[str]:
         if kernel.status == "skipped" and not kernel.speed:
             reasons.setdefault(words.clean(kernel.message), []).append(verdict.name_of(kernel))
     skipped = [f"skipped, {reason}: {', '.join(names)}" for reason, names in reasons.items()]
-    return skipped + [words.clean(line) for line in run.incomplete]
+    return skipped + [words.clean(gap.text) for gap in run.incomplete]
 
 
 def _by_op(run: Run) -> dict[str, list[KernelRun]]:

@@ -1,0 +1,81 @@
+"""`--gpus` and `--scheduler`: which workers do the work."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from verify.cli import spread
+from verify.errors import UsageError
+from verify.workers import process
+from verify.workers.requests import About, CountGpus, Environment
+
+MADE: list[Fake] = []
+
+
+class Fake:
+    """A worker of a machine with three GPUs, of which the last is another one."""
+
+    alive = True
+
+    def __init__(self, backend: str | None = None, environment: dict[str, str] | None = None) -> None:
+        self.backend, self.device, self.stops = backend, (environment or {}).get("CUDA_VISIBLE_DEVICES", ""), 0
+        MADE.append(self)
+
+    def __enter__(self) -> Fake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+        if isinstance(request, CountGpus):
+            return 3
+        assert isinstance(request, Environment)
+        return About("cuda", "cuda", {"gpu": "H100" if self.device == "2" else "H200"})
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    MADE.clear()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(process, "Worker", Fake)
+
+
+def test_gpus_of_this_machine_are_a_process_each_and_need_no_dask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with spread.pool(Namespace(gpus="0,1", scheduler=None), ["k.py::f"], None) as pool:
+        assert pool is not None
+        assert [(worker.backend, worker.device) for worker in pool.workers] == [("cuda", "0"), ("cuda", "1")]  # type: ignore[attr-defined]
+    counter, *workers = MADE
+    assert counter.backend == "interpreter", "counting GPUs takes no context on one"
+    assert [worker.stops for worker in MADE] == [1, 1, 1] and len(workers) == 2
+
+
+def test_gpus_that_differ_are_refused() -> None:
+    with (
+        pytest.raises(UsageError, match="must be equal: gpu is 'H200', but 'H100' on 2"),
+        spread.pool(Namespace(gpus="all", scheduler=None), [], None),
+    ):
+        raise AssertionError("nothing runs on them")
+    assert all(worker.stops == 1 for worker in MADE)
+
+
+def test_without_an_option_a_command_has_its_own_workers() -> None:
+    with spread.pool(Namespace(gpus=None, scheduler=None), [], None) as pool:
+        assert pool is None and not MADE
+
+
+def test_a_scheduler_needs_dask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(UsageError, match="distributing work needs Dask distributed"),
+        spread.pool(Namespace(gpus=None, scheduler="tcp://nowhere:1"), ["k.py"], None),
+    ):
+        raise AssertionError("there is none")

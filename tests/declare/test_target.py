@@ -1,0 +1,58 @@
+"""What a user names, and what a worker tells of it: one reading of FILE::KERNEL, one way to a KernelRun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from verify.declare.target import Declared, Target
+from verify.errors import UsageError
+from verify.records.record import KernelRun
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "kernel", "file", "stands_in"),
+    [
+        ("a/k.py", "a/k.py", None, Path("a/k.py"), False),
+        ("a/k.py::f", "a/k.py", "f", Path("a/k.py"), False),
+        ("package.module::f@eager", "package.module", "f@eager", None, True),
+        ("folder@v2/k.py", "folder@v2/k.py", None, Path("folder@v2/k.py"), False),
+    ],
+)
+def test_a_target_is_read_and_said_alike(
+    text: str, source: str, kernel: str | None, file: Path | None, stands_in: bool
+) -> None:
+    target = Target.parse(text)
+    assert (target.source, target.kernel, target.file, target.stands_in) == (source, kernel, file, stands_in)
+    assert str(target) == text and Target.parse(str(target.of("g"))) == Target(source, "g")
+
+
+@pytest.mark.parametrize("text", ["", "::f", "k.py::"])
+def test_what_is_no_target_says_the_rule(text: str) -> None:
+    with pytest.raises(UsageError, match="a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received"):
+        Target.parse(text)
+
+
+def test_the_command_that_imports_a_target() -> None:
+    assert Target.parse("my kernels.py::f").import_command() == "python 'my kernels.py'"
+    assert Target.parse("package.module").import_command() == "python -c 'import package.module'"
+
+
+DECLARED = Declared("k.py::f", "f", "gelu", "elementwise", {"a": 1}, "float32", ("cuda",), ("float32",), peer=True)
+
+
+def test_what_the_record_says_of_a_kernel_comes_from_its_declaration() -> None:
+    found = DECLARED.run("crashed", "SIGSEGV", hint="verify run k.py::f", seconds=1.5)
+    assert found == KernelRun(
+        "f", "k.py::f", "gelu", {"a": 1}, "float32", "crashed", [], "SIGSEGV", "verify run k.py::f", [], True, [], 1.5
+    )
+    assert DECLARED.run("ok").results == []
+
+
+def test_why_a_kernel_cannot_run_here() -> None:
+    assert DECLARED.unfit("cuda", "run") == ""
+    assert DECLARED.unfit("interpreter", "hunt") == "declared for cuda; this hunt is on interpreter"
+    lacking = msgspec.structs.replace(DECLARED, lacking=("quack", "liger"))
+    assert lacking.unfit("cuda", "run") == lacking.missing() == "needs quack, liger, which is not installed"

@@ -1,0 +1,44 @@
+"""A worker that differs from the others of a run is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from verify.errors import UsageError
+from verify.workers.equal import check_equal, identity_of
+from verify.workers.pool import Pool
+from verify.workers.requests import About, Environment
+
+
+class Fake:
+    """A worker that says where it runs, or why it cannot."""
+
+    alive = True
+
+    def __init__(self, about: About | Exception) -> None:
+        self.about = about
+
+    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+        assert isinstance(request, Environment)
+        if isinstance(self.about, Exception):
+            raise self.about
+        return self.about
+
+    def stop(self) -> None: ...
+
+
+def test_gpus_that_differ_are_refused_by_name() -> None:
+    pool = Pool.of([Fake(About("cuda", "cuda", {"gpu": name})) for name in ("H200", "H200", "H100")])
+    with pytest.raises(UsageError, match="must be equal: gpu is 'H200', but 'H100' on 2"):
+        check_equal(pool)
+    check_equal(Pool.of(pool.workers[:2]))
+    with pytest.raises(UsageError, match="worker 0 cannot run verify: no GPU"):
+        check_equal(Pool.of([Fake(UsageError("no GPU"))]))
+
+
+def test_what_may_differ_is_not_compared() -> None:
+    about = About("cuda", "cuda", {"gpu": "H200", "platform": "Linux", "commit": "abc", "dirty": True, "cpu": "x"})
+    assert identity_of(about) == {"gpu": "H200", "backend": "cuda"}
+    assert "cpu" in identity_of(About("interpreter", "cpu", about.environment)), "where it does the arithmetic"

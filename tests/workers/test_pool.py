@@ -1,0 +1,230 @@
+"""The pool: order, waiting, deadlines, replaced processes, errors that end everything, Ctrl-C, GPUs of one host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from verify.errors import SPENT, KernelError, UsageError, VerifyError
+from verify.workers import process
+from verify.workers.pool import Job, Pool, using
+from verify.workers.process import OutOfTime
+from verify.workers.requests import About, CountGpus, Environment, Request, WorkerDied, WorkerTimeout
+
+
+class Fake:
+    """A worker that answers with what a function gives."""
+
+    def __init__(self, reply: Callable[[], Any] = lambda: 1) -> None:
+        self.reply, self.alive, self.stops = reply, True, 0
+        self.timeouts: list[float] = []
+
+    def ask(self, request: Request[Any], *, timeout: float, progress: Any = None) -> Any:
+        self.timeouts.append(timeout)
+        return self.reply()
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+class Policy:
+    """So many jobs, one after the other, and what they came to."""
+
+    def __init__(self, count: int, **job: Any) -> None:
+        self.left, self.job = count, job
+        self.done: list[Any] = []
+        self.failed: list[VerifyError] = []
+        self.last: list[Any] = []
+
+    def take(self, last: Job[Any] | None) -> Job[Any] | None:
+        if not self.left:
+            return None
+        self.last.append(None if last is None else last.about)
+        self.left -= 1
+        settings = {"timeout": 60.0, "about": self.left, **self.job}
+        return Job(CountGpus(), done=self.done.append, failed=self.failed.append, **settings)
+
+
+def test_every_job_is_done_once_and_a_policy_gets_the_last_job_of_the_worker() -> None:
+    policy, pool = Policy(5), Pool.of([Fake()])
+    pool.run(policy.take)
+    assert policy.done == [1] * 5 and policy.last == [None, 4, 3, 2, 1]
+    assert pool.requests == {"gpus": 5} and {place for place, _ in pool.spent} == {0}
+
+
+def test_a_worker_without_a_job_waits_while_another_may_leave_one() -> None:
+    """The second job exists only once the first is done, and the worker that waited for it takes it."""
+    begun = threading.Event()
+    jobs: list[str] = ["first"]
+    took: list[tuple[str, int]] = []
+
+    def reply() -> int:
+        assert begun.wait(10)
+        return threading.get_ident()
+
+    def take(last: Job[Any] | None) -> Job[Any] | None:
+        if not jobs:
+            begun.set()  # the other worker has asked in vain
+            return None
+        name = jobs.pop()
+
+        def done(thread: int) -> None:
+            took.append((name, thread))
+            if name == "first":
+                jobs.extend(["second", "third"])
+
+        return Job(CountGpus(), done=done, failed=print, timeout=60)
+
+    Pool.of([Fake(reply), Fake(reply)]).run(take)
+    assert sorted(name for name, _ in took) == ["first", "second", "third"]
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def reply() -> Any:
+        raise error
+
+    return reply
+
+
+@pytest.mark.parametrize("error", [UsageError("rule"), KernelError("raised"), WorkerDied("SIGSEGV")])
+def test_an_error_that_a_request_may_have_is_that_of_its_job(error: VerifyError) -> None:
+    policy = Policy(2)
+    Pool.of([Fake(raising(error))]).run(policy.take)
+    assert policy.failed == [error, error] and not policy.done
+
+
+def test_time_that_runs_out_is_no_timeout_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def hangs() -> Any:
+        clock[0] += 5.0
+        raise WorkerTimeout("late")
+
+    policy, worker = Policy(3, timeout=8.0, until=12.0), Fake(hangs)
+    Pool.of([worker]).run(policy.take)
+    assert worker.timeouts == [8.0, 7.0, 2.0]
+    assert [type(error) for error in policy.failed] == [WorkerTimeout, OutOfTime, OutOfTime]
+    late = Policy(1, until=12.0)
+    Pool.of([worker]).run(late.take)
+    assert [str(error) for error in late.failed] == [f"not begun: {SPENT}"] and len(worker.timeouts) == 3
+
+
+def test_a_fresh_process_prepares_outside_the_time_of_the_job() -> None:
+    worker, prepared = Fake(), []
+
+    def prepare(asked: Any) -> None:
+        prepared.append(asked)
+        worker.alive = True
+
+    worker.alive = False
+    Pool.of([worker]).run(Policy(2, prepare=prepare).take)
+    assert prepared == [worker], "and a process that is there is asked at once"
+    worker.alive = False
+    policy = Policy(1, prepare=lambda asked: raising(UsageError("it fails on import"))())
+    Pool.of([worker]).run(policy.take)
+    assert [str(error) for error in policy.failed] == ["it fails on import"] and len(worker.timeouts) == 2
+
+
+def test_an_exception_that_no_job_expects_ends_everything_and_stops_the_workers() -> None:
+    gone = threading.Event()
+
+    class Waits(Fake):
+        def stop(self) -> None:
+            gone.set()
+
+    def waits() -> Any:
+        assert gone.wait(10)
+        raise WorkerDied("SIGKILL")
+
+    policy, other = Policy(9), Fake(raising(ValueError("never")))
+    with pytest.raises(ValueError, match="never"):
+        Pool.of([Waits(waits), other]).run(policy.take)
+    assert other.stops and not policy.failed, "a worker that was stopped is no crash of a kernel"
+
+
+@pytest.mark.parametrize("place", ["take", "done", "failed"])
+def test_an_exception_of_a_policy_ends_everything(place: str) -> None:
+    worker = Fake(raising(KernelError("x")) if place == "failed" else lambda: 1)
+    policy = Policy(5)
+    calls = {"done": policy.done.append, "failed": policy.failed.append, place: lambda _: 1 // 0}
+
+    def take(last: Any) -> Any:
+        if place == "take":
+            return 1 // 0
+        return Job(CountGpus(), done=calls["done"], failed=calls["failed"], timeout=1)
+
+    with pytest.raises(ZeroDivisionError):
+        Pool.of([worker, worker]).run(take)
+    assert worker.stops >= 2
+
+
+def test_the_first_ctrl_c_lets_running_jobs_end_where_a_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify.workers import pool as module
+
+    begun, released = threading.Event(), threading.Event()
+    settle, calls = module._settle, []
+
+    def interrupted(serving: Any) -> None:
+        calls.append(serving)
+        if len(calls) == 1:
+            assert begun.wait(10)
+            raise KeyboardInterrupt
+        settle(serving)
+
+    def reply() -> int:
+        begun.set()
+        assert released.wait(10)
+        return 1
+
+    monkeypatch.setattr(module, "_settle", interrupted)
+    policy, worker = Policy(5), Fake(reply)
+    Pool.of([worker]).run(policy.take, on_interrupt=released.set)
+    assert policy.done == [1] and policy.left == 4, "what ran is kept, and nothing else begins"
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        Pool.of([worker]).run(policy.take)
+    assert worker.stops
+
+
+class Made(Fake):
+    """A worker that says which GPU it sees."""
+
+    def __init__(self, backend: str | None, environment: dict[str, str] | None = None) -> None:
+        super().__init__(lambda: About("cuda", "cuda", {"gpu": "H200", "driver": "1", **(environment or {})}))
+        self.environment = environment
+        MADE.append(self)
+
+
+MADE: list[Made] = []
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    MADE.clear()
+    monkeypatch.setattr(process, "Worker", Made)
+    return MADE
+
+
+def test_a_pool_of_gpus_has_one_worker_on_each_and_no_more(made: list[Made]) -> None:
+    with Pool.on_gpus(["0", "3"], "cuda") as pool:
+        pool.grow(8)
+        assert [worker.environment for worker in made] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
+    assert [worker.stops for worker in made] == [1, 1]
+
+
+def test_a_started_pool_grows_and_that_of_the_caller_stays(made: list[Made]) -> None:
+    with using(None, "interpreter") as pool:
+        pool.grow(3)
+        pool.grow(2)
+        assert list(pool.workers) == made and len(made) == 3
+    assert [worker.stops for worker in made] == [1, 1, 1]
+    with using(pool, None) as same:
+        assert same is pool
+    assert [worker.stops for worker in made] == [1, 1, 1]
+    assert pool.about().backend == "cuda" and pool.requests == {"environment": 1}
+    assert isinstance(Environment(), Request)

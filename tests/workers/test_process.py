@@ -1,0 +1,204 @@
+"""Requests and events on a pipe: what is no event of the request is ignored, failures are exceptions of their kind."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from verify import worker as worker_side
+from verify.backends import Backend
+from verify.errors import InternalError, KernelError, TruthError, UsageError
+from verify.measure.requests import Measure
+from verify.workers import process
+from verify.workers.process import Worker, ask_about
+from verify.workers.requests import (
+    CountGpus,
+    Event,
+    Failed,
+    Failure,
+    Numbered,
+    Progress,
+    Reply,
+    Request,
+    WorkerDied,
+    WorkerTimeout,
+    kind_of,
+)
+
+TALKS = """
+import os, sys
+def say(text):
+    os.write(int(sys.argv[1]), text.encode() + b"\\n")
+for line in sys.stdin:
+    {body}
+"""
+
+
+@pytest.fixture
+def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """A worker whose process answers a line with what the body of a loop says."""
+    popen = process.subprocess.Popen
+
+    def start(body: str) -> Worker:
+        path = tmp_path / "talks.py"
+        path.write_text(TALKS.replace("{body}", body))
+
+        def talks(command: list[str], **options: Any) -> Any:
+            return popen([command[0], str(path), *command[3:]], **options)
+
+        monkeypatch.setattr(process.subprocess, "Popen", talks)
+        return Worker()
+
+    return start
+
+
+def test_what_is_no_event_of_the_request_is_no_answer(talking: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """say("what a kernel printed"); say("")
+    say('{"event":"reply","id":99,"reply":5}'); say('{"event":"x","id":1}')
+    say('{"event":"progress","id":1,"text":"half"}'); say('{"event":"progress","id":99,"text":"no"}')
+    say('{"event":"reply","id":1,"reply":7}')"""
+    heard: list[str] = []
+    with talking(body) as worker:
+        assert worker.ask(CountGpus(), timeout=20, progress=heard.append) == 7
+        assert worker.ignored == 4 and heard == ["half"]
+    said = capsys.readouterr().err
+    assert "verify: ignored a line on a worker's pipe (1 so far): it is no event" in said
+    assert "(2 so far): it is of request 99, the request is 1" in said
+
+
+def test_a_reply_of_another_type_is_an_error_of_the_harness(talking: Any) -> None:
+    text = "the reply to the request 'gpus' is no reply to it: Expected `int`"
+    with (
+        talking("""say('{"event":"reply","id":1,"reply":"many"}')""") as worker,
+        pytest.raises(InternalError, match=text),
+    ):
+        worker.ask(CountGpus(), timeout=20)
+
+
+def test_a_process_that_is_not_usable_is_replaced(talking: Any) -> None:
+    """Such as one whose CUDA context an illegal access has poisoned."""
+    body = """failure = '{"kind":"kernel","text":"illegal access"}'
+    say('{"event":"failed","id":%s,"failure":%s,"usable":false}' % (line[6], failure))"""
+    with talking(body) as worker:
+        for _ in range(2):
+            with pytest.raises(KernelError, match="illegal access"):
+                worker.ask(CountGpus(), timeout=20)
+            assert not worker.alive
+    with talking("""say('{"event":"reply","id":%s,"reply":1}' % line[6])""") as worker:
+        assert [worker.ask(CountGpus(), timeout=20) for _ in range(2)] == [1, 1]
+        assert worker.alive
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError("rule", hint="next"),
+        UsageError("rule"),
+        TruthError("routes"),
+        KernelError("raised"),
+        InternalError("ValueError: x"),
+        WorkerDied("SIGSEGV"),
+        WorkerTimeout("late"),
+    ],
+)
+def test_a_failure_is_the_same_exception_on_the_side_that_asks(error: Exception) -> None:
+    sent = msgspec.json.decode(msgspec.json.encode(Failure.of(error)), type=Failure).error()
+    assert type(sent) is type(error) and str(sent) == str(error)
+    assert getattr(sent, "hint", None) == getattr(error, "hint", None)
+
+
+def test_other_exceptions_are_errors_of_the_harness_and_no_memory_is_the_kernels() -> None:
+    assert Failure.of(ValueError("x")) == Failure("internal", "ValueError: x")
+    assert isinstance(Failure.of(MemoryError()).error(), KernelError)
+
+
+def test_a_question_about_a_kernel_that_dies_names_it() -> None:
+    class Dies:
+        def ask(self, request: Any, **_: Any) -> Any:
+            raise WorkerDied("SIGSEGV")
+
+    with pytest.raises(UsageError, match="k.py::k: SIGSEGV"):
+        ask_about(Dies(), CountGpus(), "k.py::k", timeout=1)
+
+
+# -- the worker's side ----------------------------------------------------------------------------------
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, handler: Any, backend: Backend | None = None) -> list[Event]:
+    """The events of a worker process that is asked once."""
+    monkeypatch.setattr(worker_side, "_ready", lambda name: backend or Backend("interpreter", "cpu", "", ""))
+    monkeypatch.setitem(worker_side.HANDLERS, CountGpus, handler)
+    line = msgspec.json.encode(Numbered(3, msgspec.Raw(msgspec.json.encode(CountGpus())))) + b"\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
+    with tempfile.TemporaryFile() as events:
+        worker_side.main([str(os.dup(events.fileno()))])
+        events.seek(0)
+        return [msgspec.json.decode(each, type=Event) for each in events.read().splitlines()]
+
+
+def test_every_event_carries_the_number_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(request: Any, backend: Any, say: Any) -> int:
+        say("half")
+        return 4
+
+    progress, reply = answered(monkeypatch, handler)
+    assert progress == Progress(3, "half")
+    assert isinstance(reply, Reply) and (reply.id, bytes(reply.reply), reply.usable) == (3, b"4", True)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "usable"),
+    [
+        (UsageError("x"), "usage", True),
+        (TruthError("x"), "truth", True),
+        (KernelError("x"), "kernel", True),
+        (MemoryError(), "kernel", False),
+        (ZeroDivisionError("x"), "internal", False),
+    ],
+)
+def test_a_process_that_failed_where_no_code_expects_it_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: str, usable: bool
+) -> None:
+    def handler(request: Any, backend: Any, say: Any) -> int:
+        raise error
+
+    (failed,) = answered(monkeypatch, handler)
+    assert isinstance(failed, Failed) and (failed.failure.kind, failed.usable) == (kind, usable)
+
+
+def test_a_process_whose_gpu_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the request came to: the fault may show only later."""
+    import torch
+
+    def lost(device: Any = None) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    gpu = Backend("cuda", "cpu", "", "")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
+    assert isinstance(reply, Reply) and reply.usable
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
+    assert isinstance(reply, Reply) and not reply.usable
+
+
+def test_every_request_has_a_name_of_its_own_and_says_what_its_reply_is() -> None:
+    from verify.workers.requests import _reply_type
+
+    tags = [request.__struct_config__.tag for request in worker_side.HANDLERS]
+    assert len(set(tags)) == len(tags) and kind_of(Measure("k.py")) == "measure"
+    assert all(_reply_type(request) is not None for request in worker_side.HANDLERS)
+    with pytest.raises(TypeError, match="does not say what its reply is"):
+        _reply_type(Request)
+
+
+def test_a_request_that_no_worker_knows_is_an_error_of_the_harness() -> None:
+    with pytest.raises(InternalError, match="no worker knows this request"):
+        worker_side.answer(b'{"do": "dance"}', Backend("interpreter", "cpu", "", ""), print)

@@ -1,0 +1,56 @@
+"""What a worker is asked of files, modules and ops."""
+
+from __future__ import annotations
+
+import msgspec
+
+from verify.declare.target import Declared, Target
+from verify.errors import UsageError
+from verify.workers.process import START_SECONDS, Answers
+from verify.workers.requests import Request, WorkerDied, WorkerTimeout
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """The kernels of a target, and a digest of every module of its project that they load."""
+
+    sources: str
+    kernels: list[Declared]
+
+
+class ListKernels(Request[Listed], frozen=True, tag="list"):
+    """The kernels that a target declares."""
+
+    target: str
+
+
+class OpAbout(msgspec.Struct, frozen=True):
+    """What `verify list --ops` says of an op."""
+
+    name: str
+    summary: str
+    operands: list[str]
+    outputs: list[str]
+    gradients: list[str]
+    params: dict[str, str]
+    choices: dict[str, list[str]]
+    gate: str
+
+
+class ListOps(Request[list[OpAbout]], frozen=True, tag="ops"):
+    """Every op, or the one of that name."""
+
+    op: str = ""
+
+
+def declared_by(worker: Answers, target: str, timeout: float = START_SECONDS) -> list[Declared]:
+    """The kernels that a target declares; an error with the command that shows why it cannot be imported."""
+    try:
+        return worker.ask(ListKernels(target), timeout=timeout).kernels
+    except WorkerTimeout:
+        raise UsageError(
+            f"{target}: importing it took more than {timeout:g} s; stopped", hint=Target.parse(target).import_command()
+        ) from None
+    except WorkerDied as died:
+        raise UsageError(
+            f"{target}: importing it ended the process: {died}", hint=Target.parse(target).import_command()
+        ) from None

@@ -1,0 +1,63 @@
+"""What a worker is asked to measure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from verify.declare.target import Declared
+from verify.records.record import KernelRun, Speed
+from verify.truth.certificate import Entry
+from verify.workers.requests import Request
+
+
+class Measure(Request[KernelRun], frozen=True, tag="measure"):
+    """One kernel against the exact answer, with the laws of a profile where one is named."""
+
+    target: str
+    seed: int = 0
+    dtypes: tuple[str, ...] = ()  # empty: all that it declares
+    laws: str = ""
+    accuracy: bool = True  # without it only the laws are tried
+    plan: str = ""  # the backend whose cases are measured; the own one without it
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """A kernel to be timed; those of one `group` compute the same thing."""
+
+    kernel: Declared
+    group: str
+
+
+class ListContenders(Request[list[Contender]], frozen=True, tag="contenders"):
+    """The kernels of a target with what `verify bench` has to know before it times them."""
+
+    target: str
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """The outcome of one contender in one direction: a time, or why there is none."""
+
+    contender: str
+    direction: Literal["forward", "backward"]
+    speed: Speed | None
+    reason: str = ""
+
+
+class Time(Request[list[Timed]], frozen=True, tag="time"):
+    """Kernels of one group side by side. An empty shape is a large default."""
+
+    targets: list[str]
+    dtype: str
+    shape: tuple[int, ...]
+    directions: tuple[Literal["forward", "backward"], ...]
+    rounds: int
+    seed: int
+
+
+class Certify(Request[list[Entry]], frozen=True, tag="certify"):
+    """How far the fast references of ops (all by default) are from the exact value."""
+
+    ops: list[str]
+    seed: int

@@ -1,0 +1,55 @@
+"""Figures of one record come from equal workers: what has to be the same, and the refusal of one that differs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from verify.errors import UsageError, VerifyError
+from verify.workers.pool import Pool
+from verify.workers.process import START_SECONDS, AnyWorker
+from verify.workers.requests import About, Environment
+
+
+def equal_workers(found: dict[str, dict[str, str]]) -> dict[str, str]:
+    """What the workers of one run share, by name of the worker; an error that names who differs in what."""
+    first, *others = sorted(found)
+    for name in (first, *others):
+        refuse_unlike(found[first], name, found[name])
+    return found[first]
+
+
+def refuse_unlike(reference: dict[str, str], name: str, about: dict[str, str]) -> None:
+    """An error where one worker is not as the others are."""
+    if "error" in about:
+        raise UsageError(f"worker {name} cannot run verify: {about['error']}")
+    for key, value in reference.items():
+        if about.get(key) != value:
+            raise UsageError(
+                f"the workers of one run must be equal: {key} is {value!r}, but {about.get(key)!r} on {name}",
+                hint="one run for each kind of GPU; `verify compare` sets the records side by side",
+            )
+
+
+# The same GPU gives the same bits under another kernel of the operating system; sources are compared themselves.
+_MAY_DIFFER = frozenset({"platform", "commit", "dirty"})
+
+
+def identity_of(about: About) -> dict[str, str]:
+    """What must be equal among the workers of one run, as text."""
+    ignored = _MAY_DIFFER | ({"cpu"} if about.backend == "cuda" else set())
+    found = {name: str(value) for name, value in about.environment.items() if name not in ignored}
+    return {**found, "backend": about.backend}
+
+
+def check_equal(pool: Pool) -> None:
+    """Refuse GPUs of one machine that differ. All processes start meanwhile."""
+
+    def asked(worker: AnyWorker) -> dict[str, str]:
+        try:
+            return identity_of(worker.ask(Environment(), timeout=START_SECONDS))
+        except VerifyError as error:
+            return {"error": str(error)}
+
+    with ThreadPoolExecutor(len(pool.workers)) as threads:
+        found = list(threads.map(asked, pool.workers))
+    equal_workers({f"{place}": about for place, about in enumerate(found)})

@@ -1,0 +1,37 @@
+"""The GPUs of one machine, by their entries of CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+import os
+
+from verify.errors import UsageError
+
+
+def gpus(request: str, seen: int) -> list[str]:
+    """The devices that `--gpus` names: "all", a count, or a list such as 0,2; as CUDA_VISIBLE_DEVICES entries.
+
+    `seen` is how many GPUs the process sees; a list that the user has set in CUDA_VISIBLE_DEVICES is kept.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = listed.split(",") if listed else [str(number) for number in range(seen)]
+    names = names[:seen]
+    if request == "all":
+        if not names:
+            raise UsageError("--gpus all needs a GPU; this process sees none", hint="--jobs N spreads over CPU cores")
+        return names
+    wanted = [part.strip() for part in request.split(",")]
+    if len(wanted) == 1 and wanted[0].isascii() and wanted[0].isdigit() and "," not in request:
+        count = int(wanted[0])
+        if not 1 <= count <= len(names):
+            raise UsageError(f"--gpus takes a count from 1 to {len(names)} (the GPUs seen here); received {request}")
+        return names[:count]
+    chosen = []
+    for part in wanted:
+        if not (part.isascii() and part.isdigit() and int(part) < len(names)):
+            raise UsageError(
+                f"--gpus takes all, a count, or numbers below {len(names)} as in 0,2; received {request!r}"
+            )
+        chosen.append(names[int(part)])
+    if len(set(chosen)) != len(chosen):
+        raise UsageError(f"--gpus names a GPU twice: {request!r}")
+    return chosen

@@ -1,0 +1,147 @@
+"""What is asked of a worker and what it answers: one Struct for each request, which names the type of its reply.
+
+    class Environment(Request[About], frozen=True, tag="environment"): ...
+
+    about = worker.ask(Environment(), timeout=180)   # an About, or the exception of what went wrong
+
+A request stands in the room whose code answers it; `verify.worker` knows them all. On the pipe each is one line of
+JSON with a number, and every event that comes back carries that number: an event of another request is no answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError
+
+R = TypeVar("R")
+
+
+class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, tag_field="do"):
+    """A request whose reply is an R."""
+
+    def read(self, reply: bytes | msgspec.Raw) -> R:
+        """The reply, from JSON. One of another type is an error of the harness."""
+        try:
+            found: R = msgspec.json.decode(reply, type=_reply_type(type(self)))
+        except msgspec.DecodeError as error:
+            raise InternalError(f"the reply to the request {kind_of(self)!r} is no reply to it: {error}") from error
+        return found
+
+
+def _reply_type(request: type[Request[Any]]) -> Any:
+    for base in getattr(request, "__orig_bases__", ()):
+        if getattr(base, "__origin__", None) is Request:
+            return base.__args__[0]
+    raise TypeError(f"{request.__name__} does not say what its reply is: class {request.__name__}(Request[...])")
+
+
+def kind_of(request: Request[Any]) -> str:
+    """The name of a request, as it stands in its field `do`."""
+    return str(type(request).__struct_config__.tag)
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a worker says of where it runs."""
+
+    backend: str
+    device: str
+    environment: dict[str, Any]
+    workers: int = 1  # that work side by side here: one per core, as many as fit the GPU
+
+
+class Environment(Request[About], frozen=True, tag="environment"):
+    """The backend, versions and probes."""
+
+
+class CountGpus(Request[int], frozen=True, tag="gpus"):
+    """How many GPUs the process sees."""
+
+
+# -- on the pipe ----------------------------------------------------------------------------------------
+
+
+class WorkerDied(VerifyError):
+    """The worker ended without an answer; the text names the signal or the exit code."""
+
+
+class WorkerTimeout(VerifyError):
+    """The worker did not answer in time and was killed."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a request has no reply."""
+
+    kind: Literal["usage", "truth", "kernel", "internal", "died", "timeout"]
+    text: str
+    hint: str = ""
+
+    @staticmethod
+    def of(error: Exception) -> Failure:
+        """What an exception says, as it is sent."""
+        match error:
+            case UsageError():
+                return Failure("usage", error.message, error.hint or "")
+            case TruthError():
+                return Failure("truth", str(error))
+            case KernelError():
+                return Failure("kernel", str(error))
+            case MemoryError():
+                return Failure("kernel", "out of memory")
+            case WorkerDied():
+                return Failure("died", str(error))
+            case WorkerTimeout():
+                return Failure("timeout", str(error))
+            case InternalError():
+                return Failure("internal", str(error))
+        return Failure("internal", f"{type(error).__name__}: {error}")
+
+    def error(self) -> VerifyError:
+        """The exception on the side that asked."""
+        match self.kind:
+            case "usage":
+                return UsageError(self.text, hint=self.hint or None)
+            case "truth":
+                return TruthError(self.text)
+            case "kernel":
+                return KernelError(self.text)
+            case "died":
+                return WorkerDied(self.text)
+            case "timeout":
+                return WorkerTimeout(self.text)
+        return InternalError(self.text)
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    """A request as it is sent."""
+
+    id: int
+    request: msgspec.Raw
+
+
+class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
+    """How far a request is."""
+
+    id: int
+    text: str
+
+
+class Reply(msgspec.Struct, frozen=True, tag_field="event", tag="reply"):
+    """The reply. A process that is not `usable` any more is replaced before the next request."""
+
+    id: int
+    reply: msgspec.Raw
+    usable: bool = True
+
+
+class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
+    """There is no reply."""
+
+    id: int
+    failure: Failure
+    usable: bool = True
+
+
+Event = Progress | Reply | Failed
