@@ -19,7 +19,7 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
 from verify.errors import KernelError, UsageError
 from verify.records.record import value_of
-from verify.sweep import Partial, Space, check, checking, finish, space_of
+from verify.sweep import Partial, Space, check, finish, space_of, torch_route
 from verify.sweep.finishing import from_midpoint
 from verify.sweep.scope import shape_of
 from verify.sweep.space import CHUNK, bits_of_key, key_of_value
@@ -35,7 +35,7 @@ def swept(kernel: Kernel, dtype: str, **options: Any) -> tuple[Space, Partial]:
 
 def each_key(monkeypatch: pytest.MonkeyPatch, start: int, stop: int) -> None:
     """One bin of the curve for every input: the sweep then says the error of each."""
-    monkeypatch.setattr(checking, "curve_keys", lambda op, params, fmt: list(range(start, stop + 1)))
+    monkeypatch.setattr(torch_route, "curve_keys", lambda op, params, fmt: list(range(start, stop + 1)))
 
 
 # -- an oracle that shares nothing with verify: struct, mpmath, and the definition of an ulp ------------------

@@ -96,7 +96,7 @@ def _alone(space: Space, target: str, device: str, case: Case) -> Find:
     got, problem, truth = _measured(space, device, case)
     policy = space.kernel.policy
     outcome = judge_result(space.kernel.op, problem, space.result, got, truth, space.fmt, policy=policy, keep=1)
-    _, index = outcome.tallies[0].worst[0]
+    index = outcome.tallies[0].leaders[0].place
     return _find(space, target, case, problem, got, truth, index, outcome.exact[index], alone=True)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import msgspec
 
 from verify.backends import Backend
 from verify.cases.fingerprint import fingerprint
@@ -13,7 +15,8 @@ from verify.hunt.finds import Find, confirm
 from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.hunt.settings import Settings
 from verify.hunt.space import Space, space_of
-from verify.records.record import Basis, Result, Worst
+from verify.measure.tally import Maximum
+from verify.records.record import Basis, Result, Worst, number
 from verify.truth import certificate
 from verify.truth.figure import shown
 
@@ -70,10 +73,12 @@ def hunt(
 def _result(space: Space, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
     kernel = space.kernel
     gate, limit = kernel.op.gate, kernel.limit(space.dtype)
-    tally = found.tally
-    tally.nan = sum(find.nan for find in finds)
-    tally.maximum = tally.upper = max((abs(find.ulp) for find in finds), default=0.0)
-    tally.scaled_maximum = tally.scaled_upper = max((abs(find.scaled or 0.0) for find in finds), default=0.0)
+    tally = msgspec.structs.replace(
+        found.tally,
+        nan=sum(find.nan for find in finds),
+        plain=_largest(find.ulp for find in finds),
+        scaled=_largest(find.scaled or 0.0 for find in finds) if gate == "scaled" else None,
+    )
     worst = finds[0].error if finds else 0.0
     # not (x <= limit): a NaN must fail
     wrong = "" if worst <= limit else _reason(finds[0], limit, gate)
@@ -101,6 +106,12 @@ def _result(space: Space, settings: Settings, found: Searched, finds: list[Find]
         source="hunt",
         properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence),
     )
+
+
+def _largest(errors: Iterable[float]) -> Maximum:
+    """The maximum of errors that were judged exactly."""
+    size = number(max(map(abs, errors), default=0.0))
+    return Maximum(size, size)
 
 
 def _kept(finds: list[Find]) -> list[Worst]:

@@ -28,18 +28,19 @@ from verify.backends import Backend
 from verify.cases.regimes import NONFINITE
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.measure.tally import BINS, CAP, KEEP, bin_of, top
+from verify.measure.counting import bin_of, in_use, leaders_of, top
+from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Tally
+from verify.measure.tally import UNIT as MEAN_UNIT
 from verify.records.record import Number, number, value_of
 from verify.sweep.device import ROOM, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
 from verify.sweep.exactly import halves, judge_at
 from verify.sweep.layout import SIDE, UNIT, Plan
-from verify.sweep.partial import HARD_KEEP, Bin, Bucket, Leader, Part, sparse
+from verify.sweep.partial import HARD_KEEP, Bin, Part
 from verify.sweep.reference import FORMATS, Reference, check_reference, reference_for
 from verify.sweep.space import CHUNK, PAIR_BITS, Space
 from verify.sweep.subject import baseline_of, inputs_of_keys, run
 from verify.sweep.table import CURVES
 from verify.sweep.torch_route import BASELINE, check_chunk
-from verify.sweep.worst import leaders_of, top_units
 from verify.truth.exact import Judged
 from verify.truth.ulp import Policy, bits_of, raw
 
@@ -346,35 +347,33 @@ class Sweep:
         return {label: self._part(item, self.subjects[subjects[label]]) for label, item in self.figures.items()}, False
 
     def _part(self, found: _Figures, subject: Kernel) -> Part:
-        part = Part(regimes=self._buckets(found), certificates=sorted({c.reference.sentence for c in found.columns}))
+        part = Part(regimes=self._counted(found), certificates=sorted({c.reference.sentence for c in found.columns}))
         for column in found.columns:
             leaders, hardest = self._worst(found.result, column, subject)
-            regimes = {regime: _only_leaders(first, rest) for regime, (first, rest) in leaders.items()}
+            regimes = {regime: _leading(first, rest) for regime, (first, rest) in leaders.items()}
             part = part.merge(Part(regimes=regimes, curve=self._curve(found.result, column), hardest=hardest))
         return part.merge(self._settled(found))
 
-    def _buckets(self, found: _Figures) -> dict[str, Bucket]:
-        counts = found.histogram.sum(1, dtype=torch.int64).cpu().numpy()
+    def _counted(self, found: _Figures) -> dict[str, Tally]:
+        """What was counted in every regime, without leaders."""
+        counts = found.histogram.sum(1, dtype=torch.int64).cpu()
         counters = found.counters.sum(1).cpu().tolist()
-        buckets = {}
+        tallies = {}
         for regime, name in enumerate(self.plan.names):
             fixed, misrounded, nonfinite, nan, counted, below = counters[regime][:6]
             if not counted:
                 continue
             counts[regime][0] = counted - int(counts[regime].sum()) - below
             counts[regime][BINS] = below
-            buckets[name] = Bucket(
+            tallies[name] = Tally(
                 n=counted,
                 misrounded=misrounded,
-                undecided=0,
                 nonfinite=nonfinite,
                 nan=nan,
                 capped_sum=fixed,
-                counts=sparse(counts[regime]),
-                leaders=[],
-                rest=-1.0,
+                counts=in_use(counts[regime]),
             )
-        return buckets
+        return tallies
 
     @cached_property
     def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -426,8 +425,7 @@ class Sweep:
         base = self._places(result, column.job.half, gate, other)
         ranked = torch.where(column.upper > 0, column.upper, -1.0)
         chosen = [
-            top_units(torch.where(regimes == regime, ranked, -1.0), base, KEEP + 1)
-            for regime in range(len(self.plan.names))
+            top(torch.where(regimes == regime, ranked, -1.0), KEEP + 1, base) for regime in range(len(self.plan.names))
         ]
         slots = torch.cat(chosen)
         leaders: dict[str, tuple[list[Leader], Number]] = {}
@@ -449,10 +447,12 @@ class Sweep:
                 leaders[name] = (first, rest)
         if not column.hardest:
             return leaders, []
-        slots = top_units(1.0 - column.hard, base, HARD_KEEP)
+        slots = top(1.0 - column.hard, HARD_KEEP, base)
         places, _, _, hard, inside = self._again(result, column, subject, gate[slots], other[slots], ends[slots])
-        nearest = top(torch.where(inside, 0.5 - hard, -1.0), HARD_KEEP)
-        return leaders, sorted((0.5 - near, int(places[index])) for near, index in nearest)
+        nearness = torch.where(inside, 0.5 - hard, -1.0)
+        nearest = top(nearness, HARD_KEEP)
+        rows = zip(nearness[nearest].tolist(), places[nearest].tolist(), strict=True)
+        return leaders, sorted((0.5 - near, place) for near, place in rows)
 
     def _regime_of(self, places: Tensor, result: str) -> Tensor:
         """Regime of each place."""
@@ -518,25 +518,24 @@ class Sweep:
         return part
 
 
-def _only_leaders(leaders: list[Leader], rest: Number) -> Bucket:
-    return Bucket(0, 0, 0, 0, 0, 0, [], leaders, rest)
+def _leading(leaders: list[Leader], rest: Number) -> Tally:
+    """Leaders of elements that are counted elsewhere. Nothing of their errors is known but the upper ends."""
+    upper = max([0.0, value_of(rest), *(value_of(item.upper) for item in leaders)])
+    return Tally(plain=Maximum(upper=number(upper)), leaders=leaders, rest=rest)
 
 
 def _single(regime: str, bin_: int, place: int, bits: int, judged: Judged) -> Part:
     """The part that one exactly judged element makes."""
     size = abs(judged.ulp)
     index = int(bin_of(torch.tensor([size], dtype=torch.float64)))
-    bucket = Bucket(
+    tally = Tally(
         n=1,
         misrounded=int(judged.misrounded),
-        undecided=0,
-        nonfinite=0,
-        nan=0,
-        capped_sum=round(min(size, CAP) * 65536.0),
+        capped_sum=round(min(size, CAP) * MEAN_UNIT),
         counts=[(index + (BINS if judged.ulp < 0 else 0), 1)],
+        plain=Maximum(number(size), number(size)),
         leaders=[Leader(number(size), place, bits)] if size > 0 else [],
-        rest=-1.0,
     )
     # the launch that left it open has counted it in its bin of the curve
     curve = [Bin(bin_, 0, number(size), place)] if bin_ >= 0 else []
-    return Part(regimes={regime: bucket}, curve=curve, escalated=1)
+    return Part(regimes={regime: tally}, curve=curve, escalated=1)
