@@ -176,7 +176,7 @@ def _measure_group(
         each = not kernel.peer
         _collect(question, measured.results, found, keep=keep, sample=sample, open_limit=open_limit, each=each)
         if not kernel.peer:
-            baseline = run_baseline(kernel.op, case, backend.device, kernel.outputs)
+            baseline = run_baseline(kernel, case, backend.device)
             _collect(question, baseline.results, of_baseline, keep=1, sample=0, open_limit=open_limit_peer)
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, backend, dtype, notes) if whole else {}

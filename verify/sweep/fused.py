@@ -27,6 +27,7 @@ from verify import ops
 from verify.backends import Backend
 from verify.cases.regimes import NONFINITE
 from verify.declare.declaration import Kernel
+from verify.declare.standin import baseline_of
 from verify.errors import KernelError
 from verify.measure.counting import bin_of, in_use, leaders_of, top
 from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Tally
@@ -38,7 +39,7 @@ from verify.sweep.layout import SIDE, UNIT, Plan
 from verify.sweep.partial import HARD_KEEP, Bin, Part
 from verify.sweep.reference import FORMATS, Reference, check_reference, reference_for
 from verify.sweep.space import CHUNK, PAIR_BITS, Space
-from verify.sweep.subject import baseline_of, inputs_of_keys, run
+from verify.sweep.subject import inputs_of_keys, run
 from verify.sweep.table import CURVES
 from verify.sweep.torch_route import BASELINE, check_chunk
 from verify.truth.exact import Judged

@@ -11,6 +11,7 @@ from verify.backends import Backend
 from verify.cases import Case, counter
 from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
+from verify.declare.standin import baseline_of
 from verify.measure.counting import tally, top
 from verify.measure.judge import settled
 from verify.measure.tally import Tally
@@ -20,7 +21,7 @@ from verify.sweep.exactly import halves, judge_at
 from verify.sweep.partial import HARD_KEEP, Bin, Part
 from verify.sweep.scope import curve_keys
 from verify.sweep.space import CHUNK, Space
-from verify.sweep.subject import baseline_of, check_untouched, make, run
+from verify.sweep.subject import check_untouched, make, run
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
