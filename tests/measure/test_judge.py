@@ -11,7 +11,7 @@ from torch import Tensor
 from verify import ops
 from verify.errors import TruthError
 from verify.measure import judge as judging
-from verify.measure.judge import Outcome, judge_result
+from verify.measure.judge import JudgedResult, judge_result
 from verify.measure.tally import Tally
 from verify.ops.op import Op, Problem
 from verify.records.record import value_of
@@ -46,7 +46,7 @@ def right_bits(op: Op, problem: Problem, fmt: Format, count: int) -> Tensor:
     return torch.tensor([item - (1 << 64) if item >> 63 else item for item in bits])
 
 
-def judged(op: Op, problem: Problem, got: Tensor, fmt: Format, **options: object) -> tuple[Outcome, Truth]:
+def judged(op: Op, problem: Problem, got: Tensor, fmt: Format, **options: object) -> tuple[JudgedResult, Truth]:
     truth = evaluate(op, problem, {"y": fmt})["y"]
     options = {"policy": Policy(), **options}
     return judge_result(op, problem, "y", got, truth, fmt, **options), truth  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 Element recipes work on bit patterns of the dtype, so that every exponent, subnormals included, is reached.
 Row recipes know the last dimension: large mean, constant row, one outlier. A recipe is a pure function of
-what is wanted (`Elements`, `Rows`): dtype, shape, seed, stream, landmarks.
+what is wanted (`WantedElements`, `WantedRows`): dtype, shape, seed, stream, landmarks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Elements:
+class WantedElements:
     """What an element recipe makes: `count` numbers of a format. `landmarks` are the op's boundaries."""
 
     fmt: Format
@@ -74,7 +74,7 @@ class Elements:
 
 
 @dataclass(frozen=True)
-class Rows:
+class WantedRows:
     """What a row recipe makes: float64 (count, width), rounded to the format afterwards."""
 
     count: int
@@ -95,8 +95,8 @@ class Rows:
         return self.stream.uniform(self.count)[:, None]
 
 
-ElementRecipe = Callable[[Elements], Tensor]
-RowRecipe = Callable[[Rows], Tensor]
+ElementRecipe = Callable[[WantedElements], Tensor]
+RowRecipe = Callable[[WantedRows], Tensor]
 
 
 def fill(
@@ -140,10 +140,10 @@ def forget() -> None:
 def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
     count = math.prod(shape)
     if recipe in ELEMENT:
-        return ELEMENT[recipe](Elements(fmt, count, stream, landmarks)).reshape(shape)
+        return ELEMENT[recipe](WantedElements(fmt, count, stream, landmarks)).reshape(shape)
     if recipe in ROW:
         width = shape[-1] if shape else 1
-        values = ROW[recipe](Rows(count // width if width else 0, width, stream))
+        values = ROW[recipe](WantedRows(count // width if width else 0, width, stream))
         limit = float(fmt.max_finite)
         return values.clamp(-limit, limit).to(torch_dtype(fmt)).reshape(shape)
     known = ", ".join(sorted([*ELEMENT, *ROW]))
@@ -188,17 +188,17 @@ def _ordinals(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(fmt.ordinal(fmt.round(Fraction(x))) for x in held)
 
 
-def _patterns(wanted: Elements) -> Tensor:
+def _patterns(wanted: WantedElements) -> Tensor:
     bits = torch.arange(wanted.count, dtype=torch.int64, device=wanted.device)
     return from_bits(bits % (1 << min(wanted.fmt.bits, 62)), wanted.fmt)
 
 
-def _bits(wanted: Elements) -> Tensor:
+def _bits(wanted: WantedElements) -> Tensor:
     fmt, words = wanted.fmt, wanted.stream.words(wanted.count)
     return from_bits(words if fmt.bits == 64 else (words >> 7) & ((1 << fmt.bits) - 1), fmt)
 
 
-def _active(wanted: Elements) -> Tensor:
+def _active(wanted: WantedElements) -> Tensor:
     """Log-uniform magnitudes over 2^-20 .. 2^7, where activation functions bend."""
     fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
     low = fmt.from_float(2.0**-20) if fmt.value(1) < Fraction(2) ** -20 else 1
@@ -209,7 +209,7 @@ def _active(wanted: Elements) -> Tensor:
     return from_bits(_signed(offset + low, stream.below(count, 2, "sign") == 1, fmt), fmt)
 
 
-def _near(wanted: Elements) -> Tensor:
+def _near(wanted: WantedElements) -> Tensor:
     """Around the landmarks, at distances spread log-uniformly over half the mantissa."""
     fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
     ordinals = _ordinals(fmt, wanted.landmarks) or (0,)
@@ -229,11 +229,11 @@ def _signed(magnitude: Tensor, negative: Tensor, fmt: Format) -> Tensor:
     return torch.where(negative, magnitude | sign, magnitude)
 
 
-def _normal(wanted: Elements) -> Tensor:
+def _normal(wanted: WantedElements) -> Tensor:
     return wanted.stream.bell(wanted.count).to(torch_dtype(wanted.fmt))
 
 
-def _mixed(wanted: Elements) -> Tensor:
+def _mixed(wanted: WantedElements) -> Tensor:
     """Specials and landmark neighbours first, then bit patterns, active range, landmarks, normal in turn."""
     heads = torch.tensor(_heads(wanted.fmt, wanted.landmarks), dtype=torch.int64, device=wanted.device)
     head = from_bits(heads, wanted.fmt)[: wanted.count]
@@ -253,13 +253,13 @@ def _heads(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(map(fmt.signed, [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]))
 
 
-def _shuffled(wanted: Elements) -> Tensor:
+def _shuffled(wanted: WantedElements) -> Tensor:
     """The "mixed" values in an order of their own, so that two operands do not march in step."""
     order = torch.argsort(wanted.stream.words(wanted.count, "order"), stable=True)
     return _mixed(wanted)[order]
 
 
-def _ones(wanted: Elements) -> Tensor:
+def _ones(wanted: WantedElements) -> Tensor:
     return torch.ones(wanted.count, dtype=torch_dtype(wanted.fmt), device=wanted.device)
 
 
@@ -282,11 +282,11 @@ def _bell(*, times: float = 1.0, plus: float = 0.0) -> RowRecipe:
     return lambda wanted: wanted.bell() * times + plus
 
 
-def _constant(wanted: Rows) -> Tensor:
+def _constant(wanted: WantedRows) -> Tensor:
     return (wanted.levels() * 2000.0 - 1000.0).expand(wanted.count, wanted.width).clone()
 
 
-def _outlier(wanted: Rows) -> Tensor:
+def _outlier(wanted: WantedRows) -> Tensor:
     values = wanted.bell()
     if wanted.width:
         place = wanted.stream.below(wanted.count, wanted.width, "place")
@@ -294,16 +294,16 @@ def _outlier(wanted: Rows) -> Tensor:
     return values
 
 
-def _alternating(wanted: Rows) -> Tensor:
+def _alternating(wanted: WantedRows) -> Tensor:
     sign = 1.0 - 2.0 * (torch.arange(wanted.width, device=wanted.device) % 2).double()
     return (wanted.levels() + 0.5) * sign[None, :]
 
 
-def _ramp(wanted: Rows) -> Tensor:
+def _ramp(wanted: WantedRows) -> Tensor:
     return (wanted.levels() + 0.5) * torch.arange(wanted.width, device=wanted.device).double()[None, :]
 
 
-def _spread(wanted: Rows) -> Tensor:
+def _spread(wanted: WantedRows) -> Tensor:
     """Exponents spread over 2^-20 .. 2^20 within one row."""
     exponent = wanted.stream.below(wanted.count * wanted.width, 41, "exponent") - 20
     power = ((exponent + 1023) << 52).view(torch.float64).reshape(wanted.count, wanted.width)

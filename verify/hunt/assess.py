@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import KernelError
-from verify.hunt.space import Population, Space, size_of
+from verify.hunt.space import Population, SearchSpace, size_of
 from verify.measure.call import run_tensors
 from verify.measure.counting import Counts, counts_of
 from verify.measure.tally import Tally
@@ -39,7 +39,7 @@ class Assessor:
     Candidates lie on `device`, where they are judged too; the kernel runs on `kernel_device`.
     """
 
-    def __init__(self, space: Space, device: str, kernel_device: str = "") -> None:
+    def __init__(self, space: SearchSpace, device: str, kernel_device: str = "") -> None:
         self.space = space
         self.kernel_device = kernel_device or device
         self.params = space.kernel.op.resolve(space.kernel.params)

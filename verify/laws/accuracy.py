@@ -72,8 +72,8 @@ def _check(subject: Subject, case: Case) -> float:
 
 def judge_measured(subject: Subject, case: Case, measured: Measured) -> float:
     """`judge_results` of a run."""
-    at_hand = measured.at_hand
-    return judge_results(subject, case, at_hand.inputs, at_hand.upstream, at_hand.results)
+    host = measured.to_read
+    return judge_results(subject, case, host.inputs, host.upstream, host.results)
 
 
 def judge_results(

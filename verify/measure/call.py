@@ -37,28 +37,28 @@ class Measured:
     upstream: dict[str, Tensor]
     results: dict[str, Tensor]
     missing: tuple[str, ...]  # gradients that the kernel does not provide
-    near: Measured | None = None  # small tensors: the same values in the memory of the host, to be read only
+    on_host: Measured | None = None  # of small tensors the same values in the memory of the host, to be read only
 
     @property
-    def at_hand(self) -> Measured:
+    def to_read(self) -> Measured:
         """The same values where reading them costs least."""
-        return self.near or self
+        return self.on_host or self
 
     def snapshot(self) -> dict[str, Tensor]:
         """The results as they are now, whatever a later call does to them."""
-        held = self.at_hand.results
+        held = self.to_read.results
         alone = {name for name, value in held.items() if value.data_ptr() != self.results[name].data_ptr()}
         return {name: value if name in alone else value.clone() for name, value in held.items()}
 
 
 class Unchanged:
-    """What a kernel must leave as it is. `demand` asks for all of it at once: on a GPU each question is a wait."""
+    """What a kernel must leave as it is. `demand` compares all of it at once: each comparison waits for the GPU."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Tensor, Tensor, str]] = []
 
     def watch(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], complaint: str) -> None:
-        """Tensors and copies of them made before, at hand or not.
+        """Tensors after a call, and copies that were made of them before it, on the device or on the host.
 
         `complaint` is the message, with the name in place of {name}.
         """
@@ -72,7 +72,7 @@ class Unchanged:
     def demand(self, *results: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Raise the complaint about the first tensor whose bits differ from those of its copy.
 
-        Returns the results, in the memory of the host if all is small: they then travel with what is asked for.
+        Returns the results, in the memory of the host if all tensors are small: they are then copied with the others.
         """
         pairs, self._pairs = self._pairs, []
         before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -117,7 +117,7 @@ def sent_all(tensors: Mapping[str, _Some], device: torch.device | str) -> dict[s
     return {name: value if value is None else sent(value, device) for name, value in tensors.items()}
 
 
-def _is_near(tensor: Tensor) -> bool:
+def _is_small_on_host(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.numel() <= SMALL
 
 
@@ -175,7 +175,7 @@ def run_kernel(
 
 @dataclass(frozen=True)
 class Graph:
-    """One call on tensors at hand: the outputs as autograd has them, and the leaves that they hang on."""
+    """One call on given tensors: the outputs as autograd has them, and the leaves that they hang on."""
 
     outputs: dict[str, Tensor]
     leaves: dict[str, Tensor]
@@ -215,7 +215,7 @@ def gradients_of(
 ) -> dict[str, Tensor]:
     """The gradients that a call's backward pass gives for `upstream`, one tensor per output.
 
-    Whether `upstream` is as it was is asked at once, or by whoever passes `unchanged`, which must then `demand` it.
+    Whether `upstream` is as it was is compared here, unless the caller passes `unchanged`, which it must then `demand`.
     `originals` are what `upstream` was made from, where there is such a thing; else copies are made.
     """
     if not graph.leaves or not upstream:
@@ -291,8 +291,8 @@ def _run(
         check_output(label, name, tensor, shape, dtype if name == "y" else None, torch.device(device), about)
 
     results = {name: tensor.detach() for name, tensor in produced.items()}
-    near = all(_is_near(value) for value in originals.values() if value is not None)
-    arriving = upstream_of(op, case, results, shared=near)
+    small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
+    arriving = upstream_of(op, case, results, shared=small)
     upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
     missing: tuple[str, ...] = ()
     unchanged = Unchanged()
@@ -303,8 +303,9 @@ def _run(
         results |= gradients
     unchanged.watch_inputs(label, originals, given)
     (found,) = unchanged.demand(results)
-    near = near and all(map(_is_near, (*arriving.values(), *found.values())))
-    return Measured(given, upstream, results, missing, Measured(originals, arriving, found, missing) if near else None)
+    small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
+    on_host = Measured(originals, arriving, found, missing) if small else None
+    return Measured(given, upstream, results, missing, on_host)
 
 
 def _call(

@@ -57,8 +57,8 @@ class Envelope:
     def merge(self, other: Envelope) -> Envelope:
         """The envelope of both sets of elements; of equal errors the first set's input stays."""
         picked = [
-            (theirs, there) if not count or worse(theirs, ours) else (ours, here)
-            for count, ours, here, theirs, there in zip(
+            (other_max, other_bits) if not count or worse(other_max, own_max) else (own_max, own_bits)
+            for count, own_max, own_bits, other_max, other_bits in zip(
                 self.counts, self.maxima, self.worst, other.maxima, other.worst, strict=True
             )
         ]
@@ -98,12 +98,12 @@ def envelope(values: Tensor, error: Tensor, nan: Tensor, left_out: Tensor, edges
     return Envelope(tuple(edges), tuple(counts[:bins].tolist()), tuple(maxima), tuple(worst))
 
 
-def recorded(operand: str, fmt: Format, ours: Envelope, theirs: Envelope | None) -> Curve:
+def recorded(operand: str, fmt: Format, found: Envelope, baseline: Envelope | None) -> Curve:
     """The envelope as the record keeps it, beside the baseline's maxima in the same bins."""
-    lines = [[rounded_up(value, DIGITS) for value in found.maxima] for found in (ours, theirs) if found is not None]
+    lines = [[rounded_up(value, DIGITS) for value in each.maxima] for each in (found, baseline) if each is not None]
     groups: list[list[int]] = []
-    for place, count in enumerate(ours.counts):
-        if groups and bool(ours.counts[groups[-1][0]]) == bool(count):
+    for place, count in enumerate(found.counts):
+        if groups and bool(found.counts[groups[-1][0]]) == bool(count):
             together = [*groups[-1], place]
             if all(_alike([line[at] for at in together]) for line in lines):
                 groups[-1] = together
@@ -111,15 +111,15 @@ def recorded(operand: str, fmt: Format, ours: Envelope, theirs: Envelope | None)
         groups.append([place])
     rank = functools.cmp_to_key(_order)
     # of equal errors the first bin's input stays
-    worst = [max(group, key=lambda at: rank(ours.maxima[at])) for group in groups]
+    worst = [max(group, key=lambda at: rank(found.maxima[at])) for group in groups]
     highest = [[max((line[at] for at in group), key=rank) for group in groups] for line in lines]
     return Curve(
         operand=operand,
-        edges=[*(number(ours.edges[group[0]]) for group in groups), number(ours.edges[-1])],
-        counts=[sum(ours.counts[at] for at in group) for group in groups],
+        edges=[*(number(found.edges[group[0]]) for group in groups), number(found.edges[-1])],
+        counts=[sum(found.counts[at] for at in group) for group in groups],
         max_ulp=[number(value) for value in highest[0]],
-        worst=[fmt.hex(ours.worst[at]) if ours.counts[at] else "" for at in worst],
-        baseline=[] if theirs is None else [number(value) for value in highest[1]],
+        worst=[fmt.hex(found.worst[at]) if found.counts[at] else "" for at in worst],
+        baseline=[] if baseline is None else [number(value) for value in highest[1]],
     )
 
 

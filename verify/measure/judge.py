@@ -31,7 +31,7 @@ SAMPLE = 24  # elements per result whose certificate is checked
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JudgedResult:
     """The judged errors of one result of one case. Places of leaders are flat indices."""
 
     tallies: list[Tally]  # one per regime segment, in the order of `segment` numbers
@@ -56,7 +56,7 @@ def judge_result(
     sample: int = SAMPLE,
     keep: int = KEEP,
     open_limit: int = OPEN_LIMIT,
-) -> Outcome:
+) -> JudgedResult:
     """Judge one output tensor. `segments` numbers the regime of each element.
 
     `keep` is how many of the worst elements of each regime are judged exactly besides the maximum itself, `open_limit`
@@ -111,7 +111,7 @@ def judge_result(
     tallies = tally(found, segments=segments, n_segments=n_segments)
     if exact:
         tallies = _of_judged(tallies, found, segments, {index: given[index] for index in exact})
-    return Outcome(tallies=tallies, exact=exact, escalated=len(exact), certificate=truth.certificate, errors=found)
+    return JudgedResult(tallies=tallies, exact=exact, escalated=len(exact), certificate=truth.certificate, errors=found)
 
 
 def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:

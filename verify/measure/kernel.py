@@ -21,8 +21,8 @@ from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.curve import Envelope, edges_for, envelope, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
-from verify.measure.judge import OPEN_LIMIT, SAMPLE, Outcome, judge_result
-from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, result_of, verdict
+from verify.measure.judge import OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
+from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
 from verify.measure.tally import KEEP, Tally, worst
 from verify.ops.op import Op, Point, Problem, Regime
@@ -302,7 +302,7 @@ def _collect(
 
 
 def _envelope(
-    question: _Question, result: str, outcome: Outcome, segments: Tensor | None, regimes: tuple[Regime, ...]
+    question: _Question, result: str, outcome: JudgedResult, segments: Tensor | None, regimes: tuple[Regime, ...]
 ) -> Envelope:
     """Error against the operand that decides, of all elements whose inputs are numbers."""
     op, problem, errors = question.op, question.problem, outcome.errors
@@ -318,7 +318,7 @@ def _keep_worst(
     question: _Question,
     result: str,
     got: Tensor,
-    outcome: Outcome,
+    outcome: JudgedResult,
     regimes: tuple[Regime, ...],
     item: _Collected,
     *,
@@ -373,7 +373,7 @@ def _result(
     special_values: list[SpecialValue],
 ) -> Result:
     findings = item.findings
-    judged = verdict(kernel, dtype, item.regimes)
+    judged = check_limit(kernel, dtype, item.regimes)
     lists = [item.worst, item.special]
     if judged.only_special:  # first the inputs that the reason names
         lists.reverse()

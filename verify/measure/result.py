@@ -31,7 +31,7 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LimitCheck:
     """Whether a result keeps its limit. `reason` says why it does not; "" when it does."""
 
     reason: str
@@ -47,16 +47,16 @@ def ordinary(regimes: Mapping[str, Tally]) -> Tally:
     return merged
 
 
-def verdict(kernel: Kernel, dtype: str, regimes: Mapping[str, Tally]) -> Verdict:
+def check_limit(kernel: Kernel, dtype: str, regimes: Mapping[str, Tally]) -> LimitCheck:
     """The verdict on the tallies of one result by the kernel's own limit."""
     figures, gate, limit = ordinary(regimes).figures(), kernel.op.gate, kernel.limit(dtype)
     upper = figures.scaled_upper if gate == "scaled" else figures.max_upper
     judged = math.nan if upper is None else value_of(upper)
     # not (x <= limit): a NaN must fail
     if not judged <= limit:
-        return Verdict(_over_the_limit(figures, judged, limit, gate), only_special=False)
+        return LimitCheck(_over_the_limit(figures, judged, limit, gate), only_special=False)
     wrong = regimes.get(NONFINITE, Tally()).nonfinite
-    return Verdict(only_at_special(wrong) if wrong else "", only_special=bool(wrong))
+    return LimitCheck(only_at_special(wrong) if wrong else "", only_special=bool(wrong))
 
 
 def result_of(

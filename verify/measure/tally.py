@@ -31,7 +31,7 @@ class Leader(msgspec.Struct, frozen=True, array_like=True):
     """One of the worst elements: its error is not beyond `upper`."""
 
     upper: Number
-    place: int  # in the numbering of whoever counts: merged tallies share one
+    place: int  # its number among the elements that are counted; merged tallies share one numbering
     bits: int  # what the kernel gave
 
     @property

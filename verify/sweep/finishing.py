@@ -15,7 +15,7 @@ from verify.cases.regimes import NONFINITE, deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.curve import Envelope, edges_for, recorded
 from verify.measure.element import decimal, describe
-from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, result_of, verdict
+from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Point
 from verify.records.record import Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
@@ -80,7 +80,7 @@ class _Finished:
         """The whole result."""
         kernel, space = self.kernel, self.space
         found = _Judging(kernel, space, self.name, self.part)
-        judged = verdict(kernel, space.dtype, found.regimes)
+        judged = check_limit(kernel, space.dtype, found.regimes)
         ordinary = self._described(found, found.worst(KEEP if judged.reason else KEEP_RIGHT))
         special = self._described(found, found.worst_special())
         each: dict[str, Worst] = {}

@@ -33,7 +33,7 @@ from verify.measure.counting import bin_of, in_use, leaders_of, top
 from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Tally
 from verify.measure.tally import UNIT as MEAN_UNIT
 from verify.records.record import Number, number, value_of
-from verify.sweep.device import ROOM, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
+from verify.sweep.device import OPEN_SLOTS, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
 from verify.sweep.exactly import halves, judge_at
 from verify.sweep.layout import SIDE, UNIT, Plan
 from verify.sweep.partial import HARD_KEEP, Bin, Part
@@ -103,7 +103,7 @@ def check_chunks(
     parts, crowded = sweep.parts()
     if not crowded:
         return parts, sweep.notes, high
-    # far more open elements than a sound reference leaves: the torch route has a limit for that
+    # far more open elements than a sound reference leaves: the torch route judges some and counts the rest
     if high - low == 1:
         return *check_chunk(kernel, space, low, backend), high
     parts, notes = {}, set(sweep.notes)
@@ -160,7 +160,7 @@ class Sweep:
         self.subjects = {prefix: baseline_of(kernel) if prefix else kernel for prefix in prefixes}
         self.figures: dict[str, _Figures] = {}
         self.references: dict[bool, Reference] = {}
-        self.strange = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.differing = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.notes: set[str] = set()
         self.format_args = {
             "SIGN": self.fmt.sign_bit,
@@ -196,15 +196,15 @@ class Sweep:
                     self._judge(prefix + name, name, got, slot, units)
             slot += units
             launched.append((self.space.chunk_of(last - 1) + 1 - self.low, self._mark()))
-            # the host stays near the device, so that progress and `until` are about what is done
+            # the host waits for the device, so that progress and `until` are about slabs that are done
             while len(launched) == _AHEAD:
                 done, mark = launched.popleft()
                 if mark is not None:
                     mark.synchronize()
                 progress(done)
-        if int(self.strange):
+        if int(self.differing):
             raise KernelError(
-                f"{self.kernel.name} must not change its inputs; {int(self.strange):,} elements differ after the call"
+                f"{self.kernel.name} must not change its inputs; {int(self.differing):,} elements differ after the call"
             )
 
     def _mark(self) -> torch.cuda.Event | None:
@@ -259,7 +259,7 @@ class Sweep:
                 parts = [(row if gate else 0, rows, SIDE, 0, gate)]
             for key, height, width, column, by_row in parts:
                 inputs_kernel[(-(-width // _INPUTS), height)](
-                    raw(tensor), self.strange, key, tensor.shape[-1], column, width,
+                    raw(tensor), self.differing, key, tensor.shape[-1], column, width,
                     int(compare), SIGN=self.fmt.sign_bit, ROWS=by_row, BLOCK=_INPUTS, num_warps=4,
                 )  # fmt: skip
 
@@ -278,8 +278,8 @@ class Sweep:
             histogram=zeros(regimes, COPIES, 2 * BINS, dtype=torch.int32),
             counters=zeros(regimes, COPIES, 8, dtype=torch.int64),
             open_count=zeros(chunks, dtype=torch.int32),
-            open_place=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
-            open_bits=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
+            open_place=torch.empty((chunks, OPEN_SLOTS), dtype=torch.int64, device=device),
+            open_bits=torch.empty((chunks, OPEN_SLOTS), dtype=torch.int64, device=device),
         )
         slots = self.plan.count
         for job in _jobs(self.space, self.kernel, result):
@@ -341,8 +341,8 @@ class Sweep:
     # -- figures ---------------------------------------------------------------------------------
 
     def parts(self) -> tuple[dict[str, Part], bool]:
-        """The part of every result; and whether some chunk had more open elements than there is room for."""
-        if any(int(item.open_count.max()) > ROOM for item in self.figures.values()):
+        """The part of every result; and whether some chunk had more open elements than the buffer holds."""
+        if any(int(item.open_count.max()) > OPEN_SLOTS for item in self.figures.values()):
             return {}, True
         subjects = {label: prefix for prefix in self.subjects for label in self.figures if label.startswith(prefix)}
         return {label: self._part(item, self.subjects[subjects[label]]) for label, item in self.figures.items()}, False
