@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.errors import UsageError
-from verify.measure.tally import KEEP, Leader, Maximum, Tally
+from verify.measure.tally import KEEP, Leader, Maximum, Peak, Tally
 from verify.records.record import value_of
-from verify.sweep.partial import Bin, Part, Partial
+from verify.sweep.partial import Part, Partial
 
 SIZES = st.sampled_from([0.25, 0.5, 0.75, 3.0, "inf"])
 
@@ -39,7 +39,9 @@ def partials(draw: st.DrawFn, chunk: int) -> Partial:
         space="s",
         reference="torch cpu",
         chunks=[(chunk, chunk + 1)],
-        parts={"y": Part(regimes={draw(st.sampled_from("ab")): tally}, curve=[Bin(0, 10, worst.upper, worst.place)])},
+        parts={
+            "y": Part(regimes={draw(st.sampled_from("ab")): tally}, curve=[Peak(0, 10, worst.upper, worst.place, 3)])
+        },
         notes=draw(st.lists(st.sampled_from(["n", "m"]), unique=True).map(sorted)),
     )
 
@@ -73,8 +75,9 @@ def test_leaders_are_the_worst_of_all_and_the_rest_is_the_next(data: st.DataObje
 
 
 def test_the_first_place_wins_among_equal_errors_of_a_bin() -> None:
-    assert Bin(3, 1, 0.5, 9).merge(Bin(3, 2, 0.5, 4)) == Bin(3, 3, 0.5, 4)
-    assert Bin(3, 1, "inf", 9).merge(Bin(3, 2, 8.0, 4)).place == 9
+    assert Peak(3, 1, 0.5, 9, 70).merge(Peak(3, 2, 0.5, 4, 71)) == Peak(3, 3, 0.5, 4, 71)
+    assert Peak(3, 1, "inf", 9, 70).merge(Peak(3, 2, 8.0, 4, 71)) == Peak(3, 3, "inf", 9, 70)
+    assert Peak(3, 1, "inf", 4, 70).merge(Peak(3, 2, "nan", 9, 71)) == Peak(3, 3, "nan", 9, 71)
 
 
 def test_a_chunk_never_counts_twice() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.measure.tally import BINS, CAP, KEEP, LOWEST, SUB_BITS, UNIT, Bins, Leader, Maximum, Tally, worst
+from verify.measure.tally import BINS, CAP, KEEP, LOWEST, SUB_BITS, UNIT, BinCounts, Leader, Maximum, Tally, worst
 from verify.records.record import Number, number
 from verify.truth.ulp import Errors
 
@@ -51,7 +51,7 @@ class Counts:
         ]
 
 
-def in_use(counts: Tensor) -> Bins:
+def in_use(counts: Tensor) -> BinCounts:
     """The bins of one row of counts that hold something."""
     used = torch.nonzero(counts).reshape(-1)
     return list(zip(used.tolist(), counts[used].tolist(), strict=True))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from verify.backends import Backend
@@ -18,20 +20,20 @@ from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, s
 from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, TruthError
 from verify.measure.call import Measured, run_baseline, run_kernel
-from verify.measure.curve import Envelope, edges_for, envelope, recorded
+from verify.measure.curve import bins_of, edges_for, peaks, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
 from verify.measure.judge import OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
 from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
-from verify.measure.tally import KEEP, Tally, worst
+from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.ops.op import Op, Point, Problem, Regime
 from verify.records.record import Basis, KernelRun, Result, SpecialValue, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, evaluate
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
-from verify.truth.ulp import Policy
+from verify.truth.ulp import Policy, bits_of
 
 Progress = Callable[[str], None]
 
@@ -56,8 +58,9 @@ class _Collected:
     escalated: int = 0
     certificates: list[str] = field(default_factory=list)
     n: int = 0
-    envelope: Envelope | None = None
-    operand: Format | None = None  # of the operand that the envelope is about
+    curve: list[Peak] = field(default_factory=list)  # places number the elements of all cases
+    operand: Format | None = None  # of the operand that the curve is about
+    edges: tuple[float, ...] = ()  # of the bins of the curve
 
     def __post_init__(self) -> None:
         self.digest = Digest(self.fmt)
@@ -290,28 +293,34 @@ def _collect(
                 item.regimes[regime.name] = so_far.merge(part.without_places())  # a place is an index in one case
                 item.bounds[regime.name] = regime
         item.escalated += outcome.escalated
-        item.n += got.numel()
         item.digest.add(got)
         if op.kind == "elementwise":
-            found = _envelope(question, name, outcome, segments, regimes)
-            item.operand = formats.of(deciding_values(op, problem, name).dtype)
-            item.envelope = found if item.envelope is None else item.envelope.merge(found)
+            values = deciding_values(op, problem, name).detach().reshape(-1)
+            item.operand = formats.of(values.dtype)
+            item.edges = edges_for(op, problem.params, item.operand)
+            found = _curve(values, item.edges, outcome, segments, regimes, item.n)
+            item.curve = merged_peaks(item.curve, found)
+        item.n += got.numel()
         if outcome.certificate not in item.certificates:
             item.certificates.append(outcome.certificate)
         _keep_worst(question, name, got, outcome, regimes, item, each=each)
 
 
-def _envelope(
-    question: _Question, result: str, outcome: JudgedResult, segments: Tensor | None, regimes: tuple[Regime, ...]
-) -> Envelope:
-    """Error against the operand that decides, of all elements whose inputs are numbers."""
-    op, problem, errors = question.op, question.problem, outcome.errors
-    values = deciding_values(op, problem, result)
+def _curve(
+    values: Tensor,
+    edges: tuple[float, ...],
+    outcome: JudgedResult,
+    segments: Tensor | None,
+    regimes: tuple[Regime, ...],
+    base: int,
+) -> list[Peak]:
+    """Error against the values that decide, of all elements whose inputs are numbers; `base` numbers the first."""
     nonfinite = next(place for place, regime in enumerate(regimes) if regime.name == NONFINITE)
     assert segments is not None
-    left_out = segments.reshape(-1) == nonfinite
-    edges = edges_for(op, problem.params, formats.of(values.dtype))
-    return envelope(values, errors.ulp, errors.nan, left_out, edges)
+    bins = torch.where(segments.reshape(-1) == nonfinite, -1, bins_of(values, edges))
+    error = torch.where(outcome.errors.nan, math.nan, outcome.errors.ulp)
+    fmt = formats.of(values.dtype)
+    return peaks(bins, error, size=len(edges) - 1, base=base, fmt=fmt, bits=lambda at: bits_of(values[at]))
 
 
 def _keep_worst(
@@ -379,9 +388,9 @@ def _result(
         lists.reverse()
     described = [entry for entries in lists for _, entry in entries]
     curve = None
-    if item.envelope is not None and item.operand is not None:
-        beside = None if peer is None else peer.envelope
-        curve = recorded(deciding_operand(kernel.op), item.operand, item.envelope, beside)
+    if item.operand is not None:
+        beside = None if peer is None else peer.curve
+        curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
     basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, seed)
     result = result_of(
         kernel,

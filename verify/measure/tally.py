@@ -24,7 +24,7 @@ CAP = 65_536.0  # the mean is of errors capped here: one infinity must not erase
 UNIT = 65_536.0  # fixed point of the mean: 2^-16 ULP
 KEEP = 10  # leaders of a tally
 
-Bins = list[tuple[int, int]]  # (bin, count) of the bins in use, ascending
+BinCounts = list[tuple[int, int]]  # (bin, count) of the bins in use, ascending
 
 
 class Leader(msgspec.Struct, frozen=True, array_like=True):
@@ -64,9 +64,9 @@ class Tally(msgspec.Struct, frozen=True):
     nonfinite: int = 0
     nan: int = 0
     capped_sum: int = 0
-    counts: Bins = []  # of plain errors: BINS bins of the positive ones, then BINS of the negative ones
+    counts: BinCounts = []  # of plain errors: BINS bins of the positive ones, then BINS of the negative ones
     plain: Maximum = Maximum()
-    scaled_counts: Bins = []  # of magnitudes
+    scaled_counts: BinCounts = []  # of magnitudes
     scaled: Maximum | None = None
     leaders: list[Leader] = []
     rest: Number = -1.0
@@ -134,12 +134,44 @@ class Tally(msgspec.Struct, frozen=True):
         return Histogram(edges=packing.octaves(len(counts)), counts=counts)
 
 
+class Peak(msgspec.Struct, frozen=True, array_like=True):
+    """One bin of the error curve: how many elements, and of those with the largest error the first and its input."""
+
+    bin: int
+    count: int
+    ulp: Number  # magnitude; NaN is worse than any number
+    place: int
+    bits: int  # of the operand that the curve is about
+
+    def merge(self, other: Peak) -> Peak:
+        """Both together."""
+        mine, its = value_of(self.ulp), value_of(other.ulp)
+        first = self.place <= other.place
+        taken = self if worse(mine, its) or (first and not worse(its, mine)) else other
+        return Peak(self.bin, self.count + other.count, taken.ulp, taken.place, taken.bits)
+
+
+def merged_peaks(a: Iterable[Peak], b: Iterable[Peak]) -> list[Peak]:
+    """Two curves over the same bins together, sorted by bin."""
+    found: dict[int, Peak] = {}
+    for peak in (*a, *b):
+        found[peak.bin] = found[peak.bin].merge(peak) if peak.bin in found else peak
+    return [found[place] for place in sorted(found)]
+
+
+def worse(first: float, second: float) -> bool:
+    """Whether one error is worse than another: NaN above infinity above every number."""
+    if math.isnan(first) or math.isnan(second):
+        return math.isnan(first) and not math.isnan(second)
+    return first > second
+
+
 def worst(leaders: Iterable[Leader], keep: int = KEEP) -> list[Leader]:
     """The first few in the order of leaders: largest error first, ties by place."""
     return sorted(leaders, key=lambda item: item.order)[:keep]
 
 
-def added(a: Bins, b: Bins) -> Bins:
+def added(a: BinCounts, b: BinCounts) -> BinCounts:
     """Two counts together."""
     if not a or not b:
         return a or b
@@ -149,7 +181,7 @@ def added(a: Bins, b: Bins) -> Bins:
     return sorted(summed.items())
 
 
-def quantile(counts: Bins, share: float) -> float:
+def quantile(counts: BinCounts, share: float) -> float:
     """Upper edge of the bin that holds the quantile of the magnitudes: never smaller than the quantile itself."""
     sizes: Counter[int] = Counter()
     for index, count in counts:

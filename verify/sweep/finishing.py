@@ -13,7 +13,7 @@ from verify.cases.explicit import spell
 from verify.cases.fingerprint import fingerprint
 from verify.cases.regimes import NONFINITE, deciding_operand
 from verify.declare.declaration import Kernel
-from verify.measure.curve import Envelope, edges_for, recorded
+from verify.measure.curve import edges_for, recorded
 from verify.measure.element import decimal, describe
 from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
@@ -22,7 +22,7 @@ from verify.records.record import Basis, Curve, Hard, KernelRun, Result, Worst, 
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.sweep.partial import Part, Partial
 from verify.sweep.space import Space, bits_of_key
-from verify.sweep.subject import gate_of, points_of
+from verify.sweep.subject import gate_of
 from verify.sweep.torch_route import BASELINE
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle
@@ -149,23 +149,11 @@ class _Finished:
         )
 
     def _curve(self) -> Curve:
-        """The envelope over the operand that decides the regime."""
+        """Error against the operand that decides the regime."""
         edges = edges_for(self.kernel.op, self.kernel.op.resolve(self.kernel.params), self.fmt)
-        baseline = None if self.baseline is None else self._envelope(self.baseline, edges)
         operand = deciding_operand(self.kernel.op) or gate_of(self.kernel.op)
-        return recorded(operand, self.fmt, self._envelope(self.part, edges), baseline)
-
-    def _envelope(self, part: Part, edges: tuple[float, ...]) -> Envelope:
-        bins = {item.bin: item for item in part.curve}
-        size = len(edges) - 1
-        places = [bins[place].place if place in bins else 0 for place in range(size)]
-        points = [point for point, _ in points_of(self.space, self.name, places)]
-        return Envelope(
-            edges,
-            tuple(bins[place].count if place in bins else 0 for place in range(size)),
-            tuple(value_of(bins[place].ulp) if place in bins else 0.0 for place in range(size)),
-            tuple(bits_of_key(self.fmt, point // self.space.per_key) for point in points),
-        )
+        baseline = None if self.baseline is None else self.baseline.curve
+        return recorded(operand, self.fmt, edges, self.part.curve, baseline)
 
     def _hardest(self) -> list[Hard]:
         """The candidates put in order by their exact distance from a midpoint."""

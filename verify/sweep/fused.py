@@ -30,15 +30,15 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
 from verify.measure.counting import bin_of, in_use, leaders_of, top
-from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Tally
+from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Peak, Tally, merged_peaks
 from verify.measure.tally import UNIT as MEAN_UNIT
 from verify.records.record import Number, number, value_of
 from verify.sweep.device import OPEN_SLOTS, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
 from verify.sweep.exactly import halves, judge_at
 from verify.sweep.layout import SIDE, UNIT, Plan
-from verify.sweep.partial import HARD_KEEP, Bin, Part
+from verify.sweep.partial import HARD_KEEP, Part
 from verify.sweep.reference import FORMATS, Reference, check_reference, reference_for
-from verify.sweep.space import CHUNK, PAIR_BITS, Space
+from verify.sweep.space import CHUNK, PAIR_BITS, Space, bits_of_key
 from verify.sweep.subject import inputs_of_keys, run
 from verify.sweep.table import CURVES
 from verify.sweep.torch_route import BASELINE, check_chunk
@@ -395,10 +395,10 @@ class Sweep:
         width = halves(self.space, result)
         return gate * (width * SIDE) + (half * SIDE if width == 2 else 0) + other
 
-    def _curve(self, result: str, column: _Column) -> list[Bin]:
+    def _curve(self, result: str, column: _Column) -> list[Peak]:
         """The largest error of every bin with the first place that has it; found on the host, unit by unit in order."""
         error, within = column.error.cpu().numpy(), column.place.cpu().numpy()
-        found: dict[int, Bin] = {}
+        found: list[Peak] = []
         for piece in self.plan.pieces:
             if piece.bin < 0:
                 continue
@@ -409,14 +409,14 @@ class Sweep:
                 wide = piece.columns[1] - piece.columns[0]
                 row, part = divmod(unit, -(-wide // UNIT))
                 gate, other = piece.start + row, piece.columns[0] + part * UNIT
-            mine = Bin(
-                bin=piece.bin,
-                count=(piece.stop - piece.start) * wide,
-                ulp=number(float(error[piece.slot + unit])),
-                place=self._places(result, column.job.half, gate, other) + int(within[piece.slot + unit]),
-            )
-            found[piece.bin] = found[piece.bin].merge(mine) if piece.bin in found else mine
-        return [found[bin_] for bin_ in sorted(found)]
+            place = self._places(result, column.job.half, gate, other) + int(within[piece.slot + unit])
+            count = (piece.stop - piece.start) * wide
+            found.append(self._peak(result, piece.bin, count, float(error[piece.slot + unit]), place))
+        return merged_peaks(found, ())
+
+    def _peak(self, result: str, bin_: int, count: int, size: float, place: int) -> Peak:
+        key = place // (self.space.per_key * halves(self.space, result))
+        return Peak(bin_, count, number(size), place, bits_of_key(self.fmt, key))
 
     def _worst(
         self, result: str, column: _Column, subject: Kernel
@@ -515,7 +515,10 @@ class Sweep:
                 other = None if self.space.shape == "unary" else place % SIDE
                 regime = self.plan.regime_at(place // per, other)
                 bin_ = self.plan.label(place // per)[1] if self.plan.names[regime] != NONFINITE else -1
-                part = part.merge(_single(self.plan.names[regime], bin_, place, pattern, verdict))
+                # the launch that left it open has counted it in its bin of the curve
+                curve = [self._peak(found.result, bin_, 0, abs(verdict.ulp), place)] if bin_ >= 0 else []
+                regimes = {self.plan.names[regime]: _single(place, pattern, verdict)}
+                part = part.merge(Part(regimes=regimes, curve=curve, escalated=1))
         return part
 
 
@@ -525,11 +528,11 @@ def _leading(leaders: list[Leader], rest: Number) -> Tally:
     return Tally(plain=Maximum(upper=number(upper)), leaders=leaders, rest=rest)
 
 
-def _single(regime: str, bin_: int, place: int, bits: int, judged: Judged) -> Part:
-    """The part that one exactly judged element makes."""
+def _single(place: int, bits: int, judged: Judged) -> Tally:
+    """The tally of one exactly judged element."""
     size = abs(judged.ulp)
     index = int(bin_of(torch.tensor([size], dtype=torch.float64)))
-    tally = Tally(
+    return Tally(
         n=1,
         misrounded=int(judged.misrounded),
         capped_sum=round(min(size, CAP) * MEAN_UNIT),
@@ -537,6 +540,3 @@ def _single(regime: str, bin_: int, place: int, bits: int, judged: Judged) -> Pa
         plain=Maximum(number(size), number(size)),
         leaders=[Leader(number(size), place, bits)] if size > 0 else [],
     )
-    # the launch that left it open has counted it in its bin of the curve
-    curve = [Bin(bin_, 0, number(size), place)] if bin_ >= 0 else []
-    return Part(regimes={regime: tally}, curve=curve, escalated=1)

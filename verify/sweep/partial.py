@@ -11,32 +11,17 @@ from __future__ import annotations
 import msgspec
 
 from verify.errors import UsageError
-from verify.measure.tally import Tally
-from verify.records.record import Number, value_of
+from verify.measure.tally import Peak, Tally, merged_peaks
 from verify.sweep.space import merged
 
 HARD_KEEP = 64  # candidates for the hardest-to-round inputs: exact judgement puts them in order
-
-
-class Bin(msgspec.Struct, frozen=True, array_like=True):
-    """One bin of the error curve: how many elements, the largest error and the first place that has it."""
-
-    bin: int
-    count: int
-    ulp: Number
-    place: int
-
-    def merge(self, other: Bin) -> Bin:
-        """Both together."""
-        worse = min(self, other, key=lambda item: (-value_of(item.ulp), item.place))
-        return Bin(self.bin, self.count + other.count, worse.ulp, worse.place)
 
 
 class Part(msgspec.Struct, frozen=True):
     """One result of one implementation."""
 
     regimes: dict[str, Tally] = {}
-    curve: list[Bin] = []
+    curve: list[Peak] = []
     hardest: list[tuple[float, int]] = []  # (distance of the truth from a midpoint in ulp, place), nearest first
     escalated: int = 0
     certificates: list[str] = []
@@ -44,12 +29,9 @@ class Part(msgspec.Struct, frozen=True):
     def merge(self, other: Part) -> Part:
         """Both together."""
         names = sorted({*self.regimes, *other.regimes})
-        bins: dict[int, Bin] = {}
-        for item in [*self.curve, *other.curve]:
-            bins[item.bin] = bins[item.bin].merge(item) if item.bin in bins else item
         return Part(
             regimes={name: self.regimes.get(name, Tally()).merge(other.regimes.get(name, Tally())) for name in names},
-            curve=[bins[place] for place in sorted(bins)],
+            curve=merged_peaks(self.curve, other.curve),
             hardest=sorted([*self.hardest, *other.hardest])[:HARD_KEEP],
             escalated=self.escalated + other.escalated,
             certificates=sorted({*self.certificates, *other.certificates}),

@@ -22,8 +22,12 @@ def gate_of(op: Op) -> str:
 
 def values_at(keys: Tensor, fmt: Format) -> Tensor:
     """The numbers at some keys, as `space.bits_of_key` has it."""
-    bits = torch.where(keys >= fmt.sign_bit, keys - fmt.sign_bit, (fmt.sign_bit - 1 - keys) | fmt.sign_bit)
-    return from_bits(bits, fmt)
+    return from_bits(patterns_at(keys, fmt), fmt)
+
+
+def patterns_at(keys: Tensor, fmt: Format) -> Tensor:
+    """`space.bits_of_key` of many keys."""
+    return torch.where(keys >= fmt.sign_bit, keys - fmt.sign_bit, (fmt.sign_bit - 1 - keys) | fmt.sign_bit)
 
 
 def inputs_of_keys(space: Space, op: Op, gates: Tensor, others: Tensor | None) -> dict[str, Tensor | None]:

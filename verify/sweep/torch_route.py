@@ -13,15 +13,15 @@ from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.measure.counting import tally, top
+from verify.measure.curve import peaks
 from verify.measure.judge import settled
-from verify.measure.tally import Tally
+from verify.measure.tally import Peak, Tally
 from verify.ops.op import Problem, Regime
-from verify.records.record import number
 from verify.sweep.exactly import halves, judge_at
-from verify.sweep.partial import HARD_KEEP, Bin, Part
+from verify.sweep.partial import HARD_KEEP, Part
 from verify.sweep.scope import curve_keys
 from verify.sweep.space import CHUNK, Space
-from verify.sweep.subject import check_untouched, make, run
+from verify.sweep.subject import check_untouched, make, patterns_at, run
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
@@ -88,7 +88,7 @@ class _Collector:
         nonfinite = len(regimes) - 1
         part = Part(
             regimes=self._tallies(found, segments, regimes, places, patterns),
-            curve=self._curve(found, segments != nonfinite, places),
+            curve=self._curve(found, segments != nonfinite, places, first),
             hardest=self._hardest(truth, segments != nonfinite, places) if self.hardest else [],
             escalated=escalated,
             certificates=[truth.certificate],
@@ -126,27 +126,19 @@ class _Collector:
         tallies = tally(found, segments=compact, n_segments=len(present), places=places, patterns=patterns)
         return {regimes[segment].name: item for segment, item in zip(present, tallies, strict=True)}
 
-    def _curve(self, found: Errors, ordinary: Tensor, places: Tensor) -> list[Bin]:
+    def _curve(self, found: Errors, ordinary: Tensor, places: Tensor, first: int) -> list[Peak]:
+        """The curve of a slab of which point `first` is the first."""
         keys = places // (self.space.per_key * self.width)
         edges = torch.tensor(self.edges, dtype=torch.int64, device=keys.device)
-        bins = torch.bucketize(keys, edges, right=True) - 1
-        ordinary = ordinary & (bins >= 0) & (bins < len(self.edges) - 1)
-        low = int(bins.min())
-        local, size = bins - low, int(bins.max()) - low + 1
-        error = torch.where(ordinary, found.ulp.abs(), -1.0)
-        peak = torch.full((size,), -1.0, dtype=torch.float64, device=bins.device)
-        peak = peak.scatter_reduce(0, local, error, "amax")
-        counts = torch.bincount(local[ordinary], minlength=size).tolist()
-        big = torch.iinfo(torch.int64).max
-        at_peak = torch.where(error == peak[local], places, big)
-        first = torch.full((size,), big, dtype=torch.int64, device=bins.device)
-        first = first.scatter_reduce(0, local, at_peak, "amin")
-        rows = zip(counts, peak.tolist(), first.tolist(), strict=True)
-        return [
-            Bin(low + offset, count, number(highest), place)
-            for offset, (count, highest, place) in enumerate(rows)
-            if count
-        ]
+        bins = torch.where(ordinary, torch.bucketize(keys, edges, right=True) - 1, -1)
+        return peaks(
+            bins,
+            found.ulp,
+            size=len(self.edges) - 1,
+            base=first * self.width,
+            fmt=self.fmt,
+            bits=lambda at: patterns_at(keys[at], self.fmt),
+        )
 
     def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
         """Candidates for the inputs whose truth lies nearest to a midpoint; subnormal results tie trivially."""
