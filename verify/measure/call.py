@@ -357,6 +357,11 @@ def check_output(
         raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
 
 
+def no_gradient(name: str) -> str:
+    """The note on a gradient that a kernel does not provide and did not promise."""
+    return f"no gradient {name}: autograd has no path to it"
+
+
 def _gradients(
     produced: dict[str, Tensor],
     upstream: Mapping[str, Tensor],

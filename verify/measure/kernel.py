@@ -19,7 +19,7 @@ from verify.cases.plan import Group, pinned, plan
 from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, segments_of
 from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, TruthError
-from verify.measure.call import Measured, run_baseline, run_kernel
+from verify.measure.call import Measured, no_gradient, run_baseline, run_kernel
 from verify.measure.curve import bins_of, edges_for, peaks, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
@@ -193,7 +193,7 @@ def _missing(measured: Measured) -> list[str]:
     """Why gradients have no figures: a forgotten backward pass must not look like one that was left out on purpose."""
     if measured.missing and not any(name.startswith("d") for name in measured.results):
         return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
-    return [f"no gradient {name}: autograd has no path to it" for name in measured.missing]
+    return [no_gradient(name) for name in measured.missing]
 
 
 def _special(

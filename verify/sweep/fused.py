@@ -29,6 +29,7 @@ from verify.cases.regimes import NONFINITE
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
+from verify.measure.call import no_gradient
 from verify.measure.counting import bin_of, in_use, leaders_of, top
 from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Peak, Tally, merged_peaks
 from verify.measure.tally import UNIT as MEAN_UNIT
@@ -190,7 +191,7 @@ class Sweep:
                 if not judge:
                     continue
                 if not prefix:
-                    self.notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
+                    self.notes |= set(map(no_gradient, missing))
                 self._walk_inputs(inputs, first, last, compare=True)
                 for name, got in results.items():
                     self._judge(prefix + name, name, got, slot, units)

@@ -12,6 +12,7 @@ from verify.cases import Case, counter
 from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
+from verify.measure.call import no_gradient
 from verify.measure.counting import tally, top
 from verify.measure.curve import peaks
 from verify.measure.judge import settled
@@ -25,7 +26,7 @@ from verify.sweep.subject import check_untouched, make, patterns_at, run
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
-SLAB = {"cpu": 1 << 18, "cuda": 1 << 22}  # points judged at a time: what stays near the cores
+SLAB = {"cpu": 1 << 18, "cuda": 1 << 22}  # points judged at a time: their tensors fit a core's cache
 OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; the rest counts as undecided
 SAMPLE = 6  # elements per chunk and result whose certificate is checked
 BASELINE = "baseline "
@@ -45,7 +46,7 @@ def check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> t
             results, missing = run(subject, space, inputs)
             check_untouched(subject, make(space, kernel.op, first, end, backend.device), inputs)
             if not prefix:
-                notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
+                notes |= set(map(no_gradient, missing))
             for name, got in results.items():
                 label = prefix + name
                 if label not in collectors:
