@@ -55,7 +55,7 @@ docs: $(STAMP)
 
 # Measure the fast reference against the exact one and write its error bound into the package.
 certify: $(STAMP)
-	$(BIN)/verify certify --output shipped
+	$(BIN)/verify certify --certificate shipped
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -181,7 +181,7 @@ def main() -> None:
             "answer seconds": round(answer(folder, cache, "kernel_0"), 3),
             "answer seconds, one regime": round(answer(folder, cache, "kernel_0", "--regime", "positive"), 3),
             "answer seconds, changes of one result": round(
-                answer(folder, cache, "kernel_0", "--output", "dx", "--dtype", "float32", "--changed"), 3
+                answer(folder, cache, "kernel_0", "--result", "dx", "--dtype", "float32", "--changed"), 3
             ),
             "answer seconds, kernels": round(answer(folder, cache), 3),
         }

@@ -12,21 +12,28 @@ import argparse
 import sys
 from pathlib import Path
 
-from verify.cli import parser
+from verify.cli import exits, parser
 
 PAGE = Path(__file__).with_name("cli.md")
 HEAD = """# Command line
 
-Written by `python docs/generate_cli.py` from the parser; `verify COMMAND --help` says the same.
+Written by `python docs/generate_cli.py` from the parser; `verify COMMAND --help` says the same. An option has one
+spelling and one meaning in all commands. Results go to stdout, progress goes to stderr where that is a terminal, and
+`NO_COLOR` is honoured.
 
-Exit codes of every command: **0** pass, **1** wrong, breached or failed, **2** usage, **3** incomplete.
+`--json PATH` writes the result for programs, with every figure and nothing cut; `--html` and `--markdown` write its
+report. With the path `-` the result goes to stdout and nothing else does. Paths are relative to the working directory.
+
+{codes}
+Where an exit code of a command says something else, its description does.
 """
 
 
 def page() -> str:
     """The whole reference."""
     top = parser()
-    parts = [HEAD]
+    codes = ["| exit code | |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in exits.MEANING.items())]
+    parts = [HEAD.format(codes="\n".join(codes) + "\n")]
     for group in top._subparsers._group_actions if top._subparsers else []:
         helps = {choice.dest: choice.help or "" for choice in group._choices_actions}  # type: ignore[attr-defined]
         parts.append("\n".join(f"- [`verify {name}`](#verify-{name}): {text}" for name, text in helps.items()) + "\n")
@@ -36,6 +43,8 @@ def page() -> str:
 
 def _command(name: str, command: argparse.ArgumentParser, level: int = 2) -> str:
     lines = [f"{'#' * level} verify {name}", "", _text(command.description or ""), ""]
+    if examples := getattr(command, "examples", ()):
+        lines += ["```sh", *examples, "```", ""]
     nested = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
     actions = [a for a in command._actions if not isinstance(a, (argparse._HelpAction, argparse._SubParsersAction))]
     shown = [action for action in actions if action.help != argparse.SUPPRESS]
@@ -43,8 +52,6 @@ def _command(name: str, command: argparse.ArgumentParser, level: int = 2) -> str
         lines += ["| | |", "|---|---|"]
         lines += [f"| `{_flags(action)}` | {_help(action)} |" for action in shown]
         lines.append("")
-    if command.epilog:
-        lines += [_text(command.epilog), ""]
     for group in nested:
         lines += [_command(f"{name} {inner}", one, level + 1) for inner, one in group.choices.items()]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """PyTorch's own functions, declared as kernels: what docs/findings.md reports about them can be run from here.
 
-    verify run examples/pytorch.py --laws quick
+    verify run examples/pytorch.py --profile quick
 
 They are judged by the default limit of 4 ULP like any other kernel, and most of them do not keep it.
 """

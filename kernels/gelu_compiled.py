@@ -22,7 +22,8 @@ from collections.abc import Callable
 
 import torch
 
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+from kernels.checks import check_approximate, check_dtype
+
 # exp(-2 z) overflows nowhere below: beyond |x| = 32 sigmoid(2 z) is 0 or 1 in every format but for float64
 # at x < -21.6, whose true value is below the smallest subnormal.
 _SLOPE = 2 * math.sqrt(2 / math.pi)
@@ -57,11 +58,6 @@ def _compiled(approximate: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """GELU of x, elementwise; the signature of torch.nn.functional.gelu."""
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
-    if x.dtype not in _DTYPES:
-        raise TypeError(
-            f"gelu: x must be float64, float32, float16 or bfloat16, got {x.dtype}; "
-            "convert it first, for example x.to(torch.float32)"
-        )
+    check_approximate("gelu", approximate)
+    check_dtype("gelu", "x", x)
     return _compiled(approximate)(x)

@@ -14,9 +14,6 @@ normal of standard deviation 1 and 3, and finite values of uniformly random bits
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import pathlib
 import statistics
 import sys
 from collections.abc import Callable
@@ -27,6 +24,7 @@ import torch._functorch.config
 import torch.nn.functional as F  # noqa: N812
 
 from kernels import geglu, gelu, gelu_compiled, gelu_cuda
+from kernels.bench import report
 
 try:
     from liger_kernel.ops import geglu as liger
@@ -176,18 +174,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--data", nargs="+", choices=DISTRIBUTIONS, default=list(DISTRIBUTIONS))
     parser.add_argument("--json", help="default: $OUT/gelu.json if OUT is set")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("kernels.bench.gelu: a CUDA device is needed, torch sees none", file=sys.stderr)
-        return 2
+    device = report.device("kernels.bench.gelu")
     torch._functorch.config.donated_buffer = False  # a compiled backward is run several times on one graph
     torch._dynamo.config.recompile_limit = 64  # one compiled function sees three dtypes
-    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"{device}: fractions of copy")
     rows = measure(options.log2, options.rounds, options.dtype, options.function, options.data)
-    folder = os.environ.get("OUT")
-    path = options.json or (folder and os.path.join(folder, "gelu.json"))
-    if path:
-        pathlib.Path(path).write_text(json.dumps({"device": device, "rows": rows}, indent=1))
+    report.save(options.json, "gelu", device=device, rows=rows)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Speed of kernels/layer_norm.py beside a copy, PyTorch eager and torch.compile, in one run.
+"""Speed of kernels/layer_norm beside a copy, PyTorch eager and torch.compile, in one run.
 
     python -m kernels.bench.layer_norm [--elements 268435456 ...] [--json PATH]
 
@@ -10,17 +10,12 @@ median over the rounds. "liger" is liger_kernel's Triton kernel, where that pack
 
 import argparse
 import itertools
-import json
-import os
-import pathlib
 import statistics
-import sys
 from functools import partial
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-
+from kernels.bench import report
 from kernels.layer_norm import layer_norm
 
 try:
@@ -122,10 +117,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default=None, help="default: $OUT/layer_norm.json if OUT is set")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("kernels.bench.layer_norm: it times kernels on a CUDA device; none is available")
     table = []
-    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    device = report.device("kernels.bench.layer_norm")
     print(f"{device}; time of copy / time of ...")
     for elements, dtype, columns in itertools.product(arguments.elements, DTYPES, COLUMNS):
         for row in rows_of(columns, dtype, elements, arguments.rounds):
@@ -133,10 +126,7 @@ def main():
             kind = f"{row['direction']:9}{row['dtype']:9}{elements:10} / {columns:<5}"
             print(f"{kind}  {figures}  copy {row['copy_TBps']:.2f} TB/s", flush=True)
             table.append(row)
-    folder = os.environ.get("OUT")
-    path = arguments.json or (folder and os.path.join(folder, "layer_norm.json"))
-    if path:
-        pathlib.Path(path).write_text(json.dumps({"device": device, "rows": table}, indent=1))
+    report.save(arguments.json, "layer_norm", device=device, rows=table)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,14 @@ printed.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import pathlib
 import statistics
-import sys
 from collections.abc import Callable
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import torch
 import torch._functorch.config
 import torch.nn.functional as F  # noqa: N812
 
+from kernels.bench import report
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 
@@ -116,16 +111,12 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=8)
     parser.add_argument("--json", help="default: $OUT/linear.json if OUT is set")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("kernels.bench.linear: it times kernels on a CUDA device; none is available")
-    folder = os.environ.get("OUT")
-    path = options.json or (folder and os.path.join(folder, "linear.json"))
     torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
     modes = {"compile": {}}
     if options.max_autotune:
         modes["max-autotune"] = {"mode": "max-autotune-no-cudagraphs"}
     results = []
-    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    device = report.device("kernels.bench.linear")
     print(f"{device}; ms, and ours as a fraction of it")
     for kind in options.kind or COLUMNS:
         for dtype in options.dtype or DTYPES:
@@ -146,8 +137,7 @@ def main() -> None:
                 results.append(row)
                 line = "  ".join(f"{c} {row['ms'][c]:.3f} ({share:.3f})" for c, share in row["ours_over"].items())
                 print(f"{row['name']:34s} ours {row['ms']['ours']:.3f}  {line}", flush=True)
-                if path:
-                    pathlib.Path(path).write_text(json.dumps({"device": device, "rows": results}, indent=1))
+                report.save(options.json, "linear", device=device, rows=results)
             del passes, candidates
             torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""Every constant and coefficient in gelu.py, geglu.py and gelu.cu, from the definitions.
+"""Every constant and coefficient in gelu_math.py, geglu.py and gelu.cu, from the definitions.
 
     python -m kernels.derive.gelu            prints the generated blocks (about 20 seconds)
     python -m kernels.derive.gelu --write    puts them between the markers of the three files
@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -360,7 +361,7 @@ def settle(
 
 
 def shared_block() -> dict[str, object]:
-    """Constants of gelu.py, geglu.py and gelu.cu alike."""
+    """Constants of gelu_math.py and gelu.cu."""
     out: dict[str, object] = {}
     exp2 = lambda f: mp.mpf(2) ** f  # noqa: E731
     # float32 kernels, in float64 arithmetic. |u| to 24: dy x1 gelu'(x2) underflows float32 beyond.
@@ -370,8 +371,8 @@ def shared_block() -> dict[str, object]:
     out["LN2"] = float(LN2)
     out["EXP2_6"] = doubles(remez(exp2, 6, 0, -0.5, 0.5)[0])
     out["EXP2_11"] = doubles(remez(exp2, 11, 0, -0.5, 0.5)[0])
-    out["HALF_LOG2E"] = float(-1 / (2 * LN2))
-    out["TANH_A_LOG2E"], out["TANH_B_LOG2E"] = float(-TANH_A / LN2), float(-TANH_B / LN2)
+    out["NEG_HALF_LOG2E"] = float(-1 / (2 * LN2))
+    out["NEG_TANH_A_LOG2E"], out["NEG_TANH_B_LOG2E"] = float(-TANH_A / LN2), float(-TANH_B / LN2)
     # float64 kernels: polynomials in t - 0.1, t = 1 / (u + 3), u to 40 (underflow is at 38.6)
     lo, hi = 1 / mp.mpf(43) - mp.mpf(0.1), 1 / mp.mpf(3) - mp.mpf(0.1)
     scaled = lambda tau: mills(1 / (tau + mp.mpf(0.1)) - 3) / (tau + mp.mpf(0.1))  # noqa: E731
@@ -392,9 +393,9 @@ def shared_block() -> dict[str, object]:
     for name, value in (
         ("ERF_ZERO", ERF_ZERO),
         ("TANH_ZERO", TANH_ZERO),
-        ("TANH_A", -TANH_A),
-        ("TANH_B", -TANH_B),
-        ("TANH_3B", -3 * TANH_B),
+        ("NEG_TANH_A", -TANH_A),
+        ("NEG_TANH_B", -TANH_B),
+        ("NEG_TANH_3B", -3 * TANH_B),
     ):
         out[name], out[name + "_LO"] = pair(value)
     # bfloat16 kernels, in float32 arithmetic. |u| to 19.4: m gelu(x) underflows for every finite m.
@@ -474,14 +475,14 @@ def geglu_block() -> dict[str, object]:
 
 
 def python_text(block: dict[str, object]) -> str:
-    lines = []
+    lines = ["# fmt: off"]
     for name, value in block.items():
-        if isinstance(value, list):
-            lines.append(f"{name}: tl.constexpr = tl.constexpr(")
-            lines += ["    (", *(f"        {v!r}," for v in value), "    )", ")"]
-        else:
-            lines.append(f"{name}: tl.constexpr = tl.constexpr({value!r})")
-    return "\n".join(lines) + "\n"
+        text = f"{name}: tl.constexpr = tl.constexpr({tuple(value) if isinstance(value, list) else value!r})"
+        if isinstance(value, list) and len(text) > 120:
+            rows = textwrap.wrap("".join(f"{v!r}, " for v in value), 116, break_on_hyphens=False)
+            text = "\n    ".join([f"{name}: tl.constexpr = tl.constexpr((", *rows]) + "\n))"
+        lines.append(text)
+    return "\n".join([*lines, "# fmt: on"]) + "\n"
 
 
 def cuda_text(block: dict[str, object]) -> str:
@@ -508,10 +509,9 @@ def wanted() -> list[tuple[Path, str, str, str]]:
     """(file, block name, comment sign, text) of every generated block."""
     shared = shared_block()
     return [
-        (ROOT / "gelu.py", "shared constants", "#", python_text(shared)),
-        (ROOT / "geglu.py", "shared constants", "#", python_text(shared)),
-        (ROOT / "geglu.py", "own constants", "#", python_text(geglu_block())),
-        (ROOT / "gelu.cu", "shared constants", "//", cuda_text(shared)),
+        (ROOT / "gelu_math.py", "constants", "#", python_text(shared)),
+        (ROOT / "geglu.py", "constants", "#", python_text(geglu_block())),
+        (ROOT / "gelu.cu", "constants", "//", cuda_text(shared)),
     ]
 
 

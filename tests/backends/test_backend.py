@@ -72,7 +72,7 @@ from verify import backends
 assert 'triton' not in sys.modules
 backends.activate(backends.select('interpreter'))
 backends.activate(backends.select('interpreter'))
-sys.path.insert(0, 'tests/backends')
+sys.path.insert(0, 'tests/backends/interpreter')
 import interpreted_kernels as k, torch
 x = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1.0, 2.0])
 y = torch.empty(4, dtype=torch.bfloat16)

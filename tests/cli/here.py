@@ -54,7 +54,7 @@ class Here:
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
             worker.main([str(os.dup(answers.fileno()))])
             answers.seek(0)
-            *told, answer = map(json.loads, answers.read().splitlines())
-        for event in told if progress is not None else ():
+            *events, answer = map(json.loads, answers.read().splitlines())
+        for event in events if progress is not None else ():
             progress(event["progress"])
         return answer

@@ -146,4 +146,4 @@ def test_every_command_of_the_page_is_one_that_verify_takes() -> None:
     assert len(commands) == 3
     for command in commands:
         options = parser().parse_args(shlex.split(command, comments=True)[1:])
-        assert options.wanted
+        assert options.targets

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.cli.here import Here
+from tests.docs.printed import COMPARABLE
 from verify.cli import main
 from verify.workers import process
 
@@ -33,6 +34,8 @@ def test_a_command_prints_what_the_page_shows(
     command, _, shown = block.partition("\n")
     main(shlex.split(command)[1:])
     printed = capsys.readouterr().out
+    if not COMPARABLE:
+        printed, shown = (re.sub(r"(PyTorch's own kernel in )[\d,]+", r"\1#", text) for text in (printed, shown))
     if "one_pass" in command or "other_form" in command:  # sums of many elements depend on the CPU's vectors
         printed, shown = words(printed), words(shown)
     assert printed == shown

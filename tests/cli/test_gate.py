@@ -99,7 +99,7 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
 
     # a change for the worse, in the library only: base and head are measured, and they differ
     (project / "src" / "mylib" / "__init__.py").write_text(WORSE)
-    options = ("--records", "both", "--json", "gate.json", "--markdown", "gate.md", *BACKEND)
+    options = ("--output", "both", "--json", "gate.json", "--markdown", "gate.md", *BACKEND)
     done = verify("gate", "--base", "HEAD", *options, cwd=project, code=1)
     assert "✗ worse: " in done.stdout
     assert "✗ breached  my_silu y float16 positive" in done.stdout
@@ -145,10 +145,14 @@ def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:
         (("gate", "empty.json"), "empty.json is not a verify run record"),
         (("gate", "run.json", "--bounds", "nowhere"), "--bounds names a folder; there is none at nowhere"),
         (("gate", "run.json", "--kernel", "my_gelu"), "no record and no bound has a kernel 'my_gelu'"),
+        (
+            ("gate", "run.json", "--seed", "1"),
+            "only --base measures; received --seed without it\n  next: verify gate --base REF",
+        ),
         (("gate", "--base", "nowhere"), "git knows no commit 'nowhere'"),
         (("gate", "--base", "--help"), "expected one argument"),
         (("gate", "--base", "HEAD", "run.json"), "--base measures anew and takes targets"),
-        (("bounds", "review", "nowhere"), "git knows no commit 'nowhere'"),
+        (("bounds", "review", "--base", "nowhere"), "git knows no commit 'nowhere'"),
         (("bounds", "propose", "run.json", "--margin", "-1"), "a share is a number from 0 to 10"),
         (("bounds", "accept", "my_silu/y", "run.json", "--reason", "x"), "the records measured no key 'my_silu/y'"),
         (("compare", "run.json", "empty.json"), "empty.json is not a verify run record"),

@@ -41,12 +41,17 @@ def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project:
     assert done.returncode == 1, done.stderr
     assert "found in 40,000 evaluations, seed 0 (limit 4: wrong)" in done.stdout
     assert "max" not in done.stdout and "exhaustive" not in done.stdout
+    again = "verify hunt k.py::one_exponent --evaluations 40000 --pin --json run.json"
+    assert done.stdout.splitlines()[-2:] == [
+        "wrong: an input beyond its own limit was found for one_exponent",
+        f"next: {again}",
+    ]
     run = record.load(project / "run.json")
     (result,) = run.kernels[0].results
     assert result.source == "hunt" and result.basis == record.Basis("observed", 40_000, 0) and len(result.properties)
     assert run.profile == "hunt" and run.verdict == "fail"
     replayed = subprocess.run(
-        [sys.executable, "-m", *result.worst[0].replay.split(" ", 1)[:1], "replay", "--json", *_words(result)],
+        [sys.executable, "-m", *result.worst[0].replay.split(" ", 1)[:1], "replay", "--json", "-", *_words(result)],
         cwd=project,
         capture_output=True,
         text=True,
@@ -91,7 +96,7 @@ def _kernels(*names: str) -> str:
 
 
 def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
-    command = [sys.executable, "-m", "verify", "hunt", "k.py::one_exponent", "--budget", "1h", "--json", "cut.json"]
+    command = [sys.executable, "-m", "verify", "hunt", "k.py::one_exponent", "--duration", "1h", "--json", "cut.json"]
     process = subprocess.Popen(
         command,
         cwd=project,
@@ -200,7 +205,10 @@ def local(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_nothing_found_passes_and_does_not_say_that_nothing_is_there(local: Any) -> None:
     code, out, _ = local("hunt", "k.py::right", "--evaluations", "5000")
     assert code == 0
-    assert out.splitlines()[-1] == "nothing beyond a limit was found, which does not prove that nothing is"
+    assert out.splitlines()[-2:] == [
+        "nothing beyond a limit was found, which does not prove that nothing is",
+        "next: verify hunt k.py::right --evaluations 5000 --seed 1",
+    ]
 
 
 def test_a_peer_is_measured_and_not_judged(local: Any) -> None:
@@ -215,8 +223,8 @@ def test_impossible_requests_say_the_rule(local: Any) -> None:
         (("k.py::right", "--dtype", "float64"), "kernel 'right' declares float32; --dtype received 'float64'"),
         (("k.py::right", "--evaluations", "0"), "--evaluations is at least 1; received 0"),
         (("k.py::right", "--width", "70000"), "--width is 1 to 32,768"),
-        (("k.py::right", "--evaluations", "5", "--budget", "3s"), "not allowed with argument"),
-        (("k.py::right", "--budget", "soon"), "a time is positive, such as 90, 90s, 20m or 1h30m; received 'soon'"),
+        (("k.py::right", "--evaluations", "5", "--duration", "3s"), "not allowed with argument"),
+        (("k.py::right", "--duration", "soon"), "a time is positive, such as 90, 90s, 20m or 1h30m; received 'soon'"),
     ]
     for arguments, rule in rules:
         code, out, err = local("hunt", *arguments)
@@ -245,8 +253,9 @@ def test_pinned_finds_are_listed_replayed_and_removed(local: Any, project: Path)
     _, first, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
     _, again, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
     (path,) = pinned.glob("one_exponent/*.json")
+    assert first.endswith("\nnext: verify corpus replay\n")
     assert f"pinned    {path.stem}" in first and f"pinned before {path.stem}" in again
-    listed = json.loads(local("corpus", "list", "--json")[1])
+    listed = json.loads(local("corpus", "list", "--json", "-")[1])
     assert [item["id"] for item in listed] == [path.stem]
     assert listed[0]["result"] == "y" and listed[0]["index"] == 0 and "seed 0" in listed[0]["why"]
 
@@ -255,20 +264,20 @@ def test_pinned_finds_are_listed_replayed_and_removed(local: Any, project: Path)
     mended = KERNELS.replace("1e-6 + 1e-4 * slope**8", "0.0 * slope")
     assert mended != KERNELS
     (project / "k.py").write_text(mended)
-    code, out, _ = local("corpus", "replay", "one_exponent", "--json")
+    code, out, _ = local("corpus", "replay", "one_exponent", "--json", "-")
     (project / "k.py").write_text(KERNELS)
     assert code == 0 and json.loads(out)[0]["now"] == "right"
 
     case = json.dumps(listed[0]["case"])
-    code, out, err = local("corpus", "add", "k.py::right", case, "--why", "a twin")
+    code, out, err = local("corpus", "add", "k.py::right", case, "--reason", "a twin")
     assert code == 0 and "ULP on " in out, err
-    code, out, err = local("corpus", "add", "k.py::right", case, "--law", "accuracy", "--json")
+    code, out, err = local("corpus", "add", "k.py::right", case, "--law", "accuracy", "--json", "-")
     assert code == 0 and json.loads(out)["law"] == "accuracy", err
-    assert len(json.loads(local("corpus", "list", "right", "--json")[1])) == 2
+    assert len(json.loads(local("corpus", "list", "right", "--json", "-")[1])) == 2
     code, out, _ = local("corpus", "replay", "right")
     assert code == 0 and "2 tried, 0 still wrong" in out
 
-    ids = [item["id"] for item in json.loads(local("corpus", "list", "--json")[1])]
+    ids = [item["id"] for item in json.loads(local("corpus", "list", "--json", "-")[1])]
     code, _, err = local("corpus", "remove", ids[0], "0123456789ab")
     assert code == 2 and "has no entry '0123456789ab'" in err
     assert len(list(pinned.rglob("*.json"))) == 3, "all or nothing"

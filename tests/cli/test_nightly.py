@@ -14,8 +14,8 @@ import pytest
 
 from tests.report.sample import passing
 from verify.cli import main
-from verify.cli.nightly import _exit, _stages
-from verify.cli.screen import seconds as duration
+from verify.cli.nightly import _exit
+from verify.cli.options import seconds as duration
 from verify.gate.verdict import Row, Verdict
 from verify.records.readings import Key
 from verify.records.record import load
@@ -45,7 +45,7 @@ def nightly(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> None:
-    stages = ("--stages", "accuracy,sweep,bench", "--seed", "7", "--output", "night")
+    stages = ("--stage", "accuracy", "--stage", "sweep", "--stage", "bench", "--seed", "7", "--output", "night")
     first = nightly(project, *stages, "--keep")
     assert first.returncode == 0, first.stdout + first.stderr
     run = load(project / "night" / "run.json")
@@ -75,7 +75,7 @@ def test_an_incomplete_night_ends_with_the_command_that_goes_on_in_its_folder(
     late = msgspec.structs.replace(passing(), kernels=[], incomplete=["right: not begun"], command="verify nightly")
     monkeypatch.setattr("verify.nightly.run", lambda night, works, command: late)
     monkeypatch.chdir(project)
-    options = ["accuracy.py", "--seed", "7", "--stages", "laws", "--output", "my night", "--budget", "90s"]
+    options = ["accuracy.py", "--seed", "7", "--stage", "laws", "--output", "my night", "--budget", "90s"]
     options += ["--timeout", "60s", "--jobs", "2"]
     assert main(["nightly", *options]) == 3
     said = capsys.readouterr().out
@@ -104,10 +104,10 @@ def test_what_is_no_duration(text: str) -> None:
         duration(text)
 
 
-def test_stages_keep_their_order_and_unknown_ones_are_refused() -> None:
-    assert _stages("laws, accuracy") == ("accuracy", "laws")
-    with pytest.raises(argparse.ArgumentTypeError, match="the stages are .*received 'sweeps'"):
-        _stages("accuracy,sweeps")
+def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["nightly", "--stage", "sweeps"])
+    assert "argument --stage: invalid choice: 'sweeps'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

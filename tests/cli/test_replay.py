@@ -65,19 +65,20 @@ def test_the_message_holds_everything(verify: Callable[..., Said], project: Path
     assert done.returncode == 1, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert lines[0] == f"textbook (gelu) y bfloat16 on {BACKEND}"
-    shown = dict(line.split(maxsplit=1) for line in lines[1:])
+    shown = dict(line.split(maxsplit=1) for line in lines[1:-2])
     assert shown["at"] == "[1]" and shown["x"] == "-4.34 (0xc08b)"
     assert shown["got"] == "-0 (0x8000)" and shown["truth"].startswith("-3.0421650658398137")
     assert shown["error"] == "+255.195 ULP" and shown["limit"] == "4 ULP (plain)"
     assert shown["case"] == case
     again = shlex.split(shown["replay"])
     assert again[:4] == ["verify", "replay", "accuracy.py::textbook", case]
-    assert lines[-1] == "wrong: beyond its limit"
+    asked = f"accuracy.py::textbook {shlex.quote(case)} --index 1"
+    assert lines[-2:] == ["wrong: beyond its limit", f"next: verify explain {asked}"]
 
 
 def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[..., Said], project: Path) -> None:
     worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
-    done = verify("replay", "--run", "run.json", "--json")
+    done = verify("replay", "--run", "run.json", "--json", "-")
     found = json.loads(done.stdout)
     assert found["recorded"] == {"got_hex": found["worst"]["got_hex"], "backend": BACKEND}
     shown = verify("replay", *shlex.split(worst.replay)[2:], "--run", "run.json").stdout
@@ -100,7 +101,7 @@ def test_a_smaller_case_and_its_script(verify: Callable[..., Said], project: Pat
     assert f"original  verify replay accuracy.py::textbook '{CASE}' --result y --index 49291" in done.stdout
     script = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=project)
     assert "error     +132.839 ULP" in script.stdout and "the same bits" in script.stdout
-    alone = verify(*words, "--snippet")  # too long to spell out as it is: made smaller by itself
+    alone = verify(*words, "--snippet", "-")  # too long to spell out as it is: made smaller by itself
     assert alone.stdout == (project / "script.py").read_text()
 
 
@@ -120,7 +121,7 @@ def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: P
     assert done.returncode == 0, done.stderr
     assert "same bits in all 65,536 elements compared: ½ x (1 + erf(x/√2)), every step in bfloat16" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("1 + erf(x/√2) cancels every bit")
-    recorded = verify("explain", "accuracy.py::textbook", "--run", "run.json", "--result", "y", "--json")
+    recorded = verify("explain", "accuracy.py::textbook", "--run", "run.json", "--result", "y", "--json", "-")
     assert json.loads(recorded.stdout)["replay"]["worst"]["got_hex"] == worst.got_hex
     law = verify("explain", words[0], words[1], "--law", "accuracy")
     assert "cause: " in law.stdout
@@ -142,7 +143,7 @@ def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: P
             "only a result beyond its limit can be made smaller",
         ),
         (
-            ("replay", "accuracy.py::textbook", "{}", "--law", "batch invariance", "--snippet"),
+            ("replay", "accuracy.py::textbook", "{}", "--law", "batch invariance", "--snippet", "-"),
             "a script shows one element and its exact value; the law of batch invariance is not about one",
         ),
         (

@@ -64,10 +64,10 @@ def test_a_page_and_a_comment_in_one_go(saved: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_base_shows_what_got_worse(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = verify(capsys, "runs/b.json", "--base", "runs/a.json")
+    code, out, _ = verify(capsys, "runs/b.json", "--compare", "runs/a.json")
     assert code == 0
     assert "worse" in out
-    verify(capsys, "runs/b.json", "--base", "runs/a.json", "--html", "r.html")
+    verify(capsys, "runs/b.json", "--compare", "runs/a.json", "--html", "r.html")
     page = (saved / "r.html").read_text()
     section = page[page.index("Against run aaaaaaaaaaaa") :]
     assert "worse" in section
@@ -87,7 +87,7 @@ def test_missing_bounds_are_told_on_the_page_and_in_the_comment(
     comment = (saved / "r.md").read_text()
     assert comment.index("verify gate") < comment.index("### ✓ verify: **pass:**")
     assert len(comment) < 60_000
-    verify(capsys, "runs/b.json", "--bounds", "bounds", "--base", "runs/a.json", "--markdown", "-")
+    verify(capsys, "runs/b.json", "--bounds", "bounds", "--compare", "runs/a.json", "--markdown", "-")
 
 
 def test_history_draws_earlier_runs_of_the_same_machine_only(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,11 +126,11 @@ def test_open_starts_the_browser_and_says_when_it_cannot(
     ("arguments", "message"),
     [
         (["none.json"], "cannot read the record none.json"),
-        (["runs/a.json", "--base", "none.json"], "cannot read the record none.json"),
+        (["runs/a.json", "--compare", "none.json"], "cannot read the record none.json"),
         (["runs/a.json", "--bounds", "none"], "--bounds names a folder; there is none at none"),
         (["runs/a.json", "--html", "r.html", "--runs", "none"], "--runs names a folder of records; there is none"),
         (["runs/a.json", "--runs", "runs"], "--runs draws into the HTML page; it received no --html and no --open"),
-        (["runs/a.json", "--markdown", "-", "--base", "runs/b.json"], "--base is part of a comment only beside"),
+        (["runs/a.json", "--markdown", "-", "--compare", "runs/b.json"], "--compare is part of a comment only beside"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -145,7 +145,7 @@ def test_what_cannot_be_done_is_said(
 
 def test_a_hostile_record_beside_itself(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(sample(), saved / "hostile.json")
-    code, _, _ = verify(capsys, "hostile.json", "--base", "hostile.json", "--html", "r.html")
+    code, _, _ = verify(capsys, "hostile.json", "--compare", "hostile.json", "--html", "r.html")
     assert code == 0
     page = (saved / "r.html").read_text()
     assert HOSTILE_NAME not in page

@@ -20,7 +20,7 @@ def test_the_table_says_what_was_killed_and_what_was_not_tried(capsys: pytest.Ca
 
 
 def test_json_holds_the_kill_matrix_and_nothing_tried_is_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--backend", "interpreter", "--law", "CUDA graph", "--json"]) == 3
+    assert main(["selftest", "--backend", "interpreter", "--law", "CUDA graph", "--json", "-"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert (found["backend"], found["passed"]) == ("interpreter", False)
     assert found["selftest"]["kills"][0] == {

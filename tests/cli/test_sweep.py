@@ -99,7 +99,7 @@ GOOD = f"{SUBJECTS}::good"
         ),
         ((GOOD, "--range=2:1"), "--range is LO:HI with LO <= HI", "verify sweep FILE.py::KERNEL --range=-1:0.5"),
         ((GOOD, "--regime", "nowhere"), "has regimes 'vanishing'", f"verify sweep {GOOD} --regime vanishing"),
-        ((GOOD, "--output", "dz"), "'good' has results y, dx; received 'dz'", f"verify sweep {GOOD} --output y"),
+        ((GOOD, "--result", "dz"), "'good' has results y, dx; received 'dz'", f"verify sweep {GOOD} --result y"),
         (
             (GOOD, "--dtype", "float64"),
             "kernel 'good' declares bfloat16, float16, float32; received float64",
@@ -162,7 +162,7 @@ def stripped(run: Run) -> object:
 def test_a_killed_sweep_resumes_to_the_same_record(here, tmp_path: Path) -> None:
     journal, gate = tmp_path / "j", tmp_path / "gate"
     target = f"{ROOT / SUBJECTS}::patient"
-    arguments = [target, three_chunks(), "--dtype", "float32", "--output", "y", "--jobs", "1"]
+    arguments = [target, three_chunks(), "--dtype", "float32", "--result", "y", "--jobs", "1"]
     process = begun([*arguments, "--resume", str(journal)], journal, 2, tmp_path, gate)
     os.kill(process.pid, signal.SIGKILL)
     gate.touch()  # the worker that lost its parent ends once its kernel returns
@@ -186,7 +186,7 @@ def test_a_killed_sweep_resumes_to_the_same_record(here, tmp_path: Path) -> None
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
     gate, watched = tmp_path / "gate", tmp_path / "watched"
-    arguments = [f"{ROOT / SUBJECTS}::patient", three_chunks(), "--dtype", "float32", "--output", "y", "--jobs", "1"]
+    arguments = [f"{ROOT / SUBJECTS}::patient", three_chunks(), "--dtype", "float32", "--result", "y", "--jobs", "1"]
     process = begun([*arguments, "--resume", str(watched)], watched, 2, tmp_path, gate)
     os.kill(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)

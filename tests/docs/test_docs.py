@@ -21,6 +21,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.docs.printed import COMPARABLE, rows
 from verify.cli import parser
 from verify.ops import registry
 from verify.records import record
@@ -398,6 +399,9 @@ def test_the_page_of_ops_shows_what_the_command_prints(tmp_path: Path) -> None:
     env = os.environ | {"COLUMNS": "100"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 1, done.stderr
-    for line in shown.splitlines():
-        assert line in done.stdout
+    # The kernel is PyTorch's own function, so that all its figures are PyTorch's.
+    known = None if COMPARABLE else 3
+    printed = [cells[:known] for cells in rows(done.stdout)]
+    for cells in rows(shown):
+        assert cells[:known] in printed
     assert "wrong at 1 infinite or NaN input, right at all others" in done.stdout

@@ -266,8 +266,8 @@ def test_an_interrupted_hunt_keeps_its_best(backend: Backend) -> None:
 
 def test_impossible_budgets_say_the_rule() -> None:
     rules = [
-        (Settings(), "one budget: --budget SECONDS or --evaluations N"),
-        (Settings(evaluations=3, seconds=1.0), "one budget"),
+        (Settings(), "one length: --duration TIME or --evaluations N"),
+        (Settings(evaluations=3, seconds=1.0), "one length"),
         (Settings(evaluations=0), "at least 1; received 0"),
         (Settings(seconds=math.inf), "a positive time; received inf"),
         (Settings(seconds=-1.0), "a positive time; received -1"),

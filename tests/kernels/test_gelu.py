@@ -13,8 +13,7 @@ import pytest
 import torch
 from flint import arb, ctx
 
-from kernels import gelu as module
-from kernels import gelu_compiled, gelu_cuda
+from kernels import gelu_compiled, gelu_cuda, launch
 from kernels.gelu import gelu, gelu_backward
 
 FORMS = ("none", "tanh")
@@ -360,7 +359,7 @@ def test_errors_state_the_rule_and_what_was_received(backend, monkeypatch):
         gelu(x.to_sparse())
     with pytest.raises(ValueError, match=r"dy must have x's shape, dtype and device .* got \(\(3,\)"):
         gelu_backward(torch.ones(3, device=backend.device), x)
-    monkeypatch.setattr(module, "_INTERPRETED", False)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
     with pytest.raises(ValueError, match=r"x must be on a CUDA device, got cpu; .* TRITON_INTERPRET=1"):
         gelu(torch.ones(2))
 

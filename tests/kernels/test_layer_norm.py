@@ -1,4 +1,4 @@
-"""kernels/layer_norm.py against exact rational moments, through Triton's interpreter or a GPU.
+"""kernels/layer_norm against exact rational moments, through Triton's interpreter or a GPU.
 
 The inputs are dyadic rationals: sums, means and variances are computed in integers, only the square
 root is rounded (to 250 bits). Nothing here is shared with verify's own truth, but one test asks that."""
@@ -21,11 +21,13 @@ from verify import backends
 BACKEND = backends.select()
 backends.activate(BACKEND)
 
-from kernels import layer_norm as module  # noqa: E402
 from kernels.layer_norm import (  # noqa: E402
+    launch,
     layer_norm,
     layer_norm_residual,
     layer_norm_residual_bias,
+    operators,
+    plan,
 )
 
 DEVICE = BACKEND.device
@@ -39,6 +41,13 @@ FORMATS = {  # significand bits, exponent of the smallest normal number
     torch.bfloat16: (8, -126),
 }
 HALF = (torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _plans_are_not_kept(monkeypatch):
+    """Tests change the constants of plan.py between two calls of one size."""
+    monkeypatch.setattr(launch, "planned_forward", plan.forward_plan)
+    monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)
 
 
 def integers(tensor):
@@ -303,7 +312,7 @@ def test_float32_rows_that_are_read_twice(name):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=name_of)
 @pytest.mark.parametrize("n", [4_099, 8_300])  # float32: the paired kernel, and the tiled one
 def test_long_rows_backward(n, dtype, monkeypatch):
-    monkeypatch.setattr(module, "_PAIRED_ROWS", 1)
+    monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
     x, eps = regime("mean 1e3", 2, n, dtype)
     weight, bias, dy = draw(n, seed=1).to(dtype), draw(n, seed=2).to(dtype), draw(2, n).to(dtype)
     outputs, gradients = run(x, weight, bias, dy, eps)
@@ -319,8 +328,8 @@ def test_long_rows_backward(n, dtype, monkeypatch):
 @pytest.mark.parametrize("name", ["outlier", "mean 1e4", "huge", "tiny no eps", "one step"])
 def test_paired_kernel_in_hard_regimes(name, monkeypatch):
     """Without weight and bias too; several rows per program, so that the next row is prefetched."""
-    monkeypatch.setattr(module, "_PAIRED_ROWS", 1)
-    monkeypatch.setattr(module, "_PAIRED_PROGRAMS", 1)
+    monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
+    monkeypatch.setattr(plan, "PAIRED_PROGRAMS", 1)
     n = 4_097
     x, eps = regime(name, 3, n, torch.float32)
     # correlated with x: all three terms of dx count
@@ -338,8 +347,8 @@ def test_paired_kernel_in_hard_regimes(name, monkeypatch):
 def test_paired_kernel_sums_dbias_without_drift(monkeypatch):
     """1/3 added 40 times in float32 is ulps off; the kernel adds in float64."""
     m, n = 40, 4_097
-    monkeypatch.setattr(module, "_PAIRED_ROWS", 1)
-    monkeypatch.setattr(module, "_PAIRED_PROGRAMS", 1)
+    monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
+    monkeypatch.setattr(plan, "PAIRED_PROGRAMS", 1)
     dy = torch.full((m, n), 1 / 3)
     truth = CONTEXT.mpf(float(dy[0, 7])) * m
     naive = sum(dy[1:, 7], dy[0, 7])
@@ -387,7 +396,7 @@ def beyond_float32(dtype, n, residual):
 @pytest.mark.parametrize("form", ["plain", "bare", "residual", "residual bias"])
 def test_gradients_that_float32_cannot_hold(form, dtype, monkeypatch):
     """Several rows of each kind share a program, so that its column sums have to be redone."""
-    monkeypatch.setattr(module, "_PROGRAMS", 6)
+    monkeypatch.setattr(plan, "PROGRAMS", 6)
     for n in (33, 64):
         x, dy, r = beyond_float32(dtype, n, form.startswith("residual"))
         ds = None if r is None else draw(*x.shape, seed=7).to(dtype)
@@ -456,7 +465,7 @@ HIDDEN = (  # x, residual, weight; columns; three operands
 @pytest.mark.parametrize(("x_dtype", "r_dtype", "w_dtype", "n", "three"), HIDDEN)
 def test_operands_hidden_from_a_float64_sum(x_dtype, r_dtype, w_dtype, n, three, monkeypatch):
     """y, dx, dresidual, dweight and dinput_bias are those of the exact sum, in every kernel."""
-    monkeypatch.setattr(module, "_PROGRAMS", 6)  # hard rows and others share a program
+    monkeypatch.setattr(plan, "PROGRAMS", 6)  # hard rows and others share a program
     x, r = hidden(8 if n < 100 else 2, n)
     x, r = x.to(x_dtype), r.to(r_dtype)
     dy, ds = draw(*x.shape, seed=63).to(x_dtype), (draw(*x.shape, seed=64) * 1e-3).to(r_dtype)
@@ -512,7 +521,7 @@ def test_subnormal_float64(eps, size, upstream):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_hard_rows_anywhere_in_a_program(dtype, monkeypatch):
     """A program redoes its first, a middle and its last row, and leaves the others as they are without them."""
-    monkeypatch.setattr(module, "_PROGRAMS", 4)
+    monkeypatch.setattr(plan, "PROGRAMS", 4)
     plain, residual = draw(37, 48, seed=73).to(dtype), draw(37, 48, seed=74).to(dtype)
     dy, ds = draw(37, 48, seed=75).to(dtype), draw(37, 48, seed=76).to(dtype)
     x = plain.clone()
@@ -562,8 +571,8 @@ def test_one_number_per_row_has_no_gradient_of_weight():
 @pytest.mark.parametrize("bare", [False, True])
 def test_paired_kernel_beyond_float32(bare, monkeypatch):
     """g rstd, g, dy xhat and rstd^2 c2 leave float32 upwards and downwards; dx may be finite or not."""
-    monkeypatch.setattr(module, "_PAIRED_ROWS", 1)
-    monkeypatch.setattr(module, "_PAIRED_PROGRAMS", 3)
+    monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
+    monkeypatch.setattr(plan, "PAIRED_PROGRAMS", 3)
     n = 4_097
     z = [draw(n, seed=70 + k) for k in range(8)]
     top = torch.finfo(torch.float32).max
@@ -803,23 +812,23 @@ def test_every_layout_runs_the_kernels_of_its_contiguous_copy(dtype, m, n, monke
     # Kernels for other alignments and strides add up in another order, on a GPU: the interpreter
     # cannot show that in the results, but it can show which kernels would run.
     seen = []
-    for name in [k for k in vars(module) if k.endswith("_kernel")]:
-        monkeypatch.setattr(module, name, Recorder(name, getattr(module, name), seen))
+    for name in [k for k in vars(launch) if k.endswith("_kernel")]:
+        monkeypatch.setattr(launch, name, Recorder(name, getattr(launch, name), seen))
     need = (True, True, True)
 
     def launched(x, residual, dy, ds, vectors):
         del seen[:]
         input_bias, weight, bias = vectors
-        stats = module._launch_forward(x, residual, input_bias, weight, bias, 1e-5)[2]
-        module._launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
+        stats = launch.launch_forward(x, residual, input_bias, weight, bias, 1e-5)[2]
+        launch.launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
         return list(seen)
 
     operands = [draw(m, n, seed=k).to(dtype).to(DEVICE) for k in range(4)]
     vectors = [draw(n, seed=k).to(dtype).to(DEVICE) for k in range(3)]
     expected = launched(*operands, vectors)
     assert len(expected) >= 3
-    assert all(module._rows(t).data_ptr() == t.data_ptr() for t in operands)  # nothing is copied here
-    assert module._rows(draw(3)[::3]).stride() == (1, 1)  # torch keeps the stride of a single number
+    assert all(launch.as_rows(t).data_ptr() == t.data_ptr() for t in operands)  # nothing is copied here
+    assert launch.as_rows(draw(3)[::3]).stride() == (1, 1)  # torch keeps the stride of a single number
     for place in range(4):
         for name, other in odd_layouts(operands[place]):
             given = [other if k == place else t for k, t in enumerate(operands)]
@@ -900,7 +909,7 @@ def test_several_rows_per_program(dtype, monkeypatch):
     x, dy = wide[0, :, :60], wide[1, :, 3:63]
     weight, bias = draw(60, seed=2).to(dtype), draw(60, seed=3).to(dtype)
     _, alone = run(x, weight, bias, dy, 1e-5)
-    monkeypatch.setattr(module, "_PROGRAMS", 4)
+    monkeypatch.setattr(plan, "PROGRAMS", 4)
     (y,), gradients = run(x, weight, bias, dy, 1e-5)
     assert torch.equal(gradients["x"], alone["x"])
     assert_within(exact_errors((x, weight, bias), [y], (dy,), gradients, 1e-5), dtype)
@@ -982,8 +991,8 @@ def test_operators_are_registered_soundly():
     x = draw(3, 10).float().to(DEVICE).requires_grad_()
     weight = draw(10).float().to(DEVICE).requires_grad_()
     residual = draw(3, 10, seed=1).half().to(DEVICE).requires_grad_()
-    torch.library.opcheck(module._forward_op, (x, None, None, weight, None, 1e-5))
-    torch.library.opcheck(module._forward_op, (x, residual, weight, weight, weight, 1e-5))
+    torch.library.opcheck(operators.forward_op, (x, None, None, weight, None, 1e-5))
+    torch.library.opcheck(operators.forward_op, (x, residual, weight, weight, weight, 1e-5))
 
 
 def test_autocast_leaves_mixed_operands_alone():
@@ -1056,7 +1065,7 @@ def test_a_cpu_tensor_without_the_interpreter_is_refused():
         "except RuntimeError as e:\n    print(e)\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    root = pathlib.Path(module.__file__).parent.parent
+    root = pathlib.Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == (
         "layer_norm: it runs on CUDA tensors, or under Triton's interpreter; x is on cpu: "

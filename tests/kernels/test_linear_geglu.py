@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import pathlib
 from fractions import Fraction
 
 import mpmath as mp
@@ -13,7 +11,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import verify
-from kernels import linear_act
 from kernels import linear_geglu as module
 from kernels.linear_geglu import linear_geglu
 
@@ -386,37 +383,3 @@ def test_error_messages_for_dtypes(backend):
     )
     with pytest.raises(TypeError, match=r"x must be float64, float32, .* got torch.int64"):
         linear_geglu(x.long(), torch.zeros(6, 4, device=backend.device).long())
-
-
-def parts(path):
-    """The functions and constants of a kernel file, nested ones too, as text."""
-    text = pathlib.Path(path).read_text()
-    found = {}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = ast.get_source_segment(text, node)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = ast.get_source_segment(text, node)
-    return found
-
-
-def test_repeated_text_is_the_same_in_both_kernel_files():
-    act, geglu = parts(linear_act.__file__), parts(module.__file__)
-    repeated = """
-        CAP_FP16 TAIL_FP16 CAP_BF16 TAIL_BF16 FAR_BF16 FAR_SLOPE_BF16 FAR_SLOPE_FP16 EDGE LIFT UNLIFT UNSCALE
-        RSQRT2 RSQRT_2PI HALF_LOG2E LOG2_RSQRT_2PI TANH_A TANH_B TANH_A_LOG2E TANH_B_LOG2E _log_tail _tail _past
-        _clamped _gelu_value _gelu_slope _tile_of _fetch _multiply _halves _quarters _send _consume
-        _hopper_kernel _of_any_alignment _few _choose _copyable _boxes _on_hopper _aligned _dense _autocast _none
-    """.split()
-    assert {name: geglu[name] for name in repeated} == {name: act[name] for name in repeated}
-
-
-def test_the_kernel_file_stands_alone():
-    tree = ast.parse(pathlib.Path(module.__file__).read_text())
-    imported = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module.split(".")[0])
-    assert imported <= {"__future__", "math", "torch", "triton"}

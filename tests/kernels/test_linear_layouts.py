@@ -15,6 +15,7 @@ import torch
 
 from kernels import linear_act as act
 from kernels import linear_geglu as geglu
+from kernels import linear_layers
 from tests.kernels.compiled import printed
 
 MODULES = [act, geglu]
@@ -84,7 +85,7 @@ def results(module, monkeypatch, x, weight, bias, dy, activation):
     with monkeypatch.context() as patch:
         # on a GPU, where the configuration is timed for each layout: the first
         patch.setattr(module, "_configs", lambda *arguments: configs(*arguments)[:1])
-        patch.setattr(module, "_fastest", {})
+        patch.setattr(linear_layers, "fastest", {})
         patch.setattr(module, "_gradient_kernel", reducing)
         for name in ("_tile_kernel", "_strided_tile_kernel"):
             patch.setattr(module, name, tiles)
@@ -147,7 +148,7 @@ def test_the_operators_reduction_sees_a_dense_pre_activation_too(backend, monkey
 def test_the_recorder_sees_a_pointer_off_by_one_element(backend, monkeypatch, module):
     x, weight, bias, dy = tensors(module, 37, 20, 9, backend.device)
     _, dense, _ = results(module, monkeypatch, x, weight, bias, dy, "gelu")
-    monkeypatch.setattr(module, "_dense", lambda t: t)
+    monkeypatch.setattr(module, "dense", lambda t: t)
     _, moved, _ = results(module, monkeypatch, x, weight, bias, offset(dy), "gelu")
     assert moved != dense
 
@@ -156,7 +157,7 @@ def test_the_recorder_sees_a_pointer_off_by_one_element(backend, monkeypatch, mo
 @pytest.mark.parametrize("tf32", [False, True])
 def test_the_configurations_to_choose_from_step_alike_through_k(monkeypatch, module, tf32):
     """The choice is timed, for each layout. Zeros that fill the last step turn a sum of -0 into 0."""
-    monkeypatch.setattr(module, "_INTERPRETED", False)
+    monkeypatch.setattr(linear_layers, "INTERPRETED", False)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         configs = module._configs(dtype, tf32)
         assert len({bk for _, _, bk, _, _ in configs}) == 1, dtype

@@ -9,8 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import hopper_product, launch
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
+from kernels.linear_layers import tile_of
 from tests.kernels.compiled import printed
 
 ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
@@ -18,7 +20,7 @@ MODES = [a + more for more in (0, module.GRAD.value, module.SAVE.value) for a in
 
 
 def order(tiles_m, tiles_n, group):
-    """The order of _tile_of: columns within groups of rows."""
+    """The order of tile_of: columns within groups of rows."""
     for first in range(0, tiles_m, group):
         for column in range(tiles_n):
             for row in range(first, min(first + group, tiles_m)):
@@ -28,7 +30,7 @@ def order(tiles_m, tiles_n, group):
 @triton.jit
 def numbered(row_ptr, column_ptr, tiles_m, tiles_n, GROUP: tl.constexpr, SIZE: tl.constexpr):
     t = tl.arange(0, SIZE)
-    row, column = module._tile_of(t, tiles_m, tiles_n, GROUP)
+    row, column = tile_of(t, tiles_m, tiles_n, GROUP)
     tl.store(row_ptr + t, row, mask=t < tiles_m * tiles_n)
     tl.store(column_ptr + t, column, mask=t < tiles_m * tiles_n)
 
@@ -140,8 +142,8 @@ def whole_numbers(shape, generator, dtype):
 def of_hopper(monkeypatch, units):
     """The launcher as on a Hopper GPU, but for the kernel, which is only noted; the tile kernel runs."""
     hopper, tiny = Recorder(None), Recorder(module._tile_kernel)
-    monkeypatch.setattr(module, "_hopper_kernel", hopper, raising=False)
-    monkeypatch.setattr(module, "_boxes", lambda t, rows, cols: (t, rows, cols))
+    monkeypatch.setattr(hopper_product, "hopper_kernel", hopper)
+    monkeypatch.setattr(hopper_product, "boxes", lambda t, rows, cols: (t, rows, cols))
     monkeypatch.setattr(module, "_tile_kernel", tiny)
     properties = types.SimpleNamespace(multi_processor_count=units)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
@@ -154,7 +156,7 @@ def of_hopper(monkeypatch, units):
     [(70, 16 * 256 + 200, 16, 0, 4096), (300, 10 * 256 + 136, 32, 256, 2560), (1030, 17 * 256 + 248, 32, 1024, 4096)],
 )
 def test_the_launcher_leaves_the_last_corner_to_tiny_tiles(monkeypatch, mode, m, n, units, row, col):
-    if not module._INTERPRETED:
+    if not launch.INTERPRETED:
         pytest.skip("a GPU runs both kernels: the tests below")
     generator = torch.Generator().manual_seed(m)
     a, b, bias = (whole_numbers(s, generator, torch.bfloat16) for s in ((m, 1024), (n, 1024), (n,)))
@@ -181,7 +183,7 @@ def test_the_launcher_leaves_the_last_corner_to_tiny_tiles(monkeypatch, mode, m,
 
 def test_where_the_last_round_is_not_cut(monkeypatch):
     """K of other sizes, a transposed A, strides or addresses off a multiple of 16."""
-    if not module._INTERPRETED:
+    if not launch.INTERPRETED:
         pytest.skip("a GPU runs both kernels: the tests below")
     m, n = 16, 16 * 256 + 8
     hopper, tiny = of_hopper(monkeypatch, 16)
@@ -219,7 +221,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from kernels import linear_act, linear_geglu
+from kernels import hopper_product, linear_act, linear_geglu
 
 DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
@@ -247,13 +249,13 @@ def compiled(kind, kernel, types, constants, options):
 for module, step in ((linear_act, 256), (linear_geglu, 128)):
     matrix = torch.empty(256, 256, dtype=torch.bfloat16)
     boxes = {
-        size: native_specialize_impl(CUDABackend, module._boxes(matrix, *size), False, True, True)[0]
+        size: native_specialize_impl(CUDABackend, hopper_product.boxes(matrix, *size), False, True, True)[0]
         for size in ((128, 64), (64, 64))
     }
     types = {"a_desc": boxes[128, 64], "b_desc": boxes[128, 64], "y_desc": boxes[64, 64], "pre_desc": boxes[64, 64]}
     types |= {"extra": "*bf16" if module is linear_act else boxes[64, 64], "bias_ptr": "*bf16"}
-    constants = dict(MODE=1, HAS_BIAS=True, STEP=step, A_T=False, B_T=False, GROUP=8, STAGES=4)
-    compiled(GluonASTSource, module._hopper_kernel, types, constants, dict(num_warps=4))
+    constants = dict(MODE=1, HAS_BIAS=True, STEP=step, A_T=False, B_T=False, GROUP=8, STAGES=4, FINISH=module._finish)
+    compiled(GluonASTSource, hopper_product.hopper_kernel, types, constants, dict(num_warps=4))
 bm, bn, bk = linear_act._TINY
 for pointer in DTYPES.values():
     for mode, one in ((1, "stride_bk"), (1, "stride_bn"), (9, "stride_bk"), (5, "stride_bk")):

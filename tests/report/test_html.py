@@ -216,7 +216,7 @@ def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypat
     for result in run.kernels[short[0]].results:  # which input, and how to reproduce it
         assert words.clean(result.worst[0].truth) in text
         assert str(escape(result.worst[0].replay)) in text
-    assert f"--kernel {run.kernels[short[0]].name}" in text
+    assert f"--whole {run.kernels[short[0]].name}" in text
     kept = sections_of(record_html.render(run, whole=[run.kernels[short[0]].name]))
     assert "Shortened" not in kept[f"kernel-{short[0]}"]
 

@@ -1,14 +1,10 @@
-"""The command line: `verify COMMAND`. One module per command; nothing heavy is imported until it runs.
-
-Exit codes: 0 pass, 1 a result is wrong or a kernel failed, 2 usage, 3 incomplete.
-"""
+"""The command line: `verify COMMAND`. One module per command; nothing heavy is imported until it runs."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from typing import Any, NoReturn
 
 from verify.cli import (
     bench,
@@ -17,6 +13,7 @@ from verify.cli import (
     compare,
     corpus,
     doctor,
+    exits,
     explain,
     gate,
     history,
@@ -28,9 +25,11 @@ from verify.cli import (
     run,
     sanitize,
     selftest,
+    sinks,
     sweep,
 )
-from verify.errors import TruthError, UsageError
+from verify.cli.parsing import Parser
+from verify.errors import IN_ERROR, TruthError, UsageError
 
 # in workflow order
 COMMANDS = (
@@ -41,8 +40,8 @@ COMMANDS = (
     hunt,
     bench,
     replay,
-    corpus,
     explain,
+    corpus,
     sanitize,
     report,
     gate,
@@ -54,32 +53,16 @@ COMMANDS = (
     certify,
 )
 
-EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_INCOMPLETE = 0, 1, 2, 3
-
-
-class _Parser(argparse.ArgumentParser):
-    """Its errors end with the next command, as all others do; the parsers of the commands are of this class too."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """What a command does not know is an error with its own usage; that of `verify` would say nothing of it."""
-        options, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return options, unknown
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n  next: {self.prog} --help\n")
-
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     from verify import __version__
 
-    top = _Parser(
+    codes = "; ".join(f"{code} {meaning.partition(':')[0]}" for code, meaning in exits.MEANING.items())
+    top = Parser(
         prog="verify",
         description="How wrong is a GPU kernel, at worst, and on which input?",
-        epilog="exit codes: 0 pass, 1 wrong or failed, 2 usage, 3 incomplete",
+        epilog=f"verify COMMAND --help has examples. Exit codes: {codes}.",
     )
     top.add_argument("--version", action="version", version=f"verify {__version__}")
     commands = top.add_subparsers(title="commands, in the order of use", metavar="COMMAND", dest="command_name")
@@ -94,19 +77,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = top.parse_args(arguments)
     if not hasattr(options, "handler"):
         top.print_help()
-        return EXIT_PASS
+        return exits.PASS
     try:
+        sinks.check(options)
         return int(options.handler(options))
     except UsageError as error:
-        told = error if error.hint else UsageError(error.message, hint=f"verify {options.command_name} --help")
-        print(f"verify: {told}", file=sys.stderr)
-        return EXIT_USAGE
+        shown = error if error.hint else UsageError(error.message, hint=f"{options.command.prog} --help")
+        print(f"verify: {shown}", file=sys.stderr)
+        return exits.USAGE
     except TruthError as error:
-        print(f"verify: the harness is in error, no verdict: {error}", file=sys.stderr)
-        return EXIT_INCOMPLETE
+        print(f"verify: {IN_ERROR}: {error}", file=sys.stderr)
+        return exits.INCOMPLETE
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)
-        return EXIT_INCOMPLETE
+        return exits.INCOMPLETE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_INCOMPLETE
+        return exits.INCOMPLETE

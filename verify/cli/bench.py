@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verify.cli import screen
+from verify.cli import exits, given, options, screen, sinks
+
+if TYPE_CHECKING:
+    from verify.declare.config import Config
 
 
 def add(commands: Any) -> None:
@@ -16,14 +18,17 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="accuracy and speed of every implementation, side by side",
-        description="Compare implementations: the kernels of the named targets, or everything declared that computes "
-        "an op ([tool.verify] kernels and peers in pyproject.toml), each beside PyTorch eager and torch.compile. "
-        "Speed is measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.",
+        description="Compare implementations: the kernels of the named targets, or for the name of an op everything "
+        "declared that computes it ([tool.verify] kernels and peers in pyproject.toml), each beside PyTorch eager and "
+        "torch.compile. Speed is measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.",
+        examples=(
+            "verify bench gelu --dtype bfloat16",
+            "verify bench accuracy.py::my_gelu --shape 8192,4096 --forward",
+            "verify bench layer_norm --no-accuracy --json bench.json",
+        ),
     )
-    parser.add_argument(
-        "wanted", nargs="+", metavar="OP|FILE|MODULE[::KERNEL]", help="an op's name, or what declares kernels"
-    )
-    parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
+    options.targets(parser, also="OP")
+    options.some(parser, "--dtype")
     parser.add_argument(
         "--shape",
         action="append",
@@ -36,20 +41,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--backward", action="store_true", help="time the backward pass only")
     parser.add_argument("--no-accuracy", action="store_true", help="time only")
     parser.add_argument("--rounds", type=_rounds, default=15, metavar="N", help="timed rounds (default 15)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the observed cases (default 0)")
-    parser.add_argument(
-        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="time for one kernel (default 600)"
-    )
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument(
-        "--jobs",
-        type=screen.count,
-        default=0,
-        metavar="N",
-        help="kernels at a time (default: one per core, if they fit the GPU)",
-    )
-    parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the table")
-    parser.add_argument("--html", metavar="PATH", help="write the HTML report")
+    options.seed(parser, "the observed cases")
+    options.add(parser, "--backend", "--jobs")
+    options.timeout(parser, "a kernel")
+    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)
 
 
@@ -58,16 +53,15 @@ def main(options: argparse.Namespace) -> int:
     from verify.declare import config
     from verify.measure.bench import Bench, bench
     from verify.measure.session import Session, command_line
-    from verify.records.record import encode, save, write_atomically
-    from verify.truth.formats import named
 
-    wanted, pool = _resolved(options.wanted, config.find())
+    found = config.find()
+    wanted = given.targets(options, found)
     session = Session(
         backend=options.backend,
         seed=options.seed,
         timeout=options.timeout,
         jobs=options.jobs,
-        dtypes=tuple(named(item).name for item in options.dtype),
+        dtypes=tuple(options.dtype),
         progress=(progress := screen.Progress()),
     )
     both = options.forward == options.backward
@@ -75,42 +69,32 @@ def main(options: argparse.Namespace) -> int:
         name for name, asked in (("forward", options.forward), ("backward", options.backward)) if both or asked
     )
     settings = Bench(
-        wanted=wanted,
-        pool=pool,
+        wanted=tuple(wanted),
+        pool=_pool(found, Path.cwd()),
         shapes=tuple(dict.fromkeys(options.shape)),
         directions=directions,
         rounds=options.rounds,
         accuracy=not options.no_accuracy,
     )
-    result = bench(settings, session, command_line(_arguments(options)))
+    result = bench(settings, session, command_line(given.words(options)))
     progress.clear()
-    if options.json and options.json != "-":
-        save(result, options.json)
-    if options.html:
-        from verify.report.html import record_html
 
-        write_atomically(options.html, record_html.render(result).encode())
-    if options.json == "-":
-        sys.stdout.write(encode(result).decode())
-    else:
+    def table() -> str:
         from verify.report.terminal import bench_table
 
-        sys.stdout.write(bench_table.render(result))
-        for label, path in (("record", options.json), ("report", options.html)):
-            if path:
-                print(f"{label}: {Path(path).resolve()}")
-    for line in session.usage:
-        print(f"verify: {line}", file=sys.stderr)
+        return bench_table.render(result)
+
+    sinks.deliver_run(options, result, table)
+    screen.complain(session.usage)
     if result.verdict == "fail":
-        return 1
+        return exits.WRONG
     if session.usage:
-        return 2
-    return 3 if result.incomplete else 0
+        return exits.USAGE
+    return exits.INCOMPLETE if result.incomplete else exits.PASS
 
 
-def _resolved(wanted: list[str], settings: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was asked for, and the configured targets as they are found from here."""
-    here = Path.cwd()
+def _pool(settings: Config, here: Path) -> tuple[str, ...]:
+    """The configured targets, as they are found from a folder."""
 
     def placed(target: str) -> str:
         source, separator, kernel = target.partition("::")
@@ -118,22 +102,7 @@ def _resolved(wanted: list[str], settings: Any) -> tuple[tuple[str, ...], tuple[
             source = os.path.relpath(settings.root / source, here)
         return source + separator + kernel
 
-    return tuple(wanted), tuple(placed(item) for item in (*settings.kernels, *settings.peers))
-
-
-def _arguments(options: argparse.Namespace) -> list[str]:
-    """What determines the figures, as arguments; where output goes does not."""
-    arguments = ["bench", *options.wanted]
-    for item in options.dtype:
-        arguments += ["--dtype", item]
-    for shape in options.shape:
-        arguments += ["--shape", ",".join(map(str, shape))]
-    arguments += [f"--{name}" for name in ("forward", "backward") if getattr(options, name)]
-    arguments += ["--no-accuracy"] if options.no_accuracy else []
-    for name, default in (("rounds", 15), ("seed", 0), ("backend", None)):
-        if getattr(options, name) != default:
-            arguments += [f"--{name}", str(getattr(options, name))]
-    return arguments
+    return tuple(placed(item) for item in (*settings.kernels, *settings.peers))
 
 
 def _shape(text: str) -> tuple[int, ...]:

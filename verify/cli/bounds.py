@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import json_, screen
-from verify.cli.gate import bounds_folder
+from verify.cli import exits, given, options, screen, sinks
 
 if TYPE_CHECKING:
     from verify.gate.bounds import Book
@@ -22,6 +20,7 @@ def add(commands: Any) -> None:
         help="propose, review and accept bounds",
         description="Bounds are the largest errors that a project allows itself, one per output, dtype and regime. "
         "They get tighter from records, and looser only one by one, with a reason.",
+        examples=("verify bounds propose run.json", "verify bounds review --base origin/main"),
     )
     steps = parser.add_subparsers(title="steps", metavar="STEP", required=True)
     _propose(steps)
@@ -34,25 +33,21 @@ def _propose(steps: Any) -> None:
         "propose",
         help="write new and tighter bounds from records",
         description="Write a bound for every figure that has none and tighten those that a record shows to be loose. "
-        "No bound ever gets looser, none is removed.",
-        epilog="exit codes: 0 done, 1 done, and some figure is beyond its bound, 2 usage",
+        "No bound ever gets looser, none is removed. Exit code 1: done, and some figure is beyond its bound.",
+        examples=("verify bounds propose run.json", "verify bounds propose run.json --kernel my_gelu --dry-run"),
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN.json", help="records of runs")
-    _shared(parser)
-    parser.add_argument("--kernel", action="append", default=[], metavar="NAME", help="this kernel only (repeatable)")
+    parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
+    options.some(parser, "--kernel")
+    options.add(parser, "--bounds", "--headroom")
     parser.add_argument(
         "--margin",
-        type=_share,
+        type=options.share,
         metavar="SHARE",
         help="how much looser than its measurement supports a bound may stay (default 0.05)",
     )
-    parser.add_argument(
-        "--headroom",
-        type=_share,
-        metavar="SHARE",
-        help="what is added to observed maxima: other seeds find larger ones (default 0.25, below 10,000 cases 2)",
-    )
     parser.add_argument("--dry-run", action="store_true", help="show, and write nothing")
+    options.add(parser, "--on-ci")
+    options.sinks(parser, "the changes", "--json")
     parser.set_defaults(handler=propose)
 
 
@@ -61,14 +56,14 @@ def _review(steps: Any) -> None:
         "review",
         help="show what changed in the bounds since a commit",
         description="Show every bound that changed since a commit, what was loosened or removed first. With the record "
-        "behind the bounds: the worst input of each, what came out and the command that shows it again.",
-        epilog="exit codes: 0 nothing got looser, 1 a bound was loosened or removed, 2 usage",
+        "behind the bounds: the worst input of each, what came out and the command that shows it again. Exit code 1: a "
+        "bound was loosened or removed.",
+        examples=("verify bounds review", "verify bounds review --base origin/main --run run.json"),
     )
-    parser.add_argument("base", nargs="?", default="HEAD", metavar="REF", help="commit to compare with (default HEAD)")
-    parser.add_argument(
-        "--run", action="append", default=[], metavar="RUN.json", help="record with the worst inputs (repeatable)"
-    )
-    _shared(parser, writes=False)
+    options.add(parser, "--base", default="HEAD")
+    options.some(parser, "--run")
+    options.add(parser, "--bounds")
+    options.sinks(parser, "the changes", "--json")
     parser.set_defaults(handler=review)
 
 
@@ -77,20 +72,14 @@ def _accept(steps: Any) -> None:
         "accept",
         help="loosen one bound, with the reason in the file",
         description="Loosen one bound to what a record measured. The reason and the date stay in the file.",
+        examples=("verify bounds accept my_gelu/y/bfloat16/tail run.json --reason 'faster erf'",),
     )
     parser.add_argument("key", metavar="KEY", help="kernel/output/dtype/regime, as `verify gate` prints it")
-    parser.add_argument("runs", nargs="+", metavar="RUN.json", help="records of runs")
-    parser.add_argument("--reason", required=True, help="why the larger error is right")
-    _shared(parser)
-    parser.add_argument("--headroom", type=_share, metavar="SHARE", help="as for propose")
+    parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
+    options.add(parser, "--reason", required=True)
+    options.add(parser, "--bounds", "--headroom", "--on-ci")
+    options.sinks(parser, "the changes", "--json")
     parser.set_defaults(handler=accept)
-
-
-def _shared(parser: argparse.ArgumentParser, *, writes: bool = True) -> None:
-    parser.add_argument("--bounds", metavar="DIR", help="folder of the bounds (default reports/bounds)")
-    parser.add_argument("--json", metavar="PATH", help="write the changes as JSON; - for stdout instead of the text")
-    if writes:
-        parser.add_argument("--on-ci", action="store_true", help="write although this is a CI machine")
 
 
 def propose(options: argparse.Namespace) -> int:
@@ -104,7 +93,7 @@ def propose(options: argparse.Namespace) -> int:
         _may_write(options, "propose")
     book = _book(options)
     found = changes.propose(
-        [load(path) for path in options.runs],
+        [load(path) for path in options.records],
         book,
         kernels=options.kernel,
         margin=bounds.MARGIN if options.margin is None else options.margin,
@@ -113,20 +102,20 @@ def propose(options: argparse.Namespace) -> int:
     written: list[str] = []
     if not options.dry_run:
         written = [_shown(path) for path in bounds.save(book, [item.new for item in found.changes if item.new])]
-    if options.json:
-        data = {
+
+    def data() -> dict[str, Any]:
+        return {
             "changes": gate_data.of_changes(found.changes),
             "written": written,
             "left": [{"key": str(row.key), "status": row.status, "reason": row.reason} for row in found.left],
         }
-        json_.write(options.json, data)
-    if options.json != "-":
-        sys.stdout.write(
-            bounds_text.proposal(
-                found, width=screen.width(), color=screen.colour(), written=written, dry=options.dry_run
-            )
-        )
-    return 1 if any(row.status in ("breached", "nonfinite", "crashed") for row in found.left) else 0
+
+    def text() -> str:
+        return bounds_text.proposal(found, **screen.style(), written=written, dry=options.dry_run)
+
+    sinks.deliver_data(options, data, text)
+    broken = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
+    return exits.WRONG if broken else exits.PASS
 
 
 def review(options: argparse.Namespace) -> int:
@@ -141,15 +130,13 @@ def review(options: argparse.Namespace) -> int:
     runs = [load(path) for path in options.run]
     found = changes.review(book_at(options.base, book.folder), book)
     behind = changes.behind(found, runs)
-    if options.json:
-        json_.write(options.json, {"base": options.base, "changes": gate_data.of_changes(found, behind)})
-    if options.json != "-":
-        files = {run.id: path for run, path in zip(runs, options.run, strict=True)}
-        text = bounds_text.review(
-            found, options.base, width=screen.width(), color=screen.colour(), behind=behind, files=files
-        )
-        sys.stdout.write(text)
-    return 1 if changes.needs_approval(found) else 0
+    files = {run.id: path for run, path in zip(runs, options.run, strict=True)}
+    sinks.deliver_data(
+        options,
+        lambda: {"base": options.base, "changes": gate_data.of_changes(found, behind)},
+        lambda: bounds_text.review(found, options.base, **screen.style(), behind=behind, files=files),
+    )
+    return exits.WRONG if changes.needs_approval(found) else exits.PASS
 
 
 def accept(options: argparse.Namespace) -> int:
@@ -163,7 +150,7 @@ def accept(options: argparse.Namespace) -> int:
 
     _may_write(options, "accept")
     book = _book(options)
-    runs = [load(path) for path in options.runs]
+    runs = [load(path) for path in options.records]
     change = changes.accept(
         options.key,
         options.reason,
@@ -174,23 +161,22 @@ def accept(options: argparse.Namespace) -> int:
     )
     assert change.new is not None
     behind = changes.behind([change], runs)
-    files = {run.id: path for run, path in zip(runs, options.runs, strict=True)}
+    files = {run.id: path for run, path in zip(runs, options.records, strict=True)}
     written = [_shown(path) for path in bounds.save(book, [change.new])]
-    if options.json:
-        json_.write(options.json, {"changes": gate_data.of_changes([change], behind), "written": written})
-    if options.json != "-":
-        text = bounds_text.accepted(
-            change, width=screen.width(), color=screen.colour(), written=written, behind=behind, files=files
-        )
-        sys.stdout.write(text)
-    return 0
+    sinks.deliver_data(
+        options,
+        lambda: {"changes": gate_data.of_changes([change], behind), "written": written},
+        lambda: bounds_text.accepted(change, **screen.style(), written=written, behind=behind, files=files),
+    )
+    return exits.PASS
 
 
 def _book(options: argparse.Namespace) -> Book:
+    from verify.declare import config
     from verify.gate import bounds
 
     # the first proposal makes the folder
-    return bounds.load(Path(options.bounds) if options.bounds else bounds_folder(None))
+    return bounds.load(given.bounds_folder(options, config.find(), created=True))
 
 
 def _may_write(options: argparse.Namespace, step: str) -> None:
@@ -205,13 +191,3 @@ def _may_write(options: argparse.Namespace, step: str) -> None:
 
 def _shown(path: Path) -> str:
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"a share is a number from 0 to 10, 0.1 for a tenth; received {text!r}")
-    return value

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verify.cli import screen
+from verify.cli import exits, options, screen, sinks
+
+if TYPE_CHECKING:
+    from verify.truth.certificate import Entry
 
 
 def add(commands: Any) -> None:
@@ -15,17 +18,19 @@ def add(commands: Any) -> None:
         "certify",
         help="measure the fast reference against the exact one",
         description="Measure how far the float64 reference of every op and result is from the exact value, "
-        "in units of 2^-53 of the scale of its terms, and print the table.",
+        "in units of 2^-53 of the scale of its terms, and print the table. Exit code 1: one is above the target.",
+        examples=("verify certify gelu layer_norm", "verify certify --certificate certificate.json"),
     )
     parser.add_argument("ops", nargs="*", metavar="OP", help="ops to certify (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the points that are measured (default 0)")
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
+    options.seed(parser, "the points that are measured")
+    options.add(parser, "--backend")
+    options.timeout(parser, "the measurement", default=3600.0)
     parser.add_argument(
-        "--output",
+        "--certificate",
         metavar="PATH",
         help="merge the result into this certificate (the shipped one: `shipped`)",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    options.sinks(parser, "the certificate's new entries", "--json")
     parser.set_defaults(handler=main)
 
 
@@ -40,29 +45,33 @@ def main(options: argparse.Namespace) -> int:
     progress = screen.Progress()
     with Worker(options.backend) as worker:
         request = {"do": "certify", "ops": options.ops, "seed": options.seed}
-        reply = answer(worker.ask(request, timeout=3600, progress=progress))
+        reply = answer(worker.ask(request, timeout=options.timeout, progress=progress))
     progress.clear()
     entries = msgspec.convert(reply["entries"], list[certificate.Entry])
-    if options.json:
-        screen.print_json(reply["entries"])
-    else:
-        print(f"{'op':<28} {'result':<13} {'units':>8} {'f32 ULP':>9} {'n':>8}  worst input")
-        for entry in entries:
-            params = ",".join(str(v) for v in entry.params.values() if isinstance(v, str))
-            name = f"{entry.op}({params})" if params else entry.op
-            ulp = entry.units * 2.0**-30
-            print(f"{name:<28} {entry.result:<13} {entry.units:8.1f} {ulp:9.1e} {entry.n:8,}  {entry.worst[:40]}")
-        print("units: multiples of 2^-53 of the scale; f32 ULP: the same as a share of a float32 ulp of scale.")
-    if options.output:
-        path = certificate.shipped_path() if options.output == "shipped" else Path(options.output)
+    if options.certificate:
+        path = certificate.shipped_path() if options.certificate == "shipped" else Path(options.certificate)
         known = certificate.load(path).entries if path.exists() else []
         fresh = {certificate.key(e.op, e.params, e.result, e.device) for e in entries}
         kept = [e for e in known if certificate.key(e.op, e.params, e.result, e.device) not in fresh]
         certificate.save(certificate.Certificate(schema=certificate.SCHEMA, entries=kept + entries), path)
-        print(f"certificate: {path}")
-    worst = max((entry.units for entry in entries), default=0.0)
-    if not worst <= certificate.TARGET_UNITS:
-        print(f"above the target of {certificate.TARGET_UNITS:g} units: verdicts widen by the larger figure")
-        return 1
-    print(f"every reference is within {certificate.TARGET_UNITS:g} units (1e-6 float32 ULP of scale)")
-    return 0
+        if not sinks.quiet(options):
+            print(f"certificate: {path}")
+    within = max((entry.units for entry in entries), default=0.0) <= certificate.TARGET_UNITS
+    sinks.deliver_data(options, lambda: reply["entries"], lambda: sinks.lines(*_lines(entries, within=within)))
+    return exits.PASS if within else exits.WRONG
+
+
+def _lines(entries: list[Entry], *, within: bool) -> list[str]:
+    from verify.truth.certificate import TARGET_UNITS
+
+    lines = [f"{'op':<28} {'result':<13} {'units':>8} {'f32 ULP':>9} {'n':>8}  worst input"]
+    for entry in entries:
+        params = ",".join(str(v) for v in entry.params.values() if isinstance(v, str))
+        name = f"{entry.op}({params})" if params else entry.op
+        ulp = entry.units * 2.0**-30
+        lines.append(f"{name:<28} {entry.result:<13} {entry.units:8.1f} {ulp:9.1e} {entry.n:8,}  {entry.worst[:40]}")
+    lines.append("units: multiples of 2^-53 of the scale; f32 ULP: the same as a share of a float32 ulp of scale.")
+    verdict = f"above the target of {TARGET_UNITS:g} units: verdicts widen by the larger figure"
+    if within:
+        verdict = f"every reference is within {TARGET_UNITS:g} units (1e-6 float32 ULP of scale)"
+    return lines + sinks.ending(verdict, "verify run")

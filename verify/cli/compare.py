@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import json_, screen
+from verify.cli import options, screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.compare import Comparison
@@ -21,13 +20,13 @@ def add(commands: Any) -> None:
         help="compare two records of the same cases",
         description="Compare two run records: what got worse, what got better, and whether any bit changed. They may "
         "come from two commits, two devices or two versions of Triton; what was not measured on the same cases is said "
-        "to be incomparable.",
-        epilog="exit codes: 0 nothing got worse, 1 something did, 2 usage, 3 something could not be compared",
+        "to be incomparable. Exit code 1: something got worse; 3: something could not be compared.",
+        examples=("verify compare before.json after.json", "verify compare sm_90.json interpreter.json --all"),
     )
     parser.add_argument("base", metavar="BASE.json", help="the record from before")
     parser.add_argument("head", metavar="HEAD.json", help="the record from after, of the same cases")
-    parser.add_argument("--all", action="store_true", help="list what is the same too")
-    parser.add_argument("--json", metavar="PATH", help="write the comparison as JSON; - for stdout instead of the text")
+    options.add(parser, "--all")
+    options.sinks(parser, "the comparison", "--json")
     parser.set_defaults(handler=main)
 
 
@@ -38,16 +37,13 @@ def main(options: argparse.Namespace) -> int:
     from verify.report.terminal import compare_text
 
     found = compare(load(options.base), load(options.head))
-    if options.json:
-        json_.write(options.json, data(found))
-    if options.json != "-":
-        for line in about(found):
-            print(screen.plain(line))
-        sys.stdout.write(
-            compare_text.render(found, width=screen.width(), color=screen.colour(), everything=options.all)
-        )
-        if found.other_cases:
-            print(screen.plain(f"next: verify run --like {options.base} --json {options.head}"))
+
+    def text() -> str:
+        shown = compare_text.render(found, **screen.style(), everything=options.all)
+        again = [f"next: verify run --like {options.base} --json {options.head}"] if found.other_cases else []
+        return sinks.lines(*about(found)) + shown + sinks.lines(*again)
+
+    sinks.deliver_data(options, lambda: data(found), text)
     return found.exit_code
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from verify.cli import screen
+from verify.cli import exits, given, options, sinks
 
 
 def add(commands: Any) -> None:
@@ -16,83 +16,100 @@ def add(commands: Any) -> None:
         help="list, add, remove or replay the pinned cases",
         description="The corpus keeps cases that once broke a law or gave a large error, one file each under "
         "`[tool.verify] corpus` (default reports/corpus). `verify run` and `verify.laws_for` try them every time.",
+        examples=("verify corpus list", "verify corpus replay my_gelu"),
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    listing = actions.add_parser("list", help="show the entries", description="Show the pinned cases.")
+    listing = actions.add_parser(
+        "list", help="show the entries", description="Show the pinned cases.", examples=("verify corpus list my_gelu",)
+    )
     listing.add_argument("kernels", nargs="*", metavar="KERNEL", help="only of these kernels")
     listing.set_defaults(handler=list_entries)
 
     adding = actions.add_parser(
-        "add", help="pin a case", description="Try a case once and pin it with what it shows today."
+        "add",
+        help="pin a case",
+        description="Try a case once and pin it with what it shows today: element 0 of y, or what --result and --index "
+        "say, or the law in --law.",
+        examples=("""verify corpus add k.py::gelu '{"dtype":"float32","dims":[8],"fill":"ones"}'""",),
     )
-    adding.add_argument("target", metavar="FILE|MODULE::KERNEL", help="the kernel that the case is about")
+    adding.add_argument("target", metavar="TARGET", help="FILE.py::KERNEL or MODULE::KERNEL")
     adding.add_argument("case", metavar="CASE", help="the case as JSON, from a failure message or a report")
-    what = adding.add_mutually_exclusive_group()
-    what.add_argument("--result", default="y", help="output or gradient, e.g. y or dx (default y)")
-    what.add_argument("--law", metavar="NAME", help="pin it for this law instead of one element")
-    adding.add_argument("--index", type=int, default=0, help="flat index of the element (default 0)")
-    adding.add_argument("--why", default="", metavar="TEXT", help="why it is worth keeping")
-    adding.set_defaults(handler=add_entry)
+    options.one(adding.add_mutually_exclusive_group(), "--result", "--law")
+    options.add(adding, "--index", default=0)
+    options.add(adding, "--reason", default="")
+    adding.set_defaults(handler=add_entry, result="y")
 
-    removing = actions.add_parser("remove", help="unpin entries", description="Unpin entries by their id.")
+    removing = actions.add_parser(
+        "remove",
+        help="unpin entries",
+        description="Unpin entries by their id.",
+        examples=("verify corpus remove 0123456789ab",),
+    )
     removing.add_argument("ids", nargs="+", metavar="ID", help="as `verify corpus list` shows it")
     removing.set_defaults(handler=remove_entries)
 
     replaying = actions.add_parser(
-        "replay", help="try the entries again", description="Try pinned cases again; exit 1 when one still shows."
+        "replay",
+        help="try the entries again",
+        description="Try pinned cases again; exit 1 when one is still wrong.",
+        examples=("verify corpus replay", "verify corpus replay my_gelu"),
     )
     replaying.add_argument("names", nargs="*", metavar="KERNEL|ID", help="only these (default: all)")
     replaying.set_defaults(handler=replay_entries)
 
     for action in (adding, replaying):
-        action.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-        action.add_argument("--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="for each case")
+        options.add(action, "--backend")
+        options.timeout(action, "a case")
     for action in (listing, adding, removing, replaying):
-        action.add_argument("--json", action="store_true", help="as JSON")
+        options.sinks(action, "the entries", "--json")
 
 
 def list_entries(options: argparse.Namespace) -> int:
     """Show."""
     found = [item for item in _entries() if not options.kernels or item["kernel"] in options.kernels]
-    if options.json:
-        screen.print_json(found)
-        return 0
+    sinks.deliver_data(options, lambda: found, lambda: sinks.lines(*_listed(found)))
+    return exits.PASS
+
+
+def _listed(found: list[dict[str, Any]]) -> list[str]:
+    lines = []
     for item in found:
-        print(screen.plain(f"{item['id']}  {item['kernel']} {item['dtype']}  {_about(item)}{_then(item)}"))
+        lines.append(f"{item['id']}  {_about(item)}{_then(item)}")
         if item.get("why"):
-            print(screen.plain(f"    {item['why']}"))
-    print(f"{len(found)} pinned. Next: verify corpus replay" if found else "nothing is pinned")
-    return 0
+            lines.append(f"    {item['why']}")
+    if not found:
+        return sinks.ending("nothing is pinned", "verify hunt --pin")
+    return lines + sinks.ending(f"{len(found)} pinned", "verify corpus replay")
 
 
 def add_entry(options: argparse.Namespace) -> int:
     """Try once, then pin with what it showed."""
     from verify.workers.process import Worker
 
-    request = {"do": "pin", "target": options.target, "case": options.case, "why": options.why}
+    request = {"do": "pin", "target": options.target, "case": options.case, "why": options.reason}
     request |= {"law": options.law} if options.law else {"result": options.result, "index": options.index}
     with Worker(options.backend) as worker:
         reply = _ask(worker, request, options.timeout, options.target)
     item = reply["entry"]
-    if options.json:
-        screen.print_json({**item, "new": reply["new"]})
-        return 0
     state = "pinned" if reply["new"] else "pinned before, and left as it was"
-    print(screen.plain(f"{state}: {item['id']}  {item['kernel']} {item['dtype']}  {_about(item)}{_then(item)}"))
-    print(f"{os.path.relpath(reply['path'])}")
-    return 0
+    sentence = f"{state}: {item['id']}  {_about(item)}{_then(item)}"
+    end = sinks.ending(sentence, f"verify corpus replay {item['id']}")
+    sinks.deliver_data(
+        options,
+        lambda: {**item, "new": reply["new"]},
+        lambda: sinks.lines(f"entry: {os.path.relpath(reply['path'])}", *end),
+    )
+    return exits.PASS
 
 
 def remove_entries(options: argparse.Namespace) -> int:
     """Unpin."""
     removed = _corpus({"action": "remove", "ids": options.ids})["entries"]
-    if options.json:
-        screen.print_json(removed)
-        return 0
-    for item in removed:
-        print(screen.plain(f"removed {item['id']}  {item['kernel']} {item['dtype']}  {_about(item)}"))
-    return 0
+    lines = [f"removed {item['id']}  {_about(item)}" for item in removed]
+    lines += sinks.ending(f"{len(removed)} removed", "verify corpus list")
+    sinks.deliver_data(options, lambda: removed, lambda: sinks.lines(*lines))
+    return exits.PASS
 
 
 def replay_entries(options: argparse.Namespace) -> int:
@@ -107,20 +124,26 @@ def replay_entries(options: argparse.Namespace) -> int:
             raise UsageError(f"the corpus has no entry and no kernel {name!r}", hint="verify corpus list")
     if options.names:
         chosen = [item for item in chosen if {item["id"], item["kernel"]} & set(options.names)]
-    os.chdir(config.find().root)
+    given.enter(options, config.find().root)
     tried = []
     with Worker(options.backend) as worker:
         for item in chosen:
             tried.append({**item, **_again(worker, item, options.timeout)})
-    if options.json:
-        screen.print_json(tried)
-    else:
-        for item in tried:
-            print(screen.plain(f"{item['now']:<10}  {item['id']}  {item['kernel']} {item['dtype']}  {_about(item)}"))
-            print(screen.plain(f"    {item['shows']}{_then(item)}"))
-        print(f"{len(tried)} tried, {sum(item['now'] == 'wrong' for item in tried)} still wrong")
+    sinks.deliver_data(options, lambda: tried, lambda: sinks.lines(*_replayed(tried)))
     states = {item["now"] for item in tried}
-    return 1 if "wrong" in states else 3 if "not tried" in states else 0
+    return exits.WRONG if "wrong" in states else exits.INCOMPLETE if "not tried" in states else exits.PASS
+
+
+def _replayed(tried: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for item in tried:
+        lines += [f"{item['now']:<10}  {item['id']}  {_about(item)}", f"    {item['shows']}{_then(item)}"]
+    wrong = [item for item in tried if item["now"] == "wrong"]
+    open_ones = sum(item["now"] == "not tried" for item in tried)
+    verdict = f"{len(tried) - open_ones} tried, {len(wrong)} still wrong"
+    if open_ones:
+        verdict += f", {open_ones} could not be tried"
+    return lines + sinks.ending(verdict, f"verify corpus list {wrong[0]['kernel'] if wrong else ''}".rstrip())
 
 
 def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:
@@ -149,7 +172,8 @@ def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:
 
 
 def _about(item: dict[str, Any]) -> str:
-    return f"law of {item['law']}" if item.get("law") else f"{item['result']}[{item['index']}]"
+    what = f"law of {item['law']}" if item.get("law") else f"{item['result']}[{item['index']}]"
+    return f"{item['kernel']} {item['dtype']}  {what}"
 
 
 def _then(item: dict[str, Any]) -> str:
@@ -176,7 +200,7 @@ def _corpus(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ask(worker: Any, request: dict[str, Any], timeout: float, about: str) -> dict[str, Any]:
-    """The worker's answer; a kernel that takes the process down is the user's news, not a traceback."""
+    """The worker's answer; where the kernel ends the process, an error that says so instead of a traceback."""
     from verify.errors import UsageError
     from verify.measure.session import answer
     from verify.workers.process import WorkerDied, WorkerTimeout

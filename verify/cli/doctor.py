@@ -7,7 +7,7 @@ import importlib.util
 import shutil
 from typing import Any
 
-from verify.cli import screen
+from verify.cli import exits, options, sinks
 
 
 def add(commands: Any) -> None:
@@ -17,9 +17,10 @@ def add(commands: Any) -> None:
         help="show the backend, versions, probes, and what is missing",
         description="Show which backend runs kernels here, the versions and arithmetic probes that every "
         "record carries, and what is missing with the step that gets it.",
+        examples=("verify doctor", "verify doctor --json -"),
     )
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    options.add(parser, "--backend")
+    options.sinks(parser, "what was found", "--json")
     parser.set_defaults(handler=main)
 
 
@@ -56,21 +57,23 @@ def main(options: argparse.Namespace) -> int:
     if not broken:
         with Worker(options.backend) as worker:
             about = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))
-    if options.json:
-        screen.print_json({**about, "missing": missing})
-        return 3 if broken else 0
-    print(f"backend   {about['backend'] or 'none'}" + (f" on {about['device']}" if about["backend"] else ""))
+    sinks.deliver_data(options, lambda: {**about, "missing": missing}, lambda: sinks.lines(*_lines(about, missing)))
+    return exits.INCOMPLETE if broken else exits.PASS
+
+
+def _lines(about: dict[str, Any], missing: list[dict[str, Any]]) -> list[str]:
+    lines = [f"backend   {about['backend'] or 'none'}" + (f" on {about['device']}" if about["backend"] else "")]
     for name, value in about.get("environment", {}).items():
         if isinstance(value, dict):
-            print(f"{name}")
-            for key, item in value.items():
-                print(f"    {key:<34} {screen.plain(str(item))}")
+            lines += [name, *(f"    {key:<34} {item}" for key, item in value.items())]
         else:
-            print(f"{name:<9} {screen.plain(str(value))}")
+            lines.append(f"{name:<9} {value}")
     for item in missing:
         mark = "MISSING " if item["needed"] else "optional"
-        print(f"{mark}  {item['name']}: {item['why']}. Get it: {item['how']}")
+        lines.append(f"{mark}  {item['name']}: {item['why']}. Get it: {item['how']}")
     if about["backend"] == "interpreter":
-        print("No GPU: kernels run on the Triton interpreter, and results are labelled so.")
-    print("Something needed is missing." if broken else "Ready. Next: verify run")
-    return 3 if broken else 0
+        lines.append("No GPU: kernels run on the Triton interpreter, and results are labelled so.")
+    needed = [item["how"] for item in missing if item["needed"]]
+    if needed:
+        return lines + sinks.ending("incomplete: something needed is missing", needed[0])
+    return lines + sinks.ending("ready", "verify run")

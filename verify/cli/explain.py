@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from verify.cli import replay, screen
+from verify.cli import exits, replay, sinks
 from verify.truth.figure import shown, signed
 
 _KINDS = {
@@ -25,14 +25,19 @@ def add(commands: Any) -> None:
         help="divide the error of one element among the steps of its computation",
         description="Find the way in which a kernel computes, among those that are common for its op, by comparing "
         "bits; then divide the error of one element among its steps. Takes the arguments of a replay command as they "
-        "are. Without --index: the worst element of the result; without a case: the worst of the record in --run.",
+        "are. Without --index: the worst element of the result; without a case: the worst of the record in --run. "
+        "This is a report and no verdict: the exit code is 0 whatever the error is.",
+        examples=(
+            "verify explain --run run.json",
+            "verify explain my_gelu --run run.json --result dx --regime tail",
+        ),
     )
     replay.add_place(parser)
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Explain; a report, not a verdict: exit 0 whatever the error is."""
+    """Explain."""
     replay.place(options)
     request = {
         "do": "explain",
@@ -43,11 +48,8 @@ def main(options: argparse.Namespace) -> int:
         "law": options.law or "",
     }
     found = replay.ask(options, request)["explanation"]
-    if options.json:
-        screen.print_json(found)
-    else:
-        print("\n".join(screen.plain(line) for line in lines_of(found)))
-    return 0
+    sinks.deliver_data(options, lambda: found, lambda: sinks.lines(*lines_of(found)))
+    return exits.PASS
 
 
 def lines_of(found: dict[str, Any]) -> list[str]:
@@ -95,13 +97,13 @@ def _model(found: dict[str, Any]) -> list[str]:
 def _stages(found: dict[str, Any], unit: str) -> list[str]:
     stages = found["stages"]
     width = max(len(stage["text"]) for stage in stages)
-    room = max(len(stage["value"]) for stage in stages)
-    lines = [f"  {'step':<{width}}  {'value':>{room}}  {'off by, ulp':>11}  {'effect, ' + unit:>20}"]
+    digits = max(len(stage["value"]) for stage in stages)
+    lines = [f"  {'step':<{width}}  {'value':>{digits}}  {'off by, ulp':>11}  {'effect, ' + unit:>20}"]
     for stage in stages:
         lost = "" if stage["lost_bits"] is None or not float(stage["lost_bits"]) >= 1 else _lost(stage["lost_bits"])
         off = "" if stage["off"] is None else f"{float(stage['off']):+.3g}"
         effect = "" if math.isnan(float(stage["effect"])) else _figure(stage["effect"])
-        lines.append(f"  {stage['text']:<{width}}  {stage['value']:>{room}}  {off:>11}  {effect:>20}{lost}".rstrip())
+        lines.append(f"  {stage['text']:<{width}}  {stage['value']:>{digits}}  {off:>11}  {effect:>20}{lost}".rstrip())
     if found["formula"] is not None:
         lines.append("")
         lines += [f"  {_KINDS[kind]:<24} {_figure(value):>14} {unit}" for kind, value in found["kinds"].items()]

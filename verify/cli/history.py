@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import json_, screen
+from verify.cli import exits, given, options, screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.history import History, Point, Series
@@ -19,16 +16,21 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "history",
         help="show how a kernel's figures changed over time",
-        description="Show a kernel's figures over all records of a folder. Without a kernel: which kernels there are.",
+        description="Show a kernel's figures over all records of a folder. Without a kernel: which kernels there are. "
+        "With --regime: the figures of a regime instead of whole results; `--regime all` lists every one.",
+        examples=(
+            "verify history",
+            "verify history my_gelu --result dx --dtype bfloat16",
+            "verify history my_gelu --changed --runs reports/runs",
+        ),
     )
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="the kernel to show")
-    parser.add_argument("--output", default="", metavar="NAME", help="this output or gradient only, e.g. dx")
-    parser.add_argument("--dtype", default="", metavar="DTYPE", help="this dtype only")
+    options.some(parser, "--dtype", "--result")
     parser.add_argument("--arch", default="", metavar="ARCH", help="this architecture only, e.g. sm_90 or interpreter")
-    parser.add_argument("--regime", metavar="NAME", help="this regime instead of whole results; all lists every one")
+    options.one(parser, "--regime")
     parser.add_argument("--changed", action="store_true", help="list the runs in which a figure changed")
-    parser.add_argument("--runs", metavar="DIR", help="folder of the records (default reports/runs)")
-    parser.add_argument("--json", metavar="PATH", help="write as JSON; - for stdout instead of the table")
+    options.add(parser, "--runs")
+    options.sinks(parser, "the figures", "--json")
     parser.set_defaults(handler=main)
 
 
@@ -37,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.declare import config
     from verify.records.history import History
 
-    folder = Path(options.runs) if options.runs else config.find().runs
+    folder = given.runs_folder(options, config.find())
     progress = screen.Progress()
     with History(folder) as history:
         history.refresh(progress)
@@ -52,8 +54,12 @@ def _lines(options: argparse.Namespace, history: History) -> list[Series]:
     from verify.errors import UsageError
     from verify.records.history import EVERY
 
-    regime = EVERY if options.regime is None else None if options.regime == "all" else options.regime
-    found = history.series(options.kernel, output=options.output, dtype=options.dtype, arch=options.arch, regime=regime)
+    regime = None if options.regime == "all" else options.regime or EVERY
+    found = [
+        line
+        for line in history.series(options.kernel, arch=options.arch, regime=regime)
+        if (not options.result or line.output in options.result) and (not options.dtype or line.dtype in options.dtype)
+    ]
     if regime is None:
         found = [line for line in found if line.regime != EVERY]
     if not found:
@@ -72,59 +78,58 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
     from verify.report.terminal import history_text
 
     found = [history.summary(line) for line in lines]
-    if options.json:
-        data = [
-            {
-                **_line(item.series),
-                "last": _point(item.last),
-                "since": _point(item.since),
-                "before": None if item.before is None else _point(item.before),
-                "runs": item.count,
-                "least": _number(item.least),
-                "most": _number(item.most),
-                "recent": [_number(value) for value in item.recent],
-            }
-            for item in found
-        ]
-        json_.write(options.json, {"lines": data, **_files(history)})
-    if options.json != "-":
-        sys.stdout.write(
-            history_text.table(options.kernel, found, history.refreshed, width=screen.width(), color=screen.colour())
-        )
-    return 0
+    data = [
+        {
+            **_line(item.series),
+            "last": _point(item.last),
+            "since": _point(item.since),
+            "before": None if item.before is None else _point(item.before),
+            "runs": item.count,
+            "least": item.least,
+            "most": item.most,
+            "recent": list(item.recent),
+        }
+        for item in found
+    ]
+    sinks.deliver_data(
+        options,
+        lambda: {"lines": data, **_files(history)},
+        lambda: history_text.table(options.kernel, found, history.refreshed, **screen.style()),
+    )
+    return exits.PASS
 
 
 def _changes(options: argparse.Namespace, history: History, lines: list[Series]) -> int:
     from verify.report.terminal import history_text
 
     found = [(line, history.events(line), history.first(line)) for line in lines]
-    if options.json:
-        data = [
-            {
-                **_line(line),
-                "first": _point(first),
-                "changes": [{"before": _point(event.before), "after": _point(event.after)} for event in events],
-            }
-            for line, events, first in found
-        ]
-        json_.write(options.json, {"lines": data, **_files(history)})
-    if options.json != "-":
-        sys.stdout.write(
-            history_text.events(options.kernel, found, history.refreshed, width=screen.width(), color=screen.colour())
-        )
-    return 0
+    data = [
+        {
+            **_line(line),
+            "first": _point(first),
+            "changes": [{"before": _point(event.before), "after": _point(event.after)} for event in events],
+        }
+        for line, events, first in found
+    ]
+    sinks.deliver_data(
+        options,
+        lambda: {"lines": data, **_files(history)},
+        lambda: history_text.events(options.kernel, found, history.refreshed, **screen.style()),
+    )
+    return exits.PASS
 
 
 def _kernels(options: argparse.Namespace, history: History) -> int:
     from verify.report.terminal import history_text
 
     found = history.kernels()
-    if options.json:
-        rows = [{"kernel": name, "runs": count, "last": created} for name, count, created in found]
-        json_.write(options.json, {"kernels": rows, **_files(history)})
-    if options.json != "-":
-        sys.stdout.write(history_text.kernels(found, history.refreshed, width=screen.width(), color=screen.colour()))
-    return 0
+    rows = [{"kernel": name, "runs": count, "last": created} for name, count, created in found]
+    sinks.deliver_data(
+        options,
+        lambda: {"kernels": rows, **_files(history)},
+        lambda: history_text.kernels(found, history.refreshed, **screen.style()),
+    )
+    return exits.PASS
 
 
 def _files(history: History) -> dict[str, Any]:
@@ -132,12 +137,14 @@ def _files(history: History) -> dict[str, Any]:
 
 
 def _line(line: Series) -> dict[str, Any]:
+    import dataclasses
+
     return {name: value for name, value in dataclasses.asdict(line).items() if name != "id"}
 
 
 def _point(point: Point) -> dict[str, Any]:
     return {
-        "ulp": _number(point.value),
+        "ulp": point.value,
         "misrounded": point.misrounded,
         "n": point.n,
         "basis": str(point.basis),
@@ -148,9 +155,3 @@ def _point(point: Point) -> dict[str, Any]:
         "created": point.created,
         "commit": point.commit,
     }
-
-
-def _number(value: float) -> Any:
-    from verify.records.record import number
-
-    return number(value)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import screen, sinks, spread
+from verify.cli import exits, given, options, screen, sinks, spread
 from verify.truth.figure import shown, signed
 
 if TYPE_CHECKING:
     from verify.hunt.campaign import Campaign, Moment, Story
     from verify.records.record import KernelRun, Result, Run
 
-BUDGET = 60.0
+DURATION = 60.0  # seconds
+FAILED = {"error", "crashed", "timeout"}
 LONG = 600  # characters of a replay command that still goes on a screen
 
 
@@ -26,24 +27,24 @@ def add(commands: Any) -> None:
         help="search for the worst input where trying every input is impossible",
         description="Search for the worst input of each result: rows, pairs, float64, dot products. What is found "
         "is judged exactly and comes with a command that replays it. A hunt proves that an error exists, never "
-        "that none does. Without a target: everything under `[tool.verify] kernels` in pyproject.toml.",
+        "that none does.",
+        examples=(
+            "verify hunt accuracy.py::my_norm --result dx --duration 5m",
+            "verify hunt accuracy.py --evaluations 1000000 --seed 7 --json hunt.json",
+            "verify hunt accuracy.py --pin                          # keep the finds",
+        ),
     )
-    parser.add_argument(
-        "targets", nargs="*", metavar="FILE|MODULE[::KERNEL]", help="what to search, e.g. accuracy.py::my_norm"
-    )
-    parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
-    parser.add_argument(
-        "--result", action="append", default=[], metavar="NAME", help="only this output or gradient, e.g. y or dx"
-    )
+    options.targets(parser)
+    options.some(parser, "--dtype", "--result")
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--budget",
-        type=screen.seconds,
+        "--duration",
+        type=options.seconds,
         metavar="TIME",
-        help="time for each result of each dtype, e.g. 60s or 5m (default 60s)",
+        help="how long to search for each result of each dtype, e.g. 90s, 20m or 1h30m (default 1m)",
     )
-    length.add_argument("--evaluations", type=int, metavar="N", help="candidates to judge for each result instead")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the search (default 0)")
+    length.add_argument("--evaluations", type=int, metavar="N", help="how many candidates to judge there instead")
+    options.seed(parser, "the search")
     parser.add_argument(
         "--width", type=int, default=0, metavar="N", help="length of rows and dot products (default 128; float64 16)"
     )
@@ -55,52 +56,34 @@ def add(commands: Any) -> None:
         help="random: every candidate fresh, to see what searching is worth",
     )
     parser.add_argument("--pin", action="store_true", help="add the worst find of each result to the corpus")
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument(
-        "--timeout",
-        type=screen.seconds,
-        default=600.0,
-        metavar="TIME",
-        help="time for one hunt beyond its budget (default 600)",
-    )
-    spread.add(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the text")
-    parser.add_argument("--html", metavar="PATH", help="write the HTML report")
+    options.add(parser, "--backend")
+    options.timeout(parser, "a search that is past its duration")
+    options.spread(parser)
+    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Hunt; exit 1 when something beyond a limit was found."""
     from verify.declare import config
-    from verify.errors import UsageError
     from verify.hunt.campaign import Campaign, run
     from verify.hunt.settings import Settings
     from verify.measure.session import command_line
-    from verify.truth.formats import named
 
-    settings = config.find()
-    targets = options.targets
-    if not targets:
-        if not settings.kernels:
-            raise UsageError(
-                "no target given and no [tool.verify] kernels in pyproject.toml",
-                hint="verify hunt FILE.py, where FILE.py declares a kernel with @verify.kernel",
-            )
-        targets = list(settings.kernels)
-        os.chdir(settings.root)
-    budget = None if options.evaluations is not None else options.budget or BUDGET
+    targets = given.targets(options, config.find())
+    duration = None if options.evaluations is not None else options.duration or DURATION
     with spread.cluster(options, targets, options.backend) as cluster, _Screen() as shown:
         campaign = Campaign(
             settings=Settings(
                 seed=options.seed,
                 evaluations=options.evaluations,
-                seconds=budget,
+                seconds=duration,
                 strategy=options.strategy,
                 width=options.width,
                 largest=options.largest,
             ),
             backend=options.backend,
-            dtypes=[named(item).name for item in options.dtype],
+            dtypes=list(options.dtype),
             results=list(options.result),
             pin=options.pin,
             timeout=options.timeout,
@@ -108,9 +91,9 @@ def main(options: argparse.Namespace) -> int:
             watch=shown,
             stopping=_stopping,
         )
-        result = run(targets, campaign, command_line(_arguments(options)))
-    sinks.deliver(result, options, lambda: "\n".join(text(result, campaign)) + "\n")
-    return {"pass": 0, "fail": 1, "incomplete": 3}[_verdict(result, campaign)]
+        result = run(targets, campaign, command_line(given.words(options)))
+    sinks.deliver_run(options, result, lambda: sinks.lines(*text(result, campaign, _then(options, result, campaign))))
+    return exits.OF_VERDICT[_verdict(result, campaign)]
 
 
 def _verdict(result: Run, campaign: Campaign) -> str:
@@ -120,7 +103,22 @@ def _verdict(result: Run, campaign: Campaign) -> str:
     return result.verdict
 
 
-def text(result: Run, campaign: Campaign) -> list[str]:
+def _then(options: argparse.Namespace, result: Run, campaign: Campaign) -> str:
+    """The next command: the pinned finds again, the search with its finds pinned, what failed, or another seed."""
+    states: dict[str, str] = {kernel.status: kernel.target for kernel in result.kernels if not kernel.peer}
+    again = argparse.Namespace(**vars(options))
+    if any(story.pinned for story in campaign.stories):
+        return "verify corpus replay"
+    if "wrong" in states:
+        again.pin = True
+    elif failed := FAILED & set(states):
+        return f"verify run {shlex.quote(states[failed.pop()])}"
+    else:
+        again.seed += 1
+    return f"verify {shlex.join(given.words(again, everything=True))}"
+
+
+def text(result: Run, campaign: Campaign, then: str) -> list[str]:
     """The finds as a person reads them."""
     stories = {(story.target, story.dtype, story.result): story for story in campaign.stories}
     lines: list[str] = []
@@ -133,16 +131,15 @@ def text(result: Run, campaign: Campaign) -> list[str]:
         lines += [screen.plain(f"    note      {note}") for note in kernel.notes if shares not in note]
     judged = [kernel for kernel in result.kernels if not kernel.peer]
     wrong = [kernel.name for kernel in judged if kernel.status == "wrong"]
-    failed = [kernel.name for kernel in judged if kernel.status in ("error", "crashed", "timeout")]
+    failed = [kernel.name for kernel in judged if kernel.status in FAILED]
+    verdict = "nothing beyond a limit was found, which does not prove that nothing is"
     if failed:
-        lines.append(screen.plain(f"failed: {', '.join(failed)}"))
+        verdict = f"failed: {', '.join(failed)}"
+    if wrong and failed:
+        lines.append(screen.plain(verdict))
     if wrong:
-        lines.append(screen.plain(f"wrong: an input beyond its own limit was found for {', '.join(wrong)}"))
-    elif not failed:
-        lines.append("nothing beyond a limit was found, which does not prove that nothing is")
-    if campaign.pin:
-        lines.append("Next: verify corpus list")
-    return lines
+        verdict = f"wrong: an input beyond its own limit was found for {', '.join(wrong)}"
+    return lines + sinks.ending(verdict, then)
 
 
 def _found(kernel: KernelRun, found: Result, story: Story) -> list[str]:
@@ -228,22 +225,3 @@ class _Screen:
                 self._progress.update(task, visible=False)
             self._tasks[name] = self._progress.add_task(name, total=None, **fields)
         self._progress.update(self._tasks[name], visible=True, **fields)
-
-
-def _arguments(options: argparse.Namespace) -> list[str]:
-    """What determines the figures, as arguments; where output goes does not."""
-    arguments = ["hunt", *options.targets]
-    for flag, items in (("--dtype", options.dtype), ("--result", options.result)):
-        for item in items:
-            arguments += [flag, item]
-    for flag, value in (("--evaluations", options.evaluations), ("--budget", options.budget)):
-        if value is not None:
-            arguments += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    for flag, value in (("--seed", options.seed), ("--width", options.width), ("--largest", options.largest)):
-        if value:
-            arguments += [flag, str(value)]
-    if options.strategy != "hunt":
-        arguments += ["--strategy", options.strategy]
-    if options.backend:
-        arguments += ["--backend", options.backend]
-    return arguments

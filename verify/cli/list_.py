@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from typing import Any
 
-from verify.cli import screen
+from verify.cli import exits, given, options, screen, sinks
 
 
 def add(commands: Any) -> None:
@@ -16,11 +14,12 @@ def add(commands: Any) -> None:
         "list",
         help="show the declared kernels, or the known ops",
         description="Show the kernels that files or modules declare, or the ops that a kernel can compute.",
+        examples=("verify list accuracy.py", "verify list --ops", "verify list --op layer_norm"),
     )
-    parser.add_argument("targets", nargs="*", metavar="FILE|MODULE[::KERNEL]", help="as for `verify run`")
+    options.targets(parser)
     parser.add_argument("--ops", action="store_true", help="show the known ops instead")
     parser.add_argument("--op", metavar="NAME", help="show one op: operands, results, parameters")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    options.sinks(parser, "the list", "--json")
     parser.set_defaults(handler=main)
 
 
@@ -33,43 +32,36 @@ def _kernels(options: argparse.Namespace) -> int:
     from verify.declare import config
     from verify.errors import UsageError
     from verify.measure.session import describe_target
-    from verify.report.words import plural
     from verify.workers.process import Worker
 
-    targets = options.targets
-    if not targets:
-        settings = config.find()
-        targets = list(settings.kernels)
-        os.chdir(settings.root)
-    if not targets:
-        raise UsageError(
-            "no target given and no [tool.verify] kernels in pyproject.toml",
-            hint="verify list FILE.py",
-        )
+    targets = given.targets(options, config.find())
     found: list[dict[str, Any]] = []
-    failed = []
+    failed: list[str] = []
     with Worker() as worker:
         for target in targets:
             try:
                 kernels = describe_target(worker, target)
             except UsageError as error:
-                failed.append(error)
+                failed.append(str(error))
                 continue
             source = target.partition("::")[0]
             found += [{"target": f"{source}::{item['name']}", **item} for item in kernels]
-    if options.json:
-        screen.print_json(found)
-    else:
-        for item in found:
-            params = ", ".join(f"{k}={v!r}" for k, v in item["params"].items())
-            peer = "  (peer: measured, not judged)" if item["peer"] else ""
-            print(screen.plain(f"{item['target']}  {item['op']}({params}){peer}"))
-            print(screen.plain(f"    {item['promise']}"))
-        if found:
-            print(f"{plural(len(found), 'kernel')}. Next: verify run {screen.plain(found[0]['target'])}")
-    for failure in failed:
-        print(f"verify: {failure}", file=sys.stderr)
-    return 2 if failed else 0
+    sinks.deliver_data(options, lambda: found, lambda: sinks.lines(*_declared(found)))
+    screen.complain(failed)
+    return exits.USAGE if failed else exits.PASS
+
+
+def _declared(found: list[dict[str, Any]]) -> list[str]:
+    from verify.report.words import plural
+
+    lines = []
+    for item in found:
+        params = ", ".join(f"{k}={v!r}" for k, v in item["params"].items())
+        peer = "  (peer: measured, not judged)" if item["peer"] else ""
+        lines += [f"{item['target']}  {item['op']}({params}){peer}", f"    {item['promise']}"]
+    if found:
+        lines += sinks.ending(f"{plural(len(found), 'kernel')} declared", f"verify run {found[0]['target']}")
+    return lines
 
 
 def _ops(options: argparse.Namespace) -> int:
@@ -78,17 +70,18 @@ def _ops(options: argparse.Namespace) -> int:
 
     with Worker() as worker:
         found = answer(worker.ask({"do": "ops", "op": options.op}, timeout=START_SECONDS))["ops"]
-    if options.json:
-        screen.print_json(found)
-        return 0
+    sinks.deliver_data(options, lambda: found, lambda: sinks.lines(*_known(found, whole=bool(options.op))))
+    return exits.PASS
+
+
+def _known(found: list[dict[str, Any]], *, whole: bool) -> list[str]:
+    lines = []
     for op in found:
-        print(f"{op['name']}({', '.join(op['operands'])}) -> {', '.join(op['outputs'])}    {op['summary']}")
-        if options.op:
-            print(f"    gradients: {', '.join(op['gradients'])}")
+        lines.append(f"{op['name']}({', '.join(op['operands'])}) -> {', '.join(op['outputs'])}    {op['summary']}")
+        if whole:
+            lines.append(f"    gradients: {', '.join(op['gradients'])}")
             for name, default in op["params"].items():
                 choices = op["choices"].get(name)
-                print(f"    {name} = {default}" + (f", one of {', '.join(choices)}" if choices else ""))
-            print(f"    judged by the {op['gate']} error")
-    if not options.op:
-        print("verify list --op NAME shows one in full.")
-    return 0
+                lines.append(f"    {name} = {default}" + (f", one of {', '.join(choices)}" if choices else ""))
+            lines.append(f"    judged by the {op['gate']} error")
+    return lines if whole else lines + sinks.ending(f"{len(found)} ops known", "verify list --op NAME")

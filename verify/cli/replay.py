@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from typing import Any
 
-from verify.cli import screen
+from verify.cli import exits, given, options, sinks
 
 
 def add(commands: Any) -> None:
@@ -15,18 +14,23 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "replay",
         help="reproduce one failing element",
-        description="Run one case again, to the bit, and judge one element of it by both exact routes. Failure "
-        "messages and reports end with such a command. Without a case: the worst element of the record in --run; "
-        "TARGET (a kernel's name is enough), --result, --dtype and --regime narrow it down.",
+        description="Run one case again, to the bit, and judge one element of it by both exact routes (default: "
+        "element 0 of y); with --law, try the law on the case instead. Failure messages and reports end with such a "
+        "command. Without a case: the worst element of the record in --run; TARGET (a kernel's name is enough), "
+        "--result, --dtype and --regime narrow it down.",
+        examples=(
+            "verify replay --run run.json",
+            "verify replay my_gelu --run run.json --result dx --dtype bfloat16",
+            "verify replay my_gelu --run run.json --shrink --snippet bug.py",
+        ),
     )
     add_place(parser)
     parser.add_argument("--shrink", action="store_true", help="make the case smaller while it breaks in the same way")
     parser.add_argument(
         "--snippet",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write a script that shows the error without verify, for a bug report (default: stdout)",
+        metavar="PATH",
+        help="write a script that shows the error without verify to this file, for a bug report; with - to stdout, and "
+        "nothing else there",
     )
     parser.set_defaults(handler=main)
 
@@ -35,29 +39,20 @@ def add_place(parser: Any) -> None:
     """What names an element: shared with `verify explain`, which takes the arguments of a replay as they are."""
     parser.add_argument(
         "target",
-        metavar="FILE|MODULE::KERNEL",
+        metavar="TARGET",
         nargs="?",
         default="",
-        help="a declared kernel; with --run its name is enough",
+        help="FILE.py::KERNEL or MODULE::KERNEL; with --run the kernel's name is enough",
     )
     parser.add_argument(
         "case", metavar="CASE", nargs="?", default="", help="the case as JSON, from a message or report"
     )
-    parser.add_argument("--result", default="", help="output or gradient, e.g. y or dx (default y)")
-    parser.add_argument(
-        "--index", type=int, help="flat index of the element (default: 0, for `verify explain` the worst)"
-    )
-    parser.add_argument("--law", metavar="NAME", help="try this law on the case instead of judging one element")
-    parser.add_argument(
-        "--run", metavar="RUN.json", help="a run record: its worst element, or what it says of this one"
-    )
-    parser.add_argument("--dtype", default="", help="with --run and no case: the worst element of this dtype")
-    parser.add_argument("--regime", default="", metavar="NAME", help="with --run and no case: of this regime")
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument(
-        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="time for the case (default 600)"
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    options.one(parser, "--result")
+    options.add(parser, "--index")
+    options.one(parser, "--law", "--run", "--dtype", "--regime")
+    options.add(parser, "--backend")
+    options.timeout(parser, "the case")
+    options.sinks(parser, "what was found", "--json")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -68,9 +63,10 @@ def main(options: argparse.Namespace) -> int:
         if options.snippet:
             raise UsageError(
                 f"a script shows one element and its exact value; the law of {options.law} is not about one",
-                hint="verify replay TARGET CASE --result R --index I --snippet",
+                hint="verify replay TARGET CASE --result R --index I --snippet PATH",
             )
         return _law(options)
+    asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False}))
     recorded = place(options)
     request = {
         "do": "replay",
@@ -85,9 +81,27 @@ def main(options: argparse.Namespace) -> int:
     found = answer["replay"]
     if recorded is not None and found["smaller"] is None:
         found["recorded"] = {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
-    within = _within(found)
-    _print(options, found, answer.get("snippet"), within)
-    return 0 if within else 1
+    within, snippet = _within(found), answer.get("snippet")
+    if within:
+        end = sinks.ending("within its limit", f"verify run {shlex.quote(options.target)}")
+    elif snippet is not None:
+        end = sinks.ending("wrong: beyond its limit", f"python {shlex.quote(options.snippet)}  (needs no verify)")
+    else:
+        end = sinks.ending("wrong: beyond its limit", _explained(found, asked))
+    sinks.deliver(
+        options,
+        lambda: sinks.lines(*element_lines(found), *end),
+        json=lambda: sinks.as_json(found if snippet is None else {**found, "snippet": snippet}),
+        snippet=lambda: str(snippet).encode(),
+    )
+    return exits.PASS if within else exits.WRONG
+
+
+def _explained(found: dict[str, Any], asked: list[str]) -> str:
+    """The command that explains the element: the smaller one where there is one, else as it was asked for."""
+    if found["smaller"]:
+        return str(found["worst"]["replay"]).replace("verify replay", "verify explain", 1)
+    return f"verify explain {shlex.join(asked[1:])}"
 
 
 def place(options: argparse.Namespace) -> Any:
@@ -124,7 +138,7 @@ def place(options: argparse.Namespace) -> Any:
 
 
 def ask(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
-    """The worker's answer; a kernel that takes the process down is the user's news, not a traceback."""
+    """The worker's answer; where the kernel ends the process, an error that says so instead of a traceback."""
     from verify.errors import UsageError
     from verify.measure.session import answer
     from verify.workers.process import Worker, WorkerDied, WorkerTimeout
@@ -142,24 +156,6 @@ def _within(found: dict[str, Any]) -> bool:
     worst = found["worst"]
     judged = worst["scaled_ulp"] if found["gate"] == "scaled" else worst["ulp"]
     return abs(value_of(judged)) <= float(found["limit"])
-
-
-def _print(options: argparse.Namespace, found: dict[str, Any], snippet: str | None, within: bool) -> None:
-    if snippet is not None and options.snippet == "-" and not options.json:
-        sys.stdout.write(snippet)
-        return
-    if snippet is not None and options.snippet != "-":
-        from verify.records.record import write_atomically
-
-        write_atomically(options.snippet, snippet.encode())
-    if options.json:
-        screen.print_json(found if snippet is None else {**found, "snippet": snippet})
-        return
-    lines = element_lines(found)
-    lines.append("within its limit" if within else "wrong: beyond its limit")
-    if snippet is not None:
-        lines.append(f"next: python {shlex.quote(options.snippet)}  (needs no verify)")
-    print("\n".join(screen.plain(line) for line in lines))
 
 
 def element_lines(found: dict[str, Any]) -> list[str]:
@@ -213,22 +209,26 @@ def _law(options: argparse.Namespace) -> int:
     }
     reply = ask(options, request)
     found, smaller = reply["law"], reply["smaller"]
-    if options.json:
-        screen.print_json({**found, "smaller": smaller})
-    elif found["status"] == "broken":
-        lines = [f"{reply['kernel']} breaks the law of {found['law']} in {found['dtype']}: {found['message']}"]
-        if smaller:
-            lines.append(f"  {'smaller':<12} {_effort(smaller, found['replay'])}")
-        lines += [f"  {name:<12} {value}" for name, value in found["facts"].items()]
-        lines += [f"  {'case':<12} {found['case']}", f"  {'replay':<12} {found['replay']}"]
-        if smaller and smaller["original"] != found["replay"]:
-            lines.append(f"  {'original':<12} {smaller['original']}")
-        print("\n".join(screen.plain(line) for line in lines))
-    elif found["status"] == "skipped":
-        print(screen.plain(f"{found['law']} does not apply: {found['message']}"))
-    else:
-        print(f"{reply['kernel']} keeps the law of {found['law']} on this case")
-    return 1 if found["status"] == "broken" else 0
+    sinks.deliver_data(options, lambda: {**found, "smaller": smaller}, lambda: sinks.lines(*_law_lines(options, reply)))
+    return exits.WRONG if found["status"] == "broken" else exits.PASS
+
+
+def _law_lines(options: argparse.Namespace, reply: dict[str, Any]) -> list[str]:
+    found, smaller = reply["law"], reply["smaller"]
+    again = f"verify run {shlex.quote(options.target)} --profile quick"
+    if found["status"] == "skipped":
+        return sinks.ending(f"{found['law']} does not apply: {found['message']}", again)
+    if found["status"] != "broken":
+        return sinks.ending(f"{reply['kernel']} keeps the law of {found['law']} on this case", again)
+    lines = [f"{reply['kernel']} breaks the law of {found['law']} in {found['dtype']}: {found['message']}"]
+    if smaller:
+        lines.append(f"  {'smaller':<12} {_effort(smaller, found['replay'])}")
+    lines += [f"  {name:<12} {value}" for name, value in found["facts"].items()]
+    lines += [f"  {'case':<12} {found['case']}", f"  {'replay':<12} {found['replay']}"]
+    if smaller and smaller["original"] != found["replay"]:
+        lines.append(f"  {'original':<12} {smaller['original']}")
+    explained = found["replay"].replace("verify replay", "verify explain", 1)
+    return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{found['replay']} --shrink")
 
 
 def _place(index: list[int]) -> str:

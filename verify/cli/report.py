@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import screen
+from verify.cli import exits, given, options, screen, sinks
 
 if TYPE_CHECKING:
     from verify.gate.verdict import Verdict
@@ -27,16 +26,19 @@ def add(commands: Any) -> None:
         help="render a saved run record",
         description="Render a run record as a table, an HTML page or Markdown; beside bounds, an earlier run or the "
         "history of a folder if asked. See docs/report.md for how to read it.",
+        examples=(
+            "verify report run.json",
+            "verify report run.json --html report.html --open",
+            "verify report run.json --compare old.json --bounds reports/bounds",
+        ),
     )
     parser.add_argument("record", metavar="RUN.json", help="the record to show")
-    parser.add_argument("--html", metavar="PATH", help="write one self-contained HTML page")
-    parser.add_argument("--markdown", metavar="PATH", help="write Markdown; - for stdout")
+    options.sinks(parser, "the report", "--html", "--markdown")
     parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")
-    parser.add_argument("--base", metavar="RUN.json", help="show what changed since this run")
-    parser.add_argument("--bounds", metavar="DIR", help="show the verdict of these committed bounds")
-    parser.add_argument("--runs", metavar="DIR", help="show the history in this folder of records (HTML)")
+    parser.add_argument("--compare", metavar="RUN.json", help="show what changed since this earlier run")
+    options.add(parser, "--bounds", "--runs")
     parser.add_argument(
-        "--kernel",
+        "--whole",
         action="append",
         default=[],
         metavar="NAME",
@@ -47,25 +49,40 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Render."""
+    import tempfile
+
     from verify.errors import UsageError
     from verify.records.record import load
+    from verify.report.html import record_html
 
     page = bool(options.html or options.open)
     if options.runs and not page:
         raise UsageError("--runs draws into the HTML page; it received no --html and no --open")
-    if options.base and options.markdown and not options.bounds:
-        raise UsageError("--base is part of a comment only beside --bounds", hint="verify compare BASE.json HEAD.json")
+    if options.compare and options.markdown and not options.bounds:
+        raise UsageError(
+            "--compare is part of a comment only beside --bounds", hint="verify compare BASE.json HEAD.json"
+        )
+    if options.open and options.html == "-":
+        raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
     run = load(options.record)
-    if unknown := set(options.kernel) - {kernel.name for kernel in run.kernels}:
-        raise UsageError(f"--kernel names a kernel of the record; it has no {', '.join(sorted(unknown))}")
-    base, verdict = _base(options.base, run), _gate(options.bounds, run)
-    if options.markdown:
-        _markdown(options, run, base, verdict)
-    if page:
-        _html(options, run, base, verdict)
-    if not options.markdown and not page:
-        _terminal(options, run, base, verdict)
-    return 0
+    if unknown := set(options.whole) - {kernel.name for kernel in run.kernels}:
+        raise UsageError(f"--whole names a kernel of the record; it has no {', '.join(sorted(unknown))}")
+    base, verdict = _base(options.compare, run), _gate(options, run)
+    history = earlier(options.runs, run)
+    if options.open and not options.html:
+        options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
+    sinks.deliver(
+        options,
+        lambda: "" if options.markdown or page else _terminal(options, run, base, verdict),
+        markdown=lambda: comment(run, options.record, base, verdict).encode(),
+        html=lambda: record_html.render(run, base=base, gate=verdict, history=history, whole=options.whole).encode(),
+    )
+    if options.open:
+        import webbrowser
+
+        if not webbrowser.open(Path(options.html).resolve().as_uri()):
+            print("verify: no browser could be started; open the file above", file=sys.stderr)
+    return exits.PASS
 
 
 def _base(path: str | None, run: Run) -> Comparison | None:
@@ -77,14 +94,14 @@ def _base(path: str | None, run: Run) -> Comparison | None:
     return compare(load(path), run)
 
 
-def _gate(folder: str | None, run: Run) -> Verdict | None:
-    if folder is None:
+def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
+    if options.bounds is None:
         return None
-    from verify.cli.gate import bounds_folder
+    from verify.declare import config
     from verify.gate.bounds import load
     from verify.gate.verdict import judge
 
-    return judge([run], load(bounds_folder(folder)))
+    return judge([run], load(given.bounds_folder(options, config.find())))
 
 
 def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str], list[Number]]:
@@ -115,32 +132,6 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
     return found
 
 
-def _html(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> None:
-    from verify.records.record import write_atomically
-    from verify.report.html import record_html
-
-    text = record_html.render(run, base=base, gate=verdict, history=earlier(options.runs, run), whole=options.kernel)
-    path = Path(options.html) if options.html else Path(tempfile.mkdtemp(prefix="verify-")) / "report.html"
-    write_atomically(path, text.encode())
-    print(f"report: {path.resolve()}")
-    if options.open:
-        import webbrowser
-
-        if not webbrowser.open(path.resolve().as_uri()):
-            print("verify: no browser could be started; open the file above", file=sys.stderr)
-
-
-def _markdown(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> None:
-    from verify.records.record import write_atomically
-
-    text = comment(run, options.record, base, verdict)
-    if options.markdown == "-":
-        sys.stdout.write(text)
-    else:
-        write_atomically(options.markdown, text.encode())
-        print(f"report: {Path(options.markdown).resolve()}")
-
-
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:
     """The Markdown of a run, below that of the gate where there is one; together short enough for a comment."""
     from verify.report.markdown import gate_markdown, record_markdown
@@ -151,16 +142,13 @@ def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | N
     return f"{above}\n{record_markdown.render(run, record=record, limit=60_000 - len(above) - 1)}"
 
 
-def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> None:
-    from verify.report.terminal import record_text
+def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> str:
+    from verify.report.terminal import compare_text, gate_text, record_text
 
-    width, color = screen.width(), screen.colour()
-    sys.stdout.write(record_text.render(run, width=width, color=color, record=options.record))
+    style = screen.style()
+    parts = [record_text.render(run, **style, record=options.record)]
     if base is not None:
-        from verify.report.terminal import compare_text
-
-        sys.stdout.write("\n" + compare_text.render(base, width=width, color=color))
+        parts.append(compare_text.render(base, **style))
     if verdict is not None:
-        from verify.report.terminal import gate_text
-
-        sys.stdout.write("\n" + gate_text.render(verdict, width=width, color=color, records=[options.record]))
+        parts.append(gate_text.render(verdict, **style, records=[options.record]))
+    return "\n".join(parts)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from typing import Any
 
-from verify.cli import screen, sinks, spread
+from verify.cli import exits, given, options, screen, sinks, spread
 
 
 def add(commands: Any) -> None:
@@ -15,96 +13,65 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         help="measure kernels against the exact answer",
-        description="Measure kernels against the exact real-valued answer and print the verdict. Without a "
-        "target: everything under `[tool.verify] kernels` in pyproject.toml.",
+        description="Measure kernels against the exact real-valued answer and print the verdict.",
+        examples=(
+            "verify run accuracy.py",
+            "verify run accuracy.py::my_gelu --dtype bfloat16",
+            "verify run accuracy.py --profile quick                 # the laws too",
+            "verify run accuracy.py --json run.json --html report.html",
+        ),
     )
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        metavar="FILE|MODULE[::KERNEL]",
-        help="what to measure, e.g. accuracy.py::my_gelu",
-    )
-    parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
-    parser.add_argument("--seed", type=int, help="seed of the observed cases (default 0)")
+    options.targets(parser)
+    options.some(parser, "--dtype")
+    options.profile(parser, default="", named="the laws are not tried")
+    options.seed(parser, "the observed cases", default=None)
     parser.add_argument(
         "--like",
-        metavar="RECORD.json",
+        metavar="RUN.json",
         help="measure the cases of this record again, with its seed and as many as its backend gets; without a target "
         "the kernels that it judged",
     )
-    parser.add_argument(
-        "--timeout",
-        type=screen.seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="time for one kernel (default 600)",
-    )
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument(
-        "--jobs",
-        type=screen.count,
-        default=0,
-        metavar="N",
-        help="kernels at a time (default: one per core, if they fit the GPU)",
-    )
-    parser.add_argument(
-        "--laws",
-        choices=("quick", "ci", "nightly", "exhaustive"),
-        default="",
-        help="try the laws too, with this profile",
-    )
-    spread.add(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the table")
-    parser.add_argument("--html", metavar="PATH", help="write the HTML report")
-    parser.add_argument("--markdown", metavar="PATH", help="write the Markdown report")
+    options.add(parser, "--backend", "--jobs")
+    options.timeout(parser, "a kernel")
+    options.spread(parser)
+    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Run and report; the exit code is the verdict."""
     from verify.declare import config
-    from verify.errors import UsageError
     from verify.measure.session import Session, command_line, run
-    from verify.truth.formats import named
 
     settings = config.find()
-    targets, seed, plan = options.targets, options.seed or 0, ""
+    seed, plan = options.seed or 0, ""
     if options.like:
         targets, seed, plan = _like(options)
         if not options.targets:
-            os.chdir(settings.root)  # which the record's targets are relative to
-    if not targets:
-        if not settings.kernels:
-            raise UsageError(
-                "no target given and no [tool.verify] kernels in pyproject.toml",
-                hint="verify run FILE.py, where FILE.py declares a kernel with @verify.kernel",
-            )
-        targets = list(settings.kernels)
-        os.chdir(settings.root)
+            given.enter(options, settings.root)  # which the record's targets are relative to
+    else:
+        targets = given.targets(options, settings)
     progress = screen.Progress()
     session = Session(
         backend=options.backend,
         seed=seed,
         timeout=options.timeout,
         jobs=options.jobs,
-        laws=options.laws,
-        profile=options.laws or "default",
-        dtypes=tuple(named(item).name for item in options.dtype),
+        laws=options.profile,
+        profile=options.profile or "default",
+        dtypes=tuple(options.dtype),
         progress=progress,
         plan=plan,
     )
     with spread.cluster(options, targets, options.backend) as session.cluster:
-        result = run(targets, session, command_line(_arguments(options)))
+        result = run(targets, session, command_line(given.words(options)))
     progress.clear()
     # where nothing was measured, what is wrong with the command is all there is to say
-    sinks.deliver(result, options, (lambda: "") if session.usage and not result.kernels else None)
-    for line in session.usage:
-        print(f"verify: {line}", file=sys.stderr)
+    sinks.deliver_run(options, result, (lambda: "") if session.usage and not result.kernels else None)
+    screen.complain(session.usage)
     if result.verdict == "fail":
-        return 1
-    if session.usage:
-        return 2
-    return 0 if result.verdict == "pass" else 3
+        return exits.WRONG
+    return exits.USAGE if session.usage else exits.OF_VERDICT[result.verdict]
 
 
 def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
@@ -126,19 +93,3 @@ def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
             hint=f"verify run FILE.py --like {options.like}",
         )
     return options.targets or targets, record.seed, record.backend
-
-
-def _arguments(options: argparse.Namespace) -> list[str]:
-    """What determines the figures, as arguments; where output goes does not."""
-    arguments = ["run", *options.targets]
-    for item in options.dtype:
-        arguments += ["--dtype", item]
-    if options.laws:
-        arguments += ["--laws", options.laws]
-    if options.like:
-        arguments += ["--like", options.like]
-    elif options.seed:
-        arguments += ["--seed", str(options.seed)]
-    if options.backend:
-        arguments += ["--backend", options.backend]
-    return arguments

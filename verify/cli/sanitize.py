@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import Any
 
-from verify.cli import screen
+from verify.cli import exits, given, options, screen, sinks
 
 _RULE = "sanitize runs kernels on a GPU under compute-sanitizer, which comes with the CUDA toolkit"
 
@@ -17,57 +18,58 @@ def add(commands: Any) -> None:
         "sanitize",
         help="run kernels under compute-sanitizer (GPU only)",
         description="Run kernels, forward and backward, under the tools of compute-sanitizer: memcheck (accesses out "
-        "of bounds), initcheck (reads of memory that nobody wrote), racecheck (races in shared memory), synccheck "
+        "of bounds), initcheck (reads of memory that was never written), racecheck (races in shared memory), synccheck "
         "(barriers that some threads miss). Exit code 3 without a GPU or without compute-sanitizer.",
+        examples=("verify sanitize accuracy.py", "verify sanitize accuracy.py::my_gelu --tool memcheck"),
     )
-    parser.add_argument("target", metavar="FILE|MODULE[::KERNEL]", help="what to run")
+    options.targets(parser)
+    options.some(parser, "--dtype")
     parser.add_argument(
         "--tool", choices=("memcheck", "initcheck", "racecheck", "synccheck", "all"), default="all", help="default all"
     )
-    parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
-    parser.add_argument(
-        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="for one tool on one kernel"
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    options.timeout(parser, "a tool on a kernel")
+    options.sinks(parser, "the findings", "--json")
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the tools; 1 when one of them finds something, 3 when one of them could not say."""
+    from verify.declare import config
     from verify.diagnose import sanitize
     from verify.measure.session import START_SECONDS, answer, describe_target
-    from verify.truth.formats import named
     from verify.workers.process import Worker
 
     program = sanitize.executable()
     if program is None:
         return _cannot("compute-sanitizer is not on the path, nor under CUDA_HOME or /usr/local/cuda")
+    targets = given.targets(options, config.find())
     with Worker() as worker:
         backend = answer(worker.ask({"do": "environment"}, timeout=START_SECONDS))["backend"]
         if backend != "cuda":
             return _cannot("this machine has no GPU that PyTorch can use")
-        kernels = describe_target(worker, options.target)
-    source = options.target.partition("::")[0]
+        kernels = [(target, kernel) for target in targets for kernel in describe_target(worker, target)]
     tools = sanitize.TOOLS if options.tool == "all" else (options.tool,)
-    dtypes = [named(item).name for item in options.dtype]
     progress = screen.Progress()
     outcomes = []
-    for kernel in kernels:
-        if "cuda" not in kernel["backends"] or (dtypes and not set(dtypes) & set(kernel["dtypes"])):
+    for source, kernel in kernels:
+        if "cuda" not in kernel["backends"] or (options.dtype and not set(options.dtype) & set(kernel["dtypes"])):
             continue
+        target = f"{source.partition('::')[0]}::{kernel['name']}"
         for tool in tools:
             progress(f"{kernel['name']}: {tool}")
-            target = f"{source}::{kernel['name']}"
-            outcome = sanitize.check(program, tool, target, kernel["name"], dtypes=dtypes, timeout=options.timeout)
+            outcome = sanitize.check(
+                program, tool, target, kernel["name"], dtypes=options.dtype, timeout=options.timeout
+            )
             progress.clear()
             outcomes.append(outcome)
-            if not options.json:
-                print("\n".join(screen.plain(line) for line in lines_of(outcome)), flush=True)
+            if not sinks.quiet(options):
+                print(sinks.lines(*lines_of(outcome)), end="", flush=True)
     if not outcomes:
-        return _cannot(f"{options.target} has no kernel for cuda in the dtypes asked for")
-    if options.json:
-        screen.print_json([outcome.plain() for outcome in outcomes])
-    return _verdict(outcomes, quiet=options.json)
+        return _cannot(f"{', '.join(targets)}: no kernel for cuda in the dtypes asked for")
+    verdict, code = _verdict(outcomes)
+    end = sinks.ending(verdict, shlex.join(["verify", "run", *targets]))
+    sinks.deliver_data(options, lambda: [outcome.plain() for outcome in outcomes], lambda: sinks.lines(*end))
+    return code
 
 
 def lines_of(outcome: Any) -> list[str]:
@@ -89,20 +91,16 @@ def lines_of(outcome: Any) -> list[str]:
     return lines
 
 
-def _verdict(outcomes: list[Any], *, quiet: bool) -> int:
+def _verdict(outcomes: list[Any]) -> tuple[str, int]:
     found = sum(outcome.status == "findings" for outcome in outcomes)
     open_ones = sum(outcome.status == "incomplete" for outcome in outcomes)
     if found:
-        text, code = f"wrong: {found} of {len(outcomes)} runs of a tool found something", 1
-    elif open_ones:
-        text, code = f"incomplete: {open_ones} of {len(outcomes)} runs of a tool gave no verdict", 3
-    else:
-        text, code = f"clean: {len(outcomes)} runs of a tool found nothing", 0
-    if not quiet:
-        print(text)
-    return code
+        return f"wrong: {found} of {len(outcomes)} runs of a tool found something", exits.WRONG
+    if open_ones:
+        return f"incomplete: {open_ones} of {len(outcomes)} runs of a tool gave no verdict", exits.INCOMPLETE
+    return f"clean: {len(outcomes)} runs of a tool found nothing", exits.PASS
 
 
 def _cannot(reason: str) -> int:
     print(f"verify: incomplete: {_RULE}; {reason}", file=sys.stderr)
-    return 3
+    return exits.INCOMPLETE

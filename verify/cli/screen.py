@@ -1,14 +1,12 @@
-"""What every command shares: width and colour of the terminal, progress on stderr, JSON on stdout, times as given."""
+"""The terminal: its width, whether to colour, one line of progress on stderr, text that cannot steer it."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import re
 import shutil
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import TypedDict
 
 
 def width() -> int:
@@ -23,16 +21,28 @@ def colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
+class Style(TypedDict):
+    """What every renderer of `verify.report.terminal` wants to know of the screen."""
+
+    width: int
+    color: bool
+
+
+def style() -> Style:
+    """The screen as it is now."""
+    return {"width": width(), "color": colour()}
+
+
 class Progress:
-    """One line on stderr that says what is going on; silent unless stderr is a terminal."""
+    """One line on stderr that says what the command is doing; silent unless stderr is a terminal."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
 
     def __call__(self, text: str) -> None:
         if self._shown:
-            room = shutil.get_terminal_size((80, 24)).columns - 1
-            print(f"\r\x1b[2K{plain(text)[:room]}", end="", file=sys.stderr, flush=True)
+            columns = shutil.get_terminal_size((80, 24)).columns - 1
+            print(f"\r\x1b[2K{plain(text)[:columns]}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Remove the line."""
@@ -45,27 +55,8 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
-def print_json(value: Any) -> None:
-    """JSON for `--json -` and the like."""
-    print(json.dumps(value, indent=1, sort_keys=True))
-
-
-def count(text: str) -> int:
-    """An argument that is a count: 0 to 1000."""
-    value = int(text) if text.isdigit() else -1
-    if not 0 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"a count from 0 to 1000; received {text!r}")
-    return value
-
-
-def seconds(text: str) -> float:
-    """An argument that is a time: seconds of 90, 90s, 1.5m, 20m or 1h30m."""
-    parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", text.strip().lower())
-    try:
-        hours, minutes, rest = (float(part or 0) for part in parts.groups()) if parts else (0.0, 0.0, 0.0)
-    except ValueError:
-        hours = minutes = rest = 0.0
-    value = hours * 3600 + minutes * 60 + rest
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"a time is positive, such as 90, 90s, 20m or 1h30m; received {text!r}")
-    return value
+def complain(problems: Iterable[str]) -> None:
+    """What was wrong with the command although it ran: one block on stderr for each problem."""
+    for problem in problems:
+        for number, line in enumerate(problem.splitlines()):
+            print(f"{'' if number else 'verify: '}{plain(line)}", file=sys.stderr)

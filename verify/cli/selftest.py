@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
-from verify.cli import screen
+from verify.cli import exits, options, screen, sinks
 
 
 def add(commands: Any) -> None:
@@ -14,14 +15,13 @@ def add(commands: Any) -> None:
         "selftest",
         help="show that every law can fail here",
         description="Try each law on a kernel with one seeded bug, which it must find, and on the same kernel without "
-        "it, which it must leave alone. What a law needs and this machine lacks is said.",
+        "it, which it must leave alone. A law that needs what this machine lacks is listed as not tried.",
+        examples=("verify selftest", "verify selftest --law determinism --law 'batch invariance'"),
     )
-    parser.add_argument("--law", action="append", default=[], metavar="NAME", help="only this law (repeatable)")
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument(
-        "--timeout", type=screen.seconds, default=600.0, metavar="SECONDS", help="time for all of it (default 600)"
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    options.some(parser, "--law")
+    options.add(parser, "--backend")
+    options.timeout(parser, "the self-test")
+    options.sinks(parser, "the kill matrix", "--json")
     parser.set_defaults(handler=main)
 
 
@@ -37,16 +37,17 @@ def main(options: argparse.Namespace) -> int:
             reply = answer(worker.ask(request, timeout=options.timeout, progress=progress))
         except (WorkerDied, WorkerTimeout) as error:
             progress.clear()
-            print(screen.plain(f"verify selftest: {error}"))
-            return 3
+            print(screen.plain(f"verify: selftest: {error}"), file=sys.stderr)
+            return exits.INCOMPLETE
     progress.clear()
-    if options.json:
-        screen.print_json({key: reply[key] for key in ("backend", "trials", "selftest", "passed")})
-    else:
-        print("\n".join(screen.plain(line) for line in _lines(reply)))
+    sinks.deliver_data(
+        options,
+        lambda: {key: reply[key] for key in ("backend", "trials", "selftest", "passed")},
+        lambda: sinks.lines(*_lines(reply)),
+    )
     if all(trial["fate"] == "not tried" for trial in reply["trials"]):
-        return 3
-    return 0 if reply["passed"] else 1
+        return exits.INCOMPLETE
+    return exits.PASS if reply["passed"] else exits.WRONG
 
 
 def _lines(reply: dict[str, Any]) -> list[str]:
@@ -71,13 +72,10 @@ def _lines(reply: dict[str, Any]) -> list[str]:
     alarms = [trial for trial in trials if trial["alarm"]]
     lines += [
         "",
-        (
-            f"{len(killed)} of {len(tried)} seeded bugs killed on the {reply['backend']} backend, "
-            f"{len(trials) - len(tried)} laws not tried, {len(alarms)} false alarms on {len(tried)} correct twins."
-        ),
-        (
-            f"torch.testing.assert_close on contiguous randn, default tolerances, is blind to {len(blind)} of the "
-            f"{len(killed)}."
-        ),
+        f"torch.testing.assert_close, contiguous randn, default tolerances: blind to {len(blind)} of {len(killed)}",
     ]
-    return lines
+    verdict = (
+        f"{len(killed)} of {len(tried)} seeded bugs killed on the {reply['backend']} backend, "
+        f"{len(trials) - len(tried)} laws not tried, {len(alarms)} false alarms on {len(tried)} correct twins"
+    )
+    return lines + sinks.ending(verdict, "verify run --profile quick")

@@ -1,48 +1,106 @@
-"""Where a finished record goes: its file, the pages, and the screen."""
+"""Where a finished result goes: files, pages, and the screen, whose last lines are the verdict and the next command."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen
+from verify.errors import UsageError
 
 if TYPE_CHECKING:
     from verify.records.record import Run
 
+Make = Callable[[], bytes]
+SINKS = {"json": "result", "markdown": "report", "html": "report", "snippet": "script"}  # and what the file is called
 
-def deliver(result: Run, options: argparse.Namespace, show: Callable[[], str] | None = None) -> None:
-    """Write what --json, --html and --markdown ask for; print what `show` says (default: the table), then the paths.
 
-    With `--json -` the record goes to stdout and nothing else does.
+def check(options: argparse.Namespace) -> None:
+    """Two results cannot share stdout; said before anything is measured."""
+    taken = [f"--{name}" for name in SINKS if getattr(options, name, None) == "-"]
+    if len(taken) > 1:
+        raise UsageError(f"one result goes to stdout; received - for {' and '.join(taken)}")
+
+
+def quiet(options: argparse.Namespace) -> bool:
+    """Whether stdout belongs to a result that programs read, so that no text for people goes there."""
+    return any(getattr(options, name, None) == "-" for name in SINKS)
+
+
+def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str = "result", **makers: Make) -> None:
+    """Write what --json, --markdown and --html ask for and name the files; then print `text`.
+
+    `makers` has what makes the bytes, by the option's name. With `-` stdout gets these bytes and nothing else. The line
+    that names the file of --json calls it `kind`.
     """
-    from verify.records.record import encode, save, write_atomically
+    from verify.records.record import write_atomically
 
-    markdown_path = getattr(options, "markdown", None)
+    given = {name: path for name in makers if (path := getattr(options, name, None))}
+    for name, path in given.items():
+        if path == "-":
+            sys.stdout.write(makers[name]().decode())
+        else:
+            write_atomically(path, makers[name]())
+    if quiet(options):
+        return
+    for name, path in given.items():
+        print(f"{kind if name == 'json' else SINKS[name]}: {Path(path).resolve()}")
+    sys.stdout.write(text())
+
+
+def deliver_data(options: argparse.Namespace, data: Callable[[], Any], text: Callable[[], str]) -> None:
+    """The same for a result that is no run record: `data` is what --json writes."""
+    deliver(options, text, json=lambda: as_json(data()))
+
+
+def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
+    """The same for a run record; without `text` the screen gets its table."""
+    from verify.records.record import encode
+
     record = options.json if options.json and options.json != "-" else ""
-    if record:
-        save(result, record)
-    if options.html:
-        from verify.report.html import record_html
 
-        write_atomically(options.html, record_html.render(result).encode())
-    if markdown_path:
+    def table() -> str:
+        from verify.report.terminal import record_text
+
+        return record_text.render(run, **screen.style(), record=record)
+
+    def markdown() -> bytes:
         from verify.report.markdown import record_markdown
 
-        write_atomically(markdown_path, record_markdown.render(result, record=record).encode())
-    if options.json == "-":
-        sys.stdout.write(encode(result).decode())
-        return
-    sys.stdout.write(show() if show else _table(result, record))
-    for label, path in (("record", options.json), ("report", markdown_path), ("report", options.html)):
-        if path:
-            print(f"{label}: {Path(path).resolve()}")
+        return record_markdown.render(run, record=record).encode()
+
+    def html() -> bytes:
+        from verify.report.html import record_html
+
+        return record_html.render(run).encode()
+
+    deliver(options, text or table, kind="record", json=lambda: encode(run), markdown=markdown, html=html)
 
 
-def _table(result: Run, record: str) -> str:
-    from verify.report.terminal import record_text
+def as_json(data: Any) -> bytes:
+    """Sorted and indented; numbers that JSON lacks are the words "nan", "inf" and "-inf", as in a record."""
+    import json
 
-    return record_text.render(result, width=screen.width(), color=screen.colour(), record=record)
+    return f"{json.dumps(_finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def ending(verdict: str, then: str) -> list[str]:
+    """The last two lines of a text: the verdict as a sentence, and the next command."""
+    return [verdict, f"next: {then}"]
+
+
+def lines(*texts: str) -> str:
+    """Lines for the screen, none of which can steer the terminal."""
+    return "".join(f"{screen.plain(text)}\n" for text in texts)

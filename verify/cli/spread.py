@@ -1,4 +1,4 @@
-"""Options that spread a command's work over GPUs and machines: `--gpus` and `--scheduler`."""
+"""Starts what `--gpus` and `--scheduler` ask for: workers on several GPUs or machines."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verify.workers.cluster import Cluster
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add both options, of which one may be given."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--gpus",
-        metavar="all|N|LIST",
-        help="a worker on each of these GPUs of this machine: all, a count, or numbers such as 0,2",
-    )
-    group.add_argument(
-        "--scheduler", metavar="ADDRESS", help="the workers of a running Dask cluster, e.g. tcp://HOST:8786"
-    )
 
 
 @contextlib.contextmanager

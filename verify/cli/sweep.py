@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verify.cli import screen, sinks, spread
+from verify.cli import exits, given, options, screen, sinks, spread
 
 
 def add(commands: Any) -> None:
@@ -20,78 +19,52 @@ def add(commands: Any) -> None:
         help="judge every input: a proof",
         description="Run elementwise kernels on every input of a dtype, or of a range, and judge every result "
         "against the exact value. Without a GPU float32 is swept where --dtype, --range or --regime asks for it.",
+        examples=(
+            "verify sweep accuracy.py::my_gelu --dtype bfloat16",
+            "verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10",
+            "verify sweep accuracy.py::my_geglu --pairs --resume geglu.journal",
+        ),
     )
-    parser.add_argument("targets", nargs="*", metavar="FILE|MODULE[::KERNEL]", help="as for `verify run`")
-    parser.add_argument("--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype (repeatable)")
-    parser.add_argument(
-        "--output", action="append", default=[], metavar="NAME", help="only this result, e.g. y or dx (repeatable)"
-    )
+    options.targets(parser)
+    options.some(parser, "--dtype", "--result")
     parser.add_argument("--pairs", action="store_true", help="kernels of two operands: all 2^32 pairs of 16 bits")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--range", metavar="LO:HI", help="inputs from LO to HI, both included (of a pair: of the gate)")
-    part.add_argument("--regime", default="", metavar="NAME", help="one regime of the op, e.g. 'slope root'")
+    options.one(part, "--regime")
     parser.add_argument("--baseline", action="store_true", help="sweep PyTorch's own implementation beside it")
-    parser.add_argument(
-        "--plot",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep the error-against-input curve in the record (default)",
-    )
+    parser.add_argument("--no-curve", action="store_true", help="leave the error-against-input curve out of the record")
     parser.add_argument(
         "--hardest",
-        type=screen.count,
+        type=options.count,
         default=0,
         metavar="N",
         help="list the N inputs whose results are hardest to round",
     )
     parser.add_argument("--resume", metavar="FILE", help="begin or continue the sweep whose finished chunks are there")
-    parser.add_argument("--backend", choices=("cuda", "interpreter"), help="default: cuda if there is a GPU")
-    parser.add_argument(
-        "--jobs", type=screen.count, default=0, metavar="N", help="processes (default: 1 on a GPU, else one per core)"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=screen.seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="time for one span of inputs (default 600)",
-    )
-    spread.add(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the run record; - for stdout instead of the table")
-    parser.add_argument("--html", metavar="PATH", help="write the HTML report")
-    parser.add_argument("--markdown", metavar="PATH", help="write the Markdown report")
+    options.add(parser, "--backend", "--jobs")
+    options.timeout(parser, "a span of inputs")
+    options.spread(parser)
+    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Sweep and report; the exit code is the verdict, 3 after Ctrl-C."""
     from verify.declare import config
-    from verify.errors import UsageError
     from verify.measure.session import command_line
     from verify.sweep.drive import InterruptedSweepError, Settings, sweep
-    from verify.truth.formats import named
 
-    targets = options.targets
-    if not targets:
-        settings = config.find()
-        if not settings.kernels:
-            raise UsageError(
-                "no target given and no [tool.verify] kernels in pyproject.toml",
-                hint="verify sweep FILE.py, where FILE.py declares a kernel with @verify.kernel",
-            )
-        targets = list(settings.kernels)
-        os.chdir(settings.root)
-    arguments = _arguments(options)
+    targets = given.targets(options, config.find())
     with spread.cluster(options, targets, options.backend) as cluster, _bar() as progress:
         chosen = Settings(
             backend=options.backend,
-            dtypes=tuple(named(item).name for item in options.dtype),
-            results=tuple(options.output),
+            dtypes=tuple(options.dtype),
+            results=tuple(options.result),
             pairs=options.pairs,
             bounds=_range(options.range),
             regime=options.regime,
             baseline=options.baseline,
-            curve=options.plot,
+            curve=not options.no_curve,
             hardest=options.hardest,
             jobs=options.jobs,
             timeout=options.timeout,
@@ -100,18 +73,19 @@ def main(options: argparse.Namespace) -> int:
             progress=progress,
         )
         try:
-            result = sweep(targets, chosen, command_line(arguments))
+            result = sweep(targets, chosen, command_line(given.words(options)))
         except InterruptedSweepError as interrupted:
-            again = command_line([*arguments, "--resume", str(interrupted.path)])
+            options.resume = str(interrupted.path)
+            again = command_line(given.words(options, everything=True))
             print(f"\nverify: interrupted; what is done is in {interrupted.path}\n  next: {again}", file=sys.stderr)
-            return 3
-    sinks.deliver(result, options)
-    for line in chosen.usage:
-        print(f"verify: {screen.plain(line)}", file=sys.stderr)
+            return exits.INCOMPLETE
+    sinks.deliver_run(options, result)
+    screen.complain(chosen.usage)
     if result.verdict == "fail":
-        return 1
+        return exits.WRONG
     judged = [kernel for kernel in result.kernels if not kernel.peer]
-    return 0 if result.kernels and all(kernel.status == "ok" for kernel in judged or result.kernels) else 3
+    complete = result.kernels and all(kernel.status == "ok" for kernel in judged or result.kernels)
+    return exits.PASS if complete else exits.INCOMPLETE
 
 
 @contextlib.contextmanager
@@ -143,26 +117,6 @@ def _bar() -> Iterator[Any]:
             shown.update(tasks[key], completed=done, rate=text)
 
         yield advance
-
-
-def _arguments(options: argparse.Namespace) -> list[str]:
-    """What determines the figures, as arguments; where output goes does not."""
-    arguments = ["sweep", *options.targets]
-    for flag, values in (("--dtype", options.dtype), ("--output", options.output)):
-        for item in values:
-            arguments += [flag, item]
-    for flag in ("pairs", "baseline"):
-        if getattr(options, flag):
-            arguments.append(f"--{flag}")
-    for flag in ("range", "regime", "backend"):
-        value = getattr(options, flag)
-        if value:
-            arguments += [f"--{flag}={value}"] if value.startswith("-") else [f"--{flag}", value]
-    if options.hardest:
-        arguments += ["--hardest", str(options.hardest)]
-    if not options.plot:
-        arguments.append("--no-plot")
-    return arguments
 
 
 def _range(text: str | None) -> tuple[float, float] | None:

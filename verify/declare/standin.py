@@ -13,12 +13,19 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from verify.declare.declaration import DEFAULT_LIMIT, Kernel
 from verify.errors import UsageError
 
 RECOMPILATIONS = 64  # a row-wise op meets many widths; beyond torch's own limit of 8 it would silently run eagerly
+
+
+def label(device: str) -> str:
+    """The PyTorch that stands in: its version, and on a CPU the instruction set that it picked its code by."""
+    picked = "" if device.startswith("cuda") else f" ({torch.backends.cpu.get_cpu_capability()})"
+    return f"torch {torch.__version__}{picked}"
 
 
 def stand_in(kernel: Kernel, form: str) -> Kernel:

@@ -37,11 +37,11 @@ class Settings:
             if self.evaluations is not None or self.generations < 1:
                 raise UsageError(f"generations are at least 1, without evaluations; received {self.generations}")
         elif (self.evaluations is None) == (self.seconds is None):
-            raise UsageError("a hunt has one budget: --budget SECONDS or --evaluations N")
+            raise UsageError("a hunt has one length: --duration TIME or --evaluations N")
         if self.evaluations is not None and self.evaluations < 1:
             raise UsageError(f"--evaluations is at least 1; received {self.evaluations}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise UsageError(f"--budget is a positive time; received {self.seconds:g} s")
+            raise UsageError(f"--duration is a positive time; received {self.seconds:g} s")
         if not 0 <= self.seed < SEEDS:
             raise UsageError(f"--seed is a whole number from 0; received {self.seed}")
         if not 0 <= self.width <= WIDEST:

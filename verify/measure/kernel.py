@@ -18,6 +18,7 @@ from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, pinned, plan
 from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, segments_of
 from verify.declare.declaration import Kernel
+from verify.declare.standin import label
 from verify.errors import IN_ERROR, KernelError, TruthError
 from verify.measure.call import Measured, no_gradient, run_baseline, run_kernel
 from verify.measure.curve import bins_of, edges_for, peaks, recorded
@@ -183,8 +184,9 @@ def _measure_group(
             _collect(question, baseline.results, of_baseline, keep=1, sample=0, open_limit=open_limit_peer)
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, backend, dtype, notes) if whole else {}
+    torch_name = label(backend.device)
     return [
-        _result(kernel, name, dtype, item, of_baseline.get(name), group, seed, special.get(name, []))
+        _result(kernel, name, dtype, item, of_baseline.get(name), torch_name, group, seed, special.get(name, []))
         for name, item in found.items()
     ]
 
@@ -377,6 +379,7 @@ def _result(
     dtype: str,
     item: _Collected,
     peer: _Collected | None,
+    peer_name: str,
     group: Group,
     seed: int,
     special_values: list[SpecialValue],
@@ -402,6 +405,7 @@ def _result(
         reason=judged.reason,
         bounds=item.bounds,
         worst=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT],
+        baseline_name=peer_name,
         baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
         properties=_properties(kernel, name, dtype, group),
         curve=curve,

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from verify.cases.regimes import NONFINITE, deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Tally
@@ -70,6 +68,7 @@ def result_of(
     reason: str,
     bounds: Mapping[str, Regime],
     worst: list[Worst],
+    baseline_name: str,
     baseline_worst: list[Worst],
     properties: str,
     curve: Curve | None,
@@ -105,7 +104,7 @@ def result_of(
         escalated=findings.escalated,
         certificate="; ".join(findings.certificates),
         baseline=None if peer is None else ordinary(peer.regimes).figures(),
-        baseline_name="" if peer is None else f"torch {torch.__version__}",
+        baseline_name="" if peer is None else baseline_name,
         baseline_worst=baseline_worst,
         properties=properties,
         curve=curve,

@@ -104,6 +104,7 @@ class _Finished:
             bounds=self.bounds,
             # first the inputs that the reason names
             worst=[*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary],
+            baseline_name=f"torch {torch.__version__}",
             baseline_worst=baseline_worst,
             properties=fingerprint(kernel, self.name, space.dtype, (), space=space.question()),
             curve=self._curve() if self.with_curve else None,

@@ -60,7 +60,7 @@ def space_of(
     for name in results:
         if name not in known:
             raise UsageError(
-                f"{who} has results {', '.join(known)}; received {name!r}", hint=f"{again} --output {known[0]}"
+                f"{who} has results {', '.join(known)}; received {name!r}", hint=f"{again} --result {known[0]}"
             )
     if shape != "unary" and fmt.bits != PAIR_BITS:
         raise UsageError(

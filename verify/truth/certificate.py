@@ -79,7 +79,7 @@ def load(path: Path) -> Certificate:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not a certificate: {error}",
-            hint="verify certify --output PATH writes a new one",
+            hint="verify certify --certificate PATH writes a new one",
         ) from error
     if certificate.schema != SCHEMA:
         raise UsageError(f"{path} has certificate schema {certificate.schema}; this verify reads {SCHEMA}")

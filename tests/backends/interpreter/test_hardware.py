@@ -16,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 VERSION = tuple(int(part) for part in metadata.version("triton").split(".")[:2])
+#: torch.randn in float64 ends in other bits on a processor without AVX2: the recorded dots have other operands there.
+DRAWS_OTHERS = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 RECORDED: dict[str, list[str]] = json.loads((HERE / "hardware_sm_90.json").read_text())
 
 
@@ -51,7 +54,8 @@ def test_every_exact_operation_gives_the_bits_of_an_h200(script: types.ModuleTyp
     assert set(wrong) == ({f"{t} neg" for t in ("fp64", "fp32", "fp16", "bf16")} if VERSION >= (3, 8) else set())
     if compared < 500:
         pytest.skip(f"only {compared} of {len(RECORDED)} experiments have their recorded inputs here")
-    assert compared == len(RECORDED)
+    others = {name for name in RECORDED if name.startswith("dot fp64")} if DRAWS_OTHERS else set()
+    assert compared == len(RECORDED) - len(others)
 
 
 def test_the_hash_sees_one_bit_and_ignores_the_payload_of_nan(script: types.ModuleType) -> None:

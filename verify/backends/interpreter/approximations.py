@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from verify.backends.interpreter import functions
+from verify.backends.interpreter.evaluated import Evaluated
 from verify.backends.interpreter.rounding import F32, F64, Array, flush, to_float32
 
 Function = Callable[..., Array]
@@ -23,19 +25,22 @@ _TURNS = 0.15915493667125702
 
 
 def in_float32(f: Callable[..., Any], *, inputs: bool = True, result: bool = True) -> Function:
-    """A float32 function evaluated in float64 and rounded once; the flags say what is flushed."""
+    """A float32 function rounded once; the flags say what is flushed.
+
+    `f` is an `Evaluated`, or an operation whose float64 result rounds on correctly.
+    """
 
     def call(*args: F32) -> F32:
-        args = tuple(flush(a) for a in args) if inputs else args
-        out = np.asarray(f(*(a.astype(np.float64) for a in args))).astype(np.float32)
+        wide = [(flush(a) if inputs else a).astype(np.float64) for a in args]
+        out = f.rounded("fp32", *wide) if isinstance(f, Evaluated) else np.asarray(f(*wide)).astype(np.float32)
         return flush(out) if result else out
 
     return call
 
 
-ex2 = in_float32(np.exp2)
-ex2_keeping_subnormals = in_float32(np.exp2, inputs=False, result=False)
-lg2 = in_float32(np.log2)
+ex2 = in_float32(functions.exp2)
+ex2_keeping_subnormals = in_float32(functions.exp2, inputs=False, result=False)
+lg2 = in_float32(functions.log2)
 
 
 def exp_by_ex2(x: F32) -> F32:
@@ -43,23 +48,23 @@ def exp_by_ex2(x: F32) -> F32:
     return ex2_keeping_subnormals(x * _LOG2_E)
 
 
-def _of_turns(f: Callable[[F64], F64]) -> Function:
+def _of_turns(f: Evaluated) -> Function:
     """Sine or cosine of the angle that is left after x / (2 pi) is cut to float32.
 
     A large argument loses its fraction there: sin.approx(2^24) has nothing to do with the sine. Of the
-    rest 25 fraction bits are read, so that sin.approx(1e-7) is 0.
+    rest 25 fraction bits are read, so that sin.approx(1e-7) is 0. `f` takes half turns.
     """
 
     def call(x: F32) -> F32:
         turns = to_float32(flush(x).astype(np.float64) * _TURNS, "rz").astype(np.float64)
         rest = np.trunc((turns - np.rint(turns)) * 2.0**25) * 2.0**-25
-        out = f(2.0 * np.pi * rest)
-        return np.where(out == 0, np.copysign(0.0, x), out).astype(np.float32)
+        out = f.rounded("fp32", 2.0 * rest)
+        return np.where(out == 0, np.copysign(np.float32(0), x), out)
 
     return call
 
 
-sin_approx, cos_approx = _of_turns(np.sin), _of_turns(np.cos)
+sin_approx, cos_approx = _of_turns(functions.sinpi), _of_turns(functions.cospi)
 
 
 def div_approx(x: F32, y: F32, *, ftz: bool = True) -> F32:

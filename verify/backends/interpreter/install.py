@@ -12,7 +12,7 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a
 | bfloat16 scalars (`x * 2.0`) fail; float to int out of range is undefined | `operators`, `casts` |
 | tl.dot multiplies bfloat16 patterns, has no tf32, sums in an order that depends on the machine | `dot` |
 | no libdevice: `libdevice.erf(x)` is None or an error; no inline assembly | `libdevice`, `assembly` |
-| float32 functions differ with numpy's SIMD variant | `functions` |
+| functions differ with the processor that numpy finds | `evaluated`, `functions` |
 | NaN padding of bfloat16 blocks is 0; no atomic addition of bfloat16 | `operators` |
 | sum over bfloat16 adds patterns; other reductions take one Python call per element | `reduce` |
 | `for i in range(0, n)` with a run-time n fails with numpy 2.4 | `_index` |

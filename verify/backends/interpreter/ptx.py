@@ -22,6 +22,7 @@ from verify.backends.interpreter.approximations import (
 )
 from verify.backends.interpreter.directed import OPERATIONS32
 from verify.backends.interpreter.dot import round_tf32
+from verify.backends.interpreter.evaluated import Evaluated
 from verify.backends.interpreter.fma import fma
 from verify.backends.interpreter.rounding import DIRECTIONS, Array, flush, to_float32
 
@@ -31,8 +32,8 @@ _PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
 _INTEGERS = {f"{kind}{bits}": np.dtype(f"{kind.replace('s', 'i').replace('b', 'u')}{bits // 8}")
              for kind in "sub" for bits in (16, 32, 64)}  # fmt: skip
 _UNARY: dict[str, Callable[..., Array]] = {
-    "ex2": np.exp2, "lg2": np.log2, "rcp": functions.reciprocal, "rsqrt": functions.rsqrt, "sqrt": np.sqrt,
-    "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
+    "ex2": functions.exp2, "lg2": functions.log2, "rcp": functions.reciprocal, "rsqrt": functions.rsqrt,
+    "sqrt": np.sqrt, "sin": functions.sin, "cos": functions.cos, "tanh": functions.tanh,
 }  # fmt: skip
 _BINARY: dict[str, Callable[..., Array]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 _COMPARISONS: dict[str, Callable[..., Array]] = {
@@ -175,6 +176,8 @@ def _elementary(base: str, flags: list[str], name: str, direction: str) -> Calla
         return sin_approx if base == "sin" else cos_approx
     if name == "fp32":
         return in_float32(f, inputs=False, result=False)
+    if isinstance(f, Evaluated):
+        return lambda x: f.rounded(name, casts.widen(x, name).astype(np.float64))
     return lambda x: casts.narrow(f(casts.widen(x, name).astype(np.float64)), name)
 
 

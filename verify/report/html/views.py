@@ -173,7 +173,7 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
         summary=verdict.summary(kernel),
         peer=kernel.peer,
         stands_in="@" in kernel.target,
-        page=f"verify report RUN.json --html report.html --kernel {shlex.quote(words.clean(kernel.name))}",
+        page=f"verify report RUN.json --html report.html --whole {shlex.quote(words.clean(kernel.name))}",
     )
 
 

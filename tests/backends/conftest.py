@@ -41,7 +41,7 @@ def shipped(faithful: None) -> Iterator[None]:
 @pytest.fixture
 def k(faithful: None) -> types.ModuleType:
     """The kernels; imported only once Triton interprets, and by path, whatever pytest's import mode."""
-    path = Path(__file__).with_name("interpreted_kernels.py")
+    path = Path(__file__).parent / "interpreter" / "interpreted_kernels.py"
     if path.stem not in sys.modules:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None

@@ -1,0 +1,262 @@
+"""A product of 16-bit matrices, A @ B^T, on Hopper: one warp fetches, two warp groups multiply and finish.
+
+Two warp groups own the upper and the lower 64 rows of a 128 x 256 tile. The copy engine fills STAGES buffers
+of 64 steps of k; `ready` and `free` are their barriers. Every other 64 columns of a tile's sums stay in
+registers and are finished while the matrix units already work on the next tile.
+
+What becomes of the sums is the caller's function FINISH, called for two pieces of each tile:
+
+    FINISH(x, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, LATE, PART, MODE)
+
+with float32 sums x of 64 rows from `row` on and twice 64 columns, those of the tile's two blocks of B: halves(x)
+takes them apart. LATE says whether the columns are the first or the last 64 of each block, PART (0, then 1) which
+call it is for this x. FINISH rounds to the result's dtype and hands 64 x 64 numbers to the copy engine by `send`.
+
+Sums are float32, k ascending in one chain, the same bits as those of the tile kernels in linear_act.py and
+linear_geglu.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.launch import INTERPRETED
+from kernels.linear_layers import tile_of
+
+
+@gluon.jit
+def _fetch(
+    a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, tiles, gap,
+    STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The fetching warp. B's tile is two blocks of 128 rows, `gap` rows apart."""
+    tiles_m = gl.cdiv(M, 128)
+    tiles_n = gl.cdiv(N, STEP)
+    i = 0
+    for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(t, tiles_m, tiles_n, GROUP)
+        row = tile_m * 128
+        col = tile_n * STEP
+        for k in range(0, K, 64):
+            s = i % STAGES
+            mbarrier.wait(free.index(s), ((i // STAGES) & 1) ^ 1)
+            bar = ready.index(s)
+            mbarrier.expect(bar, (128 + 256) * 64 * 2)
+            if A_T:
+                tma.async_copy_global_to_shared(a_desc, [k, row], bar, a_bufs.index(s))
+            else:
+                tma.async_copy_global_to_shared(a_desc, [row, k], bar, a_bufs.index(s))
+            if B_T:
+                lo = b_bufs.index(s).slice(0, 128, 1)
+                hi = b_bufs.index(s).slice(128, 128, 1)
+                tma.async_copy_global_to_shared(b_desc, [k, col], bar, lo)
+                tma.async_copy_global_to_shared(b_desc, [k, col + gap], bar, hi)
+            else:
+                lo = b_bufs.index(s).slice(0, 128, 0)
+                hi = b_bufs.index(s).slice(128, 128, 0)
+                tma.async_copy_global_to_shared(b_desc, [col, k], bar, lo)
+                tma.async_copy_global_to_shared(b_desc, [col + gap, k], bar, hi)
+            i += 1
+
+
+@gluon.jit
+def _multiply(
+    acc, i, a_bufs, b_bufs, ready,
+    FIRST: gl.constexpr, WG: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Starts the products of buffer i: 64 rows, 256 columns, 64 steps of k."""
+    s = i % STAGES
+    mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+    a = a_bufs.index(s)
+    b = b_bufs.index(s)
+    if A_T:
+        a = a.permute((1, 0))
+    if not B_T:
+        b = b.permute((1, 0))
+    return warpgroup_mma(a.slice(WG * 64, 64, 0), b, acc, use_acc=not FIRST, is_async=True)
+
+
+@gluon.jit
+def halves(x):
+    """Columns [0, n/2) and [n/2, n): no data moves, since a thread holds columns of both."""
+    m: gl.constexpr = x.shape[0]
+    n: gl.constexpr = x.shape[1] // 2
+    lo, hi = gl.split(gl.permute(gl.reshape(x, [m, 2, n]), (0, 2, 1)))
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 16])
+    return gl.convert_layout(lo, layout), gl.convert_layout(hi, layout)
+
+
+@gluon.jit
+def _quarters(acc):
+    """Columns 0-63 and 128-191 of a tile, and columns 64-127 and 192-255, as two 64 x 128."""
+    x = gl.permute(gl.reshape(acc, [64, 2, 2, 64]), (0, 1, 3, 2))
+    early, late = gl.split(x)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    early = gl.convert_layout(gl.reshape(early, [64, 128]), layout)
+    return early, gl.convert_layout(gl.reshape(late, [64, 128]), layout)
+
+
+@gluon.jit
+def send(y, desc, buf, row, col):
+    """Hands 64 x 64 results to the copy engine; the buffer used two calls ago is free again."""
+    tma.store_wait(1)
+    buf.store(y.to(desc.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(desc, [row, col], buf)
+
+
+@gluon.jit
+def _consume(
+    y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free, M, N, K,
+    tiles, gap, bias_size, WG: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, FINISH: gl.constexpr,
+):  # fmt: skip
+    """A multiplying warp group. K > 128: every tile has at least three steps."""
+    tiles_m = gl.cdiv(M, 128)
+    tiles_n = gl.cdiv(N, STEP)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    zeros = gl.zeros([64, 256], gl.float32, layout)
+    early, late = _quarters(zeros)
+    row = tiles_m * 128  # there is no tile before the first: the copy engine drops rows past M
+    col = 0
+    i = 0
+    for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        acc = _multiply(zeros, i, a_bufs, b_bufs, ready, True, WG, A_T, B_T, STAGES)
+        acc = _multiply(acc, i + 1, a_bufs, b_bufs, ready, False, WG, A_T, B_T, STAGES)
+        # `late` passes through the waits, or the compiler would finish it before it multiplies
+        acc, late = warpgroup_mma_wait(1, deps=[acc, late])
+        mbarrier.arrive(free.index(i % STAGES))
+        FINISH(late, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 1, 0, MODE)
+        acc = _multiply(acc, i + 2, a_bufs, b_bufs, ready, False, WG, A_T, B_T, STAGES)
+        acc, late = warpgroup_mma_wait(1, deps=[acc, late])
+        mbarrier.arrive(free.index((i + 1) % STAGES))
+        FINISH(late, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 1, 1, MODE)
+        i += 3
+        tile_m, tile_n = tile_of(t, tiles_m, tiles_n, GROUP)
+        col = tile_n * STEP
+        if HAS_BIAS:
+            j = gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+            j += col + gl.where(j < 128, 0, gap - 128)
+            j = gl.max_contiguous(gl.multiple_of(j, 2), 2)  # gap is even
+            bias = gl.load(bias_ptr + j, mask=j < bias_size, other=0.0)
+        for _k in range(192, K, 64):
+            acc = _multiply(acc, i, a_bufs, b_bufs, ready, False, WG, A_T, B_T, STAGES)
+            acc = warpgroup_mma_wait(1, deps=[acc])
+            mbarrier.arrive(free.index((i - 1) % STAGES))
+            i += 1
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(free.index((i - 1) % STAGES))
+        if HAS_BIAS:
+            acc += bias.to(gl.float32)[None, :]
+        row = tile_m * 128 + WG * 64
+        early, late = _quarters(acc)
+        FINISH(early, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 0, 0, MODE)
+        FINISH(early, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 0, 1, MODE)
+    FINISH(late, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 1, 0, MODE)
+    FINISH(late, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 1, 1, MODE)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["M", "K", "tiles"])
+def hopper_kernel(
+    a_desc,  # A, [M, K] in boxes of 128 x 64; its transpose in boxes of 64 x 128 where A_T
+    b_desc,  # B, [N, K] likewise
+    y_desc,  # the result in boxes of 64 x 64
+    pre_desc,  # the rounded pre-activation, if saved
+    extra,  # what FINISH needs beyond that: a pointer or a matrix in boxes of 64 x 64
+    bias_ptr,  # [bias_size], contiguous; only with HAS_BIAS
+    M,
+    N,
+    K,
+    tiles,  # how many to compute, in the order of tile_of
+    gap,  # rows of B between the two halves of a tile
+    bias_size,
+    MODE: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    STEP: gl.constexpr,  # rows of B from one tile to the next
+    A_T: gl.constexpr,
+    B_T: gl.constexpr,
+    GROUP: gl.constexpr,  # rows of tiles that stay together
+    STAGES: gl.constexpr,
+    FINISH: gl.constexpr,  # the caller's epilogue: see the module's docstring
+):
+    dtype: gl.constexpr = a_desc.dtype
+    a_shape: gl.constexpr = [STAGES, 64, 128] if A_T else [STAGES, 128, 64]
+    b_shape: gl.constexpr = [STAGES, 64, 256] if B_T else [STAGES, 256, 64]
+    a_bufs = gl.allocate_shared_memory(dtype, a_shape, a_desc.layout)
+    b_bufs = gl.allocate_shared_memory(dtype, b_shape, b_desc.layout)
+    out_bufs = gl.allocate_shared_memory(dtype, [4, 64, 64], y_desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(ready.index(s), count=1)
+        mbarrier.init(free.index(s), count=2)  # both multiplying groups
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free,
+                        M, N, K, tiles, gap, bias_size, 0, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES, FINISH)),
+            (_consume, (y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free,
+                        M, N, K, tiles, gap, bias_size, 1, MODE, HAS_BIAS, STEP, A_T, B_T, GROUP, STAGES, FINISH)),
+            (_fetch, (a_desc, b_desc, a_bufs, b_bufs, ready, free, M, N, K, tiles, gap,
+                      STEP, A_T, B_T, GROUP, STAGES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def _copyable(t: Tensor) -> bool | None:
+    """How the copy engine can address a matrix: False as it is, True transposed, None not at all."""
+    for transposed in (False, True):
+        rows, cols = t.stride()[:: -1 if transposed else 1]
+        if cols == 1 and rows * t.element_size() % 16 == 0 and t.data_ptr() % 16 == 0 and rows > 0:
+            return transposed
+    return None
+
+
+_SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+def boxes(t: Tensor, rows: int, cols: int):
+    """A matrix for the copy engine, in boxes of rows x cols."""
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, cols], _SHARED)
+
+
+def transposed_operands(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | None:
+    """Whether A and B are read transposed, or None where the Hopper kernel does not apply."""
+    if INTERPRETED or a.element_size() != 2 or n % 8 or a.shape[1] <= 128:
+        return None
+    if torch.cuda.get_device_capability(a.device)[0] != 9:
+        return None
+    a_t, b_t = _copyable(a), _copyable(b)
+    return None if a_t is None or b_t is None else (a_t, b_t)
+
+
+def launch(a, b, transposed, y, pre, extra, bias, tiles, units, *, gap, mode, has_bias, step, group, finish) -> None:
+    """The first `tiles` tiles of y = finish(a @ b^T + bias) on `units` multiprocessors; y is [M, N]."""
+    (m, k), n = a.shape, y.shape[1]
+    a_t, b_t = transposed
+    # no more programs than the last round needs: an idle one would only draw power
+    hopper_kernel[(triton.cdiv(tiles, triton.cdiv(tiles, units)),)](
+        boxes(a.t(), 64, 128) if a_t else boxes(a, 128, 64),
+        boxes(b.t(), 64, 128) if b_t else boxes(b, 128, 64),
+        boxes(y, 64, 64), boxes(pre, 64, 64), extra, bias, m, n, k, tiles, gap, b.shape[0],
+        MODE=mode, HAS_BIAS=has_bias, STEP=step, A_T=a_t, B_T=b_t, GROUP=group, STAGES=4, FINISH=finish,
+        num_warps=4,
+    )  # fmt: skip

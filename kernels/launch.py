@@ -1,0 +1,34 @@
+"""What the launchers of several families share: the interpreter or a GPU, and kernels for operands of any alignment."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.arithmetic import neg
+
+#: whether Triton's interpreter was asked for (TRITON_INTERPRET=1) when the kernels were imported
+INTERPRETED = not isinstance(neg, triton.runtime.JITFunction)
+INTERPRETER_BLOCK = 1 << 16  # elements at most: the interpreter runs programs one by one, and every lane of each
+
+
+def check_device(op: str, name: str, t: torch.Tensor) -> None:
+    if not t.is_cuda and not INTERPRETED and t.device.type != "meta":
+        raise ValueError(
+            f"{op}: {name} must be on a CUDA device, got {t.device}; move it with {name}.cuda(), or set "
+            "TRITON_INTERPRET=1 before the import to run on the CPU (slow)"
+        )
+
+
+def check_strided(op: str, name: str, t: torch.Tensor) -> None:
+    if t.layout is not torch.strided:
+        raise TypeError(f"{op}: {name} must be a dense strided tensor, got {t.layout}; call {name}.to_dense()")
+
+
+def of_any_alignment(kernel):
+    """The kernel compiled once for all strides, sizes and addresses, not once for each class of them.
+
+    Triton compiles a kernel again for pointers and integers that are multiples of 16, and for integers of 1.
+    """
+    names = kernel.fn.__code__.co_varnames[: kernel.fn.__code__.co_argcount]
+    return triton.jit(do_not_specialize=[n for n in names if n not in kernel.fn.__annotations__])(kernel.fn)

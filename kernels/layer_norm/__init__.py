@@ -1,0 +1,99 @@
+"""Layer norm in Triton, forward and backward, with one rounding per output in practice.
+
+>>> y = layer_norm(x, weight, bias, eps=1e-5)
+>>> y, s = layer_norm_residual(x, residual, weight, bias)  # s = x + residual
+>>> y, s = layer_norm_residual_bias(x, residual, input_bias)  # s = x + input_bias + residual
+
+Each row v of N numbers (v = x, or the exact sum s *before* it is rounded to the residual's dtype)
+gives
+
+    mean = sum(v) / N      var = sum((v - mean)^2) / N      rstd = 1 / sqrt(var + eps)
+    xhat = (v - mean) rstd                                  y = xhat weight + bias
+
+and, for upstream gradients dy (of y) and ds (of s), with g = dy weight, c1 = sum(g) / N and
+c2 = sum(g xhat) / N,
+
+    dx = dresidual = rstd (g - c1 - xhat c2) + ds           dinput_bias = sum over rows of dx
+    dweight = sum over rows of dy xhat                      dbias = sum over rows of dy
+
+Rounding points are named, in ulps and with their derivations, in the module of each path; which path a call takes, by
+its sizes and dtypes, is decided in plan.py. From the mathematics to the public functions:
+
+    operands.py          what is added up, scaled, shifted and rounded
+    moments.py           mean, variance, statistics
+    forward.py           forward, rows that fit into registers       FAST, EXACT
+    forward_blocks.py    forward, longer rows and float64             EXACT, WIDE
+    backward.py          backward                                     FAST, EXACT, WIDE
+    backward_paired.py   backward, many long float32 rows             PAIRED
+    hard_rows.py         rows that these cannot hold, in float64 pairs
+    columns.py           column sums of the backward pass
+    plan.py, launch.py   the choice of kernels, and the launches
+    operators.py         operators, and derivatives of any order
+
+**Order.** Every sum has an order fixed by (M, N, dtypes) and by which rows are hard: no atomics;
+results depend neither on scheduling nor on the number of multiprocessors. A row's y, s and dx do not
+depend on M. Each of a fixed number of programs sums the columns over its own rows; a second kernel
+adds these partial sums in float64. The same bits come out of a faithful interpreter except for the
+order inside a block's sum and rsqrt of float64 (1 ulp), both about 2^-52 before a rounding to 24 bits
+or fewer.
+
+**Layouts.** Results are bit for bit those of contiguous operands; launch.py says which are copied first.
+
+GPUs with few float64 units will run EXACT and WIDE much slower than an H200 does.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kernels.checks import DTYPES
+from kernels.layer_norm.operators import forward_op
+
+__all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
+
+
+def _checked(name, x, residual, vectors, eps):
+    """Raises where the arguments do not fit together."""
+    if x.dim() == 0:
+        raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
+    if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
+        raise ValueError(f"{name}: eps is a finite number >= 0; it is {eps!r}")
+    n = x.shape[-1]
+    for label, t in (("x", x), ("residual", residual), *vectors):
+        if t is None:
+            continue
+        if t.dtype not in DTYPES:
+            names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+            raise TypeError(f"{name}: {label} is one of {names}; it is {str(t.dtype).removeprefix('torch.')}")
+        if t.device != x.device:
+            raise ValueError(f"{name}: {label} is on {t.device}, x is on {x.device}")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"{name}: residual has shape {tuple(residual.shape)}, x has {tuple(x.shape)}")
+    for label, t in vectors:
+        if t is None:
+            continue
+        if t.dim() != 1:
+            raise ValueError(f"{name}: {label} has 1 dimension; its shape is {tuple(t.shape)}")
+        if t.shape[0] != n:
+            raise ValueError(f"{name}: {label} has {t.shape[0]} elements, x's last dimension is {n}")
+    return float(eps)
+
+
+def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
+    """Layer norm of x over its last dimension, in x's dtype; weight and bias of any dtype."""
+    eps = _checked("layer_norm", x, None, (("weight", weight), ("bias", bias)), eps)
+    return forward_op(x, None, None, weight, bias, eps)[0]
+
+
+def layer_norm_residual(x, residual, weight=None, bias=None, *, eps=1e-5):
+    """(y, s): s = x + residual in the residual's dtype, y the layer norm of the unrounded sum."""
+    vectors = (("weight", weight), ("bias", bias))
+    eps = _checked("layer_norm_residual", x, residual, vectors, eps)
+    return forward_op(x, residual, None, weight, bias, eps)[:2]
+
+
+def layer_norm_residual_bias(x, residual, input_bias, weight=None, bias=None, *, eps=1e-5):
+    """(y, s): s = x + input_bias + residual, otherwise as layer_norm_residual."""
+    vectors = (("input_bias", input_bias), ("weight", weight), ("bias", bias))
+    eps = _checked("layer_norm_residual_bias", x, residual, vectors, eps)
+    return forward_op(x, residual, input_bias, weight, bias, eps)[:2]

@@ -1,0 +1,288 @@
+"""The backward kernel: dx of a row, and partial column sums, EXACT, WIDE or FAST.
+
+Rounding points, in ulps of rstd (|g| + mean|g| + |xhat| mean|g xhat|) for dx, of sum|dy xhat| for dweight, sum|dy| for
+dbias:
+- EXACT and WIDE: float64 throughout, one rounding at the output; column sums in float64. EXACT: dx
+  of marked rows is redone from pairs, and so are the column sums of programs that had such a row.
+- One column: xhat = g - c1 = 0 in every path, NaN where a row is not finite; so dx = ds.
+- FAST (rows and vectors of 16 bits, up to 8,192 columns): float32 throughout, far below a 16-bit
+  ulp; a float32 column sum takes at most 1,024 rows, sums of these are float64. float32 is not
+  enough where terms leave its range, or are so large that the ulp of the output stops growing with
+  them: rows with rstd |g| >= 2^17 (float16) or 2^116 (bfloat16), |dy| or |g| >= 2^100, both sums below
+  2^-60, or hard in the forward pass. They are found from the sums themselves (one of them is scaled
+  by a power of two that makes it overflow) and redone in float64 (hard_rows.py).
+
+Rows of more than 4,096 columns (FAST: 8,192), and all WIDE rows, are worked on in blocks of columns: row_sums_kernel
+gives c1 and c2 first.
+
+Memory: rows that fit in registers are loaded and stored once. The next rows are on their way into shared memory or
+registers while the present one is reduced (AHEAD). Longer rows are read twice, from L2 if they fit there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.arithmetic import exponent, power_of_two, power_of_two_32
+from kernels.layer_norm.hard_rows import redo_rows
+from kernels.layer_norm.moments import FAR, load_stats, one_column, sums, xhat_of
+from kernels.layer_norm.operands import half_pair, rounded, summed, value_pair
+
+
+@triton.jit
+def row_sums_kernel(
+    dy_ptr,  # [M, N] rows of stride dy_stride
+    x_ptr,  # [M, N] rows of stride x_stride
+    r_ptr,  # [M, N] residual, rows of stride r_stride; only with HAS_R
+    i_ptr,  # [N] input bias; only with HAS_I
+    w_ptr,  # [N] weight; only with HAS_W
+    stats_ptr,  # [M, 4] float64: the statistics of moments.py
+    sums_ptr,  # [M, 2] float64, out: c1, c2; then, if WIDE, [M]: the power of two they are multiplied by
+    dy_stride,
+    x_stride,
+    r_stride,
+    n_cols,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    HAS_R: tl.constexpr,
+    HAS_I: tl.constexpr,
+    HAS_W: tl.constexpr,
+):
+    """c1 and c2 of one row per program, read block by block.
+
+    WIDE: those of rows of small gradients times 2^512, because rstd may be far above 1 and would magnify
+    the rounding of subnormal numbers."""
+    row = tl.program_id(0).to(tl.int64)
+    up, mean, mean_low, rstd = load_stats(stats_ptr + row * 4, True)
+    acc1 = tl.zeros((BLOCK,), tl.float64)
+    acc2 = tl.zeros((BLOCK,), tl.float64)
+    lifted1 = tl.zeros((BLOCK,), tl.float64)
+    lifted2 = tl.zeros((BLOCK,), tl.float64)
+    top = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        v, low = value_pair(x_ptr + row * x_stride, r_ptr + row * r_stride, i_ptr, cols, mask, HAS_R, HAS_I)
+        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
+        g = dy
+        if HAS_W:
+            w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+            g *= w
+        xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, WIDE), 0.0)
+        acc1 += g
+        acc2 = tl.fma(g, xhat, acc2)
+        if WIDE:
+            lifted = dy * 2.0**512
+            if HAS_W:
+                lifted *= w
+            top = tl.maximum(top, tl.abs(lifted))
+            lifted1 += lifted
+            lifted2 = tl.fma(lifted, xhat, lifted2)
+    s1, s2 = sums(acc1, acc2)
+    if WIDE:
+        small = (tl.max(top, 0) < 2.0**112) & (up >= 2.0**-500)  # 2^-512 up is exact
+        l1, l2 = sums(lifted1, lifted2)
+        s1 = tl.where(small, l1, s1)
+        s2 = tl.where(small, l2, s2)
+        rows = row * 0 + tl.num_programs(0)
+        tl.store(sums_ptr + rows * 2 + row, power_of_two(tl.where(small, row * 0 + 512, 0)))
+    n = row.to(tl.float64) * 0.0 + n_cols
+    tl.store(sums_ptr + row * 2, s1 / n)
+    tl.store(sums_ptr + row * 2 + 1, s2 / n)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def backward_kernel(
+    dy_ptr,  # [M, N] rows of stride dy_stride
+    ds_ptr,  # [M, N] rows of stride ds_stride: upstream gradient of s
+    x_ptr,  # [M, N] rows of stride x_stride
+    r_ptr,  # [M, N] residual, rows of stride r_stride; only with HAS_R
+    i_ptr,  # [N] input bias; only with HAS_I
+    w_ptr,  # [N] weight; only with HAS_W
+    stats_ptr,  # [M, 4] float64: the statistics of moments.py
+    sums_ptr,  # as row_sums_kernel leaves it (if WHOLE: [M, 2], out, with NEED_I)
+    hard_ptr,  # REDO: [programs] int32, out: how many rows were redone
+    suspect_ptr,  # FAST: [M] int32, out: 0, or 1 if the row is to be redone, 2 if only unless dy = 0
+    dx_ptr,  # [M, N] contiguous, out, in x's dtype
+    dr_ptr,  # [M, N] contiguous, out, in the residual's dtype
+    part_ptr,  # [NEED_W + NEED_B + NEED_I, programs, N] out: partial column sums
+    dy_stride,
+    ds_stride,
+    x_stride,
+    r_stride,
+    n_rows,
+    n_cols,
+    BLOCK: tl.constexpr,
+    FULL: tl.constexpr,
+    WHOLE: tl.constexpr,  # a block holds the whole row: c1 and c2 are computed here
+    FAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    TOP: tl.constexpr,  # FAST: rows with rstd |g| < 2^TOP are worked on in float32
+    HAS_R: tl.constexpr,
+    HAS_I: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_DS: tl.constexpr,
+    HAS_DR: tl.constexpr,
+    NEED_W: tl.constexpr,
+    NEED_B: tl.constexpr,
+    NEED_I: tl.constexpr,
+    REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
+    AHEAD: tl.constexpr,  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
+):
+    """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
+
+    REDO: hard rows once more, in float64 pairs, after the others. The column sums of programs that had
+    such rows are redone by the kernel that follows."""
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = tl.full((BLOCK,), True, tl.int1) if FULL else cols < n_cols
+    T: tl.constexpr = tl.float32 if FAST else tl.float64
+    acc_w = tl.zeros((BLOCK,), T)
+    acc_b = tl.zeros((BLOCK,), T)
+    acc_i = tl.zeros((BLOCK,), T)
+    inv = (1.0 / (pid.to(tl.float64) * 0.0 + n_cols)).to(T)
+    if HAS_W:
+        w_raw = tl.load(w_ptr + cols, mask=mask, other=0.0)
+    if FAST and HAS_I:
+        i_raw = tl.load(i_ptr + cols, mask=mask, other=0.0)
+    # The next row's data and statistics are loaded while this row is reduced: without it each
+    # row waits for memory twice (0.74 of copy instead of 0.94 at N = 4096). Shared memory, filled by the
+    # loop's pipeline, holds two rows; registers are what unaligned rows and small GPUs have.
+    there = mask & (pid < n_rows)
+    if AHEAD == 1:
+        x_next = tl.load(x_ptr + pid * x_stride + cols, mask=there, other=0.0)
+        dy_next = tl.load(dy_ptr + pid * dy_stride + cols, mask=there, other=0.0)
+        r_next = x_next
+        ds_next = dy_next
+        if FAST and HAS_R:
+            r_next = tl.load(r_ptr + pid * r_stride + cols, mask=there, other=0.0)
+        if FAST and HAS_DS:
+            ds_next = tl.load(ds_ptr + pid * ds_stride + cols, mask=there, other=0.0)
+    if AHEAD > 0:
+        up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + pid * 4, pid < n_rows)
+    seen = programs * 0
+    for row_ in tl.range(pid, n_rows, programs, num_stages=max(AHEAD, 1)):
+        row = pid * 0 + row_  # 64 bits wide, interpreted too
+        nxt = row + programs
+        # (loads before what waits for them: the compiler keeps this order)
+        if AHEAD > 0:
+            up64, mean64, low64, rstd64 = up_n, mean_n, low_n, rstd_n
+            up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + nxt * 4, nxt < n_rows)
+        else:
+            up64, mean64, low64, rstd64 = load_stats(stats_ptr + row * 4, True)
+        if AHEAD == 1:
+            x_raw = x_next
+            dy_raw = dy_next
+            r_raw = r_next
+            ds_raw = ds_next
+            there = mask & (nxt < n_rows)
+            x_next = tl.load(x_ptr + nxt * x_stride + cols, mask=there, other=0.0)
+            dy_next = tl.load(dy_ptr + nxt * dy_stride + cols, mask=there, other=0.0)
+            if FAST and HAS_R:
+                r_next = tl.load(r_ptr + nxt * r_stride + cols, mask=there, other=0.0)
+            if FAST and HAS_DS:
+                ds_next = tl.load(ds_ptr + nxt * ds_stride + cols, mask=there, other=0.0)
+        else:
+            x_raw = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0)
+            dy_raw = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0)
+            r_raw = x_raw
+            ds_raw = dy_raw
+            if HAS_R:
+                r_raw = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0)
+            if HAS_DS:
+                ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
+        up = up64.to(T)
+        mean = mean64.to(T)
+        mean_low = low64.to(T)
+        rstd = rstd64.to(T)
+        if FAST:
+            e = exponent(rstd64) + exponent(up64)
+            far = (e > TOP - 4) | (e < -118)
+            if HAS_R:
+                far = far | (tl.abs(mean64) * rstd64 > FAR)
+        v = x_raw.to(T)
+        low = v
+        if WIDE:
+            v, low = value_pair(x_ptr + row * x_stride, r_ptr + row * r_stride, i_ptr, cols, mask, HAS_R, HAS_I)
+        elif FAST:
+            if HAS_R:
+                v, low = half_pair(x_raw, i_raw if HAS_I else x_raw, r_raw, HAS_I, HAS_R)
+        else:
+            if HAS_R and AHEAD == 1:
+                r_raw = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0)
+            i_row = tl.load(i_ptr + cols, mask=mask, other=0.0) if HAS_I else x_raw
+            v = summed(x_raw, r_raw, i_row, HAS_R, HAS_I)
+        xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R))
+        if not FULL:
+            xhat = tl.where(mask, xhat, 0.0)
+        dy = dy_raw.to(T)
+        if NEED_W:
+            acc_w = tl.fma(dy, xhat, acc_w)
+        if NEED_B:
+            acc_b += dy
+        g = dy * w_raw.to(T) if HAS_W else dy
+        if FAST:
+            # 2^lift makes float32 overflow where |dy| or |g| reaches 2^TOP / rstd or 2^100: then the
+            # sum is inf or NaN.
+            lift = tl.minimum(tl.maximum(128 - TOP + e + 1, 28), 126)
+            lifted = dy * power_of_two_32(lift)
+            if HAS_W:
+                lifted *= w_raw.to(T)
+            c1, c2 = sums(lifted, g * xhat)
+            c1 *= power_of_two_32(-lift)
+            size = tl.abs(c1) + tl.abs(c2)
+            c1 *= inv
+            c2 *= inv
+        elif WHOLE:
+            c1, c2 = sums(g, g * xhat)
+            c1 *= inv
+            c2 *= inv
+        else:
+            c1 = tl.load(sums_ptr + row * 2)
+            c2 = tl.load(sums_ptr + row * 2 + 1)
+            if WIDE:
+                lift = tl.load(sums_ptr + (row * 0 + n_rows) * 2 + row)
+                g = dy * lift
+                if HAS_W:
+                    g *= w_raw.to(T)
+                up *= 1.0 / lift
+        if REDO and not FAST:
+            seen = tl.maximum(seen, (up != 1).to(tl.int32))
+        xhat, g = one_column(xhat, g, c1, BLOCK == 1)
+        # (one number is negated, not a row; -c2 would be 0 - c2, which is no free change of sign)
+        dx = tl.fma(xhat, c2 * -1.0, g)
+        dx = (dx * rstd) * up if WIDE else dx * (rstd * up)
+        if HAS_DS:
+            if AHEAD == 1 and not FAST:
+                ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
+            dx += ds_raw.to(T)
+        if NEED_I:
+            acc_i += dx
+            if WHOLE and not WIDE:
+                tl.store(sums_ptr + row * 2, c1.to(tl.float64))
+                tl.store(sums_ptr + row * 2 + 1, c2.to(tl.float64))
+        tl.store(dx_ptr + row * n_cols + cols, rounded(dx, dx_ptr), mask=mask)
+        if HAS_DR:
+            tl.store(dr_ptr + row * n_cols + cols, rounded(dx, dr_ptr), mask=mask)
+        if FAST:  # asked here, where nothing waits for the answer
+            usual = (size >= 2.0**-60) & (size < float("inf"))
+            suspect = tl.where(far | (usual == 0), 1, 0)
+            suspect = tl.where(size == 0, suspect * 2, suspect)
+            tl.store(suspect_ptr + row, suspect)
+            seen = tl.maximum(seen, suspect)
+    size = programs.to(tl.int64) * n_cols
+    part_ptr += pid * n_cols
+    if NEED_W:
+        tl.store(part_ptr + cols, acc_w, mask=mask)
+    if NEED_B:
+        tl.store(part_ptr + NEED_W * size + cols, acc_b, mask=mask)
+    if NEED_I:
+        tl.store(part_ptr + (NEED_W + NEED_B) * size + cols, acc_i, mask=mask)
+    if REDO:
+        redo_rows(
+            dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
+            dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen, MARKED=not FAST, BLOCK=min(BLOCK, 512),
+            HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+        )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The forward kernel for rows that fit into registers: one row per program, EXACT or FAST.
+
+Rounding points, in ulps of |weight xhat| + |bias|:
+- EXACT (rows or residuals in float32, float64 weights): v - mean, times rstd, times weight plus bias in
+  float64; y is rounded to float32 and, for 16-bit outputs, once more: 0.5 + 2^-13.
+- FAST (16-bit rows): the row's statistics become float32 pairs, scaled by `up`, a power of two (1
+  unless rstd is outside 2^-40..2^40) that keeps rows near 1e38 or 1e-40 in range; three float32
+  FMAs, then the output's rounding: 0.502 (float16), 0.5002 (bfloat16). With a residual, v is a
+  float32 pair, d = (high - mean_high) + (low - mean_low) is rounded to 24 bits of d and off by 2^-48 |mean| more.
+  Rows with |mean| rstd > 2^14, or where a sum leaves float32, are done in float64 pairs (hard_rows.py).
+
+Memory: a row is loaded and stored once; with 16 bits, later rows are on their way into L2 meanwhile (LATER). float32
+rows of 8,192 columns are read twice, the second time from L1 (AGAIN).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.arithmetic import float64_of
+from kernels.layer_norm.hard_rows import forward_hard_row
+from kernels.layer_norm.moments import FAR, mark_of, moments, scaled_stats, store_stats, sums, xhat_of
+from kernels.layer_norm.operands import half_pair, operands, rounded, scale_and_shift, summed, vectors
+
+
+@triton.jit
+def _packed(pointer, zero, BLOCK: tl.constexpr):
+    """BLOCK bfloat16 numbers as float32, read two to an int32: they share a register until they are taken apart.
+
+    A `zero` that the compiler does not know keeps it from doing that early."""
+    pairs = tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + tl.arange(0, BLOCK // 2))
+    low = (pairs << (16 + zero)).to(tl.float32, bitcast=True)
+    high = (pairs & (-65536 + zero)).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(low, high), (BLOCK,))
+
+
+@triton.jit
+def _read_row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+    """16-bit numbers; as float32 if they are PACKED."""
+    if PACKED:
+        return _packed(pointer, 0, BLOCK)
+    else:
+        return tl.load(pointer + cols, mask=mask, other=0.0)
+
+
+@triton.jit
+def _prefetch(pointers):
+    """Ask for these addresses to be read into the second-level cache: no registers, no waiting."""
+    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(code, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
+def forward_kernel(
+    x_ptr,  # [M, N] rows of stride x_stride
+    r_ptr,  # [M, N] residual, rows of stride r_stride
+    i_ptr,  # [N] input bias
+    w_ptr,  # [N] weight
+    b_ptr,  # [N] bias
+    y_ptr,  # [M, N] contiguous, out
+    s_ptr,  # [M, N] contiguous, out: the summed input
+    stats_ptr,  # [M, 4] float64, out: up, up mean (pair), rstd / up
+    x_stride,
+    r_stride,
+    n_cols,
+    eps_bits,
+    inv_bits,  # 1 / n_cols
+    BLOCK: tl.constexpr,
+    FULL: tl.constexpr,  # n_cols == BLOCK
+    FAST: tl.constexpr,
+    MARK: tl.constexpr,  # FAST: the backward pass adds up in float64
+    PACKED: tl.constexpr,  # FAST with HAS_R: FULL, and all operands and vectors are bfloat16
+    LATER: tl.constexpr,  # FAST, FULL: the row so many programs later is asked for as well, unless 0
+    AGAIN: tl.constexpr,  # x is read twice, the second time from the first-level cache: float64 takes the registers
+    HAS_R: tl.constexpr,
+    HAS_I: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+):
+    """One row per program, held in registers (but see AGAIN)."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = tl.full((BLOCK,), True, tl.int1) if FULL else cols < n_cols
+    x_ptr += row * x_stride
+    r_ptr += row * r_stride
+    if FAST:
+        x = _read_row(x_ptr, cols, mask, BLOCK, PACKED)
+        if LATER > 0:  # noqa: SIM102 (decided when the kernel is compiled)
+            if row + LATER < tl.num_programs(0):
+                STEP: tl.constexpr = 16 if HAS_R else 32  # columns for each thread
+                line = tl.arange(0, BLOCK // STEP) * STEP
+                _prefetch(x_ptr + LATER * x_stride + line)
+                if HAS_R:
+                    _prefetch(r_ptr + LATER * r_stride + line)
+        shift = 0.0
+        if HAS_R:
+            r = _read_row(r_ptr, cols, mask, BLOCK, PACKED)
+            i = x
+            if HAS_I:
+                i = _read_row(i_ptr, cols, mask, BLOCK, PACKED)
+            x, low = half_pair(x, i, r, HAS_I, HAS_R)
+            i0 = tl.load(i_ptr) if HAS_I else 0.0
+            shift, shift_low = half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
+            # stored now, the sum takes no registers beside the pair; rows that are redone write it again
+            tl.store(s_ptr + row * n_cols + cols, x, mask=mask)
+            shift = shift.to(tl.float64)
+            d = (x.to(tl.float64) - shift) + (low - shift_low).to(tl.float64)
+            if not FULL:
+                d = tl.where(mask, d, 0.0)
+        else:
+            x = x.to(tl.float32)
+            d = x.to(tl.float64)
+    else:
+        # All loads first; weight and bias, too, where adding up leaves them time to arrive and registers are left.
+        x, r, i = operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        x0, r0, i0 = operands(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
+        if HAS_R and not HAS_I:
+            w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        v = summed(x, r, i, HAS_R, HAS_I)
+        if HAS_R:
+            tl.store(s_ptr + row * n_cols + cols, rounded(v, s_ptr), mask=mask)
+        shift = summed(x0, r0, i0, HAS_R, HAS_I)
+        d = v - shift if FULL else tl.where(mask, v - shift, 0.0)
+    s1, s2 = sums(d, d * d)
+    n = row.to(tl.float64) * 0.0 + n_cols  # n_cols itself is no tensor when it is 1
+    mean, mean_low, var = moments(s1, s2, shift, n, float64_of(inv_bits))
+    rstd = tl.rsqrt(var + float64_of(eps_bits))
+    if FAST and HAS_R:
+        mean_low += shift_low.to(tl.float64)  # a constant row has v - mean = 0 exactly
+        # the pairs hold 48 bits of v; NaN: a sum left float32, or the row has inf or NaN
+        if tl.abs(mean) * rstd <= FAR:
+            mark = mark_of(mean, var) if MARK else 1.0
+            up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
+            # before y is made, which needs their registers
+            store_stats(stats_ptr + row * 4, up * mark, mean * mark, mean_low * mark, rstd / mark)
+            y = xhat_of(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
+            if PACKED:
+                w = _packed(w_ptr, n_cols >> 31, BLOCK) if HAS_W else 1.0
+                b = _packed(b_ptr, n_cols >> 31, BLOCK) if HAS_B else 0.0
+            else:
+                w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+            y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+            tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
+        else:
+            tl.debug_barrier()  # other threads store these elements of s
+            forward_hard_row(
+                x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
+                n_cols, float64_of(eps_bits), float64_of(inv_bits),
+                BLOCK=min(BLOCK, 512), HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B,
+            )  # fmt: skip
+    else:
+        if FAST:
+            up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
+            d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
+            y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+        else:
+            up = mark_of(mean, var) if HAS_R else 1.0
+            if AGAIN:
+                v = tl.load(x_ptr + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float64)
+            y = ((v - mean) - mean_low) * rstd
+        if FAST or HAS_I or not HAS_R:
+            w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+        tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask, cache_modifier=".cs" if AGAIN else "")
+        store_stats(stats_ptr + row * 4, up, mean, mean_low, rstd)

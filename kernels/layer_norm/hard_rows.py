@@ -1,0 +1,183 @@
+"""Rows that the fast arithmetic cannot hold, once more in float64 pairs, block by block.
+
+Forward: marked rows (moments.py), and rows of 16-bit sums with |mean| rstd > 2^14 or where a sum leaves float32.
+Backward: marked rows; rows that backward.py (FAST) and backward_paired.py call suspect, because a term of theirs may
+leave float32. A suspect row with dy = 0 is not redone: sums of 0 are right where all terms are 0. Large sums of many
+small terms are redone, too: right, and slower. In all of them the roundings are those of WIDE (forward_blocks.py,
+backward.py); the column sums of programs that had such a row are redone by columns.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.arithmetic import float64_of
+from kernels.layer_norm.moments import load_stats, moments, one_column, store_stats, sums, xhat_of
+from kernels.layer_norm.operands import affine, rounded, value_pair
+
+
+@triton.jit
+def forward_hard_row(
+    x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, n_cols, eps, inv,
+    BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
+):  # fmt: skip
+    """One row of sums in float64 pairs, read block by block: the pointers are those of the row."""
+    n = inv * 0.0 + n_cols
+    acc1 = tl.zeros((BLOCK,), tl.float64)
+    acc2 = tl.zeros((BLOCK,), tl.float64)
+    shift, shift_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, 1, HAS_I)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, 1, HAS_I)
+        d = tl.where(cols < n_cols, (v - shift) + (low - shift_low), 0.0)
+        acc1 += d
+        acc2 = tl.fma(d, d, acc2)
+    s1, s2 = sums(acc1, acc2)
+    mean, mean_low, var = moments(s1, s2, shift, n, inv)
+    mean_low += shift_low
+    rstd = tl.rsqrt(var + eps)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, 1, HAS_I)
+        y = affine(((v - mean) + (low - mean_low)) * rstd, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        tl.store(y_ptr + cols, rounded(y, y_ptr), mask=mask)
+        tl.store(s_ptr + cols, rounded(v, s_ptr), mask=mask)
+    # marked; the mean may be no float32, the backward pass finds these rows hard, too
+    store_stats(stats_ptr, 0.5, mean * 0.5, mean_low * 0.5, rstd * 2.0)
+
+
+@triton.jit(do_not_specialize=["eps_bits", "inv_bits", "n_rows"])
+def forward_hard_rows_kernel(
+    x_ptr, r_ptr, i_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, x_stride, r_stride, n_cols, eps_bits, inv_bits, n_rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+):  # fmt: skip
+    """The marked rows of a forward kernel that added up residuals in float64, in float64 pairs."""
+    start = tl.program_id(0).to(tl.int64) * ROWS
+    rows = start + tl.arange(0, ROWS)
+    if tl.min(tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0), 0) < 1:
+        for k in range(ROWS):
+            row = start + k
+            if tl.load(stats_ptr + row * 4, mask=row < n_rows, other=1.0) < 1:
+                forward_hard_row(
+                    x_ptr + row * x_stride, i_ptr, r_ptr + row * r_stride, w_ptr, b_ptr, y_ptr + row * n_cols,
+                    s_ptr + row * n_cols, stats_ptr + row * 4, n_cols, float64_of(eps_bits), float64_of(inv_bits),
+                    BLOCK=BLOCK, HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B,
+                )  # fmt: skip
+
+
+@triton.jit
+def _backward_hard_row(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, n_cols,
+    BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
+    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+):  # fmt: skip
+    """dx, c1 and c2 of one row in float64, read block by block; the pointers are those of the row."""
+    up, mean, mean_low, rstd = load_stats(stats_ptr, True)
+    acc1 = tl.zeros((BLOCK,), tl.float64)
+    acc2 = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        if HAS_W:
+            g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, 1), 0.0)
+        acc1 += g
+        acc2 = tl.fma(g, xhat, acc2)
+    c1, c2 = sums(acc1, acc2)
+    n = up * 0.0 + n_cols
+    c1 /= n
+    c2 /= n
+    tl.store(sums_ptr, c1)
+    tl.store(sums_ptr + 1, c2)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        if HAS_W:
+            g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        xhat = xhat_of(v, low, up, mean, mean_low, rstd, 1)
+        xhat, g = one_column(xhat, g, c1, BLOCK == 1)
+        dx = (tl.fma(-xhat, c2, g) * rstd) * up
+        if HAS_DS:
+            dx += tl.load(ds_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+        tl.store(dx_ptr + cols, rounded(dx, dx_ptr), mask=mask)
+        if HAS_DR:
+            tl.store(dr_ptr + cols, rounded(dx, dr_ptr), mask=mask)
+
+
+@triton.jit
+def _is_hard(dy_ptr, stats_ptr, suspect_ptr, n_cols, MARKED: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether a row is to be redone: a marked one, or a suspect one, unless only dy = 0 made it suspect."""
+    if MARKED:
+        hard = (tl.load(stats_ptr) != 1).to(tl.int32)
+    else:
+        hard = tl.load(suspect_ptr)
+    if hard == 2:  # sums of 0 are right where all terms are 0
+        top = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, n_cols, BLOCK):
+            cols = first + tl.arange(0, BLOCK)
+            dy = tl.load(dy_ptr + cols, mask=cols < n_cols, other=0.0)
+            top = tl.maximum(top, tl.abs(dy.to(tl.float32)))
+        hard = (tl.max(top, 0) > 0).to(tl.int32)
+    return hard
+
+
+@triton.jit
+def redo_rows(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen,
+    MARKED: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
+    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+):  # fmt: skip
+    """dx, c1 and c2 of this program's hard rows in float64 pairs, and how many there are.
+
+    seen: 0 if none of its rows can be hard."""
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    redone = programs * 0
+    if seen > 0:
+        tl.debug_barrier()  # other threads stored what is read and overwritten here
+        for row_ in range(pid, n_rows, programs):
+            row = pid * 0 + row_
+            hard = _is_hard(
+                dy_ptr + row * dy_stride, stats_ptr + row * 4, suspect_ptr + row, n_cols, MARKED=MARKED, BLOCK=BLOCK
+            )
+            if hard > 0:
+                redone += 1
+                _backward_hard_row(
+                    dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
+                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr + row * 4, sums_ptr + row * 2,
+                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
+                    BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+                )  # fmt: skip
+    tl.store(hard_ptr + pid, redone)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def marked_rows_kernel(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, dx_ptr, dr_ptr,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, n_cols,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+):  # fmt: skip
+    """What redo_rows does, where several programs share a row: of marked rows; hard_ptr was 0."""
+    start = tl.program_id(0).to(tl.int64) * ROWS
+    rows = start + tl.arange(0, ROWS)
+    marks = (tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0) != 1).to(tl.int32)
+    if tl.max(marks, 0) > 0:
+        for k in range(ROWS):
+            row = start + k
+            if tl.load(stats_ptr + row * 4, mask=row < n_rows, other=1.0) != 1:
+                tl.store(hard_ptr + row % programs, 1)
+                _backward_hard_row(
+                    dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
+                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr + row * 4, sums_ptr + row * 2,
+                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
+                    BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+                )  # fmt: skip

@@ -1,0 +1,188 @@
+"""The launchers: operands as the kernels read them, memory for the results, and the kernels that a plan names.
+
+Layouts: results are bit for bit those of contiguous operands. A row stride is taken as it is where Triton compiles the
+same kernel for it as for N: both are multiples of 16 or neither, and neither is 1. All else is copied first: other row
+strides, a last dimension of stride other than 1, leading dimensions that do not collapse to one row stride, strided
+vectors, and whatever does not start at a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import struct
+
+import torch
+import triton
+
+from kernels.launch import INTERPRETED
+from kernels.layer_norm.backward import backward_kernel, row_sums_kernel
+from kernels.layer_norm.backward_paired import backward_paired_kernel
+from kernels.layer_norm.columns import columns_kernel
+from kernels.layer_norm.forward import forward_kernel
+from kernels.layer_norm.forward_blocks import forward_blocks_kernel
+from kernels.layer_norm.hard_rows import forward_hard_rows_kernel, marked_rows_kernel
+from kernels.layer_norm.plan import Call, backward_plan, forward_plan
+from kernels.layouts import aligned, dense
+
+
+def _bits(value):
+    """The bits of a float64 as a signed integer."""
+    return struct.unpack("<q", struct.pack("<d", value))[0]
+
+
+def as_rows(tensor):
+    """`tensor` as [rows, columns] with column stride 1: a view where strides allow, else a copy.
+
+    Triton compiles one kernel for pointers and strides that are multiples of 16 and another for those
+    that are not, and strides of 1 apart. Their loads have other widths, hence their sums another order.
+    So a view has the address and the stride of its contiguous copy as far as these classes go."""
+    n = tensor.shape[-1]
+    if tensor.stride(-1) == 1 or n == 1:
+        try:
+            rows = tensor.view(-1, n)
+        except RuntimeError:  # leading dimensions with more than one stride
+            rows = tensor.contiguous().view(-1, n)
+        stride = rows.stride(0)
+        if stride != n:
+            if rows.shape[0] == 1:
+                rows = rows.as_strided((1, n), (n, 1))
+            elif (stride % 16 == 0) != (n % 16 == 0) or 1 in (stride, n):
+                rows = rows.contiguous()
+        return aligned(rows)
+    return tensor.contiguous().view(-1, n)
+
+
+def _on_device_of(tensor):
+    """Launches go to the tensor's device, which need not be the current one."""
+    if not (tensor.is_cuda or INTERPRETED):
+        raise RuntimeError(
+            "layer_norm: it runs on CUDA tensors, or under Triton's interpreter; "
+            f"x is on {tensor.device}: set TRITON_INTERPRET=1 before Triton is imported"
+        )
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+@functools.cache
+def _shared_memory(device):
+    """Bytes of shared memory that a program can have on a CUDA device."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+
+
+# A plan depends on nothing but its arguments, and takes longer to make than to look up: 10 us of the host's time.
+planned_forward = functools.lru_cache(maxsize=4096)(forward_plan)
+planned_backward = functools.lru_cache(maxsize=4096)(backward_plan)
+
+
+def _dtype(tensor):
+    return None if tensor is None else tensor.dtype
+
+
+def _limited(maxnreg):
+    return {} if maxnreg is None else {"maxnreg": maxnreg}
+
+
+def launch_forward(x, residual, input_bias, weight, bias, eps):
+    x2 = as_rows(x)
+    m, n = x2.shape
+    r2 = x2 if residual is None else as_rows(residual)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    s = torch.empty_like(y[:0] if residual is None else y, dtype=r2.dtype)
+    stats = torch.empty((m, 4), dtype=torch.float64, device=x.device)
+    # a pointer that a kernel does not read still has to be a tensor
+    weight_, bias_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, bias, input_bias))
+    common = (x2, r2, input_bias_, weight_, bias_, y, s, stats, x2.stride(0), r2.stride(0), n)
+    scalars = (_bits(float(eps)), _bits(1.0 / n))
+    has = {
+        "HAS_R": int(residual is not None),
+        "HAS_I": int(input_bias is not None),
+        "HAS_W": int(weight is not None),
+        "HAS_B": int(bias is not None),
+    }
+    call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias))
+    plan = planned_forward(call, prefetches=x.is_cuda and torch.version.cuda is not None)
+    with _on_device_of(x):
+        if plan.path in ("wide", "long"):
+            forward_blocks_kernel[(m,)](
+                *common, *scalars, SIGMA=16.0 * call.block, BLOCK=plan.block, WIDE=int(plan.path == "wide"),
+                **has, num_warps=plan.warps,
+            )  # fmt: skip
+        else:
+            forward_kernel[(m,)](
+                *common, *scalars, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.path == "fast"),
+                MARK=int(plan.mark), PACKED=int(plan.packed), LATER=plan.later, AGAIN=int(plan.again),
+                **has, num_warps=plan.warps, **_limited(plan.maxnreg),
+            )  # fmt: skip
+        if plan.hard_rows:
+            forward_hard_rows_kernel[(triton.cdiv(m, 32),)](
+                *common, *scalars, m, ROWS=32, BLOCK=min(call.block, 512), **has, num_warps=4
+            )
+    return y, s, stats
+
+
+def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
+    """need: whether the gradients of weight, bias and input_bias are wanted."""
+    x2, dy2 = as_rows(x), as_rows(dy)
+    m, n = x2.shape
+    r2 = x2 if residual is None else as_rows(residual)
+    ds2 = dy2 if ds is None else as_rows(ds)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    two = residual is not None and residual.dtype != x.dtype
+    dr = torch.empty_like(dx if two else dx[:0], dtype=r2.dtype)
+    dw, db, di = (
+        torch.empty(n if wanted else 0, dtype=x.dtype if t is None else t.dtype, device=x.device)
+        for wanted, t in zip(need, (weight, bias, input_bias), strict=True)
+    )
+    dtypes = (_dtype(t) for t in (x, residual, input_bias, weight, bias, dy, ds))
+    call, kinds = Call(m, n, *dtypes, *need), sum(need)
+    plan = planned_backward(call, _shared_memory(x.device) if x.is_cuda else None)
+    fast, wide, redo = plan.path == "fast", plan.path == "wide", plan.redo != "never"
+    part = torch.empty((kinds, plan.programs, n), dtype=torch.float32 if fast else torch.float64, device=x.device)
+    sums = torch.empty((m, 3), dtype=torch.float64, device=x.device) if plan.separate_sums else stats
+    flags = torch.zeros if plan.redo == "after" else torch.empty
+    hard = flags(plan.programs + (0 if plan.marked else m) if redo else 0, dtype=torch.int32, device=x.device)
+    suspect = hard[plan.programs :]
+    weight_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, input_bias))
+    needs = {"NEED_W": int(need[0]), "NEED_B": int(need[1])}
+    has = {
+        "HAS_R": int(residual is not None),
+        "HAS_I": int(input_bias is not None),
+        "HAS_W": int(weight is not None),
+    }
+    with _on_device_of(x):
+        if plan.path == "paired":
+            backward_paired_kernel[(plan.programs,)](
+                dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
+                BLOCK=plan.block, PARTS=8, FULL=int(8 * plan.block == n), HAS_W=has["HAS_W"], **needs,
+                AHEAD=plan.ahead, num_warps=plan.warps, **_limited(plan.maxnreg),
+            )  # fmt: skip
+        else:
+            if not plan.whole:
+                row_sums_kernel[(m,)](
+                    dy2, x2, r2, input_bias_, weight_, stats, sums,
+                    dy2.stride(0), x2.stride(0), r2.stride(0), n,
+                    BLOCK=min(call.block, 2048), WIDE=int(wide), **has, num_warps=8,
+                )  # fmt: skip
+            backward_kernel[(plan.programs, plan.blocks)](
+                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr, part,
+                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
+                BLOCK=plan.block, FULL=int(n % plan.block == 0), WHOLE=int(plan.whole), FAST=int(fast),
+                WIDE=int(wide), TOP=plan.top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
+                **needs, NEED_I=int(need[2]), REDO=int(plan.redo == "inside"), AHEAD=plan.ahead,
+                num_warps=plan.warps, **_limited(plan.maxnreg),
+            )  # fmt: skip
+        if plan.redo == "after":
+            marked_rows_kernel[(triton.cdiv(m, 32),)](
+                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, dx, dr,
+                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
+                ROWS=32, BLOCK=min(plan.block, 512), **has, HAS_DS=int(ds is not None),
+                HAS_DR=int(two), num_warps=4,
+            )  # fmt: skip
+        if kinds:
+            columns_kernel[(triton.cdiv(n, plan.column_block), kinds)](
+                part, dw, db, di, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
+                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
+                REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=int(need[2]),
+                ROWS=plan.column_depth, BLOCK=plan.column_block, num_warps=4,
+            )  # fmt: skip
+    return dx, dr, di, dw, db

@@ -1,0 +1,169 @@
+"""The two operators that torch knows, and their derivatives: the second ones in torch operations in float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.layer_norm.launch import launch_backward, launch_forward
+
+Maybe = Tensor | None
+
+
+@torch.library.custom_op("verify_kernels::layer_norm", mutates_args=())
+def forward_op(
+    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, s, stats); s is empty without a residual, stats is float64 [rows, 4]."""
+    if x.numel() == 0:
+        return tuple(torch.empty_like(t) for t in _forward_fake(x, residual, input_bias, weight, bias, eps))
+    return launch_forward(x, residual, input_bias, weight, bias, eps)
+
+
+@forward_op.register_fake
+def _forward_fake(x, residual, input_bias, weight, bias, eps):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    s = torch.empty((0,) + tuple(x.shape[1:]), dtype=x.dtype, device=x.device)
+    if residual is not None:
+        s = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+    return y, s, torch.empty((math.prod(x.shape[:-1]), 4), dtype=torch.float64, device=x.device)
+
+
+@torch.library.custom_op("verify_kernels::layer_norm_backward", mutates_args=())
+def backward_op(
+    dy: Tensor,
+    ds: Maybe,
+    x: Tensor,
+    residual: Maybe,
+    input_bias: Maybe,
+    weight: Maybe,
+    bias: Maybe,
+    stats: Tensor,
+    eps: float,
+    need_w: bool,
+    need_b: bool,
+    need_i: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(dx, dresidual, dinput_bias, dweight, dbias), empty where not wanted.
+
+    dresidual is empty also where it equals dx, that is where both have one dtype."""
+    if x.numel() == 0:
+        fakes = _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i)
+        return tuple(torch.zeros_like(t) for t in fakes)
+    need = (need_w, need_b, need_i)
+    return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
+
+
+@backward_op.register_fake
+def _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i):
+    def vector(wanted, like):
+        dtype = x.dtype if like is None else like.dtype
+        return torch.empty(x.shape[-1] if wanted else 0, dtype=dtype, device=x.device)
+
+    two = residual is not None and residual.dtype != x.dtype
+    shape = x.shape if two else (0,) + tuple(x.shape[1:])
+    dr = torch.empty(shape, dtype=x.dtype if residual is None else residual.dtype, device=x.device)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return dx, dr, vector(need_i, input_bias), vector(need_w, weight), vector(need_b, bias)
+
+
+def _setup_forward(ctx, inputs, output):
+    x, residual, input_bias, weight, bias, ctx.eps = inputs
+    ctx.save_for_backward(x, residual, input_bias, weight, bias, output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_forward(ctx, dy, ds, _):
+    x, residual, input_bias, weight, bias, stats = ctx.saved_tensors
+    if dy is None:
+        dy = torch.zeros_like(x)
+    if residual is None:
+        ds = None
+    _, _, need_i, need_w, need_b, _ = ctx.needs_input_grad
+    dx, dr, di, dw, db = backward_op(
+        dy, ds, x, residual, input_bias, weight, bias, stats, ctx.eps, need_w, need_b, need_i
+    )
+    if residual is not None and residual.dtype == x.dtype:
+        dr = dx
+    return (
+        dx,
+        None if residual is None else dr,
+        di if need_i else None,
+        dw if need_w else None,
+        db if need_b else None,
+        None,
+    )
+
+
+def _setup_backward(ctx, inputs, output):
+    dy, ds, x, residual, input_bias, weight, bias, _, ctx.eps, *ctx.need = inputs
+    ctx.save_for_backward(dy, ds, x, residual, input_bias, weight, bias)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_backward(ctx, u, ur, ui, uw, ub):
+    """Gradients of the backward op, written in differentiable torch operations in float64.
+
+    With P(a) = a - mean(a) - xhat mean(a xhat), the Jacobian of xhat is rstd P, and
+    dx = rstd P(g). For upstream u of dx, q of dweight, t of dbias (rows: mean over columns):
+      of dy:  rstd P(u) w + q xhat + t            of weight:  sum over rows of rstd P(u) dy
+      of x:   rstd P(q dy - rstd (c2 u + mean(u xhat) g)) - rstd^2 xhat cov,
+              cov = mean(u g) - mean(u) mean(g) - mean(u xhat) c2."""
+    dy, ds, x, residual, input_bias, weight, bias = ctx.saved_tensors
+    n = x.shape[-1]
+    need_w, need_b, _ = ctx.need
+    terms = [t.double() for t in (u, ur) if t is not None and t.shape == x.shape]
+    if ui is not None and ui.numel() == n:
+        terms.append(ui.double().expand(x.shape))
+    total = sum(terms) if terms else torch.zeros_like(x, dtype=torch.float64)
+
+    v = x.double()
+    for other in (input_bias, residual):
+        if other is not None:
+            v = v + other.double()
+    d = v - v.mean(-1, keepdim=True)
+    rstd = (d.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
+    xhat = d * rstd
+    upstream = dy.double()
+    g = upstream if weight is None else upstream * weight.double()
+
+    def mean(a):
+        return a.mean(-1, keepdim=True)
+
+    def project(a):
+        return a - mean(a) - xhat * mean(a * xhat)
+
+    def columns(a):
+        return a.reshape(-1, n).sum(0)
+
+    c2, ux = mean(g * xhat), mean(total * xhat)
+    pu = rstd * project(total)
+    of_dy = pu if weight is None else pu * weight.double()
+    inner = -rstd * (c2 * total + ux * g)
+    if need_w and uw is not None:
+        of_dy = of_dy + uw.double() * xhat
+        inner = inner + uw.double() * upstream
+    if need_b and ub is not None:
+        of_dy = of_dy + ub.double()
+    covariance = mean(total * g) - mean(total) * mean(g) - ux * c2
+    of_v = rstd * project(inner) - rstd.square() * xhat * covariance
+    return (
+        of_dy.to(dy.dtype),
+        None if ds is None else total.to(ds.dtype),
+        of_v.to(x.dtype),
+        None if residual is None else of_v.to(residual.dtype),
+        None if input_bias is None else columns(of_v).to(input_bias.dtype),
+        None if weight is None else columns(pu * upstream).to(weight.dtype),
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+forward_op.register_autograd(_differentiate_forward, setup_context=_setup_forward)
+backward_op.register_autograd(_differentiate_backward, setup_context=_setup_backward)

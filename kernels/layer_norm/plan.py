@@ -1,0 +1,232 @@
+"""Which kernels a call runs, and how: pure functions from sizes and dtypes to plans, which can be printed.
+
+>>> call = Call(rows=4096, columns=4096, x=torch.bfloat16, weight=torch.bfloat16, bias=torch.bfloat16)
+>>> forward_plan(call, prefetches=True).path
+'fast'
+
+The paths, whose roundings the modules of that name explain:
+
+    fast     16-bit rows of up to 8,192 columns (forward: 16,384), float32 arithmetic    forward.py, backward.py
+    exact    other rows, up to 4,096 columns (forward: 16,384), float64 arithmetic        forward.py, backward.py
+    paired   many float32 rows of 4,097 to 8,192 columns, backward only                   backward_paired.py
+    long     longer rows, block by block, float64 arithmetic                              forward_blocks.py, backward.py
+    wide     x, residual or input_bias in float64, block by block, pairs of float64       forward_blocks.py, backward.py
+
+Whatever decides the order of a sum depends on the call alone, not on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+# Programs that an H200 holds at once (rows of up to 1,024 columns in 16 bits); a constant, so that
+# results do not depend on the device.
+PROGRAMS = 1056
+# The same for the paired kernel; the rows that one program sums in float32; and the rows from which
+# it is used: with few terms the rounding of xhat shows in dweight (2 ulp).
+PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 1024
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sizes and dtypes of a call; the dtype of an absent operand is None."""
+
+    rows: int
+    columns: int
+    x: torch.dtype
+    residual: torch.dtype | None = None
+    input_bias: torch.dtype | None = None
+    weight: torch.dtype | None = None
+    bias: torch.dtype | None = None
+    # of the backward pass: upstream gradients of y and s, and which column sums are wanted
+    dy: torch.dtype | None = None
+    ds: torch.dtype | None = None
+    need_weight: bool = False
+    need_bias: bool = False
+    need_input_bias: bool = False
+
+    @property
+    def block(self) -> int:
+        return triton.next_power_of_2(self.columns)
+
+    @property
+    def plain(self) -> bool:
+        return self.residual is None and self.input_bias is None
+
+    @property
+    def wide(self) -> bool:
+        return torch.float64 in (self.x, self.residual, self.input_bias)
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of column sums are wanted."""
+        return self.need_weight + self.need_bias + self.need_input_bias
+
+
+def _are_half(*dtypes: torch.dtype | None) -> bool:
+    return all(dtype in (None, torch.float16, torch.bfloat16) for dtype in dtypes)
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    path: str  # fast, exact, long, wide
+    block: int  # columns worked on at once: the row, or less if long or wide
+    warps: int
+    maxnreg: int | None = None  # registers of a thread at most
+    mark: bool = False  # fast: rows are marked, because the backward pass adds up in float64
+    packed: bool = False  # fast: two bfloat16 numbers share a register until they are needed
+    later: int = 0  # fast: the row so many programs later is asked for, too
+    again: bool = False  # exact: x is read twice, the second time from L1
+    hard_rows: bool = False  # marked rows are redone by a kernel that follows
+
+
+def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
+    """The plan of the forward pass; `prefetches`: the device can ask for memory in advance (NVIDIA)."""
+    block, n, residual = call.block, call.columns, call.residual is not None
+    if call.wide or block > 16384:
+        path = "wide" if call.wide else "long"
+        return ForwardPlan(path, min(block, 2048), 8, hard_rows=residual and not call.wide)
+    half = _are_half(call.x, call.residual, call.input_bias)
+    if half and torch.float64 not in (call.weight, call.bias):
+        full = block == n >= 2048
+        operands = (call.x, call.residual, call.input_bias, call.weight, call.bias)
+        return ForwardPlan(
+            "fast",
+            block,
+            warps=max(1, min(16, block // (512 if residual else 1024))),
+            # 64 registers: a quarter more rows in flight than the 79 the compiler would take
+            maxnreg=64 if block >= 2048 or residual else None,
+            mark=block > 8192 or not _are_half(call.weight, call.bias),
+            packed=full and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
+            # half as many rows later as an H200 works on at a time, or a quarter where two operands are read
+            later=(132 if residual else 264) * 8192 // block if full and prefetches else 0,
+        )
+    if residual and block <= 4096:
+        warps, maxnreg = max(1, block // (256 if call.input_bias is None else 512)), 64
+    elif call.plain and block == n == 8192:
+        # in float64 a multiprocessor's registers would hold two rows; three wait less for each other
+        return ForwardPlan("exact", block, warps=16, maxnreg=40, again=True)
+    else:
+        warps, maxnreg = max(1 if block < 1024 else 2, min(16, block // 1024)), None
+    return ForwardPlan("exact", block, warps, maxnreg, hard_rows=residual)
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    path: str  # fast, exact, paired, long, wide
+    block: int  # columns of a program; of each of its 8 parts if paired
+    blocks: int  # programs that share a row
+    programs: int  # each sums the columns over its own rows
+    warps: int
+    ahead: int  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
+    maxnreg: int | None  # registers of a thread at most
+    redo: str  # hard rows: never, inside (by the kernel itself), after (by a kernel that follows)
+    marked: bool  # only rows that the forward pass marked can be hard
+    separate_sums: bool  # c1 and c2 have memory of their own
+    top: int  # fast: rows with rstd |g| < 2^top are worked on in float32
+    column_block: int  # columns and programs at once, where partial sums are added up
+    column_depth: int
+
+    @property
+    def whole(self) -> bool:
+        """A program has the whole row and computes c1 and c2 itself."""
+        return self.path in ("fast", "exact")
+
+
+def _backward_path(call: Call) -> str:
+    block = call.block
+    if call.wide:
+        return "wide"
+    if block <= 8192 and _are_half(call.x, call.residual, call.input_bias, call.weight, call.bias):
+        return "fast"
+    if block <= 4096:
+        return "exact"
+    float32 = all(dtype in (None, torch.float32) for dtype in (call.x, call.weight, call.bias))
+    if call.plain and block <= 8192 and call.rows >= PAIRED_ROWS and call.ds is None and float32:
+        return "paired"
+    return "long"
+
+
+def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
+    """(programs, warps) before the programs are limited to the rows."""
+    m, n, block, plain = call.rows, call.columns, call.block, call.plain
+    aligned = n % 16 == 0  # strides and addresses are, too: see launch.as_rows
+    if path == "paired":
+        return PAIRED_PROGRAMS * triton.cdiv(m, PAIRED_PROGRAMS * PAIRED_SUM), 8
+    if path in ("long", "wide"):
+        return max(PROGRAMS // 64, triton.cdiv(PROGRAMS, triton.cdiv(n, min(block, 1024)))), 4
+    if not call.kinds:  # nothing to sum over rows: one row per program
+        return m, max(1, min(16, block // (1024 if path == "fast" and plain else 512)))
+    if path == "exact":
+        share = 512 if aligned and call.need_input_bias else 256
+        return PROGRAMS // 2 * 1024 // max(block, 1024), max(1, min(16, block // share))
+    if plain:
+        programs = max(PROGRAMS * 1024 // max(block, 1024), triton.cdiv(m, 1024))
+        return programs, max(1, min(16, block // 512))
+    # four rows are read, half as many programs have as much of them in flight
+    programs = max(PROGRAMS // 2 * 1024 // max(block, 1024), PROGRAMS // 8, triton.cdiv(m, 1024))
+    return programs, max(1, min(16, block // (512 if aligned else 256)))
+
+
+def _maxnreg(call: Call, path: str, warps: int) -> int | None:
+    """Sixteen warps on a multiprocessor, or eight that add up several operands.
+
+    Said also where the compiler arrives at this by itself: given a limit, it does not keep the next row's statistics
+    in uniform registers, for which it waits in the middle of this row (float32, N = 4096: 248 us instead of 207).
+    """
+    if path == "paired":
+        return 255
+    if path != "fast" and not (path == "exact" and call.kinds):
+        return None
+    if call.columns % 16 == 0 and not call.plain and warps <= 8:
+        return 200 if path == "fast" else 255 if call.need_input_bias else 128
+    return 128
+
+
+def _ahead(call: Call, path: str, stages: int, shared_memory: int | None) -> int:
+    """`stages` if shared memory holds one block less than that of every operand read by rows, else 1."""
+    read = [call.x, call.dy or call.x, call.residual, call.ds]
+    if path != "fast":  # which reads input_bias once, others with every row
+        read.append(call.input_bias)
+    size = sum((stages - 1) * call.block * dtype.itemsize for dtype in read if dtype is not None)
+    return stages if shared_memory is None or size + 16384 <= shared_memory else 1
+
+
+def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
+    """The plan of the backward pass; shared_memory: bytes of it that a program can have, None if that is no limit."""
+    m, n, block = call.rows, call.columns, call.block
+    path = _backward_path(call)
+    programs, warps = _programs_and_warps(call, path)
+    programs = max(1, min(m, programs))
+    blocks = triton.cdiv(n, min(block, 1024)) if path in ("long", "wide") else 1
+    marked = call.residual is not None and path in ("exact", "long")
+    redo = "never"
+    if path in ("fast", "paired") or marked:
+        redo = "after" if blocks > 1 else "inside"
+    ahead = int(programs < m)
+    if path == "paired":
+        ahead = _ahead(call, path, 3, shared_memory)
+    elif ahead and path in ("fast", "exact") and n % 16 == 0:
+        stages = 4 if path == "fast" and call.plain and block > 4096 else 3
+        ahead = _ahead(call, path, stages, shared_memory)
+    # no dx of 2^17 is a float16; a bfloat16 may have 2^127, and the terms of its sum are larger than the sum
+    top = 17 if torch.float16 in (call.x, call.residual) else 116
+    column_block, column_depth = (128, 64) if n > 8192 else (16, 256) if programs > 256 else (32, 64)
+    return BackwardPlan(
+        path,
+        block={"paired": block // 8, "long": min(block, 1024), "wide": min(block, 1024)}.get(path, block),
+        blocks=blocks,
+        programs=programs,
+        warps=warps,
+        ahead=ahead,
+        maxnreg=_maxnreg(call, path, warps),
+        redo=redo,
+        marked=marked,
+        separate_sums=not (path == "exact" and redo == "never"),
+        top=top,
+        column_block=column_block,
+        column_depth=column_depth,
+    )

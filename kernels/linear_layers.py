@@ -1,0 +1,127 @@
+"""What linear_act.py and linear_geglu.py share around their kernels: tiles, the choice of their shape, arguments."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.checks import check_dtype
+from kernels.launch import INTERPRETED, check_device
+
+Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
+WIDE = {torch.float64: torch.float64}  # the dtype of column sums; those of everything else are float32
+ROWS = 256  # rows of one partial column sum: fixed, so that db has the same bits on every device
+FEW_TILES = 64  # at most so many tiles: nothing is timed
+fastest: dict[tuple, Config] = {}  # the configurations chosen so far
+
+
+@triton.jit
+def tile_of(t, tiles_m, tiles_n, GROUP: tl.constexpr):
+    """Tile t in an order that keeps GROUP rows of tiles together, so that L2 serves A and B."""
+    per_group = GROUP * tiles_n
+    first = (t // per_group) * GROUP
+    rows = tl.minimum(tiles_m - first, GROUP)
+    rest = t % per_group
+    return first + rest % rows, rest // rows
+
+
+def configs_of(table: dict[str, list[Config]], dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
+    """Those of `table` for a dtype ("float64", "float32", "tf32", "16 bits"), to choose from: all give the same bits.
+
+    float32 and float64 sums are chains of fused multiply-adds in the order of k. The matrix units add 16
+    (tf32: 8) products at a time, in the order of k, if BM >= 64 on Hopper (smaller tiles use an older
+    instruction); float64 has one entry, because its instruction depends on the tile. A list has one BK: the zeros
+    that fill the last step turn a sum of -0 into 0."""
+    if INTERPRETED:
+        return [(64, 64, 32, 4, 1)]
+    if dtype.itemsize == 2:
+        return table["16 bits"]
+    return table["float64" if dtype == torch.float64 else "tf32" if allow_tf32 else "float32"]
+
+
+def few(elements: int, configs: list[Config]) -> list[Config]:
+    """Only the smallest tile where there are few tiles: each has a processor of its own, and nothing is to be timed."""
+    small = min(configs, key=lambda config: config[0] * config[1])
+    return [small] if elements <= FEW_TILES * small[0] * small[1] else configs
+
+
+def choose(key: tuple, configs: list[Config], launch) -> Config:
+    """The fastest of `configs` for this key, timed once; each writes the same bits to the same output."""
+    if len(configs) == 1 or torch.cuda.is_current_stream_capturing():
+        return fastest.get(key, configs[0])  # a capture cannot be timed
+    if key not in fastest:
+        times = []
+        for config in configs:
+            launch(config)  # compile
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(3):
+                launch(config)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        fastest[key] = configs[times.index(min(times))]
+    return fastest[key]
+
+
+def in_sixteens(a: Tensor, b: Tensor, *others: Tensor) -> bool:
+    """Whether the tile kernel for multiples of 16 applies: K, the strides of A and B but for those of 1, addresses."""
+    sixteens = all(min(t.stride()) == 1 and max(t.stride()) % 16 == 0 for t in (a, b))
+    return sixteens and a.shape[1] % 16 == 0 and all(t.data_ptr() % 16 == 0 for t in (a, b, *others))
+
+
+def absent(like: Tensor) -> Tensor:
+    """What an operator returns in the place of an output that was not asked for."""
+    return like.new_empty((0,))
+
+
+def matrix(x: Tensor) -> Tensor:
+    """[..., K] as [M, K]: a view where the leading dimensions allow one, else a copy."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def autocast(*tensors: Tensor | None) -> tuple:
+    """Under torch.autocast, what torch.nn.functional.linear does: everything but float64 is cast."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    keep = (None, torch.float64)
+    return tuple(t if getattr(t, "dtype", None) in keep else t.to(dtype) for t in tensors)
+
+
+def check_operands(op: str, name: str, x: Tensor, others: tuple) -> None:
+    """One dtype and one device for x, called `name`, and all of `others`: (name, tensor or None)."""
+    check_dtype(op, name, x)
+    for other, t in others:
+        if t is None:
+            continue
+        if t.dtype != x.dtype:
+            raise TypeError(
+                f"{op}: {other} must have {name}'s dtype {x.dtype}, got {t.dtype}; "
+                "convert one of them, or run under torch.autocast"
+            )
+        if t.device != x.device:
+            raise ValueError(f"{op}: {other} must be on {name}'s device {x.device}, got {t.device}")
+    check_device(op, name, x)
+
+
+def check_weight(op: str, name: str, x: Tensor, weight: Tensor) -> None:
+    if weight.dim() != 2:
+        raise ValueError(f"{op}: weight must have 2 dimensions [out, in], got shape {tuple(weight.shape)}")
+    if x.dim() == 0:
+        raise ValueError(f"{op}: {name} must have at least 1 dimension, got a scalar")
+
+
+def check_layer(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """The shapes of x @ weight.T + bias."""
+    check_weight(op, "x", x, weight)
+    n, k = weight.shape
+    if x.shape[-1] != k:
+        raise ValueError(f"{op}: weight has {k} input features, x has {x.shape[-1]}")
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(f"{op}: bias must have shape ({n},), one per output feature, got {tuple(bias.shape)}")

@@ -1,0 +1,223 @@
+"""Every option has one spelling and one meaning in all commands; help, examples, errors and stdout are the same too."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import resource
+import shlex
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.here import Here
+from verify.cli import exits, given, main, options, parser, sinks
+from verify.cli.parsing import Parser
+from verify.workers import process
+
+
+def commands(top: argparse.ArgumentParser) -> Iterator[Parser]:
+    """Every command, those of several steps after their own steps."""
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from commands(inner)
+                yield inner
+
+
+COMMANDS = {command.prog: command for command in commands(parser())}
+# what a help text may have of its own: what is stopped, drawn or written, a default, whether it may be repeated
+OWN = re.compile(
+    r"^stop .* after this time|^seed of .*|^write .* as JSON to|^write .* into this folder.*| \((default|repeatable).*"
+)
+
+
+def test_an_option_means_the_same_in_all_commands() -> None:
+    meanings = defaultdict(set)
+    for command in COMMANDS.values():
+        for action in command._actions:
+            for flag in action.option_strings:
+                text = OWN.sub("", str(action.help))
+                meanings[flag].add((text, action.metavar, action.type, str(action.choices), action.nargs))
+    assert {flag: found for flag, found in meanings.items() if len(found) > 1} == {}
+    assert len(meanings["--backend"]) == len(meanings["--timeout"]) == 1
+
+
+def test_a_shared_option_is_written_into_the_table_only() -> None:
+    """What two commands have is added by verify.cli.options, so that a third one cannot spell it otherwise."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(Path(options.__file__).parent.glob("*.py")):
+        for flag in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", path.read_text()):
+            found[flag].append(path.name)
+    assert {flag: names for flag, names in found.items() if len(names) > 1} == {}
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+def test_every_command_has_examples_that_it_takes_and_that_fit_eighty_columns(prog: str) -> None:
+    examples = COMMANDS[prog].examples
+    assert examples
+    for example in examples:
+        words = shlex.split(example, comments=True)
+        assert example.startswith(prog) and len(example) <= 78
+        assert hasattr(parser().parse_args(words[1:]), "handler")
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_help_fits_the_terminal_and_ends_with_the_examples(
+    prog: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = COMMANDS[prog].format_help()
+    assert max(map(len, text.splitlines())) <= int(columns)
+    assert text.endswith("\n  ".join(["\nexamples:", *COMMANDS[prog].examples]) + "\n")
+
+
+def test_the_help_of_verify_has_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == exits.PASS
+    said = " ".join(capsys.readouterr().out.split())
+    for code, meaning in exits.MEANING.items():
+        assert f"{code} {meaning.partition(':')[0]}" in said
+
+
+def test_help_takes_less_than_a_tenth_of_a_second() -> None:
+    """The processor time of the quickest of five: the wall clock has the other work of the machine in it."""
+
+    def spent() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "verify", "--help"], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(spent() for _ in range(5)) < 0.1
+
+
+def test_help_does_not_import_what_only_a_command_needs() -> None:
+    code = "import sys; old = set(sys.modules); from verify.cli import parser; parser(); print(*set(sys.modules) - old)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess"} & set(done.stdout.split())
+
+
+# -- errors -------------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit, match="2"):
+        main(list(arguments))
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"), [("rnu", "run"), ("benhc", "bench"), ("histroy", "history"), ("Nightly", "nightly")]
+)
+def test_a_misspelled_command_is_gets_the_closest_one(
+    typed: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, typed)
+    assert said.endswith(
+        f"\nverify: error: no command is named {typed!r} (closest: {near})\n  next: verify {near} --help\n"
+    )
+
+
+def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no command is named 'xyzzy'; verify knows doctor, list, run, " in refused(capsys, "xyzzy")
+    said = refused(capsys, "corpus", "ad")
+    assert said.endswith("no command is named 'ad' (closest: add)\n  next: verify corpus add --help\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "--results", "dx"), "unrecognized arguments: --results (closest: --result)"),
+        (("run", "--dtyp=float32"), "unrecognized arguments: --dtyp=float32 (closest: --dtype)"),
+        (("run", "--laws", "quick"), "unrecognized arguments: --laws\n"),
+        (("run", "--dtype", "float31"), "argument --dtype: unknown dtype 'float31'; verify knows: float64"),
+        (("history", "k", "--dtype", "float31"), "argument --dtype: unknown dtype 'float31'"),
+        (("hunt", "--seed", "-1"), "argument --seed: a whole number from 0; received '-1'"),
+        (("replay", "--index", "1.5"), "argument --index: a whole number from 0; received '1.5'"),
+        (("gate", "--timeout", "soon"), "argument --timeout: a time is positive, such as 90, 90s, 20m or 1h30m"),
+        (("bounds", "propose", "r.json", "--margin", "11"), "a share is a number from 0 to 10, 0.1 for a tenth"),
+    ],
+)
+def test_what_an_option_does_not_take_is_said(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, *arguments)
+    assert message in said and said.count("\n  next: verify ") == 1
+
+
+def test_stdout_takes_one_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "nowhere.py", "--json", "-", "--html", "-"]) == exits.USAGE
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        "verify: one result goes to stdout; received - for --json and --html\n  next: verify run --help\n",
+    )
+
+
+# -- what was given -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run a.py b.py::k --dtype float32 --dtype bfloat16 --profile ci --seed 7",
+        "sweep a.py --result dx --pairs --range=-1:0.5 --hardest 3 --backend cuda",
+        "hunt a.py --duration 90s --largest 0.1 --strategy random",
+        "bench silu --shape 8192,4096 --shape 2,3 --no-accuracy --rounds 3",
+        "nightly a.py --stage accuracy --profile ci",
+    ],
+)
+def test_what_determines_the_figures_is_the_command_again(command: str) -> None:
+    apart = ["--json", "r.json", "--timeout", "1m"]
+    assert sorted(given.words(parser().parse_args(command.split() + apart))) == sorted(command.split())
+    everything = given.words(parser().parse_args(command.split() + apart), everything=True)
+    assert sorted(everything) == sorted([*command.split(), "--json", "r.json", "--timeout", "60s"])
+
+
+def test_torch_in_front_of_a_dtype_is_left_out() -> None:
+    assert parser().parse_args(["run", "--dtype", "torch.bfloat16"]).dtype == ["bfloat16"]
+
+
+# -- where it goes ------------------------------------------------------------------------------------------
+
+
+def test_with_a_dash_stdout_has_the_result_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "r.html"
+    chosen = argparse.Namespace(json="-", html=str(page), markdown=None)
+    sinks.deliver(chosen, lambda: "text\n", json=lambda: b"{}\n", html=lambda: b"<p>", markdown=lambda: b"#")
+    assert (capsys.readouterr().out, page.read_bytes()) == ("{}\n", b"<p>")
+    chosen.json = str(tmp_path / "r.json")
+    sinks.deliver(chosen, lambda: "text\nnext: verify run\n", json=lambda: b"{}\n", html=lambda: b"<p>")
+    assert capsys.readouterr().out.splitlines() == [
+        f"result: {tmp_path / 'r.json'}",
+        f"report: {page}",
+        "text",
+        "next: verify run",
+    ]
+
+
+def test_a_path_is_relative_to_the_folder_where_the_command_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Configured targets are relative to pyproject.toml, which may lie above it."""
+    (tmp_path / "pyproject.toml").write_text('[tool.verify]\nkernels = ["k.py"]\n')
+    (tmp_path / "k.py").write_text("import verify\n@verify.kernel(op='silu')\ndef mine(x):\n    return x\n")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setattr(process, "Worker", Here)
+    assert main(["list", "--json", "kernels.json"]) == exits.PASS
+    [kernel] = json.loads((tmp_path / "below" / "kernels.json").read_text())
+    assert kernel["target"] == "k.py::mine"
+    assert capsys.readouterr().out.startswith(f"result: {tmp_path / 'below' / 'kernels.json'}\n")
+
+
+def test_numbers_that_json_lacks_are_words() -> None:
+    text = sinks.as_json({"b": [math.nan, (math.inf, -math.inf)], "a": 0.5})
+    assert json.loads(text) == {"a": 0.5, "b": ["nan", ["inf", "-inf"]]}

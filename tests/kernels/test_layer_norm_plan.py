@@ -1,0 +1,125 @@
+"""kernels/layer_norm/plan.py: which path a call takes, and how; no GPU and no tensor is needed."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+
+from kernels.layer_norm import plan
+from kernels.layer_norm.plan import Call, backward_plan, forward_plan
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+H200 = 232448  # bytes of shared memory that a program can have
+
+
+def call(x, rows, columns, residual=None, input_bias=None, weight="x", need=(True, True, False), **more):
+    weight = x if weight == "x" else weight
+    names = dict(zip(("need_weight", "need_bias", "need_input_bias"), need, strict=True))
+    return Call(rows, columns, x, residual, input_bias, weight, weight, dy=x, **names, **more)
+
+
+# call; path forward, who redoes marked rows; path backward, hard rows are redone, by so many programs for a row
+PATHS = {
+    "bfloat16": (call(BF16, 4096, 4096), "fast", False, "fast", "inside", 1),
+    "float16, one column": (call(F16, 3, 1), "fast", False, "fast", "inside", 1),
+    "bfloat16, longest in registers": (call(BF16, 64, 8192), "fast", False, "fast", "inside", 1),
+    "bfloat16, longer backward": (call(BF16, 64, 8193), "fast", False, "long", "never", 9),
+    "bfloat16, longest forward": (call(BF16, 64, 16384), "fast", False, "long", "never", 16),
+    "bfloat16, longer forward": (call(BF16, 64, 16385), "long", False, "long", "never", 17),
+    "float32 weights": (call(BF16, 64, 1024, weight=F32), "fast", False, "exact", "never", 1),
+    "float64 weights": (call(BF16, 64, 1024, weight=F64), "exact", False, "exact", "never", 1),
+    "16-bit sum": (call(BF16, 64, 1024, residual=F16), "fast", False, "fast", "inside", 1),
+    "16-bit sum, float32 weights": (
+        call(BF16, 64, 1024, residual=F16, weight=F32),
+        "fast",
+        False,
+        "exact",
+        "inside",
+        1,
+    ),
+    "float32": (call(F32, 4096, 4096), "exact", False, "exact", "never", 1),
+    "float32 residual": (call(BF16, 64, 1024, residual=F32), "exact", True, "exact", "inside", 1),
+    "float32 sum, long": (call(F32, 64, 4097, residual=F32), "exact", True, "long", "after", 5),
+    "float32 sum, longer": (call(F32, 64, 20000, residual=F32), "long", True, "long", "after", 20),
+    "float32, few long rows": (call(F32, 1023, 8192), "exact", False, "long", "never", 8),
+    "float32, many long rows": (call(F32, 1024, 8192), "exact", False, "paired", "inside", 1),
+    "float32, many longer rows": (call(F32, 1024, 8193), "exact", False, "long", "never", 9),
+    "float32, 16-bit weights": (call(F32, 1024, 8192, weight=BF16), "exact", False, "long", "never", 8),
+    "float64": (call(F64, 64, 1024), "wide", False, "wide", "never", 1),
+    "float64 residual": (call(BF16, 64, 1024, residual=F64), "wide", False, "wide", "never", 1),
+    "float64 input bias": (call(F32, 64, 5000, residual=F32, input_bias=F64), "wide", False, "wide", "never", 5),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_the_path_that_a_call_takes(name):
+    made, forward, follows, backward, redo, blocks = PATHS[name]
+    first, second = forward_plan(made, prefetches=True), backward_plan(made, H200)
+    assert (first.path, first.hard_rows) == (forward, follows)
+    assert (second.path, second.redo, second.blocks) == (backward, redo, blocks)
+
+
+# call; programs, warps, registers of a thread, next rows, forward warps: measured choices, which no edit may move
+CHOICES = {
+    "bfloat16, 1,024": (call(BF16, 65536, 1024), 1056, 2, 128, 3, 1),
+    "bfloat16, 8,192": (call(BF16, 32768, 8192), 132, 16, 128, 4, 8),
+    "bfloat16, 8,190": (call(BF16, 32768, 8190), 132, 16, 128, 1, 8),
+    "bfloat16 sum": (call(BF16, 65536, 1024, residual=BF16, ds=BF16), 528, 2, 200, 3, 2),
+    "bfloat16 sum, odd": (call(BF16, 65536, 1023, residual=BF16, ds=BF16), 528, 4, 128, 1, 2),
+    "bfloat16, nothing to sum": (call(BF16, 65536, 4096, need=(False,) * 3), 65536, 4, 128, 0, 4),
+    "bfloat16, million rows": (call(BF16, 1 << 21, 64), 2048, 1, 128, 3, 1),
+    "float32, 4,096": (call(F32, 65536, 4096), 132, 16, 128, 3, 4),
+    "float32, nothing to sum": (call(F32, 65536, 4096, need=(False,) * 3), 65536, 8, None, 0, 4),
+    "float32 sum, input bias": (
+        call(F32, 65536, 2048, F32, F32, need=(True,) * 3, ds=F32), 264, 4, 255, 3, 4,
+    ),
+    "float32, paired": (call(F32, 32768, 8192), 132 * 4, 8, 255, 3, 16),
+    "float32, 20,000": (call(F32, 1500, 20000), 53, 4, None, 1, 8),
+    "float64": (call(F64, 40, 64), 40, 4, None, 0, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_choices_within_a_path(name):
+    made, *expected, forward_warps = CHOICES[name]
+    found = backward_plan(made, H200)
+    assert [found.programs, found.warps, found.maxnreg, found.ahead] == expected
+    assert forward_plan(made, prefetches=True).warps == forward_warps
+
+
+def test_little_shared_memory_keeps_the_next_row_in_registers_and_changes_no_sum():
+    for made, *_ in PATHS.values():
+        large, small = backward_plan(made, H200), backward_plan(made, 1024)
+        assert small.ahead <= 1
+        assert replace(small, ahead=large.ahead) == large
+
+
+def test_the_device_decides_nothing_but_what_is_asked_for_in_advance():
+    for made, *_ in PATHS.values():
+        with_, without = forward_plan(made, prefetches=True), forward_plan(made, prefetches=False)
+        assert replace(with_, later=0) == without
+
+
+def test_few_rows_get_a_program_each():
+    for rows in (1, 7):
+        for made, *_ in PATHS.values():
+            assert backward_plan(replace(made, rows=rows), H200).programs == rows
+
+
+def test_a_float32_column_sum_has_few_terms(monkeypatch):
+    """fast: at most 1,024 rows of a program; paired: 64."""
+    for rows in (1 << 10, 100_003, 1 << 22):
+        assert rows <= 1024 * backward_plan(call(BF16, rows, 8192), H200).programs
+        assert rows <= 1024 * backward_plan(call(BF16, rows, 8192, residual=BF16), H200).programs
+        assert rows <= 64 * backward_plan(call(F32, rows, 8192), H200).programs
+    monkeypatch.setattr(plan, "PAIRED_SUM", 128)  # the check can fail
+    assert 64 * backward_plan(call(F32, 1 << 22, 8192), H200).programs < 1 << 22
+
+
+def test_a_plan_prints_its_choices_and_cannot_be_changed():
+    found = backward_plan(call(BF16, 4096, 4096), H200)
+    assert repr(found).startswith("BackwardPlan(path='fast', block=4096, blocks=1, programs=264, warps=8,")
+    with pytest.raises(FrozenInstanceError):
+        found.warps = 4  # type: ignore[misc]

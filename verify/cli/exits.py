@@ -1,0 +1,14 @@
+"""The exit codes of every command: their names, and what each means."""
+
+from __future__ import annotations
+
+PASS, WRONG, USAGE, INCOMPLETE = 0, 1, 2, 3
+
+# docs/cli.md and `verify --help` print this table; a command that deviates says so in its description
+MEANING = {
+    PASS: "pass",
+    WRONG: "wrong, breached or failed",
+    USAGE: "usage: the command cannot be carried out as it was typed",
+    INCOMPLETE: "incomplete: something was not measured, so there is no verdict on it",
+}
+OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}

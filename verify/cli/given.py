@@ -1,0 +1,98 @@
+"""What was given on a command line: its targets and folders, or what is configured for them; the command again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verify.cli.options import seconds
+from verify.errors import UsageError
+
+if TYPE_CHECKING:
+    from verify.declare.config import Config
+
+_PATHS = ("json", "html", "markdown", "resume", "output", "bounds", "runs")  # options that name files or folders
+
+
+def targets(options: argparse.Namespace, settings: Config) -> list[str]:
+    """The targets that were given, else the configured ones, to whose folder the command then changes."""
+    if options.targets:
+        return list(options.targets)
+    if not settings.kernels:
+        name = options.command.prog
+        raise UsageError(
+            "no target given and no [tool.verify] kernels in pyproject.toml",
+            hint=f"{name} FILE.py, where FILE.py declares a kernel with @verify.kernel",
+        )
+    enter(options, settings.root)
+    return list(settings.kernels)
+
+
+def enter(options: argparse.Namespace, root: Path) -> None:
+    """Change to the folder that configured targets are relative to; what is to be written stays where it was meant."""
+    if root.resolve() == Path.cwd():
+        return
+    for name in _PATHS:
+        path = getattr(options, name, None)
+        if path and path != "-":
+            setattr(options, name, os.path.abspath(path))
+    os.chdir(root)
+
+
+def bounds_folder(options: argparse.Namespace, settings: Config, *, created: bool = False) -> Path:
+    """The folder of the bounds; a given one exists, unless this command creates it."""
+    if options.bounds is None:
+        return settings.bounds
+    folder = Path(options.bounds)
+    if not created and not folder.is_dir():
+        hint = "verify bounds propose RUN.json"
+        raise UsageError(f"--bounds names a folder; there is none at {folder}", hint=hint)
+    return folder
+
+
+def runs_folder(options: argparse.Namespace, settings: Config) -> Path:
+    """The folder of the records."""
+    return settings.runs if options.runs is None else Path(options.runs)
+
+
+# -- the command again --------------------------------------------------------------------------------------
+
+# options that say where results go, how long to wait and how many work: no figure depends on them
+_APART = {
+    *("json", "html", "markdown", "snippet", "output", "runs", "bounds", "keep", "pin", "resume"),
+    *("jobs", "gpus", "scheduler", "timeout", "budget"),
+}
+
+
+def words(options: argparse.Namespace, *, everything: bool = False) -> list[str]:
+    """The command as it was typed, without `verify`: what determines its figures, or `everything` that was given."""
+    command: argparse.ArgumentParser = options.command
+    found = command.prog.split()[1:]
+    for action in command._actions:
+        value = getattr(options, action.dest, action.default)
+        if value != action.default and (everything or action.dest not in _APART):
+            found += _typed(action, value)
+    return found
+
+
+def _typed(action: argparse.Action, value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    texts = [_text(action, item) for item in values]
+    if not action.option_strings:
+        return texts
+    flag = action.option_strings[0]
+    if action.nargs == 0:
+        return [flag]
+    # a value that begins with a minus, such as -1:0.5, is no option only behind an equals sign
+    pairs = [[f"{flag}={text}"] if text.startswith("-") else [flag, text] for text in texts]
+    return [word for pair in pairs for word in pair]
+
+
+def _text(action: argparse.Action, value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if action.type is seconds:
+        return f"{value:g}s"
+    return repr(value) if isinstance(value, float) else str(value)

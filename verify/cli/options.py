@@ -1,0 +1,197 @@
+"""The options that several commands have: each is spelled, explained and checked here and nowhere else.
+
+A command takes them by name, `add(parser, "--dtype", "--backend")`, or by a function where it says what they apply to,
+`timeout(parser, "one kernel")`. What only one command has stands in its own module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from verify.errors import UsageError
+
+PROFILES = ("quick", "ci", "nightly", "exhaustive")  # verify.laws.profiles has how many cases each tries
+TIMEOUT = 600.0  # seconds
+CONFIGURED = "everything under `[tool.verify] kernels` in pyproject.toml"
+
+
+# -- values -------------------------------------------------------------------------------------------------
+
+
+def count(text: str) -> int:
+    """An argument that is a count: 0 to 1000."""
+    value = int(text) if text.isdigit() else -1
+    if not 0 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"a count from 0 to 1000; received {text!r}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time: seconds of 90, 90s, 1.5m, 20m or 1h30m."""
+    parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", text.strip().lower())
+    try:
+        hours, minutes, rest = (float(part or 0) for part in parts.groups()) if parts else (0.0, 0.0, 0.0)
+    except ValueError:
+        hours = minutes = rest = 0.0
+    value = hours * 3600 + minutes * 60 + rest
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"a time is positive, such as 90, 90s, 20m or 1h30m; received {text!r}")
+    return value
+
+
+def whole_number(text: str) -> int:
+    """An argument that is a seed or an index: a whole number from 0 that fits 63 bits."""
+    value = int(text) if text.isdecimal() else -1
+    if not 0 <= value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"a whole number from 0; received {text!r}")
+    return value
+
+
+def share(text: str) -> float:
+    """An argument that is a share of something: 0.1 for a tenth."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"a share is a number from 0 to 10, 0.1 for a tenth; received {text!r}")
+    return value
+
+
+def dtype_name(text: str) -> str:
+    """An argument that is a dtype: its name without `torch.`; empty where an option is left at its default."""
+    if not text:
+        return text
+    from verify.truth.formats import named
+
+    try:
+        return named(text).name
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+# Choices among kernels, their results and records. A command that measures takes several of each, one that shows an
+# element takes one.
+_CHOICES: dict[str, dict[str, Any]] = {
+    "--dtype": {"type": dtype_name, "metavar": "DTYPE", "help": "only this dtype, e.g. bfloat16"},
+    "--result": {"metavar": "NAME", "help": "only this output or gradient, e.g. y or dx"},
+    "--regime": {"metavar": "NAME", "help": "only this regime of the op, e.g. 'slope root'"},
+    "--law": {"metavar": "NAME", "help": "this law, e.g. 'batch invariance'"},
+    "--kernel": {"metavar": "NAME", "help": "only this kernel"},
+    "--run": {"metavar": "RUN.json", "help": "the record of a run, which has the worst input of each result"},
+}
+_SHARED: dict[str, dict[str, Any]] = {
+    "--backend": {
+        "choices": ("cuda", "interpreter"),
+        "help": "where kernels run (default: cuda if there is a GPU, else Triton's interpreter)",
+    },
+    "--jobs": {
+        "type": count,
+        "default": 0,
+        "metavar": "N",
+        "help": "worker processes at a time (default: one per core, if their memory fits; a sweep on a GPU: one)",
+    },
+    "--index": {"type": whole_number, "metavar": "N", "help": "flat index of the element in its result"},
+    "--base": {"metavar": "REF", "help": "the commit to compare the working tree with"},
+    "--bounds": {
+        "metavar": "DIR",
+        "help": "folder of the committed bounds (default: [tool.verify] bounds, reports/bounds; `report`: no verdict)",
+    },
+    "--runs": {
+        "metavar": "DIR",
+        "help": "folder of earlier records (default: [tool.verify] runs, reports/runs; `report`: no history)",
+    },
+    "--all": {"action": "store_true", "help": "list what is in order too"},
+    "--reason": {"metavar": "TEXT", "help": "why, in words that stay in the file"},
+    "--headroom": {
+        "type": share,
+        "metavar": "SHARE",
+        "help": "what is added to observed maxima: other seeds find larger ones (default 0.25, below 10,000 cases 2)",
+    },
+    "--on-ci": {"action": "store_true", "help": "write although this is a CI machine"},
+    "--gpus": {
+        "metavar": "all|N|LIST",
+        "help": "a worker on each of these GPUs of this machine: all, a count, or numbers such as 0,2",
+    },
+    "--scheduler": {
+        "metavar": "ADDRESS",
+        "help": "the workers of a running Dask cluster, e.g. tcp://HOST:8786",
+    },
+}
+
+
+def add(parser: Any, *flags: str, **changes: Any) -> None:
+    """Add options of the table; `changes` are a default or a `required` that this command has."""
+    for flag in flags:
+        parser.add_argument(flag, **(_SHARED[flag] | changes))
+
+
+def some(parser: Any, *flags: str) -> None:
+    """Options that choose among results and may be given several times."""
+    for flag in flags:
+        settings = _CHOICES[flag]
+        repeated = settings | {"help": f"{settings['help']} (repeatable)"}
+        parser.add_argument(flag, action="append", default=[], **repeated)
+
+
+def one(parser: Any, *flags: str) -> None:
+    """The same options where there is one element, figure or case to choose."""
+    for flag in flags:
+        parser.add_argument(flag, default="", **_CHOICES[flag])
+
+
+def timeout(parser: Any, what: str, *, default: float = TIMEOUT) -> None:
+    """`--timeout`: `what` is stopped after this time."""
+    text = f"stop {what} after this time, e.g. 90s, 20m or 1h30m (default {default / 60:g}m)"
+    parser.add_argument("--timeout", type=seconds, default=default, metavar="TIME", help=text)
+
+
+def seed(parser: Any, what: str, *, default: int | None = 0, named: str = "0") -> None:
+    """`--seed`: where `what` is drawn from."""
+    text = f"seed of {what} (default {named})"
+    parser.add_argument("--seed", type=whole_number, default=default, metavar="N", help=text)
+
+
+def profile(parser: Any, *, default: str, named: str) -> None:
+    """`--profile`: the laws, and how many cases each of them gets."""
+    text = f"try the laws, with the cases of this profile (default: {named})"
+    parser.add_argument("--profile", choices=PROFILES, default=default, help=text)
+
+
+def sinks(parser: Any, what: str, *flags: str) -> None:
+    """`--json` for `what`, `--html` and `--markdown` for its report; `verify.cli.sinks` writes them."""
+    forms = {
+        "--json": f"{what} as JSON",
+        "--html": "the report as one self-contained HTML page",
+        "--markdown": "the report as Markdown",
+    }
+    for flag in flags:
+        text = f"write {forms[flag]} to this file; with - to stdout, and nothing else there"
+        parser.add_argument(flag, metavar="PATH", help=text)
+
+
+def folder(parser: Any, what: str, *, named: str) -> None:
+    """`--output`: the folder that a command writes `what` into; `named` is the default."""
+    parser.add_argument("--output", metavar="DIR", help=f"write {what} into this folder (default: {named})")
+
+
+def spread(parser: Any) -> None:
+    """`--gpus` and `--scheduler`, of which one may be given; `verify.cli.spread` starts what they ask for."""
+    add(parser.add_mutually_exclusive_group(), "--gpus", "--scheduler")
+
+
+# -- targets ------------------------------------------------------------------------------------------------
+
+
+def targets(parser: Any, *, also: str = "") -> None:
+    """The positional targets, none for the configured ones; `also` is what else the command takes there."""
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar=f"{also}|TARGET" if also else "TARGET",
+        help=f"{also and also + ', or '}FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: {CONFIGURED})",
+    )

@@ -1,0 +1,63 @@
+"""The parser of one command: examples in its help, errors that end with the next command, options with one spelling."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from verify.cli import exits
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse has it, with `examples` below the help; `command` in the options is the parser that was taken.
+
+    Abbreviated options are refused: `--res` would be a second spelling of `--result`.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
+        self.examples = tuple(examples)
+        if examples:
+            settings["epilog"] = "\n  ".join(["examples:", *examples])
+        super().__init__(*args, **{**settings, "allow_abbrev": False, "formatter_class": _Help})
+        self.set_defaults(command=self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """What a command does not know is an error with its own usage; that of `verify` would say nothing of it."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = [flag for action in self._actions for flag in action.option_strings]
+            near = [_closest(word.partition("=")[0], known, 0.8) for word in unknown if word.startswith("--")]
+            hint = f" (closest: {', '.join(filter(None, near))})" if any(near) else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A misspelled command gets the closest one instead of the list of all, which the usage line names."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            if near := _closest(value, list(action.choices), 0.6):
+                self.error(f"no command is named {value!r} (closest: {near})", then=f"{self.prog} {near} --help")
+            self.error(f"no command is named {value!r}; {self.prog} knows {', '.join(action.choices)}")
+        super()._check_value(action, value)
+
+    def error(self, message: str, *, then: str = "") -> NoReturn:
+        """Usage, the error and the next command (default: the help) on stderr; exit code 2."""
+        self.print_usage(sys.stderr)
+        self.exit(exits.USAGE, f"{self.prog}: error: {message}\n  next: {then or f'{self.prog} --help'}\n")
+
+
+class _Help(argparse.HelpFormatter):
+    """Examples keep their lines; every other text is wrapped."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return "".join(f"{indent}{line}\n" for line in text.splitlines())
+        return super()._fill_text(text, width, indent)
+
+
+def _closest(given: str, known: Sequence[str], cutoff: float) -> str:
+    """The known word that is near the given one; empty where none is."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=cutoff)), "")
