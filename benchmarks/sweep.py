@@ -3,8 +3,10 @@
 Every time is the median of REPEATS after one call that compiles and makes the tables. `floor` is the same sweep
 without judging: inputs made and subject run. `judge` is what judging adds to it, `gather` the worst elements and the
 curve from what was judged, `check` the whole sweep with its partial result on the host, and
-`record` the exact judgement of the worst elements. `command` is wall time of `verify sweep` in a fresh process with
-an empty compilation cache.
+`record` the exact judgement of the worst elements. `torch` is the same sweep by the torch route, once: it takes the
+place of `check` where the fused route does not serve. After TORCH_SECONDS it ends with the chunks that it has done,
+and `seconds_of_all` is what all of them would take at that rate. `command` is wall time of `verify sweep` in a fresh
+process with an empty compilation cache.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ import torch
 
 from verify import backends
 from verify.backends import probes
+from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
-from verify.records.record import write_atomically
-from verify.sweep import check, finish, space_of
+from verify.records.record import KernelRun, write_atomically
+from verify.sweep import Space, check, finish, route_of, space_of
 from verify.sweep.fused import Sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 REPEATS = 7
+TORCH_SECONDS = 30.0  # of one case by the torch route
 CASES = [
     ("properties/gelu.py::gelu", "float32", ("y",)),
     ("properties/gelu.py::gelu", "float32", ("dx",)),
@@ -55,6 +59,43 @@ def median(action: Callable[[], Any]) -> tuple[float, list[float], Any]:
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begun)
     return statistics.median(times), times, result
+
+
+def by_torch(kernel: Kernel, space: Space, backend: backends.Backend) -> dict[str, Any]:
+    """The sweep by the torch route, after one chunk of ordinary inputs that warms up."""
+    route = route_of(kernel, space, backend).replace("fused", "torch")
+    check(kernel, space, space.chunks // 4, backend, route=route)
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    partial = check(kernel, space, (0, space.chunks), backend, route=route, seconds=TORCH_SECONDS)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
+    return {
+        "reference": partial.reference,
+        "seconds": round(seconds, 3),
+        "chunks": partial.done,
+        "of": space.chunks,
+        "seconds_of_all": round(seconds * space.chunks / partial.done, 2),
+        "figures": figures_of(finish(kernel, space, partial)),
+    }
+
+
+def figures_of(run: KernelRun) -> list[dict[str, Any]]:
+    """What a sweep says of each result: of both routes the same where all chunks are done."""
+    return [
+        {
+            "output": item.output,
+            "n": item.figures.n,
+            "max_ulp": item.figures.max_ulp,
+            "max_upper": item.figures.max_upper,
+            "misrounded": item.figures.misrounded,
+            "undecided": item.figures.undecided,
+            "escalated": item.escalated,
+            "status": item.status,
+            "reason": item.reason,
+        }
+        for item in run.results
+    ]
 
 
 def measure(target: str, dtype: str, results: tuple[str, ...], backend: backends.Backend) -> dict[str, Any]:
@@ -92,20 +133,8 @@ def measure(target: str, dtype: str, results: tuple[str, ...], backend: backends
         "record_s": round(record_time, 4),
         "total_s": round(check_time + record_time, 4),
         "of_floor": round((check_time + record_time) / floor_time, 2),
-        "figures": [
-            {
-                "output": item.output,
-                "n": item.figures.n,
-                "max_ulp": item.figures.max_ulp,
-                "max_upper": item.figures.max_upper,
-                "misrounded": item.figures.misrounded,
-                "undecided": item.figures.undecided,
-                "escalated": item.escalated,
-                "status": item.status,
-                "reason": item.reason,
-            }
-            for item in run.results
-        ],
+        "figures": figures_of(run),
+        "torch": by_torch(kernel, space, backend),
     }
 
 
@@ -132,7 +161,8 @@ def main(arguments: list[str]) -> int:
         report["cases"].append(found)
         print(
             f"{target} {dtype} {' '.join(results)}: {found['total_s']:.3f} s (check {found['check_s']:.3f}, record "
-            f"{found['record_s']:.3f}), floor {found['floor_s']:.3f}, x{found['of_floor']}, first {found['first_s']}",
+            f"{found['record_s']:.3f}), floor {found['floor_s']:.3f}, x{found['of_floor']}, first {found['first_s']}; "
+            f"torch route {found['torch']['seconds_of_all']:.1f} s",
             flush=True,
         )
     report["command"] = command()

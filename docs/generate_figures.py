@@ -460,7 +460,8 @@ def cluster_times(data: dict[str, Any]) -> str:
 
 
 def sweep_times(data: dict[str, Any]) -> str:
-    """Sweeps of 2^32 inputs: the whole, and the floor of making inputs and running the subject."""
+    """Sweeps of 2^32 inputs: the whole, the floor of making inputs and running the subject, and the torch route."""
+    beside = any("torch" in case for case in data["cases"])
     rows = [
         [
             f"`{case['target'].rpartition('::')[2]}`",
@@ -469,12 +470,14 @@ def sweep_times(data: dict[str, Any]) -> str:
             f"{case['inputs']:,}",
             f"{case['total_s']:.3f} s",
             f"{case['floor_s']:.3f} s",
+            *([words.seconds(case["torch"]["seconds_of_all"]) if "torch" in case else ""] if beside else []),
         ]
         for case in data["cases"]
     ]
+    head = ["kernel", "dtype", "result", "inputs", "time", "floor", *(["torch route"] if beside else [])]
     about = data["environment"]
     setting = f"{about['gpu']}, torch {about['torch']}, Triton {about['triton']}; medians of {data['repeats']}"
-    return _table(["kernel", "dtype", "result", "inputs", "time", "floor"], rows) + f"\n{setting}.\n"
+    return _table(head, rows) + f"\n{setting}.\n"
 
 
 def hunts(data: dict[str, Any]) -> str:

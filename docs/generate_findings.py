@@ -113,7 +113,8 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     from verify.measure.call import run_kernel
     from verify.measure.element import describe
     from verify.measure.judge import judge_result
-    from verify.measure.tally import Tally, worst_of
+    from verify.measure.tally import Tally
+    from verify.records.record import value_of
     from verify.truth import formats
     from verify.truth.fast import evaluate
 
@@ -135,8 +136,9 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     total = Tally()
     for part in wanted:
         total = total.merge(part)
-    error, index = worst_of([entry for part in wanted for entry in part.worst], 1)[0]
-    scaled = error if op.gate == "scaled" else None
+    leader = total.leaders[0]
+    index = leader.place
+    scaled = value_of(leader.upper) if op.gate == "scaled" else None
     worst = describe(op, case, problem, result, got, index, outcome.exact[index], finding["target"], scaled=scaled)
     return {
         "gate": op.gate,

@@ -33,7 +33,7 @@ def test_eager_is_the_ops_baseline_with_the_kernels_signature(op: str, operands:
     eager = stand_in(subject, "eager")
     case = plan(eager, "float32", "interpreter", 0)[0].cases[0]
     ours = run_kernel(eager, case, "cpu").results
-    theirs = run_baseline(subject.op, case, "cpu", subject.outputs).results
+    theirs = run_baseline(subject, case, "cpu").results
     assert list(ours) == list(theirs) and set(ours) > set(outputs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert eager.peer and eager.name.endswith("@eager")

@@ -282,14 +282,14 @@ def test_every_baseline_meets_the_contract(name: str) -> None:
     op = ops.get(name)
     dims = (4, 6, 3) if op.kind == "contraction" else (4, 6)
     case = Case(dtype="float32", dims=dims, fill="randn", upstream="normal")
-    measured = run_baseline(op, case, "cpu", op.outputs)
+    measured = run_baseline(declare(op.baseline, op=name), case, "cpu")
     assert {"y", "dx"} <= set(measured.results)
 
 
-# -- what is near -------------------------------------------------------------------------------
+# -- where values are read -------------------------------------------------------------------------------
 
 
-def test_a_run_has_its_values_at_hand_and_nobody_else_can_write_to_what_cases_share() -> None:
+def test_a_run_has_its_values_on_the_host_and_no_kernel_can_write_to_what_cases_share() -> None:
     case = Case(dtype="float32", dims=(3, 5), fill="normal", upstream="normal", layouts={"x": "stepped"})
     seen: list[Tensor] = []
 
@@ -298,9 +298,9 @@ def test_a_run_has_its_values_at_hand_and_nobody_else_can_write_to_what_cases_sh
         return gelu(x)
 
     first = run_kernel(declare(kernel), case, "cpu")
-    near = first.at_hand
-    assert torch.equal(near.inputs["x"], first.inputs["x"]) and seen[0].stride() == (10, 2)
-    assert near.results["y"] is not None and same_bits([near.results["dx"]], [first.results["dx"]])
+    host = first.to_read
+    assert torch.equal(host.inputs["x"], first.inputs["x"]) and seen[0].stride() == (10, 2)
+    assert host.results["y"] is not None and same_bits([host.results["dx"]], [first.results["dx"]])
     kept = first.snapshot()
     before = {name: value.clone() for name, value in kept.items()}
     for tensor in (*first.inputs.values(), *first.upstream.values(), *first.results.values()):
@@ -325,7 +325,7 @@ def test_results_travel_with_what_must_not_have_changed(monkeypatch: pytest.Monk
     monkeypatch.setattr(measure, "fetched", fetched)
     measured = run_kernel(declare(gelu), CASE, "cpu")
     assert ways == [6]  # x and dy before and after, y and dx
-    assert same_bits([measured.at_hand.results["dx"]], [measured.results["dx"]])
+    assert same_bits([measured.to_read.results["dx"]], [measured.results["dx"]])
     unchanged = Unchanged()
     x, dy = torch.ones(3), torch.ones(2)
     unchanged.watch({"x": x}, {"x": x.clone()}, "{name} was changed")

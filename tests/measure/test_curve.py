@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from verify import ops
-from verify.measure.curve import DIGITS, Envelope, edges_for, envelope, recorded, worse
-from verify.records.record import value_of
+from verify.measure.curve import DIGITS, bins_of, edges_for, peaks, recorded
+from verify.measure.tally import Peak, merged_peaks, worse
+from verify.records.record import number, value_of
 from verify.truth import formats
 from verify.truth.figure import rounded_up
 from verify.truth.formats import Format
-from verify.truth.ulp import all_values, from_bits
+from verify.truth.ulp import all_values, bits_of, from_bits
 
 NAMES = ("bfloat16", "float16", "float32", "float64")
 OPS = ("gelu", "silu", "geglu")
@@ -44,6 +45,21 @@ def test_bins_of_one_octave_hold_equally_many_numbers() -> None:
     assert {b - a for a, b in itertools.pairwise(ordinals)} == {16}
 
 
+def peaks_of(
+    values: torch.Tensor, error: torch.Tensor, nan: torch.Tensor, edges: tuple[float, ...], base: int = 0
+) -> list[Peak]:
+    """The peaks over all finite values."""
+    bins = torch.where(torch.isfinite(values), bins_of(values, edges), -1)
+    wrong = torch.where(nan, math.nan, error)
+    fmt = formats.of(values.dtype)
+    return peaks(bins, wrong, size=len(edges) - 1, base=base, fmt=fmt, bits=lambda at: bits_of(values[at]))
+
+
+def curve(sizes: tuple[float, ...], counts: tuple[int, ...], bits: tuple[int, ...]) -> list[Peak]:
+    rows = enumerate(zip(sizes, counts, bits, strict=True))
+    return [Peak(place, count, number(size), place, pattern) for place, (size, count, pattern) in rows if count]
+
+
 def by_hand(fmt: Format, patterns: list[int], errors: list[float], edges: tuple[float, ...]) -> list[tuple]:
     """Count, maximum and input of each bin, element by element."""
     rows: list[tuple[int, float, int | None]] = [(0, 0.0, None)] * (len(edges) - 1)
@@ -69,15 +85,17 @@ def test_every_bin_of_every_float16_against_plain_python() -> None:
     nan = torch.zeros(values.numel(), dtype=torch.bool)
     nan[torch.randint(0, values.numel(), (30,), generator=generator)] = True
     sign = torch.where(torch.rand(values.numel(), generator=generator) < 0.5, -1.0, 1.0)
-    found = envelope(values, error * sign, nan, ~torch.isfinite(values), edges)
+    found = {peak.bin: peak for peak in peaks_of(values, error * sign, nan, edges)}
     plain = [math.nan if bad else size for size, bad in zip(error.tolist(), nan.tolist(), strict=True)]
     wanted = by_hand(fmt, list(range(1 << 16)), plain, edges)
     got = [
-        (count, repr(top), bits if count else None)
-        for count, top, bits in zip(found.counts, found.maxima, found.worst, strict=True)
+        (found[place].count, repr(value_of(found[place].ulp)), found[place].bits)
+        if place in found
+        else (0, "0.0", None)
+        for place in range(len(edges) - 1)
     ]
     assert got == wanted
-    assert sum(found.counts) == (1 << 16) - 2 * 1024  # infinities and NaN are left out
+    assert sum(peak.count for peak in found.values()) == (1 << 16) - 2 * 1024  # infinities and NaN are left out
 
 
 def test_merging_halves_gives_the_whole() -> None:
@@ -87,22 +105,20 @@ def test_merging_halves_gives_the_whole() -> None:
     values = all_values(fmt)
     error = (torch.arange(values.numel()) % 97).double()
     nan = torch.arange(values.numel()) % 4001 == 7
-    out = ~torch.isfinite(values)
 
-    def part(where: slice) -> Envelope:
-        return envelope(values[where], error[where], nan[where], out[where], edges)
+    def part(start: int, stop: int) -> list[Peak]:
+        where = slice(start, stop)
+        return peaks_of(values[where], error[where], nan[where], edges, start)
 
-    whole, merged = part(slice(None)), part(slice(0, 30_001)).merge(part(slice(30_001, None)))
-    assert merged.counts == whole.counts
-    assert list(map(repr, merged.maxima)) == list(map(repr, whole.maxima))
-    assert [b for b, n in zip(merged.worst, merged.counts, strict=True) if n] == [
-        b for b, n in zip(whole.worst, whole.counts, strict=True) if n
-    ]
+    whole, first, second = part(0, 1 << 16), part(0, 30_001), part(30_001, 1 << 16)
+    assert merged_peaks(first, second) == merged_peaks(second, first) == whole
 
 
 def test_no_elements_at_all() -> None:
-    found = envelope(torch.empty(0), torch.empty(0).double(), torch.empty(0) > 0, torch.empty(0) > 0, (-1.0, 0.0, 1.0))
-    assert (found.counts, found.maxima) == ((0, 0), (0.0, 0.0))
+    edges = (-1.0, 0.0, 1.0)
+    found = peaks_of(torch.empty(0), torch.empty(0).double(), torch.empty(0) > 0, edges)
+    assert found == []
+    assert recorded("x", formats.named("float32"), edges, found, None).counts == [0]
 
 
 def test_worse_is_a_total_order_with_nan_on_top() -> None:
@@ -115,17 +131,18 @@ def test_worse_is_a_total_order_with_nan_on_top() -> None:
 def test_neighbours_that_say_the_same_are_joined_and_nothing_gets_smaller() -> None:
     fmt = formats.named("float32")
     edges = (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0)
-    ours = Envelope(edges, (3, 2, 5, 0, 0, 1), (0.49991, 0.49999, 7.0001, 0.0, 0.0, math.nan), (11, 12, 13, 0, 0, 14))
-    theirs = Envelope(edges, (3, 2, 5, 0, 0, 1), (1.0, 1.0, 2.0, 0.0, 0.0, math.inf), (0,) * 6)
-    curve = recorded("x", fmt, ours, theirs)
-    assert curve.edges == [-8.0, -2.0, 0.0, 4.0, 8.0]
-    assert curve.counts == [5, 5, 0, 1]
-    assert curve.max_ulp == [0.5, 7.01, 0.0, "nan"]
-    assert curve.worst == ["0x0000000c", "0x0000000d", "", "0x0000000e"]  # of the joined bins the larger error's
-    assert curve.baseline == [1.0, 2.0, 0.0, "inf"]
-    alone = recorded("x", fmt, ours, None)
+    counts = (3, 2, 5, 0, 0, 1)
+    own = curve((0.49991, 0.49999, 7.0001, 0.0, 0.0, math.nan), counts, (11, 12, 13, 0, 0, 14))
+    other = curve((1.0, 1.0, 2.0, 0.0, 0.0, math.inf), counts, (0,) * 6)
+    joined = recorded("x", fmt, edges, own, other)
+    assert joined.edges == [-8.0, -2.0, 0.0, 4.0, 8.0]
+    assert joined.counts == [5, 5, 0, 1]
+    assert joined.max_ulp == [0.5, 7.01, 0.0, "nan"]
+    assert joined.worst == ["0x0000000c", "0x0000000d", "", "0x0000000e"]  # of the joined bins the larger error's
+    assert joined.baseline == [1.0, 2.0, 0.0, "inf"]
+    alone = recorded("x", fmt, edges, own, None)
     assert alone.baseline == []
-    assert alone.counts == curve.counts
+    assert alone.counts == joined.counts
 
 
 @pytest.mark.parametrize(
@@ -142,7 +159,7 @@ def test_neighbours_that_say_the_same_are_joined_and_nothing_gets_smaller() -> N
 )
 def test_only_what_a_plot_shows_alike_is_joined(errors: tuple[float, ...], bins: int) -> None:
     edges = (1.0, 2.0, 4.0, 8.0)
-    found = recorded("x", formats.named("float32"), Envelope(edges, (1, 2, 3), errors, (7, 8, 9)), None)
+    found = recorded("x", formats.named("float32"), edges, curve(errors, (1, 2, 3), (7, 8, 9)), None)
     assert (len(found.counts), sum(found.counts)) == (bins, 6)
     tops = [value_of(value) for value in found.max_ulp]
     wanted = max(rounded_up(error, DIGITS) for error in errors if not math.isnan(error))

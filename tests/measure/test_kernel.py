@@ -17,6 +17,7 @@ from verify.cases.plan import EFFORTS, plan
 from verify.cases.regimes import NONFINITE
 from verify.measure import kernel as running
 from verify.measure.kernel import measure_kernel
+from verify.measure.result import only_at_special
 from verify.ops.op import Op, Point, Problem
 from verify.records.record import KernelRun, Result, value_of
 
@@ -194,7 +195,7 @@ def test_a_peer_that_refuses_a_case_is_shown_for_the_others_and_a_judged_kernel_
 
 def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], elements=1 << 12))
-    monkeypatch.setattr(running, "ROOM_PEER", 0)
+    monkeypatch.setattr(running, "OPEN_PEER", 0)
     judged, peer = (
         only(measured(verify.kernel(op="silu", dtypes=["float32"], gradients=False, peer=peer)(silu))).figures
         for peer in (False, True)
@@ -254,4 +255,4 @@ def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: 
 
 @pytest.mark.parametrize(("count", "said"), [(1, "1 infinite or NaN input,"), (2, "2 infinite or NaN inputs,")])
 def test_one_input_is_not_many(count: int, said: str) -> None:
-    assert running.only_at_special(count) == f"wrong at {said} right at all others"
+    assert only_at_special(count) == f"wrong at {said} right at all others"

@@ -6,12 +6,14 @@ import math
 import random
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from verify.measure.tally import BINS, CAP, KEEP, Tally, bin_edge, bin_of, quantile, tally, top, worst_of
+from verify.measure.counting import bin_of, counts_of, in_use, tally
+from verify.measure.tally import BINS, CAP, Tally, bin_edge, quantile
 from verify.records.record import value_of
 from verify.truth.formats import named
 from verify.truth.ulp import Errors, errors
@@ -37,9 +39,15 @@ def part(found: Errors, where: slice) -> Errors:
     return Errors(**fields)
 
 
+def numbered(found: Errors, start: int = 0) -> Tally:
+    """The tally of elements whose places begin at `start`, with bits that say the place again."""
+    places = torch.arange(start, start + found.ulp.numel())
+    return tally(found, places=places, patterns=places + 7)[0]
+
+
 def merged(found: Errors, cuts: list[int], order: random.Random) -> Tally:
     ends = [0, *sorted(cuts), found.ulp.numel()]
-    parts = [tally(part(found, slice(start, stop)), base=start)[0] for start, stop in pairwise(ends)]
+    parts = [numbered(part(found, slice(start, stop)), start) for start, stop in pairwise(ends)]
     order.shuffle(parts)
     while len(parts) > 1:  # any bracketing
         left = parts.pop(order.randrange(len(parts)))
@@ -52,32 +60,38 @@ def merged(found: Errors, cuts: list[int], order: random.Random) -> Tally:
 @pytest.mark.parametrize("scaled", [True, False])
 def test_any_split_in_any_order_gives_the_whole_byte_for_byte(seed: int, scaled: bool) -> None:
     found = draw(seed, scaled=scaled)
-    whole = tally(found)[0]
+    whole = numbered(found)
     source = random.Random(seed)
     for count in (1, 1, 2, 7, 40):
         cuts = [source.randrange(SIZE + 1) for _ in range(count)]
         joined = merged(found, cuts, source)
-        assert joined.figures() == whole.figures()
-        assert joined.histogram() == whole.histogram()
-        assert joined.worst == whole.worst
-        assert np.array_equal(joined.counts, whole.counts)
-        assert np.array_equal(joined.scaled_counts, whole.scaled_counts)
+        assert joined == whole
+        assert msgspec.json.encode(joined) == msgspec.json.encode(whole)
+    assert msgspec.json.decode(msgspec.json.encode(whole), type=Tally) == whole
+    assert whole.rest != -1.0 and len(whole.leaders) == 10
+
+
+def test_counts_add_up_on_the_device_as_tallies_do() -> None:
+    found = draw(2)
+    first, second = (part(found, slice(start, stop)) for start, stop in ((0, 2500), (2500, SIZE)))
+    [together] = counts_of(first).plus(counts_of(second)).tallies()
+    [whole] = counts_of(found).tallies()
+    assert together == whole
+    assert counts_of(first).tallies()[0].merge(counts_of(second).tallies()[0]) == whole
 
 
 def test_segments_are_the_tallies_of_their_elements() -> None:
     found = draw(3)
     source = torch.Generator().manual_seed(8)
     segments = torch.randint(-1, 3, (SIZE,), generator=source)
-    parts = tally(found, segments=segments, n_segments=4)
+    places = torch.arange(SIZE)
+    parts = tally(found, segments=segments, n_segments=4, places=places, patterns=places)
     assert parts[3].n == 0
     assert parts[3].figures().max_ulp == 0.0
     for number in range(3):
         chosen = torch.nonzero(segments == number).reshape(-1)
-        alone = tally(Errors(**{k: v[chosen] for k, v in vars(found).items()}))[0]
-        assert parts[number].figures() == alone.figures()
-        assert parts[number].histogram() == alone.histogram()
-        positions = chosen.tolist()
-        assert parts[number].worst == [(error, positions[at]) for error, at in alone.worst]
+        alone = Errors(**{k: v[chosen] for k, v in vars(found).items()})
+        assert parts[number] == tally(alone, places=chosen, patterns=chosen)[0]
     assert sum(item.n for item in parts) == int((segments >= 0).sum())
 
 
@@ -111,7 +125,7 @@ def test_the_quantile_is_never_below_the_true_one_and_within_a_bin(count: int) -
     true = ordered[math.ceil(0.999 * count) - 1]
     assert true <= value_of(found.p999) <= true * 1.032
     for share in (0.1, 0.5, 0.9, 1.0):
-        bins = np.bincount(bin_of(torch.from_numpy(sizes)).numpy(), minlength=BINS)
+        bins = in_use(torch.bincount(bin_of(torch.from_numpy(sizes))))
         true = ordered[math.ceil(share * count) - 1]
         assert true <= quantile(bins, share) <= true * 1.032
 
@@ -206,48 +220,3 @@ def test_histogram_edges_are_powers_of_two_from_a_sixteenth() -> None:
         *(0.0, 0.0625, 0.125, 0.25, 0.5, 1.0, 2.0),
     ]
     assert histogram.counts == [1, 0, 0, 0, 0, 0, 2, 0, 0, 1, 0, 0]
-
-
-# -- the worst ----------------------------------------------------------------------------------
-
-
-def test_the_worst_come_largest_first_and_ties_by_position() -> None:
-    ulp = torch.zeros(100, dtype=torch.float64)
-    ulp[70] = -9.0
-    ulp[20] = 5.0
-    ulp[60] = -5.0
-    ulp[30:50] = 2.0
-    worst = tally(plain(ulp), base=1000)[0].worst
-    assert worst == [
-        (9.0, 1070),
-        (5.0, 1020),
-        (5.0, 1060),
-        *((2.0, 1030 + place) for place in range(KEEP - 3)),
-    ]
-
-
-def test_top_breaks_ties_like_a_stable_sort() -> None:
-    source = torch.Generator().manual_seed(4)
-    for _ in range(50):
-        ranked = torch.randint(-1, 6, (200,), generator=source).double()
-        ranked[ranked == 5] = torch.inf
-        stable = sorted(((v, i) for i, v in enumerate(ranked.tolist()) if v >= 0), key=lambda e: (-e[0], e[1]))
-        for keep in (1, 3, 10, 500):
-            assert sorted(top(ranked, keep), key=lambda e: (-e[0], e[1])) == stable[:keep]
-    assert top(torch.full((3,), -1.0, dtype=torch.float64), 5) == []
-    assert top(torch.zeros(0, dtype=torch.float64), 5) == []
-
-
-def test_worst_of_keeps_one_of_two_equal_entries() -> None:
-    entries = [(1.0, 4), (2.0, 9), (1.0, 4), (2.0, 3)]
-    assert worst_of(entries) == [(2.0, 3), (2.0, 9), (1.0, 4)]
-
-
-def test_the_scaled_error_ranks_the_worst_where_there_is_one() -> None:
-    value = torch.tensor([1.0, 1.0], dtype=torch.float64)
-    got = torch.tensor([1.0 + 3 * 2.0**-23, 1.0 + 2.0**-23])
-    scale = torch.tensor([1024.0, 1.0], dtype=torch.float64)
-    item = tally(errors(got, value, named("float32"), scale=scale))[0]
-    assert [index for _, index in item.worst] == [1, 0]
-    assert item.figures().scaled_max == 1.0
-    assert item.figures().max_ulp == 3.0

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.errors import UsageError
-from verify.measure import tally
+from verify.measure.tally import KEEP, Leader, Maximum, Peak, Tally
 from verify.records.record import value_of
-from verify.sweep import partial as module
-from verify.sweep.partial import Bin, Bucket, Leader, Part, Partial
+from verify.sweep.partial import Part, Partial
 
 SIZES = st.sampled_from([0.25, 0.5, 0.75, 3.0, "inf"])
 
@@ -24,7 +22,7 @@ def partials(draw: st.DrawFn, chunk: int) -> Partial:
     errors = draw(st.lists(SIZES, min_size=10, max_size=10))
     places = range(10 * chunk, 10 * chunk + 10)
     leaders = sorted((Leader(error, place, 7) for error, place in zip(errors, places, strict=True)), key=_order)
-    bucket = Bucket(
+    tally = Tally(
         n=10,
         misrounded=sum(value_of(error) > 0.5 for error in errors),
         undecided=draw(st.integers(0, 2)),
@@ -32,6 +30,7 @@ def partials(draw: st.DrawFn, chunk: int) -> Partial:
         nan=0,
         capped_sum=draw(st.integers(0, 1 << 40)),
         counts=sorted({draw(st.integers(0, 3)): 1, 5: draw(st.integers(1, 9))}.items()),
+        plain=Maximum(leaders[0].upper, leaders[0].upper),
         leaders=leaders,
         rest=draw(st.sampled_from([-1.0, 0.125])),
     )
@@ -40,7 +39,9 @@ def partials(draw: st.DrawFn, chunk: int) -> Partial:
         space="s",
         reference="torch cpu",
         chunks=[(chunk, chunk + 1)],
-        parts={"y": Part(regimes={draw(st.sampled_from("ab")): bucket}, curve=[Bin(0, 10, worst.upper, worst.place)])},
+        parts={
+            "y": Part(regimes={draw(st.sampled_from("ab")): tally}, curve=[Peak(0, 10, worst.upper, worst.place, 3)])
+        },
         notes=draw(st.lists(st.sampled_from(["n", "m"]), unique=True).map(sorted)),
     )
 
@@ -63,18 +64,20 @@ def test_any_order_and_grouping_gives_the_same_bytes(data: st.DataObject) -> Non
 def test_leaders_are_the_worst_of_all_and_the_rest_is_the_next(data: st.DataObject) -> None:
     parts = [data.draw(partials(chunk)) for chunk in range(3)]
     merged = parts[0].merge(parts[1]).merge(parts[2]).parts["y"]
-    for name, bucket in merged.regimes.items():
+    for name, tally in merged.regimes.items():
         mine = [part.parts["y"].regimes[name] for part in parts if name in part.parts["y"].regimes]
         everyone = sorted(itertools.chain.from_iterable(item.leaders for item in mine), key=_order)
-        assert bucket.leaders == everyone[: module.KEEP]
-        dropped = [value_of(item.upper) for item in everyone[module.KEEP :]]
-        assert value_of(bucket.rest) == max([value_of(item.rest) for item in mine] + dropped)
-        assert bucket.n == sum(item.n for item in mine)
+        assert tally.leaders == everyone[:KEEP]
+        dropped = [value_of(item.upper) for item in everyone[KEEP:]]
+        assert value_of(tally.rest) == max([value_of(item.rest) for item in mine] + dropped)
+        assert tally.n == sum(item.n for item in mine)
+        assert tally.plain.upper == everyone[0].upper
 
 
 def test_the_first_place_wins_among_equal_errors_of_a_bin() -> None:
-    assert Bin(3, 1, 0.5, 9).merge(Bin(3, 2, 0.5, 4)) == Bin(3, 3, 0.5, 4)
-    assert Bin(3, 1, "inf", 9).merge(Bin(3, 2, 8.0, 4)).place == 9
+    assert Peak(3, 1, 0.5, 9, 70).merge(Peak(3, 2, 0.5, 4, 71)) == Peak(3, 3, 0.5, 4, 71)
+    assert Peak(3, 1, "inf", 9, 70).merge(Peak(3, 2, 8.0, 4, 71)) == Peak(3, 3, "inf", 9, 70)
+    assert Peak(3, 1, "inf", 4, 70).merge(Peak(3, 2, "nan", 9, 71)) == Peak(3, 3, "nan", 9, 71)
 
 
 def test_a_chunk_never_counts_twice() -> None:
@@ -87,14 +90,3 @@ def test_a_chunk_never_counts_twice() -> None:
 def test_partials_of_different_sweeps_do_not_merge(other: Partial) -> None:
     with pytest.raises(UsageError, match="of different sweeps do not merge"):
         Partial("s", "torch cpu", [(0, 1)], {}).merge(other)
-
-
-def test_a_bucket_is_a_tally() -> None:
-    assert module.KEEP == tally.KEEP
-    leader = Leader(3.5, 1, 7)
-    bucket = Bucket(4, 1, 0, 0, 0, 99, [(2, 3), (tally.BINS + 1, 1)], [leader], 0.25)
-    item = bucket.tally()
-    assert (item.n, item.capped_sum, item.maximum, item.upper) == (4, 99, 3.5, 3.5)
-    assert item.counts[0, 2] == 3 and item.counts[1, 1] == 1 and item.counts.sum() == 4
-    assert module.sparse(item.counts) == bucket.counts
-    assert math.isinf(Bucket(1, 1, 0, 1, 1, 0, [], [Leader("inf", 0, 0)], -1.0).tally().upper)

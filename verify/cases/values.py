@@ -2,13 +2,14 @@
 
 Element recipes work on bit patterns of the dtype, so that every exponent, subnormals included, is reached.
 Row recipes know the last dimension: large mean, constant row, one outlier. A recipe is a pure function of
-(recipe, dtype, shape, seed, stream, landmarks).
+what is wanted (`WantedElements`, `WantedRows`): dtype, shape, seed, stream, landmarks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -25,6 +26,79 @@ Shape = tuple[int, ...]
 SMALL = 1 << 12  # elements up to which launching the operations takes a GPU longer than computing takes a CPU
 
 
+@dataclass(frozen=True)
+class Stream:
+    """Random words of one name, the same on every device. `part` names a stream beside it."""
+
+    seed: int
+    name: str
+    device: torch.device
+
+    def words(self, count: int, part: str = "") -> Tensor:
+        """64-bit words as int64."""
+        return counter.words(self.seed, self._named(part), count, device=self.device)
+
+    def below(self, count: int, limit: int, part: str = "") -> Tensor:
+        """Integers in [0, limit)."""
+        return counter.below(self.seed, self._named(part), count, limit, device=self.device)
+
+    def uniform(self, count: int) -> Tensor:
+        """float64 in [0, 1)."""
+        return counter.uniform(self.seed, self.name, count, device=self.device)
+
+    def bell(self, count: int) -> Tensor:
+        """Nearly normal float64."""
+        return counter.bell(self.seed, self.name, count, device=self.device)
+
+    def beside(self, part: str) -> Stream:
+        """The stream of a part."""
+        return replace(self, name=self._named(part))
+
+    def _named(self, part: str) -> str:
+        return f"{self.name}/{part}" if part else self.name
+
+
+@dataclass(frozen=True)
+class WantedElements:
+    """What an element recipe makes: `count` numbers of a format. `landmarks` are the op's boundaries."""
+
+    fmt: Format
+    count: int
+    stream: Stream
+    landmarks: tuple[float, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are made."""
+        return self.stream.device
+
+
+@dataclass(frozen=True)
+class WantedRows:
+    """What a row recipe makes: float64 (count, width), rounded to the format afterwards."""
+
+    count: int
+    width: int
+    stream: Stream
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are made."""
+        return self.stream.device
+
+    def bell(self) -> Tensor:
+        """Nearly normal rows."""
+        return self.stream.bell(self.count * self.width).reshape(self.count, self.width)
+
+    def levels(self) -> Tensor:
+        """One number in [0, 1) for each row, as a column."""
+        return self.stream.uniform(self.count)[:, None]
+
+
+ElementRecipe = Callable[[WantedElements], Tensor]
+RowRecipe = Callable[[WantedRows], Tensor]
+
+
 def fill(
     recipe: str,
     fmt: Format,
@@ -39,47 +113,44 @@ def fill(
     """A tensor of a format filled by a recipe. `landmarks` are the op's boundaries, for "near" and "mixed".
 
     A small tensor is made on the CPU, to the same bits: there its many operations cost less than their launches.
-    It is kept for a while, because a law builds one case several times. With `shared` it is what is kept itself, which
-    nobody may write to.
+    It is kept for a while, because a law builds one case several times. With `shared` the kept tensor itself is
+    returned, and the caller must not write to it.
     """
     if math.prod(shape) > SMALL:
-        return _filled(recipe, fmt, shape, seed, stream, tuple(landmarks), torch.device(device))
-    kept = _small(recipe, fmt, shape, seed, stream, tuple(landmarks))
+        return _filled(recipe, fmt, shape, Stream(seed, stream, torch.device(device)), tuple(landmarks))
+    kept = _small(recipe, fmt, shape, Stream(seed, stream, torch.device("cpu")), tuple(landmarks))
     if shared:
         return kept
-    # nothing waits for the copy: ordinary memory is read before the call returns, and nobody writes to what is kept
+    # nothing waits for the copy: ordinary memory is read before the call returns, and no caller writes to what is kept
     return kept.to(device, copy=True, non_blocking=True)
 
 
 @lru_cache(maxsize=64)
-def _small(recipe: str, fmt: Format, shape: Shape, seed: int, stream: str, landmarks: tuple[float, ...]) -> Tensor:
-    made = _filled(recipe, fmt, shape, seed, stream, landmarks, torch.device("cpu"))
+def _small(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
+    made = _filled(recipe, fmt, shape, stream, landmarks)
     # in memory of its own, so that a copy of it is nothing else
     return made if made.untyped_storage().nbytes() == made.numel() * made.element_size() else made.clone()
 
 
 def forget() -> None:
-    """Make every tensor anew from here on: for whoever measures what making one costs."""
+    """Make every tensor anew from here on, so that the time of making one can be measured."""
     _small.cache_clear()
 
 
-def _filled(
-    recipe: str, fmt: Format, shape: Shape, seed: int, stream: str, landmarks: Sequence[float], device: torch.device
-) -> Tensor:
+def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
     count = math.prod(shape)
     if recipe in ELEMENT:
-        return ELEMENT[recipe](fmt, count, seed, stream, landmarks, device).reshape(shape)
+        return ELEMENT[recipe](WantedElements(fmt, count, stream, landmarks)).reshape(shape)
     if recipe in ROW:
         width = shape[-1] if shape else 1
-        rows = count // width if width else 0
-        values = ROW[recipe](rows, width, seed, stream, device)
+        values = ROW[recipe](WantedRows(count // width if width else 0, width, stream))
         limit = float(fmt.max_finite)
         return values.clamp(-limit, limit).to(torch_dtype(fmt)).reshape(shape)
     known = ", ".join(sorted([*ELEMENT, *ROW]))
     raise UsageError(f"unknown value recipe {recipe!r}; the recipes are: {known}")
 
 
-# -- element recipes: (format, count, seed, stream, landmarks, device) -> flat tensor ------------------
+# -- element recipes ---------------------------------------------------------------------------------------
 
 
 def special_patterns(fmt: Format) -> list[int]:
@@ -117,66 +188,37 @@ def _ordinals(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(fmt.ordinal(fmt.round(Fraction(x))) for x in held)
 
 
-def _patterns(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
-    bits = torch.arange(count, dtype=torch.int64, device=device)
-    return from_bits(bits % (1 << min(fmt.bits, 62)), fmt)
+def _patterns(wanted: WantedElements) -> Tensor:
+    bits = torch.arange(wanted.count, dtype=torch.int64, device=wanted.device)
+    return from_bits(bits % (1 << min(wanted.fmt.bits, 62)), wanted.fmt)
 
 
-def _bits(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
-    words = counter.words(seed, stream, count, device=device)
+def _bits(wanted: WantedElements) -> Tensor:
+    fmt, words = wanted.fmt, wanted.stream.words(wanted.count)
     return from_bits(words if fmt.bits == 64 else (words >> 7) & ((1 << fmt.bits) - 1), fmt)
 
 
-def _active(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
+def _active(wanted: WantedElements) -> Tensor:
     """Log-uniform magnitudes over 2^-20 .. 2^7, where activation functions bend."""
+    fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
     low = fmt.from_float(2.0**-20) if fmt.value(1) < Fraction(2) ** -20 else 1
     high = fmt.from_float(min(128.0, float(fmt.max_finite)))
-    offset = counter.below(seed, stream, count, min(high - low, 1 << 31), device=device)
+    offset = stream.below(count, min(high - low, 1 << 31))
     if high - low >= 1 << 31:
         offset = offset * ((high - low) >> 31)
-    sign = counter.below(seed, f"{stream}/sign", count, 2, device=device)
-    return from_bits(_signed(offset + low, sign == 1, fmt), fmt)
+    return from_bits(_signed(offset + low, stream.below(count, 2, "sign") == 1, fmt), fmt)
 
 
-def _near(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
+def _near(wanted: WantedElements) -> Tensor:
     """Around the landmarks, at distances spread log-uniformly over half the mantissa."""
-    ordinals = _ordinals(fmt, tuple(landmarks)) or (0,)
-    centres = torch.tensor(ordinals, dtype=torch.int64, device=device)
-    which = counter.below(seed, stream, count, len(ordinals), device=device)
-    octave = counter.below(seed, f"{stream}/octave", count, max(fmt.mantissa_bits - 2, 2), device=device)
-    one = torch.ones_like(octave)
-    span = torch.bitwise_left_shift(one, octave)
-    within = counter.below(seed, f"{stream}/within", count, 1 << 31, device=device) % span
-    distance = span - 1 + within
-    away = counter.below(seed, f"{stream}/side", count, 2, device=device) * 2 - 1
+    fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
+    ordinals = _ordinals(fmt, wanted.landmarks) or (0,)
+    centres = torch.tensor(ordinals, dtype=torch.int64, device=wanted.device)
+    which = stream.below(count, len(ordinals))
+    octave = stream.below(count, max(fmt.mantissa_bits - 2, 2), "octave")
+    span = torch.bitwise_left_shift(torch.ones_like(octave), octave)
+    distance = span - 1 + stream.below(count, 1 << 31, "within") % span
+    away = stream.below(count, 2, "side") * 2 - 1
     ordinal = (centres[which] + away * distance).clamp(-fmt.max_bits, fmt.max_bits)
     return from_bits(_signed(ordinal.abs(), ordinal < 0, fmt), fmt)
 
@@ -187,40 +229,22 @@ def _signed(magnitude: Tensor, negative: Tensor, fmt: Format) -> Tensor:
     return torch.where(negative, magnitude | sign, magnitude)
 
 
-def _normal(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
-    return counter.bell(seed, stream, count, device=device).to(torch_dtype(fmt))
+def _normal(wanted: WantedElements) -> Tensor:
+    return wanted.stream.bell(wanted.count).to(torch_dtype(wanted.fmt))
 
 
-def _mixed(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
+def _mixed(wanted: WantedElements) -> Tensor:
     """Specials and landmark neighbours first, then bit patterns, active range, landmarks, normal in turn."""
-    head = from_bits(torch.tensor(_heads(fmt, tuple(landmarks)), dtype=torch.int64, device=device), fmt)[:count]
-    rest = count - head.numel()
+    heads = torch.tensor(_heads(wanted.fmt, wanted.landmarks), dtype=torch.int64, device=wanted.device)
+    head = from_bits(heads, wanted.fmt)[: wanted.count]
+    rest = wanted.count - head.numel()
     quarter = -(-rest // 4)
+    makers = {"bits": _bits, "active": _active, "near": _near, "normal": _normal}
     parts = [
-        maker(fmt, quarter, seed, f"{stream}/{name}", landmarks, device)
-        for name, maker in (
-            ("bits", _bits),
-            ("active", _active),
-            ("near", _near),
-            ("normal", _normal),
-        )
+        maker(replace(wanted, count=quarter, stream=wanted.stream.beside(name))).reshape(-1)
+        for name, maker in makers.items()
     ]
-    body = torch.stack([part.reshape(-1) for part in parts], dim=1).reshape(-1)[:rest]
-    return torch.cat([head, body])
+    return torch.cat([head, torch.stack(parts, dim=1).reshape(-1)[:rest]])
 
 
 @lru_cache
@@ -229,32 +253,15 @@ def _heads(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(map(fmt.signed, [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]))
 
 
-def _shuffled(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
+def _shuffled(wanted: WantedElements) -> Tensor:
     """The "mixed" values in an order of their own, so that two operands do not march in step."""
-    values = _mixed(fmt, count, seed, stream, landmarks, device)
-    order = torch.argsort(counter.words(seed, f"{stream}/order", count, device=device), stable=True)
-    return values[order]
+    order = torch.argsort(wanted.stream.words(wanted.count, "order"), stable=True)
+    return _mixed(wanted)[order]
 
 
-def _ones(
-    fmt: Format,
-    count: int,
-    seed: int,
-    stream: str,
-    landmarks: Sequence[float],
-    device: torch.device,
-) -> Tensor:
-    return torch.ones(count, dtype=torch_dtype(fmt), device=device)
+def _ones(wanted: WantedElements) -> Tensor:
+    return torch.ones(wanted.count, dtype=torch_dtype(wanted.fmt), device=wanted.device)
 
-
-ElementRecipe = Callable[[Format, int, int, str, Sequence[float], torch.device], Tensor]
 
 ELEMENT: dict[str, ElementRecipe] = {
     "patterns": _patterns,
@@ -268,78 +275,54 @@ ELEMENT: dict[str, ElementRecipe] = {
 }
 
 
-# -- row recipes: (rows, width, seed, stream, device) -> float64 (rows, width) -------------------------
+# -- row recipes -------------------------------------------------------------------------------------------
 
 
-def _bell_rows(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-    return counter.bell(seed, stream, rows * width, device=device).reshape(rows, width)
+def _bell(*, times: float = 1.0, plus: float = 0.0) -> RowRecipe:
+    return lambda wanted: wanted.bell() * times + plus
 
 
-def _offset(by: float) -> RowRecipe:
-    def recipe(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-        return _bell_rows(rows, width, seed, stream, device) + by
-
-    return recipe
+def _constant(wanted: WantedRows) -> Tensor:
+    return (wanted.levels() * 2000.0 - 1000.0).expand(wanted.count, wanted.width).clone()
 
 
-def _times(by: float) -> RowRecipe:
-    def recipe(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-        return _bell_rows(rows, width, seed, stream, device) * by
-
-    return recipe
-
-
-def _constant(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-    level = counter.uniform(seed, stream, rows, device=device) * 2000.0 - 1000.0
-    return level[:, None].expand(rows, width).clone()
-
-
-def _outlier(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-    values = _bell_rows(rows, width, seed, stream, device)
-    if width:
-        place = counter.below(seed, f"{stream}/place", rows, width, device=device)
-        values[torch.arange(rows, device=device), place] = 1.0e4
+def _outlier(wanted: WantedRows) -> Tensor:
+    values = wanted.bell()
+    if wanted.width:
+        place = wanted.stream.below(wanted.count, wanted.width, "place")
+        values[torch.arange(wanted.count, device=wanted.device), place] = 1.0e4
     return values
 
 
-def _alternating(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-    sign = 1.0 - 2.0 * (torch.arange(width, device=device) % 2).double()
-    level = counter.uniform(seed, stream, rows, device=device) + 0.5
-    return level[:, None] * sign[None, :]
+def _alternating(wanted: WantedRows) -> Tensor:
+    sign = 1.0 - 2.0 * (torch.arange(wanted.width, device=wanted.device) % 2).double()
+    return (wanted.levels() + 0.5) * sign[None, :]
 
 
-def _ramp(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-    step = counter.uniform(seed, stream, rows, device=device)[:, None] + 0.5
-    return step * torch.arange(width, device=device).double()[None, :]
+def _ramp(wanted: WantedRows) -> Tensor:
+    return (wanted.levels() + 0.5) * torch.arange(wanted.width, device=wanted.device).double()[None, :]
 
 
-def _spread(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
+def _spread(wanted: WantedRows) -> Tensor:
     """Exponents spread over 2^-20 .. 2^20 within one row."""
-    values = _bell_rows(rows, width, seed, stream, device)
-    exponent = counter.below(seed, f"{stream}/exponent", rows * width, 41, device=device) - 20
-    power = ((exponent + 1023) << 52).view(torch.float64).reshape(rows, width)
-    return values * power
+    exponent = wanted.stream.below(wanted.count * wanted.width, 41, "exponent") - 20
+    power = ((exponent + 1023) << 52).view(torch.float64).reshape(wanted.count, wanted.width)
+    return wanted.bell() * power
 
-
-def _nearly_constant(rows: int, width: int, seed: int, stream: str, device: torch.device) -> Tensor:
-    return _bell_rows(rows, width, seed, stream, device) * 2.0**-9 + 1000.0
-
-
-RowRecipe = Callable[[int, int, int, str, torch.device], Tensor]
 
 ROW: dict[str, RowRecipe] = {
-    "randn": _bell_rows,
-    "mean 1e3": _offset(1.0e3),
-    "mean 1e4": _offset(1.0e4),
+    "randn": _bell(),
+    "mean 1e3": _bell(plus=1.0e3),
+    "mean 1e4": _bell(plus=1.0e4),
     "constant": _constant,
-    "nearly constant": _nearly_constant,
+    "nearly constant": _bell(times=2.0**-9, plus=1000.0),
     "outlier": _outlier,
     "alternating": _alternating,
     "ramp": _ramp,
     "spread": _spread,
-    "tiny 1e-20": _times(1.0e-20),
-    "tiny 1e-38": _times(1.0e-38),
-    "huge 1e30": _times(1.0e30),
-    "around one": lambda rows, width, seed, stream, device: _bell_rows(rows, width, seed, stream, device) * 0.25 + 1.0,
-    "around zero": _times(0.25),
+    "tiny 1e-20": _bell(times=1.0e-20),
+    "tiny 1e-38": _bell(times=1.0e-38),
+    "huge 1e30": _bell(times=1.0e30),
+    "around one": _bell(times=0.25, plus=1.0),
+    "around zero": _bell(times=0.25),
 }

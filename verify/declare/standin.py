@@ -39,7 +39,7 @@ def stand_in(kernel: Kernel, form: str) -> Kernel:
     return dataclasses.replace(
         kernel,
         name=f"{kernel.name}@{form}",
-        function=make(baseline_of(kernel)),
+        function=make(_baseline(kernel)),
         summary=summary,
         layouts="any",
         gradients="auto",
@@ -51,8 +51,20 @@ def stand_in(kernel: Kernel, form: str) -> Kernel:
     )
 
 
-def baseline_of(kernel: Kernel) -> Callable[..., Any]:
-    """The op's baseline with the kernel's signature: its operands in, its outputs out."""
+def baseline_of(kernel: Kernel) -> Kernel:
+    """PyTorch's own implementation of the kernel's op, to be measured beside it: its operands in, its outputs out."""
+    op = kernel.op
+    return dataclasses.replace(
+        kernel,
+        name=f"{op.name} baseline",
+        function=_baseline(kernel),
+        gradients="auto",
+        accepted=frozenset(op.params),
+    )
+
+
+def _baseline(kernel: Kernel) -> Callable[..., Any]:
+    """The op's baseline with the kernel's signature; absent operands are None to it."""
     op, known = kernel.op, kernel.op.all_outputs
     places = [kernel.operands.index(o.name) if o.name in kernel.operands else None for o in op.operands]
     wanted = [known.index(name) for name in kernel.outputs]

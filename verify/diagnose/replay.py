@@ -70,7 +70,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
     right = judged.right_bits
     baseline: Worst | None = None
     if not kernel.peer:
-        theirs = run_baseline(kernel.op, case, backend.device, kernel.outputs)
+        theirs = run_baseline(kernel, case, backend.device)
         if result in theirs.results:
             baseline, _ = _judge(kernel, target, case, theirs, result, index)
     fmt = formats.of(got.dtype)

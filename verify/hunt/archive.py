@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.hunt.draws import Draws
-from verify.hunt.space import Population, Space, one_of
+from verify.hunt.space import Population, SearchSpace, one_of
 
 LEADING = 13  # bits of a number that make its niche where a candidate is one number
 _CELLS_SHORT, _CELLS_ROWS = 16, 12
@@ -21,7 +21,7 @@ _MIX = -7046029254386353131  # odd: the golden ratio in 64 bits
 class Archive:
     """Best candidates by niche. Nothing depends on the order in which a device does its work."""
 
-    def __init__(self, space: Space, device: str) -> None:
+    def __init__(self, space: SearchSpace, device: str) -> None:
         self.space = space
         self.rows = any(gene.row for gene in space.genes)
         cells = 1 << (_CELLS_ROWS if self.rows else _CELLS_SHORT)

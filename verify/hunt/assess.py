@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from verify.errors import KernelError
-from verify.hunt.space import Population, Space, size_of
+from verify.hunt.space import Population, SearchSpace, size_of
 from verify.measure.call import run_tensors
-from verify.measure.tally import BINS, CAP, Tally, bin_of
+from verify.measure.counting import Counts, counts_of
+from verify.measure.tally import Tally
 from verify.ops.op import Problem
 from verify.truth.fast import evaluate
-from verify.truth.ulp import Errors, bits_of, errors
-
-_UNIT = 65_536.0  # fixed point of the mean, as in verify.measure.tally
+from verify.truth.ulp import bits_of, errors
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,16 @@ class Assessor:
     Candidates lie on `device`, where they are judged too; the kernel runs on `kernel_device`.
     """
 
-    def __init__(self, space: Space, device: str, kernel_device: str = "") -> None:
+    def __init__(self, space: SearchSpace, device: str, kernel_device: str = "") -> None:
         self.space = space
         self.kernel_device = kernel_device or device
         self.params = space.kernel.op.resolve(space.kernel.params)
-        self._counts = torch.zeros(2 * BINS, dtype=torch.int64, device=device)
-        self._scaled = torch.zeros(BINS, dtype=torch.int64, device=device)
-        self._sums = torch.zeros(6, dtype=torch.int64, device=device)  # misrounded undecided nonfinite nan zero mean
-        self._seen = 0
+        self.device = device
+        self._counts: Counts | None = None
 
     def assess(self, population: Population, shared: Population) -> Assessed:
         """Judge every candidate of one call."""
-        space, count = self.space, size_of(population)
+        space, candidates = self.space, size_of(population)
         inputs, upstream = space.tensors(population, shared)
         problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))
         there = {name: None if value is None else value.to(self.kernel_device) for name, value in inputs.items()}
@@ -59,7 +56,7 @@ class Assessor:
         found = run_tensors(space.kernel, there, space.kernel.params, arriving)
         if space.result not in found:
             raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
-        got = found[space.result].to(self._counts.device)
+        got = found[space.result].to(self.device)
         truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
         if got.shape != truth.value.shape:
             raise KernelError(
@@ -75,54 +72,32 @@ class Assessor:
             scale=truth.scale if space.kernel.op.gate == "scaled" else None,
             policy=space.kernel.policy,
         )
-        self._count(judged)
+        counts = counts_of(judged)
+        self._counts = counts if self._counts is None else self._counts.plus(counts)
         figure = (judged.ulp if judged.scaled is None else judged.scaled).abs()
         figure = torch.where(torch.isnan(figure), torch.inf, figure)
-        each = space.per_candidate(figure, count)
+        each = space.per_candidate(figure, candidates)
         fitness, element = _first_max(each)
-        bits = space.per_candidate(bits_of(got.detach().reshape(-1)), count).gather(1, element[:, None])[:, 0]
+        bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]
         if space.kind == "contraction":
-            return self._partners(population, count, fitness, element, bits)
-        return Assessed(population, torch.arange(count, device=fitness.device), fitness, element, bits)
+            return self._partners(population, candidates, fitness, element, bits)
+        return Assessed(population, torch.arange(candidates, device=fitness.device), fitness, element, bits)
 
-    def _partners(self, population: Population, count: int, fitness: Tensor, element: Tensor, bits: Tensor) -> Assessed:
+    def _partners(self, population: Population, size: int, fitness: Tensor, element: Tensor, bits: Tensor) -> Assessed:
         """Every row with the column that it is worst with, and the reverse."""
-        table = fitness.reshape(count, count)
-        lines = torch.arange(count, device=fitness.device)
+        table = fitness.reshape(size, size)
+        lines = torch.arange(size, device=fitness.device)
         _, columns = _first_max(table)
         _, rows = _first_max(table.T.contiguous())
         row, column = torch.cat([lines, rows]), torch.cat([columns, lines])
         sides = {gene.name: row if gene.role == "data" else column for gene in self.space.genes}
         paired = {name: value[sides[name]] for name, value in population.items()}
-        pair = row * count + column
+        pair = row * size + column
         return Assessed(paired, row, fitness[pair], element[pair], bits[pair])
-
-    def _count(self, judged: Errors) -> None:
-        magnitude = judged.ulp.abs()
-        key = (judged.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude)
-        self._counts += torch.bincount(key, minlength=2 * BINS)
-        if judged.scaled is not None:
-            self._scaled += torch.bincount(bin_of(judged.scaled.abs()), minlength=BINS)
-        masks = (judged.misrounded, judged.undecided, judged.nonfinite, judged.nan, judged.zero_sign)
-        capped = (magnitude.clamp(max=CAP) * _UNIT).round().to(torch.int64).sum()
-        self._sums += torch.stack([*(mask.sum() for mask in masks), capped])
-        self._seen += int(judged.ulp.numel())
 
     def tally(self) -> Tally:
         """What was seen, without maxima: those are a matter of exact judgement."""
-        misrounded, undecided, nonfinite, nan, zero_sign, capped = self._sums.tolist()
-        return Tally(
-            n=self._seen,
-            misrounded=misrounded,
-            undecided=undecided,
-            nonfinite=nonfinite,
-            nan=nan,
-            zero_sign=zero_sign,
-            capped_sum=capped,
-            counts=self._counts.cpu().numpy().reshape(2, BINS),
-            scaled=self.space.kernel.op.gate == "scaled",
-            scaled_counts=self._scaled.cpu().numpy(),
-        )
+        return Tally() if self._counts is None else self._counts.tallies()[0]
 
 
 def _first_max(table: Tensor) -> tuple[Tensor, Tensor]:

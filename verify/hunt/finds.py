@@ -1,6 +1,6 @@
 """What a hunt may say: its worst candidates run again as cases of their own, and judged in exact arithmetic.
 
-The search trusts the float64 reference; nothing that it found is reported on that word. Every member of the
+The search trusts the float64 reference; nothing that it found is reported for that alone. Every member of the
 elite becomes a case that spells out its bits, runs alone (and, if the error does not show, in the company of
 copies of itself), and is judged by both exact routes. An error that shows only beside other candidates is
 judged from the bits that the call returned, and said to be so: results then depend on their neighbours.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verify.cases import Case, problem_of
 from verify.hunt.search import Elite
-from verify.hunt.space import Space
+from verify.hunt.space import SearchSpace
 from verify.measure.call import run_kernel
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
@@ -49,7 +49,7 @@ class Find:
         return self.worst.got == "nan" and self.judged.right_bits is not None and math.isinf(self.ulp)
 
 
-def confirm(space: Space, target: str, device: str, elite: list[Elite]) -> list[Find]:
+def confirm(space: SearchSpace, target: str, device: str, elite: list[Elite]) -> list[Find]:
     """The elite, judged exactly, worst first and each case once."""
     found: dict[str, Find] = {}
     for member in elite:
@@ -58,7 +58,7 @@ def confirm(space: Space, target: str, device: str, elite: list[Elite]) -> list[
     return sorted(found.values(), key=lambda find: (-find.error, find.case.to_json()))
 
 
-def _confirm(space: Space, target: str, device: str, member: Elite) -> Find:
+def _confirm(space: SearchSpace, target: str, device: str, member: Elite) -> Find:
     best: Find | None = None
     for copies in space.contexts():
         case = space.case(member.candidate, member.shared, copies)
@@ -73,7 +73,7 @@ def _confirm(space: Space, target: str, device: str, member: Elite) -> Find:
     return seen if seen.error > best.error else best
 
 
-def _measured(space: Space, device: str, case: Case) -> tuple[Tensor, Problem, Truth]:
+def _measured(space: SearchSpace, device: str, case: Case) -> tuple[Tensor, Problem, Truth]:
     """What the kernel gave for a case, the problem and its truth, in the memory of the host.
 
     Exact arithmetic asks for elements one at a time: from a GPU each would be waited for.
@@ -91,16 +91,16 @@ def _measured(space: Space, device: str, case: Case) -> tuple[Tensor, Problem, T
     return measured.results[space.result].cpu(), host, truth.cpu()
 
 
-def _alone(space: Space, target: str, device: str, case: Case) -> Find:
+def _alone(space: SearchSpace, target: str, device: str, case: Case) -> Find:
     """The worst element of a case of copies."""
     got, problem, truth = _measured(space, device, case)
     policy = space.kernel.policy
     outcome = judge_result(space.kernel.op, problem, space.result, got, truth, space.fmt, policy=policy, keep=1)
-    _, index = outcome.tallies[0].worst[0]
+    index = outcome.tallies[0].leaders[0].place
     return _find(space, target, case, problem, got, truth, index, outcome.exact[index], alone=True)
 
 
-def _as_seen(space: Space, target: str, device: str, case: Case, member: Elite) -> Find:
+def _as_seen(space: SearchSpace, target: str, device: str, case: Case, member: Elite) -> Find:
     """The element with the bits that it had among other candidates."""
     measured, problem, truth = _measured(space, device, case)
     got = measured.clone().reshape(-1)
@@ -117,7 +117,7 @@ def _signed(bits: int, width: int) -> int:
 
 
 def _find(
-    space: Space,
+    space: SearchSpace,
     target: str,
     case: Case,
     problem: Problem,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import msgspec
 
 from verify.backends import Backend
 from verify.cases.fingerprint import fingerprint
@@ -12,12 +14,13 @@ from verify.declare.declaration import Kernel
 from verify.hunt.finds import Find, confirm
 from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.hunt.settings import Settings
-from verify.hunt.space import Space, space_of
-from verify.records.record import Basis, Result, Worst
+from verify.hunt.space import SearchSpace, space_of
+from verify.measure.tally import Maximum
+from verify.records.record import Basis, Result, Worst, number
 from verify.truth import certificate
 from verify.truth.figure import shown
 
-KEEP, CHARACTERS = 5, 3_000  # finds that the record keeps: so many, and as many as these replay commands have room for
+KEEP, CHARACTERS = 5, 3_000  # the record keeps so many finds, and only as long as their replay commands stay shorter
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,15 @@ def hunt(
     return Hunted(made, finds, found.state, space.sentence, notes, found.stopped == INTERRUPTED)
 
 
-def _result(space: Space, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
+def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
     kernel = space.kernel
     gate, limit = kernel.op.gate, kernel.limit(space.dtype)
-    tally = found.tally
-    tally.nan = sum(find.nan for find in finds)
-    tally.maximum = tally.upper = max((abs(find.ulp) for find in finds), default=0.0)
-    tally.scaled_maximum = tally.scaled_upper = max((abs(find.scaled or 0.0) for find in finds), default=0.0)
+    tally = msgspec.structs.replace(
+        found.tally,
+        nan=sum(find.nan for find in finds),
+        plain=_largest(find.ulp for find in finds),
+        scaled=_largest(find.scaled or 0.0 for find in finds) if gate == "scaled" else None,
+    )
     worst = finds[0].error if finds else 0.0
     # not (x <= limit): a NaN must fail
     wrong = "" if worst <= limit else _reason(finds[0], limit, gate)
@@ -103,6 +108,12 @@ def _result(space: Space, settings: Settings, found: Searched, finds: list[Find]
     )
 
 
+def _largest(errors: Iterable[float]) -> Maximum:
+    """The maximum of errors that were judged exactly."""
+    size = number(max(map(abs, errors), default=0.0))
+    return Maximum(size, size)
+
+
 def _kept(finds: list[Find]) -> list[Worst]:
     """The worst find, and the next ones: a find spells out whole rows, which nothing makes smaller."""
     kept = [find.worst for find in finds[:KEEP]]
@@ -119,7 +130,7 @@ def _reason(find: Find, limit: float, gate: str) -> str:
     return f"{shown(find.error)} {'scaled ULP' if gate == 'scaled' else 'ULP'}, the limit is {limit:g}"
 
 
-def _notes(space: Space, found: Searched, finds: list[Find]) -> list[str]:
+def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:
     about = f"{space.result} {space.dtype}"
     notes = [f"{about}: the shares and quantiles of a hunt describe what it tried, which is biased towards the worst"]
     if found.stopped:
@@ -136,5 +147,5 @@ def _notes(space: Space, found: Searched, finds: list[Find]) -> list[str]:
     return notes
 
 
-def _copies(space: Space, find: Find) -> int:
+def _copies(space: SearchSpace, find: Find) -> int:
     return find.case.dims[1] if space.kind == "elementwise" else find.case.dims[0]

@@ -22,7 +22,7 @@ from verify.hunt.draws import Draws
 from verify.hunt.mutate import mutate
 from verify.hunt.seeds import fresh, fresh_shared
 from verify.hunt.settings import Settings
-from verify.hunt.space import Population, Space, joined, size_of
+from verify.hunt.space import Population, SearchSpace, joined, size_of
 from verify.measure.tally import Tally
 
 NOTHING_WORSE = "a NaN or an infinity where the answer is a number, or the reverse: nothing is worse"
@@ -40,7 +40,7 @@ _EXACT = {"cuda": 1 << 11, "interpreter": 1 << 9}  # elements of a float64 call:
 
 @dataclass(frozen=True)
 class State:
-    """Where a search stands, for whoever watches."""
+    """Where a search stands after a generation."""
 
     evaluations: int
     generations: int
@@ -50,7 +50,7 @@ class State:
 
 @dataclass(frozen=True)
 class Elite:
-    """One of the worst candidates, as the search saw it: its figure is the fast truth's word."""
+    """One of the worst candidates as the search saw it, by the fast truth and not yet by exact arithmetic."""
 
     fitness: float
     candidate: Population
@@ -69,7 +69,7 @@ class Searched:
     stopped: str  # why it ended: "" when the budget was spent
 
 
-def population_of(space: Space, backend: str) -> int:
+def population_of(space: SearchSpace, backend: str) -> int:
     """How many lines one call has."""
     if space.dtype == "float64":
         exact = _EXACT[backend]
@@ -79,7 +79,7 @@ def population_of(space: Space, backend: str) -> int:
     return _ROWS[backend] // space.width or 2 if space.kind == "rowwise" else _ELEMENTS[backend]
 
 
-def _length(space: Space) -> int:
+def _length(space: SearchSpace) -> int:
     return space.width if space.kind == "rowwise" else 1
 
 
@@ -87,7 +87,7 @@ class Search:
     """One search, a generation at a time."""
 
     def __init__(
-        self, space: Space, settings: Settings, *, device: str, population: int, kernel_device: str = ""
+        self, space: SearchSpace, settings: Settings, *, device: str, population: int, kernel_device: str = ""
     ) -> None:
         self.space, self.settings, self.device = space, settings, device
         self.population = population
@@ -183,7 +183,7 @@ class Search:
         return {gene.name: ordinals[:, None]}, torch.zeros_like(ordinals)
 
 
-def _landmarks(space: Space, device: str) -> Tensor:
+def _landmarks(space: SearchSpace, device: str) -> Tensor:
     """The op's landmarks and the plainest numbers, as ordinals."""
     fmt = space.genes[0].fmt
     op = space.kernel.op
@@ -195,7 +195,7 @@ def _landmarks(space: Space, device: str) -> Tensor:
 
 
 def search(
-    space: Space,
+    space: SearchSpace,
     settings: Settings,
     *,
     device: str,
@@ -204,7 +204,7 @@ def search(
     watch: Callable[[Search, State], None] = lambda search, state: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Searched:
-    """Search until the budget is spent, somebody stops it, or nothing worse can exist.
+    """Search until the budget is spent, `stop` returns true, or nothing worse can exist.
 
     `device` is where candidates are made and judged, `kernel_device` where the kernel runs, if that is another one.
     """

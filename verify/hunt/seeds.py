@@ -11,7 +11,7 @@ from torch import Tensor
 from verify.cases.values import ROW, fill
 from verify.hunt.draws import Draws
 from verify.hunt.ordinals import of_tensor
-from verify.hunt.space import Gene, Population, Space
+from verify.hunt.space import Gene, Population, SearchSpace
 
 _ELEMENT = ("bits", "active", "near", "normal")
 _UPSTREAM = ("normal", "ones", "active", "bits")
@@ -21,7 +21,7 @@ _PLAIN = {"scale": ("around one", "ones", "spread"), "shift": ("around zero", "a
 _MATRIX = ("around zero", "spread", *_ROWS)
 
 
-def recipes(space: Space, gene: Gene) -> tuple[str, ...]:
+def recipes(space: SearchSpace, gene: Gene) -> tuple[str, ...]:
     """The recipes of one gene."""
     if gene.role in _PLAIN:
         return _PLAIN[gene.role]
@@ -32,7 +32,7 @@ def recipes(space: Space, gene: Gene) -> tuple[str, ...]:
     return _UPSTREAM_ROWS if gene.role == "upstream" else _ROWS
 
 
-def fresh(space: Space, count: int, draws: Draws) -> tuple[Population, Tensor]:
+def fresh(space: SearchSpace, count: int, draws: Draws) -> tuple[Population, Tensor]:
     """New candidates, and the number of the recipe that each came from."""
     population, lineage = {}, torch.zeros(count, dtype=torch.int64, device=draws.device)
     for place, gene in enumerate(space.genes):
@@ -44,7 +44,7 @@ def fresh(space: Space, count: int, draws: Draws) -> tuple[Population, Tensor]:
     return population, lineage
 
 
-def fresh_shared(space: Space, turn: int, draws: Draws) -> Population:
+def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Population:
     """New shared vectors; each turn takes the next recipe of each."""
     found = {}
     for gene in space.shared:
@@ -54,7 +54,7 @@ def fresh_shared(space: Space, turn: int, draws: Draws) -> Population:
     return found
 
 
-def _filled(space: Space, gene: Gene, names: tuple[str, ...], chosen: Tensor, draws: Draws) -> Tensor:
+def _filled(space: SearchSpace, gene: Gene, names: tuple[str, ...], chosen: Tensor, draws: Draws) -> Tensor:
     count = chosen.shape[0]
     landmarks = space.kernel.op.boundaries(space.kernel.op.resolve(space.kernel.params))
     ordinals = torch.zeros(count, gene.size, dtype=torch.int64, device=draws.device)

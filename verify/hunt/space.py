@@ -46,7 +46,7 @@ class Gene:
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """All candidates of one result. `shared` genes (weight and bias of a row-wise op) serve a whole call."""
 
     kernel: Kernel
@@ -187,7 +187,7 @@ def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
 
 def space_of(
     kernel: Kernel, dtype: str, result: str, device: str, *, width: int = 0, largest: float | None = None
-) -> Space:
+) -> SearchSpace:
     """The space of one result; raises UsageError with the rule where there is none."""
     reason = searchable(kernel, dtype, result)
     if reason is not None:
@@ -197,7 +197,7 @@ def space_of(
     if result not in found:
         raise UsageError(f"kernel {kernel.name!r} provides no {result}: autograd has no path to it")
     genes, shared, parts = _genes(kernel, dtype, result, width, found, largest)
-    return Space(kernel, dtype, result, found[result], width, parts, genes, shared, largest)
+    return SearchSpace(kernel, dtype, result, found[result], width, parts, genes, shared, largest)
 
 
 def _genes(

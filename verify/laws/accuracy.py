@@ -32,6 +32,7 @@ from verify.measure.call import Measured, run_kernel
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
 from verify.ops.op import Problem
+from verify.records.record import value_of
 from verify.truth import formats
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
@@ -71,8 +72,8 @@ def _check(subject: Subject, case: Case) -> float:
 
 def judge_measured(subject: Subject, case: Case, measured: Measured) -> float:
     """`judge_results` of a run."""
-    at_hand = measured.at_hand
-    return judge_results(subject, case, at_hand.inputs, at_hand.upstream, at_hand.results)
+    host = measured.to_read
+    return judge_results(subject, case, host.inputs, host.upstream, host.results)
 
 
 def judge_results(
@@ -153,13 +154,13 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
         scaled = kernel.op.gate == "scaled"
         for regime, part in zip(regimes, outcome.tallies, strict=True):
             special = regime.name == NONFINITE
-            upper = part.scaled_upper if scaled else part.upper
+            upper = value_of(part.maximum(kernel.op.gate).upper)
             within = not part.nonfinite if special else upper <= limit and not part.nan
             if not special:
                 largest = max(largest, upper)
-            if within or not part.worst:
+            if within or not part.leaders:
                 continue
-            error, index = part.worst[0]
+            error, index = value_of(part.leaders[0].upper), part.leaders[0].place
             judged = outcome.exact[index]
             worst = describe(
                 kernel.op, case, problem, name, got, index, judged, subject.target, scaled=error if scaled else None

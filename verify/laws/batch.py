@@ -44,7 +44,7 @@ def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
 def _check(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     whole = run_kernel(kernel, case, device)
-    near = whole.at_hand
+    near = whole.to_read
     count = case.dims[0]
     chosen = int(counter.below(case.seed, "batch/row", 1, count)[0])
     half = (count + 1) // 2

@@ -78,7 +78,7 @@ def _check(subject: Subject, case: Case) -> None:
             if kernel.op.kind == "elementwise":
                 rule = "results depend on the configuration of an autotuner"
                 labels = ("this configuration", "tuned")
-                demand_same(case, got.at_hand.results, tuned.at_hand.results, rule, labels=labels, facts=facts)
+                demand_same(case, got.to_read.results, tuned.to_read.results, rule, labels=labels, facts=facts)
                 continue
             try:
                 judge_measured(subject, case, got)

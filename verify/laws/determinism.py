@@ -35,13 +35,13 @@ def _check(subject: Subject, case: Case) -> None:
         results = first.snapshot()
         second = run_kernel(kernel, case, device)
         rule = "the same call gives other bits"
-        demand_same(case, second.at_hand.results, results, rule, labels=("second call", "first call"))
+        demand_same(case, second.to_read.results, results, rule, labels=("second call", "first call"))
         other = msgspec.structs.replace(case, dims=_other_shape(case), layouts={})
         run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
         third = run_kernel(kernel, case, device)
         rule = "the same call gives other bits after a call on another shape"
         facts = {"call between": f"dims {list(other.dims)}"}
-        demand_same(case, third.at_hand.results, results, rule, labels=("third call", "first call"), facts=facts)
+        demand_same(case, third.to_read.results, results, rule, labels=("third call", "first call"), facts=facts)
 
 
 LAWS: Sequence[Law] = (

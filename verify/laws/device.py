@@ -234,10 +234,10 @@ def _check_large(subject: Subject, case: Case) -> None:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 return  # says nothing about the kernel's offsets
             raise
-    at_hand = plain.at_hand
+    host = plain.to_read
     for label, results in ends.items():
         try:
-            judge_results(subject, case, at_hand.inputs, at_hand.upstream, results)
+            judge_results(subject, case, host.inputs, host.upstream, results)
         except Broken as broken:
             rule = f"{broken.rule} in a tensor of more than 2^31 elements"
             facts = broken.facts | {"rows": label}

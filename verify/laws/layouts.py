@@ -23,7 +23,7 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
     strided = run_kernel(subject.kernel, case, subject.backend.device)
     plain = run_contiguous(subject.kernel, case, subject.backend.device)
     facts = {"layouts": ", ".join(f"{name} {layout}" for name, layout in case.layouts.items())}
-    demand_same(case, strided.at_hand.results, plain.at_hand.results, rule, labels=("got", "contiguous"), facts=facts)
+    demand_same(case, strided.to_read.results, plain.to_read.results, rule, labels=("got", "contiguous"), facts=facts)
 
 
 def _operands(subject: Subject) -> Space:

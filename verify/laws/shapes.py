@@ -69,7 +69,7 @@ def _check(subject: Subject, case: Case) -> None:
 def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
     kernel = subject.kernel
     inputs, upstream = flattened(kernel, case, measured.inputs, measured.upstream)
-    unchanged, near = Unchanged(), measured.at_hand
+    unchanged, near = Unchanged(), measured.to_read
     _, originals = flattened(kernel, case, {}, near.upstream)
     flat = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals)
     (flat,) = unchanged.demand(flat)
@@ -90,7 +90,7 @@ def _check_empty(subject: Subject, case: Case, measured: Measured) -> None:
     if 0 not in case.dims[:-1]:
         return
     for name in shared_operands(subject.kernel):
-        gradient = measured.at_hand.results.get("d" + name)
+        gradient = measured.to_read.results.get("d" + name)
         if gradient is None or gradient.numel() == 0:
             continue
         wrong = torch.nonzero(~(gradient.reshape(-1) == 0))

@@ -11,6 +11,7 @@ from verify import ops
 from verify.errors import UsageError
 from verify.measure.judge import judge_result
 from verify.ops.op import Op, Problem
+from verify.records.record import value_of
 from verify.truth import formats
 from verify.truth.exact import digits
 from verify.truth.fast import evaluate
@@ -63,10 +64,10 @@ def assert_ulp(
         )
     outcome = judge_result(definition, problem, result, actual, truth, fmt, policy=policy or Policy())
     tally = outcome.tallies[0]
-    upper = tally.scaled_upper if definition.gate == "scaled" else tally.upper
+    upper = value_of(tally.maximum(definition.gate).upper)
     # not (x <= bound): a NaN must fail
     if not (upper <= max_ulp) or tally.nan:
-        error, index = tally.worst[0]
+        error, index = value_of(tally.leaders[0].upper), tally.leaders[0].place
         pattern = pattern_at(actual.detach(), index)
         exact = digits(definition.points(problem, result, [index])[0])
         unit = "ULP of scale" if definition.gate == "scaled" else "ULP"

@@ -20,6 +20,7 @@ from torch import Tensor
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
+from verify.declare.standin import baseline_of
 from verify.errors import KernelError
 from verify.ops.op import Op
 from verify.truth.formats import named, torch_dtype
@@ -36,37 +37,42 @@ class Measured:
     upstream: dict[str, Tensor]
     results: dict[str, Tensor]
     missing: tuple[str, ...]  # gradients that the kernel does not provide
-    near: Measured | None = None  # small tensors: the same values in the memory of the host, to be read only
+    on_host: Measured | None = None  # of small tensors the same values in the memory of the host, to be read only
 
     @property
-    def at_hand(self) -> Measured:
+    def to_read(self) -> Measured:
         """The same values where reading them costs least."""
-        return self.near or self
+        return self.on_host or self
 
     def snapshot(self) -> dict[str, Tensor]:
         """The results as they are now, whatever a later call does to them."""
-        held = self.at_hand.results
+        held = self.to_read.results
         alone = {name for name, value in held.items() if value.data_ptr() != self.results[name].data_ptr()}
         return {name: value if name in alone else value.clone() for name, value in held.items()}
 
 
 class Unchanged:
-    """What a kernel must leave as it is. `demand` asks for all of it at once: on a GPU each question is a wait."""
+    """What a kernel must leave as it is. `demand` compares all of it at once: each comparison waits for the GPU."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Tensor, Tensor, str]] = []
 
     def watch(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], complaint: str) -> None:
-        """Tensors and copies of them made before, at hand or not.
+        """Tensors after a call, and copies that were made of them before it, on the device or on the host.
 
         `complaint` is the message, with the name in place of {name}.
         """
         self._pairs += [(before[name], after[name], complaint.replace("{name}", name)) for name in before]
 
+    def watch_inputs(self, label: str, before: Mapping[str, Tensor | None], after: Mapping[str, Tensor | None]) -> None:
+        """The operands of a call of the kernel `label`; those that are absent are None in both."""
+        old, new = ({name: value for name, value in some.items() if value is not None} for some in (before, after))
+        self.watch(old, new, f"{label} must not change its inputs; {{name}} differs after the call")
+
     def demand(self, *results: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Raise the complaint about the first tensor whose bits differ from those of its copy.
 
-        Returns the results, in the memory of the host if all is small: they then travel with what is asked for.
+        Returns the results, in the memory of the host if all tensors are small: they are then copied with the others.
         """
         pairs, self._pairs = self._pairs, []
         before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -111,7 +117,7 @@ def sent_all(tensors: Mapping[str, _Some], device: torch.device | str) -> dict[s
     return {name: value if value is None else sent(value, device) for name, value in tensors.items()}
 
 
-def _is_near(tensor: Tensor) -> bool:
+def _is_small_on_host(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.numel() <= SMALL
 
 
@@ -169,7 +175,7 @@ def run_kernel(
 
 @dataclass(frozen=True)
 class Graph:
-    """One call on tensors at hand: the outputs as autograd has them, and the leaves that they hang on."""
+    """One call on given tensors: the outputs as autograd has them, and the leaves that they hang on."""
 
     outputs: dict[str, Tensor]
     leaves: dict[str, Tensor]
@@ -209,7 +215,7 @@ def gradients_of(
 ) -> dict[str, Tensor]:
     """The gradients that a call's backward pass gives for `upstream`, one tensor per output.
 
-    Whether `upstream` is as it was is asked at once, or by whoever passes `unchanged`, which must then `demand` it.
+    Whether `upstream` is as it was is compared here, unless the caller passes `unchanged`, which it must then `demand`.
     `originals` are what `upstream` was made from, where there is such a thing; else copies are made.
     """
     if not graph.leaves or not upstream:
@@ -245,30 +251,9 @@ def run_tensors(
     return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=originals)
 
 
-def run_baseline(op: Op, case: Case, device: str, outputs: tuple[str, ...]) -> Measured:
-    """Run the op's PyTorch baseline on the same case."""
-    known = op.all_outputs
-
-    def selected(*arguments: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
-        # a baseline takes None for an absent operand and returns the optional outputs too
-        given = iter(arguments)
-        full = [None if operand.name in case.absent else next(given) for operand in op.operands]
-        returned = op.baseline(*full, **keywords)
-        items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-        by_name = dict(zip(known, items, strict=False))
-        return tuple(by_name[name] for name in outputs)
-
-    return _run(
-        op,
-        case,
-        device,
-        function=selected,
-        keywords=op.resolve(case.params),
-        outputs=outputs,
-        wanted=tuple(o.name for o in op.operands if o.differentiable and o.name not in case.absent),
-        required=False,
-        label=f"{op.name} baseline",
-    )
+def run_baseline(kernel: Kernel, case: Case, device: str) -> Measured:
+    """Run PyTorch's own implementation of the kernel's op on the same case."""
+    return run_kernel(baseline_of(kernel), case, device)
 
 
 def _run(
@@ -299,13 +284,15 @@ def _run(
 
     returned = _call(function, arguments, keywords, label)
     produced = _outputs(returned, outputs, label)
+    dtype, about = torch_dtype(named(case.dtype)), f"for dims {case.dims}"
     for name, tensor in produced.items():
         shape = expected_shape(op, case.dims, op.resolve(case.params), name)
-        _check_output(name, tensor, shape, case, device, label)
+        # a statistic may be wider than what it is about
+        check_output(label, name, tensor, shape, dtype if name == "y" else None, torch.device(device), about)
 
     results = {name: tensor.detach() for name, tensor in produced.items()}
-    near = all(_is_near(value) for value in originals.values() if value is not None)
-    arriving = upstream_of(op, case, results, shared=near)
+    small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
+    arriving = upstream_of(op, case, results, shared=small)
     upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
     missing: tuple[str, ...] = ()
     unchanged = Unchanged()
@@ -314,12 +301,11 @@ def _run(
             produced, upstream, leaves, unchanged, required=required, label=label, originals=arriving
         )
         results |= gradients
-    before = {name: value for name, value in originals.items() if value is not None}
-    after = {name: value for name, value in given.items() if value is not None}
-    unchanged.watch(before, after, f"{label} must not change its inputs; {{name}} differs after the call")
+    unchanged.watch_inputs(label, originals, given)
     (found,) = unchanged.demand(results)
-    near = near and all(map(_is_near, (*arriving.values(), *found.values())))
-    return Measured(given, upstream, results, missing, Measured(originals, arriving, found, missing) if near else None)
+    small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
+    on_host = Measured(originals, arriving, found, missing) if small else None
+    return Measured(given, upstream, results, missing, on_host)
 
 
 def _call(
@@ -348,18 +334,32 @@ def _outputs(returned: Any, outputs: tuple[str, ...], label: str) -> dict[str, T
     return dict(zip(outputs, items, strict=True))
 
 
-def _check_output(name: str, tensor: Tensor, shape: tuple[int, ...], case: Case, device: str, label: str) -> None:
+def check_output(
+    label: str,
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    about: str,
+) -> None:
+    """KernelError unless an output has the shape, the dtype (None: any floating-point one) and the kind of device.
+
+    `about` says in the message what the shape follows from.
+    """
     if tuple(tensor.shape) != shape:
-        raise KernelError(
-            f"{label} must return {name} of shape {shape} for dims {case.dims}; it returned {tuple(tensor.shape)}"
-        )
+        raise KernelError(f"{label} must return {name} of shape {shape} {about}; it returned {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
         raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
-    wanted = torch_dtype(named(case.dtype))
-    if name == "y" and tensor.dtype != wanted:
-        raise KernelError(f"{label} must return {name} as {wanted} for {wanted} input; it returned {tensor.dtype}")
-    if tensor.device.type != torch.device(device).type:
+    if dtype is not None and tensor.dtype != dtype:
+        raise KernelError(f"{label} must return {name} as {dtype} for {dtype} input; it returned {tensor.dtype}")
+    if tensor.device.type != device.type:
         raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
+
+
+def no_gradient(name: str) -> str:
+    """The note on a gradient that a kernel does not provide and did not promise."""
+    return f"no gradient {name}: autograd has no path to it"
 
 
 def _gradients(

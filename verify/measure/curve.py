@@ -2,7 +2,7 @@
 
 A bin is a fixed share of an octave, so all bins of one octave hold equally many floating-point numbers: fine where
 the op's regimes lie, an octave each around them, sixteen octaves each far away. The bins depend on the op and the
-format alone, so envelopes of the same op merge and compare bin by bin. For the record neighbours that a plot shows
+format alone, so curves of the same op merge and compare bin by bin. For the record neighbours that a plot shows
 alike are joined, and maxima are rounded up to three digits: a maximum that is read off is never too small.
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from verify.measure.tally import Peak, worse
 from verify.ops.op import Op, Params
-from verify.records.record import Curve, number
+from verify.records.record import Curve, number, value_of
 from verify.truth.figure import rounded_up
 from verify.truth.formats import Format
-from verify.truth.ulp import bits_of, widen
+from verify.truth.ulp import widen
 
 FINE = 8  # bins per octave where the regimes lie
 NEAR = 8  # 2^-8 to 2^8 is drawn octave by octave
@@ -45,65 +45,54 @@ def edges_for(op: Op, params: Params, fmt: Format) -> tuple[float, ...]:
     return (*(-edge for edge in reversed(positive)), 0.0, *positive)
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """Per bin: how many elements, their largest error (NaN where one is NaN), the bits of its input."""
-
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    maxima: tuple[float, ...]
-    worst: tuple[int, ...]
-
-    def merge(self, other: Envelope) -> Envelope:
-        """The envelope of both sets of elements; of equal errors the first set's input stays."""
-        picked = [
-            (theirs, there) if not count or worse(theirs, ours) else (ours, here)
-            for count, ours, here, theirs, there in zip(
-                self.counts, self.maxima, self.worst, other.maxima, other.worst, strict=True
-            )
-        ]
-        return Envelope(
-            self.edges,
-            tuple(a + b for a, b in zip(self.counts, other.counts, strict=True)),
-            tuple(maximum for maximum, _ in picked),
-            tuple(bits for _, bits in picked),
-        )
-
-
-def worse(first: float, second: float) -> bool:
-    """Whether one error is worse than another: NaN above infinity above every number."""
-    if math.isnan(first) or math.isnan(second):
-        return math.isnan(first) and not math.isnan(second)
-    return first > second
-
-
-def envelope(values: Tensor, error: Tensor, nan: Tensor, left_out: Tensor, edges: Sequence[float]) -> Envelope:
-    """The envelope of one tensor of signed errors (flat) over the values that decide them, on their device."""
+def bins_of(values: Tensor, edges: Sequence[float]) -> Tensor:
+    """The bin of every value, flat; those of infinite and NaN values mean nothing."""
     numbers = widen(values.detach()).reshape(-1)
-    bins, size = len(edges) - 1, numbers.numel()
     inner = torch.tensor(edges[1:-1], dtype=torch.float64, device=numbers.device)
-    place = torch.bucketize(numbers, inner, right=True)  # an edge belongs to the bin above it
-    place = torch.where(left_out, bins, place)  # one bin more, for what is left out
-    counts = torch.bincount(place, minlength=bins + 1)
-    rank = torch.where(nan, math.inf, error.abs())
-    best = torch.zeros(bins + 1, dtype=torch.float64, device=rank.device).scatter_reduce_(0, place, rank, "amax")
-    has_nan = torch.bincount(place[nan], minlength=bins + 1) > 0
-    top = (rank == best[place]) & (nan | ~has_nan[place])
-    position = torch.arange(size, device=rank.device)
-    first = torch.full((bins + 1,), size, device=rank.device).scatter_reduce_(0, place[top], position[top], "amin")
-    patterns = bits_of(values.detach().reshape(-1))[first.clamp(max=max(size - 1, 0))] if size else first
-    mask = (1 << 8 * values.element_size()) - 1
-    maxima = torch.where(has_nan, math.nan, best)[:bins].tolist()
-    worst = [bits & mask for bits in patterns[:bins].tolist()]
-    return Envelope(tuple(edges), tuple(counts[:bins].tolist()), tuple(maxima), tuple(worst))
+    return torch.bucketize(numbers, inner, right=True)  # an edge belongs to the bin above it
 
 
-def recorded(operand: str, fmt: Format, ours: Envelope, theirs: Envelope | None) -> Curve:
-    """The envelope as the record keeps it, beside the baseline's maxima in the same bins."""
-    lines = [[rounded_up(value, DIGITS) for value in found.maxima] for found in (ours, theirs) if found is not None]
+def peaks(
+    bins: Tensor, error: Tensor, *, size: int, base: int, fmt: Format, bits: Callable[[Tensor], Tensor]
+) -> list[Peak]:
+    """The peak of every bin that holds an element. A bin outside 0 .. size - 1 leaves an element out.
+
+    `error` (float64, flat) may be NaN; `base` is the place of the first element; `bits` gives the patterns, in a
+    format, of the inputs at some positions.
+    """
+    owner = torch.where((bins < 0) | (bins >= size), size, bins)  # one bin more, for what is left out
+    counts = torch.bincount(owner, minlength=size + 1)[:size]
+    # the bits of non-negative numbers are in the order of the numbers, those of NaN above infinity
+    rank = error.abs().view(torch.int64)
+    best = torch.full((size + 1,), -1, dtype=torch.int64, device=rank.device).scatter_reduce_(0, owner, rank, "amax")
+    nowhere = torch.full((size + 1,), rank.numel(), dtype=torch.int64, device=rank.device)
+    position = torch.arange(rank.numel(), device=rank.device)
+    at_peak = torch.where(rank == best[owner], position, rank.numel())
+    used = torch.nonzero(counts).reshape(-1)
+    first = nowhere.scatter_reduce_(0, owner, at_peak, "amin")[used]
+    columns = (used, counts[used], best[used].view(torch.float64), first, bits(first))
+    mask = (1 << fmt.bits) - 1
+    return [
+        Peak(bin_, count, number(highest), base + place, pattern & mask)
+        for bin_, count, highest, place, pattern in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def recorded(
+    operand: str, fmt: Format, edges: Sequence[float], found: Sequence[Peak], baseline: Sequence[Peak] | None
+) -> Curve:
+    """The curve as the record keeps it, beside the baseline's maxima in the same bins."""
+    size = len(edges) - 1
+    counts, inputs, maxima = [0] * size, [0] * size, [0.0] * size
+    for peak in found:
+        counts[peak.bin], inputs[peak.bin], maxima[peak.bin] = peak.count, peak.bits, value_of(peak.ulp)
+    lines = [[rounded_up(value, DIGITS) for value in maxima]]
+    if baseline is not None:
+        beside = {peak.bin: value_of(peak.ulp) for peak in baseline}
+        lines.append([rounded_up(beside.get(place, 0.0), DIGITS) for place in range(size)])
     groups: list[list[int]] = []
-    for place, count in enumerate(ours.counts):
-        if groups and bool(ours.counts[groups[-1][0]]) == bool(count):
+    for place, count in enumerate(counts):
+        if groups and bool(counts[groups[-1][0]]) == bool(count):
             together = [*groups[-1], place]
             if all(_alike([line[at] for at in together]) for line in lines):
                 groups[-1] = together
@@ -111,15 +100,15 @@ def recorded(operand: str, fmt: Format, ours: Envelope, theirs: Envelope | None)
         groups.append([place])
     rank = functools.cmp_to_key(_order)
     # of equal errors the first bin's input stays
-    worst = [max(group, key=lambda at: rank(ours.maxima[at])) for group in groups]
+    worst = [max(group, key=lambda at: rank(maxima[at])) for group in groups]
     highest = [[max((line[at] for at in group), key=rank) for group in groups] for line in lines]
     return Curve(
         operand=operand,
-        edges=[*(number(ours.edges[group[0]]) for group in groups), number(ours.edges[-1])],
-        counts=[sum(ours.counts[at] for at in group) for group in groups],
+        edges=[*(number(edges[group[0]]) for group in groups), number(edges[-1])],
+        counts=[sum(counts[at] for at in group) for group in groups],
         max_ulp=[number(value) for value in highest[0]],
-        worst=[fmt.hex(ours.worst[at]) if ours.counts[at] else "" for at in worst],
-        baseline=[] if theirs is None else [number(value) for value in highest[1]],
+        worst=[fmt.hex(inputs[at]) if counts[at] else "" for at in worst],
+        baseline=[] if baseline is None else [number(value) for value in highest[1]],
     )
 
 

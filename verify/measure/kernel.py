@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+import torch
 from torch import Tensor
 
 from verify.backends import Backend
@@ -18,41 +20,30 @@ from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, s
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import KernelError, TruthError, no_verdict
-from verify.measure.call import Measured, run_baseline, run_kernel
-from verify.measure.curve import Envelope, edges_for, envelope, recorded
+from verify.measure.call import Measured, no_gradient, run_baseline, run_kernel
+from verify.measure.curve import bins_of, edges_for, peaks, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
-from verify.measure.judge import ESCALATION_LIMIT, SAMPLE, Outcome, judge_result
+from verify.measure.judge import OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
+from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
-from verify.measure.tally import KEEP, Tally, worst_of
+from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.ops.op import Op, Point, Problem, Regime
-from verify.records.record import (
-    Basis,
-    Figures,
-    Gap,
-    KernelRun,
-    RegimeFigures,
-    Result,
-    SpecialValue,
-    Worst,
-    value_of,
-)
+from verify.records.record import Basis, Gap, KernelRun, Result, SpecialValue, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, evaluate
-from verify.truth.figure import LEAST, shown
+from verify.truth.figure import LEAST
 from verify.truth.formats import Format
-from verify.truth.ulp import Policy
+from verify.truth.ulp import Policy, bits_of
 
 Progress = Callable[[str], None]
 
-KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's
 SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group of many
-#: Elements per case and result whose open rounding is judged exactly, where not every input is tried: of one case, of
-#: each of many, and of what is not judged. Beyond it they count as undecided; maxima are settled in any case.
-ROOM, ROOM_EACH, ROOM_PEER = 12_000, 2_000, 500
+# Elements of one result of one case whose open rounding is judged exactly: where the group has one case, where it has
+# many, and of a peer or PyTorch. Beyond the limit they count as undecided; maxima are settled in any case.
+OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
 
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
-KEEP_SPECIAL = 3  # of its worst elements
 
 
 @dataclass
@@ -62,26 +53,24 @@ class _Collected:
     fmt: Format
     regimes: dict[str, Tally] = field(default_factory=dict)
     bounds: dict[str, Regime] = field(default_factory=dict)
-    worst: list[tuple[float, Worst]] = field(default_factory=list)
-    special: list[tuple[float, Worst]] = field(default_factory=list)  # infinite or NaN inputs
+    worst: list[tuple[float, Worst]] = field(default_factory=list)  # with their errors; of ordinary inputs
+    special: list[tuple[float, Worst]] = field(default_factory=list)  # of infinite or NaN inputs
     each: dict[str, tuple[float, Worst]] = field(default_factory=dict)  # the worst of each regime
     escalated: int = 0
     certificates: list[str] = field(default_factory=list)
     n: int = 0
-    envelope: Envelope | None = None
-    operand: Format | None = None  # of the operand that the envelope is about
+    curve: list[Peak] = field(default_factory=list)  # places number the elements of all cases
+    operand: Format | None = None  # of the operand that the curve is about
+    edges: tuple[float, ...] = ()  # of the bins of the curve
 
     def __post_init__(self) -> None:
         self.digest = Digest(self.fmt)
 
     @property
-    def total(self) -> Tally:
-        """Everything but the infinite and NaN inputs, which are a regime of their own."""
-        merged = Tally()
-        for name, item in self.regimes.items():
-            if name != NONFINITE:
-                merged = merged.merge(item)
-        return merged
+    def findings(self) -> Findings:
+        """What was found in all cases."""
+        each = {regime: described for regime, (_, described) in self.each.items()}
+        return Findings(self.regimes, self.escalated, self.certificates, each)
 
 
 def measure_kernel(
@@ -167,16 +156,16 @@ def _measure_group(
     seed: int,
     notes: list[str],
 ) -> list[Result]:
-    ours: dict[str, _Collected] = {}
-    theirs: dict[str, _Collected] = {}
+    found: dict[str, _Collected] = {}
+    of_baseline: dict[str, _Collected] = {}
     # over many cases the worst ten come from different ones; a single case has to give them all
     single = len(group.cases) == 1
     keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
-    room, room_peer = (ROOM if single else ROOM_EACH), ROOM_PEER
+    open_limit, open_limit_peer = (OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
     if kernel.peer:
-        sample, room = 1, room_peer
+        sample, open_limit = 1, open_limit_peer
     if group.exhaustive:
-        room = room_peer = ESCALATION_LIMIT
+        open_limit = open_limit_peer = OPEN_LIMIT
     refused: list[KernelError] = []
     for case in group.cases:
         try:
@@ -190,15 +179,17 @@ def _measure_group(
             continue
         notes += [note for note in _missing(measured) if note not in notes]
         question = _question(kernel, case, measured, group, target, seed)
-        _collect(question, measured.results, ours, keep=keep, sample=sample, room=room, each=not kernel.peer)
+        each = not kernel.peer
+        _collect(question, measured.results, found, keep=keep, sample=sample, open_limit=open_limit, each=each)
         if not kernel.peer:
-            peer = run_baseline(kernel.op, case, backend.device, kernel.outputs)
-            _collect(question, peer.results, theirs, keep=1, sample=0, room=room_peer)
+            baseline = run_baseline(kernel, case, backend.device)
+            _collect(question, baseline.results, of_baseline, keep=1, sample=0, open_limit=open_limit_peer)
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, backend, dtype, notes) if whole else {}
+    torch_name = label(backend.device)
     return [
-        _result(kernel, name, dtype, item, theirs.get(name), label(backend.device), group, seed, special.get(name, []))
-        for name, item in ours.items()
+        _result(kernel, name, dtype, item, of_baseline.get(name), torch_name, group, seed, special.get(name, []))
+        for name, item in found.items()
     ]
 
 
@@ -206,7 +197,7 @@ def _missing(measured: Measured) -> list[str]:
     """Why gradients have no figures: a forgotten backward pass must not look like one that was left out on purpose."""
     if measured.missing and not any(name.startswith("d") for name in measured.results):
         return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
-    return [f"no gradient {name}: autograd has no path to it" for name in measured.missing]
+    return [no_gradient(name) for name in measured.missing]
 
 
 def _special(
@@ -274,7 +265,7 @@ def _collect(
     *,
     keep: int,
     sample: int,
-    room: int,
+    open_limit: int,
     each: bool = False,
 ) -> None:
     """Judge every result of one case and merge it in; with `each` also the worst element of every regime."""
@@ -297,43 +288,50 @@ def _collect(
             seed=question.seed,
             sample=sample,
             keep=keep,
-            room=room,
+            open_limit=open_limit,
         )
         item = into.setdefault(name, _Collected(fmt=question.formats[name]))
         for regime, part in zip(regimes, outcome.tallies, strict=True):
             if part.n:
-                item.regimes[regime.name] = item.regimes.get(regime.name, Tally()).merge(part)
+                so_far = item.regimes.get(regime.name, Tally())
+                item.regimes[regime.name] = so_far.merge(part.without_places())  # a place is an index in one case
                 item.bounds[regime.name] = regime
         item.escalated += outcome.escalated
-        item.n += got.numel()
         item.digest.add(got)
         if op.kind == "elementwise":
-            found = _envelope(question, name, outcome, segments, regimes)
-            item.operand = formats.of(deciding_values(op, problem, name).dtype)
-            item.envelope = found if item.envelope is None else item.envelope.merge(found)
+            values = deciding_values(op, problem, name).detach().reshape(-1)
+            item.operand = formats.of(values.dtype)
+            item.edges = edges_for(op, problem.params, item.operand)
+            found = _curve(values, item.edges, outcome, segments, regimes, item.n)
+            item.curve = merged_peaks(item.curve, found)
+        item.n += got.numel()
         if outcome.certificate not in item.certificates:
             item.certificates.append(outcome.certificate)
         _keep_worst(question, name, got, outcome, regimes, item, each=each)
 
 
-def _envelope(
-    question: _Question, result: str, outcome: Outcome, segments: Tensor | None, regimes: tuple[Regime, ...]
-) -> Envelope:
-    """Error against the operand that decides, of all elements whose inputs are numbers."""
-    op, problem, errors = question.op, question.problem, outcome.errors
-    values = deciding_values(op, problem, result)
+def _curve(
+    values: Tensor,
+    edges: tuple[float, ...],
+    outcome: JudgedResult,
+    segments: Tensor | None,
+    regimes: tuple[Regime, ...],
+    base: int,
+) -> list[Peak]:
+    """Error against the values that decide, of all elements whose inputs are numbers; `base` numbers the first."""
     nonfinite = next(place for place, regime in enumerate(regimes) if regime.name == NONFINITE)
     assert segments is not None
-    left_out = segments.reshape(-1) == nonfinite
-    edges = edges_for(op, problem.params, formats.of(values.dtype))
-    return envelope(values, errors.ulp, errors.nan, left_out, edges)
+    bins = torch.where(segments.reshape(-1) == nonfinite, -1, bins_of(values, edges))
+    error = torch.where(outcome.errors.nan, math.nan, outcome.errors.ulp)
+    fmt = formats.of(values.dtype)
+    return peaks(bins, error, size=len(edges) - 1, base=base, fmt=fmt, bits=lambda at: bits_of(values[at]))
 
 
 def _keep_worst(
     question: _Question,
     result: str,
     got: Tensor,
-    outcome: Outcome,
+    outcome: JudgedResult,
     regimes: tuple[Regime, ...],
     item: _Collected,
     *,
@@ -342,34 +340,39 @@ def _keep_worst(
     """Add the worst elements of one case to the worst so far; infinite and NaN inputs have their own list."""
     op, case, problem, target = question.op, question.case, question.host, question.target
     scaled = op.gate == "scaled"
-    told: dict[int, Worst] = {}
+    described: dict[int, Worst] = {}
 
     def element(error: float, index: int) -> Worst:
-        if index not in told:
+        if index not in described:
             shown = error if scaled else None
-            told[index] = describe(op, case, problem, result, got, index, outcome.exact[index], target, scaled=shown)
-        return told[index]
+            judged = outcome.exact[index]
+            described[index] = describe(op, case, problem, result, got, index, judged, target, scaled=shown)
+        return described[index]
 
-    for ordinary, kept, room in ((True, item.worst, KEEP), (False, item.special, KEEP_SPECIAL)):
-        found = [
-            entry
+    for ordinary, kept, most in ((True, item.worst, KEEP), (False, item.special, KEEP_SPECIAL)):
+        leaders = [
+            leader
             for regime, part in zip(regimes, outcome.tallies, strict=True)
             if (regime.name != NONFINITE) == ordinary
-            for entry in part.worst
-            if entry[0] > 0.0
+            for leader in part.leaders
+            if value_of(leader.upper) > 0.0
         ]
-        for error, index in worst_of(found, room):
-            if len(kept) >= room and error <= kept[-1][0]:
+        for leader in worst(leaders, most):
+            error = value_of(leader.upper)
+            if len(kept) >= most and error <= kept[-1][0]:
                 break
-            kept.append((error, element(error, index)))
+            kept.append((error, element(error, leader.place)))
             kept.sort(key=lambda entry: -entry[0])  # stable: earlier cases first among equals
-            del kept[room:]
+            del kept[most:]
     if not each:
         return
     for regime, part in zip(regimes, outcome.tallies, strict=True):
-        # no bound is below what correct rounding may have, so that nobody asks for the worst of a smaller error
-        if part.worst and part.worst[0][0] > max(LEAST, item.each.get(regime.name, (0.0,))[0]):
-            item.each[regime.name] = (part.worst[0][0], element(*part.worst[0]))
+        if not part.leaders:
+            continue
+        error, index = value_of(part.leaders[0].upper), part.leaders[0].place
+        # an error of at most LEAST has no entry: correct rounding may have it, and no bound is below
+        if error > max(LEAST, item.each.get(regime.name, (0.0,))[0]):
+            item.each[regime.name] = (error, element(error, index))
 
 
 def _result(
@@ -383,63 +386,33 @@ def _result(
     seed: int,
     special_values: list[SpecialValue],
 ) -> Result:
-    total = item.total
-    figures = total.figures()
-    gate = kernel.op.gate
-    limit = kernel.limit(dtype)
-    judged = judged_upper(figures, gate)
-    special = item.regimes.get(NONFINITE, Tally())
-    worst = [entry for _, entry in [*item.worst, *item.special]]
-    reason = ""
-    # not (x <= limit): a NaN must fail
-    if not judged <= limit:
-        reason = over_the_limit(figures, judged, limit, gate)
-    elif special.nonfinite:
-        reason = only_at_special(special.nonfinite)
-        worst = [entry for _, entry in [*item.special, *item.worst]]  # first what the reason speaks of
-    exhaustive = group.exhaustive
-    operand = deciding_operand(kernel.op)
+    findings = item.findings
+    judged = check_limit(kernel, dtype, item.regimes)
+    lists = [item.worst, item.special]
+    if judged.only_special:  # first the inputs that the reason names
+        lists.reverse()
+    described = [entry for entries in lists for _, entry in entries]
     curve = None
-    if item.envelope is not None and item.operand is not None:
-        curve = recorded(operand, item.operand, item.envelope, None if peer is None else peer.envelope)
-    regimes = [
-        RegimeFigures(
-            name=regime,
-            low=_finite(item.bounds[regime].low),
-            high=_finite(item.bounds[regime].high),
-            figures=part.figures(),
-            baseline=None if peer is None or regime not in peer.regimes else peer.regimes[regime].figures(),
-            operand=operand,
-            worst=item.each[regime][1] if regime in item.each else None,
-        )
-        for regime, part in item.regimes.items()
-    ]
-    return Result(
+    if item.operand is not None:
+        beside = None if peer is None else peer.curve
+        curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
+    basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, seed)
+    result = result_of(
+        kernel,
+        dtype,
+        findings,
+        None if peer is None else peer.findings,
         output=group.named(name),
-        dtype=dtype,
-        basis=Basis(
-            kind="exhaustive" if exhaustive else "observed",
-            n=item.n,
-            seed=None if exhaustive else seed,
-        ),
-        gate=gate,
-        limit=limit,
-        status="wrong" if reason else "ok",
-        reason=reason,
-        figures=figures,
-        regimes=regimes,
-        histogram=total.histogram(),
-        worst=worst if reason and not kernel.peer else worst[:KEEP_RIGHT],
-        escalated=item.escalated,
-        certificate="; ".join(item.certificates),
-        baseline=None if peer is None else peer.total.figures(),
-        baseline_name="" if peer is None else peer_name,
+        basis=basis,
+        reason=judged.reason,
+        bounds=item.bounds,
+        worst=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT],
+        baseline_name=peer_name,
         baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
         properties=_properties(kernel, name, dtype, group),
         curve=curve,
-        special=special_values,
-        bits=item.digest.text,
     )
+    return msgspec.structs.replace(result, special=special_values, bits=item.digest.text)
 
 
 def _properties(kernel: Kernel, name: str, dtype: str, group: Group) -> str:
@@ -447,28 +420,3 @@ def _properties(kernel: Kernel, name: str, dtype: str, group: Group) -> str:
     if group.pinned:
         return fingerprint(kernel, group.named(name), dtype, space="pinned")
     return fingerprint(kernel, name, dtype, group.cases)
-
-
-def over_the_limit(figures: Figures, judged: float, limit: float, gate: str) -> str:
-    unit = "scaled ULP" if gate == "scaled" else "ULP"
-    if math.isnan(judged):
-        return f"NaN at {figures.nonfinite:,} of {figures.n:,} inputs whose exact answer is a number"
-    if math.isinf(judged):
-        return f"infinite or unbounded error at {figures.nonfinite:,} of {figures.n:,} inputs"
-    proven = figures.scaled_max if gate == "scaled" else figures.max_ulp
-    if proven is not None and not value_of(proven) > limit:
-        return f"not proven within {limit:g} {unit}: up to {shown(judged)} cannot be excluded"
-    return f"{shown(judged)} {unit}, the limit is {limit:g}"
-
-
-def only_at_special(count: int) -> str:
-    return f"wrong at {count:,} infinite or NaN input{'' if count == 1 else 's'}, right at all others"
-
-
-def judged_upper(figures: Figures, gate: str) -> float:
-    upper = figures.scaled_upper if gate == "scaled" else figures.max_upper
-    return math.nan if upper is None else value_of(upper)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -21,7 +21,7 @@ from verify.truth.formats import Format
 from verify.truth.ulp import pattern_at
 
 SIZE = 256  # elements of the case: the rest of them are ones
-DIGITS = 17  # of an exact answer: the worst inputs have theirs in full
+DIGITS = 17  # of an exact answer; those of the worst inputs have 30
 
 
 def patterns(fmt: Format) -> list[int]:
@@ -68,32 +68,32 @@ def special_values(kernel: Kernel, target: str, backend: Backend, dtype: str) ->
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, names)
     found: dict[str, list[SpecialValue]] = {}
     inputs: list[dict[str, str]] = []
-    for name, got in measured.results.items():  # outputs first: theirs are the inputs of every result
+    for name, got in measured.results.items():  # an output comes first: every result has its inputs
         where = [half + index for half in range(0, got.shape[-1], SIZE) for index in range(count)]
         fmt = formats.of(got.dtype)
         rows = []
         for index, point in zip(where, kernel.op.points(problem, name, where), strict=True):
             pattern = pattern_at(got, index)
             judged = judge(point, fmt, pattern, both=True, policy=kernel.policy)
-            told = describe(kernel.op, case, problem, name, got, index, judged, target, scaled=None)
+            element = describe(kernel.op, case, problem, name, got, index, judged, target, scaled=None)
             if name == kernel.outputs[0]:
-                inputs.append(told.inputs)
+                inputs.append(element.inputs)
             given = dict(inputs[index % SIZE])
             if got.shape[-1] > SIZE:  # both gradients of a packed operand
                 given["of"] = f"{name}{1 + index // SIZE}"
-            told = msgspec.structs.replace(told, inputs=given, truth=digits(point, DIGITS))
-            rows.append(_told(kernel, dtype, told, judged, zero=pattern & ~fmt.sign_bit == 0))
+            element = msgspec.structs.replace(element, inputs=given, truth=digits(point, DIGITS))
+            rows.append(_special_value(kernel, dtype, element, judged, zero=pattern & ~fmt.sign_bit == 0))
         found[name] = rows
     return found
 
 
-def _told(kernel: Kernel, dtype: str, told: Worst, judged: Judged, *, zero: bool) -> SpecialValue:
+def _special_value(kernel: Kernel, dtype: str, element: Worst, judged: Judged, *, zero: bool) -> SpecialValue:
     wrong_sign = kernel.policy.signed_zero == "strict" and judged.misrounded and zero
     wrong = wrong_sign or not abs(judged.ulp) <= kernel.limit(dtype)
     return SpecialValue(
-        inputs=told.inputs,
-        got=told.got,
-        truth=told.truth,
+        inputs=element.inputs,
+        got=element.got,
+        truth=element.truth,
         status="wrong" if wrong else "ok",
-        replay=told.replay if wrong else "",
+        replay=element.replay if wrong else "",
     )

@@ -1,86 +1,123 @@
-"""Error statistics that merge: the tally of two halves, merged, equals the tally of the whole, bit for bit.
+"""Error statistics as a value that merges: the tally of two halves, merged, equals the tally of the whole, bit for bit.
 
-Counts are integers, the mean is a fixed-point integer sum, maxima and worst lists have a total order, so
-merging is associative and commutative and the result does not depend on how the work was split.
+Counts are integers, the mean is a fixed-point integer sum, maxima and leaders have a total order, so merging is
+associative and commutative and the result does not depend on how the work was split. A tally is JSON and needs no
+torch; `verify.measure.counting` makes one from tensors of errors. Runs, sweeps and hunts all count with it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable
 
-import numpy as np
-import torch
-from torch import Tensor
+import msgspec
 
 from verify.records import packing
 from verify.records.packing import FIRST
-from verify.records.record import Figures, Histogram, number
-from verify.truth.ulp import Errors
+from verify.records.record import Figures, Histogram, Number, number, value_of
 
 SUB_BITS = 5  # 32 bins per octave: a quantile is read off to within 3%
 LOWEST, HIGHEST = -24, 64  # errors below 2^-24 ULP share the first bin, above 2^64 the last
 BINS = (HIGHEST - LOWEST) * (1 << SUB_BITS) + 2
 CAP = 65_536.0  # the mean is of errors capped here: one infinity must not erase it
-_UNIT = 65_536.0  # fixed point of the mean: 2^-16 ULP
-KEEP = 10
+UNIT = 65_536.0  # fixed point of the mean: 2^-16 ULP
+KEEP = 10  # leaders of a tally
+
+BinCounts = list[tuple[int, int]]  # (bin, count) of the bins in use, ascending
 
 
-@dataclass
-class Tally:
-    """Statistics of one set of elements. `plain` and `scaled` errors are counted apart."""
+class Leader(msgspec.Struct, frozen=True, array_like=True):
+    """One of the worst elements: its error is not beyond `upper`."""
+
+    upper: Number
+    place: int  # its number among the elements that are counted; merged tallies share one numbering
+    bits: int  # what the kernel gave
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Worst first, lowest place first among equals."""
+        return (-value_of(self.upper), self.place)
+
+
+class Maximum(msgspec.Struct, frozen=True, array_like=True):
+    """The largest error that was seen, and what the error of no element exceeds."""
+
+    seen: Number = 0.0
+    upper: Number = 0.0
+
+    def merge(self, other: Maximum) -> Maximum:
+        """Of both sets together."""
+        return Maximum(_larger(self.seen, other.seen), _larger(self.upper, other.upper))
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Statistics of one set of elements. Plain errors and errors relative to the scale are counted apart.
+
+    `leaders` are the worst elements by the error that the op is judged by, `rest` is what the error of no other
+    element exceeds; -1 where there is no other, or none with an error.
+    """
 
     n: int = 0
     misrounded: int = 0
     undecided: int = 0
     nonfinite: int = 0
     nan: int = 0
-    zero_sign: int = 0
     capped_sum: int = 0
-    maximum: float = 0.0
-    upper: float = 0.0
-    counts: np.ndarray = field(default_factory=lambda: np.zeros((2, BINS), dtype=np.int64))
-    scaled: bool = False
-    scaled_maximum: float = 0.0
-    scaled_upper: float = 0.0
-    scaled_counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
-    worst: list[tuple[float, int]] = field(default_factory=list)  # (|error|, flat index), worst first
+    counts: BinCounts = []  # of plain errors: BINS bins of the positive ones, then BINS of the negative ones
+    plain: Maximum = Maximum()
+    scaled_counts: BinCounts = []  # of magnitudes
+    scaled: Maximum | None = None
+    leaders: list[Leader] = []
+    rest: Number = -1.0
 
     def merge(self, other: Tally) -> Tally:
-        """The tally of both sets together. Indices of `worst` must come from one numbering."""
+        """The tally of both sets together. Places of leaders must come from one numbering."""
+        leaders = sorted([*self.leaders, *other.leaders], key=lambda item: item.order)
+        rest = _larger(self.rest, other.rest)
+        if len(leaders) > KEEP:
+            rest = _larger(rest, leaders[KEEP].upper)
+        scaled = self.scaled or other.scaled
+        if self.scaled is not None and other.scaled is not None:
+            scaled = self.scaled.merge(other.scaled)
         return Tally(
             n=self.n + other.n,
             misrounded=self.misrounded + other.misrounded,
             undecided=self.undecided + other.undecided,
             nonfinite=self.nonfinite + other.nonfinite,
             nan=self.nan + other.nan,
-            zero_sign=self.zero_sign + other.zero_sign,
             capped_sum=self.capped_sum + other.capped_sum,
-            maximum=max(self.maximum, other.maximum),
-            upper=max(self.upper, other.upper),
-            counts=self.counts + other.counts,
-            scaled=self.scaled or other.scaled,
-            scaled_maximum=max(self.scaled_maximum, other.scaled_maximum),
-            scaled_upper=max(self.scaled_upper, other.scaled_upper),
-            scaled_counts=self.scaled_counts + other.scaled_counts,
-            worst=worst_of([*self.worst, *other.worst]),
+            counts=added(self.counts, other.counts),
+            plain=self.plain.merge(other.plain),
+            scaled_counts=added(self.scaled_counts, other.scaled_counts),
+            scaled=scaled,
+            leaders=leaders[:KEEP],
+            rest=rest,
         )
+
+    def without_places(self) -> Tally:
+        """The same statistics without leaders, to be merged with elements of another numbering."""
+        return msgspec.structs.replace(self, leaders=[], rest=-1.0)
+
+    def maximum(self, gate: str) -> Maximum:
+        """The maximum of the figure that an op is judged by: "plain" or "scaled"."""
+        return (self.scaled or Maximum()) if gate == "scaled" else self.plain
 
     def figures(self) -> Figures:
         """The figures that the record keeps. NaN against a number makes the maximum NaN."""
+        scaled = self.scaled
         return Figures(
             n=self.n,
-            max_ulp="nan" if self.nan else number(self.maximum),
-            max_upper="nan" if self.nan else number(self.upper),
-            p999=number(min(quantile(self.counts.sum(axis=0), 0.999), self.upper)),
-            mean=float(f"{self.capped_sum / (_UNIT * self.n):.7g}") if self.n else 0.0,
+            max_ulp="nan" if self.nan else self.plain.seen,
+            max_upper="nan" if self.nan else self.plain.upper,
+            p999=_smaller(quantile(self.counts, 0.999), self.plain.upper),
+            mean=float(f"{self.capped_sum / (UNIT * self.n):.7g}") if self.n else 0.0,
             misrounded=self.misrounded,
             undecided=self.undecided,
             nonfinite=self.nonfinite,
-            scaled_max=("nan" if self.nan else number(self.scaled_maximum)) if self.scaled else None,
-            scaled_upper=("nan" if self.nan else number(self.scaled_upper)) if self.scaled else None,
-            scaled_p999=number(min(quantile(self.scaled_counts, 0.999), self.scaled_upper)) if self.scaled else None,
+            scaled_max=None if scaled is None else "nan" if self.nan else scaled.seen,
+            scaled_upper=None if scaled is None else "nan" if self.nan else scaled.upper,
+            scaled_p999=None if scaled is None else _smaller(quantile(self.scaled_counts, 0.999), scaled.upper),
         )
 
     def histogram(self) -> Histogram:
@@ -88,34 +125,73 @@ class Tally:
 
         Errors of magnitude below 2^-4 share the two bins around zero; empty outer bins are left out.
         """
-        octaves = np.zeros((2, HIGHEST - FIRST + 2), dtype=np.int64)
-        for sign in (0, 1):
-            per = self.counts[sign]
-            inner = 1 + (FIRST - LOWEST) * (1 << SUB_BITS)
-            octaves[sign, 0] = per[:inner].sum()
-            body = per[inner:-1].reshape(-1, 1 << SUB_BITS).sum(axis=1)
-            octaves[sign, 1:-1] = body
-            octaves[sign, -1] = per[-1]
-        used = np.flatnonzero(octaves.sum(axis=0))
-        last = int(used[-1]) if used.size else 0
-        negative_counts = [int(count) for count in reversed(octaves[1, : last + 1])]
-        positive_counts = [int(count) for count in octaves[0, : last + 1]]
-        counts = negative_counts + positive_counts
+        octaves: Counter[tuple[bool, int]] = Counter()
+        for index, count in self.counts:
+            octaves[index >= BINS, _octave(index % BINS)] += count
+        last = max((octave for _, octave in octaves), default=0)
+        negative = [octaves[True, octave] for octave in range(last, -1, -1)]
+        counts = negative + [octaves[False, octave] for octave in range(last + 1)]
         return Histogram(edges=packing.octaves(len(counts)), counts=counts)
 
 
-def worst_of(candidates: Sequence[tuple[float, int]], keep: int = KEEP) -> list[tuple[float, int]]:
-    """The worst few, largest error first, ties by index: a total order, so that merging is exact."""
-    return sorted(set(candidates), key=lambda item: (-item[0], item[1]))[:keep]
+class Peak(msgspec.Struct, frozen=True, array_like=True):
+    """One bin of the error curve: how many elements, and of those with the largest error the first and its input."""
+
+    bin: int
+    count: int
+    ulp: Number  # magnitude; NaN is worse than any number
+    place: int
+    bits: int  # of the operand that the curve is about
+
+    def merge(self, other: Peak) -> Peak:
+        """Both together."""
+        mine, its = value_of(self.ulp), value_of(other.ulp)
+        first = self.place <= other.place
+        taken = self if worse(mine, its) or (first and not worse(its, mine)) else other
+        return Peak(self.bin, self.count + other.count, taken.ulp, taken.place, taken.bits)
 
 
-def quantile(counts: np.ndarray, share: float) -> float:
-    """Upper edge of the bin that holds the quantile: never smaller than the quantile itself."""
-    total = int(counts.sum())
-    if total == 0:
-        return 0.0
-    position = int(np.searchsorted(np.cumsum(counts), math.ceil(share * total)))
-    return bin_edge(position + 1)
+def merged_peaks(a: Iterable[Peak], b: Iterable[Peak]) -> list[Peak]:
+    """Two curves over the same bins together, sorted by bin."""
+    found: dict[int, Peak] = {}
+    for peak in (*a, *b):
+        found[peak.bin] = found[peak.bin].merge(peak) if peak.bin in found else peak
+    return [found[place] for place in sorted(found)]
+
+
+def worse(first: float, second: float) -> bool:
+    """Whether one error is worse than another: NaN above infinity above every number."""
+    if math.isnan(first) or math.isnan(second):
+        return math.isnan(first) and not math.isnan(second)
+    return first > second
+
+
+def worst(leaders: Iterable[Leader], keep: int = KEEP) -> list[Leader]:
+    """The first few in the order of leaders: largest error first, ties by place."""
+    return sorted(leaders, key=lambda item: item.order)[:keep]
+
+
+def added(a: BinCounts, b: BinCounts) -> BinCounts:
+    """Two counts together."""
+    if not a or not b:
+        return a or b
+    summed = dict(a)
+    for index, count in b:
+        summed[index] = summed.get(index, 0) + count
+    return sorted(summed.items())
+
+
+def quantile(counts: BinCounts, share: float) -> float:
+    """Upper edge of the bin that holds the quantile of the magnitudes: never smaller than the quantile itself."""
+    sizes: Counter[int] = Counter()
+    for index, count in counts:
+        sizes[index % BINS] += count
+    left = math.ceil(share * sizes.total())
+    for index in sorted(sizes):
+        left -= sizes[index]
+        if left <= 0:
+            return bin_edge(index + 1)
+    return 0.0
 
 
 def bin_edge(index: int) -> float:
@@ -128,88 +204,16 @@ def bin_edge(index: int) -> float:
     return math.ldexp(1.0 + step / (1 << SUB_BITS), LOWEST + octave)
 
 
-def bin_of(magnitude: Tensor) -> Tensor:
-    """Bin of each non-negative float64 error, from its bits: no logarithm, the same on every device."""
-    raw = magnitude.view(torch.int64) >> (52 - SUB_BITS)
-    shifted = raw - ((1023 + LOWEST) << SUB_BITS) + 1
-    return shifted.clamp(0, BINS - 1)
+def _octave(index: int) -> int:
+    """The bin of the record's histogram that holds a bin: 0 below 2^FIRST, then one for each power of two."""
+    if index == BINS - 1:
+        return HIGHEST - FIRST + 1
+    return max(0, 1 + ((index - 1) >> SUB_BITS) + LOWEST - FIRST)
 
 
-def tally(errors: Errors, *, segments: Tensor | None = None, n_segments: int = 1, base: int = 0) -> list[Tally]:
-    """One tally per segment. `segments` (int64, flat) assigns each element; -1 leaves an element out.
-
-    `base` is added to the element's position to give the index in `worst`.
-    """
-    device = errors.ulp.device
-    size = errors.ulp.numel()
-    if segments is None:
-        segments = torch.zeros(size, dtype=torch.int64, device=device)
-    member = segments.reshape(-1)
-    spare = torch.where(member < 0, n_segments, member)  # an extra segment collects what is left out
-    magnitude = errors.ulp.abs()
-
-    def count(mask: Tensor) -> list[int]:
-        found: list[int] = torch.bincount(spare[mask], minlength=n_segments + 1).tolist()
-        return found
-
-    sizes = torch.bincount(spare, minlength=n_segments + 1).tolist()
-    fixed = (magnitude.clamp(max=CAP) * _UNIT).round().to(torch.int64)
-    sums = torch.zeros(n_segments + 1, dtype=torch.int64, device=device).index_add_(0, spare, fixed).tolist()
-    key = (spare * 2 + (errors.ulp < 0).to(torch.int64)) * BINS + bin_of(magnitude)
-    counts = torch.bincount(key, minlength=(n_segments + 1) * 2 * BINS).cpu().numpy()
-    counts = counts.reshape(n_segments + 1, 2, BINS)
-    scaled_counts = None
-    if errors.scaled is not None:
-        key = spare * BINS + bin_of(errors.scaled.abs())
-        scaled_counts = torch.bincount(key, minlength=(n_segments + 1) * BINS).cpu().numpy()
-        scaled_counts = scaled_counts.reshape(n_segments + 1, BINS)
-    misrounded, undecided, nonfinite = map(count, (errors.misrounded, errors.undecided, errors.nonfinite))
-    nan, zero_sign = map(count, (errors.nan, errors.zero_sign))
-
-    result = []
-    for segment in range(n_segments):
-        chosen = spare == segment
-        item = Tally(
-            n=sizes[segment],
-            misrounded=misrounded[segment],
-            undecided=undecided[segment],
-            nonfinite=nonfinite[segment],
-            nan=nan[segment],
-            zero_sign=zero_sign[segment],
-            capped_sum=sums[segment],
-            counts=counts[segment],
-        )
-        if sizes[segment]:
-            _maxima(item, errors, magnitude, chosen, base)
-        if scaled_counts is not None:
-            item.scaled_counts = scaled_counts[segment]
-        result.append(item)
-    return result
+def _larger(a: Number, b: Number) -> Number:
+    return a if value_of(a) >= value_of(b) else b
 
 
-def _maxima(item: Tally, errors: Errors, magnitude: Tensor, chosen: Tensor, base: int) -> None:
-    masked = torch.where(chosen, magnitude, -torch.ones_like(magnitude))
-    item.maximum = float(masked.max())
-    item.upper = float(torch.where(chosen, magnitude + errors.width, masked).max())
-    ranked = masked
-    if errors.scaled is not None and errors.scaled_width is not None:
-        scaled = errors.scaled.abs()
-        item.scaled = True
-        ranked = torch.where(chosen, scaled, masked.clamp(max=-1))
-        item.scaled_maximum = float(ranked.max())
-        item.scaled_upper = float(torch.where(chosen, scaled + errors.scaled_width, ranked).max())
-    item.worst = worst_of(top(ranked, KEEP, base))
-
-
-def top(ranked: Tensor, keep: int, base: int = 0) -> list[tuple[float, int]]:
-    """The `keep` largest non-negative entries with their positions; equal entries by lowest position."""
-    keep = min(keep, ranked.numel())
-    values = torch.topk(ranked, keep).values
-    if keep == 0 or not float(values[0]) >= 0:
-        return []
-    floor = values[-1].clamp_min(0)
-    # topk breaks ties as it likes; of those equal to the last, take the first positions
-    above = torch.nonzero(ranked > floor).reshape(-1)
-    equal = torch.nonzero(ranked == floor).reshape(-1)[: keep - above.numel()]
-    picked = torch.cat([above, equal])
-    return [(float(v), int(i) + base) for v, i in zip(ranked[picked].tolist(), picked.tolist(), strict=True)]
+def _smaller(a: float, b: Number) -> Number:
+    return number(min(a, value_of(b)))

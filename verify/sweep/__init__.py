@@ -8,7 +8,7 @@ A `Space` is JSON and says what is enumerated; its chunks are numbered and do no
 many work. A `Partial` is JSON and merges with others of the same space: associative, commutative, bit for bit the
 same however the chunks were shared out; covering a chunk twice is an error.
 
-Importing the package imports no torch: whoever only shares out chunks and merges partials needs none.
+Importing the package imports no torch: a process that shares chunks out and merges partials needs none.
 """
 
 from __future__ import annotations

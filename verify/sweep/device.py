@@ -15,7 +15,7 @@ from verify.measure.tally import BINS, CAP, LOWEST, SUB_BITS
 from verify.sweep.space import CHUNK
 from verify.sweep.table import CELL_BITS, DEGREE, NEAR, WIDTH, float32_bits
 
-ROOM = 4096  # undecided elements that a chunk may have
+OPEN_SLOTS = 4096  # undecided elements of a chunk that the buffer holds
 BIN_SHIFT: tl.constexpr = tl.constexpr(20 - SUB_BITS)  # of the upper half of a float64
 FIRST_BIN: tl.constexpr = tl.constexpr(((1023 + LOWEST) << SUB_BITS) - 1)
 TOP_BIN: tl.constexpr = tl.constexpr(BINS - 1)
@@ -27,7 +27,7 @@ ROW: tl.constexpr = tl.constexpr(WIDTH)
 LAST: tl.constexpr = tl.constexpr(DEGREE)
 CELL: tl.constexpr = tl.constexpr(CELL_BITS)
 NEAR_BITS: tl.constexpr = tl.constexpr(float32_bits(NEAR))
-BUFFER: tl.constexpr = tl.constexpr(ROOM)
+BUFFER: tl.constexpr = tl.constexpr(OPEN_SLOTS)
 # float32 patterns: infinity, 2^-125, 2^-50, a half, one, and the step from a number to its half
 INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
 TINY: tl.constexpr = tl.constexpr(0x01000000)
@@ -62,7 +62,7 @@ def _number(bits, FORMAT: tl.constexpr):
 @triton.jit(do_not_specialize=["first", "column", "width", "compare"])
 def inputs_kernel(
     target,  # integers of the operand's width
-    strange,  # int64: counts elements that differ
+    differing,  # int64: counts elements that differ
     first,  # key of the first element
     side,  # elements per row of the tensor
     column,  # where the part of a row that is filled begins
@@ -83,7 +83,7 @@ def inputs_kernel(
         there = tl.load(pointers, mask=mask, other=0)
         changed = tl.sum((mask & (there != made)).to(tl.int32))
         if changed > 0:
-            tl.atomic_add(strange, changed.to(tl.int64))
+            tl.atomic_add(differing, changed.to(tl.int64))
     else:
         tl.store(pointers, made, mask=mask)
 
@@ -103,21 +103,21 @@ def _row_of(x, first, last):
 def _reference(x, row, table, slope):
     """The curve or its slope at float64 x: the simple part, the remainder, and the scale of its error."""
     base = table + row * ROW
-    near = row == 0
+    around_zero = row == 0
     u = tl.abs(x)
     square = x * x
-    z = tl.where(near, square, u - tl.load(base))
+    z = tl.where(around_zero, square, u - tl.load(base))
     p = tl.load(base + (3 + LAST))
     for k in tl.static_range(LAST - 1, -1, -1):
         p = tl.fma(p, z, tl.load(base + (3 + k)))
     negative = x < 0
     if slope != 0:
-        high = tl.where(near, 0.5, tl.where(negative, 0.0, 1.0).to(tl.float64))
+        high = tl.where(around_zero, 0.5, tl.where(negative, 0.0, 1.0).to(tl.float64))
         high = tl.where(x != x, x, high)
-        low = p * tl.where(near, x, tl.where(negative, 1.0, -1.0).to(tl.float64))
+        low = p * tl.where(around_zero, x, tl.where(negative, 1.0, -1.0).to(tl.float64))
     else:
-        high = tl.where(near, x * 0.5, tl.where(negative, 0.0, x))
-        low = p * tl.where(near, square, 1.0)
+        high = tl.where(around_zero, x * 0.5, tl.where(negative, 0.0, x))
+        low = p * tl.where(around_zero, square, 1.0)
     low = tl.where((u - u) == 0, low, 0.0)
     scale = tl.fma(tl.abs(low), tl.load(base + 2), tl.load(base + 1))
     return high, low, scale
@@ -201,7 +201,7 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     truth_infinite = tl.abs(value) == inf
     opposite = infinite & truth_infinite & ((got < 0) != (value < 0))
     largest = (full - 1.0) * _power(unit * 0 + (EMAX - MANTISSA))
-    strange = infinite & (tl.abs(value) <= largest)
+    overflowed = infinite & (tl.abs(value) <= largest)
     missing = truth_infinite & (tl.abs(got) < inf)
     endless = mismatch | opposite
     settled = truth_nan & got_nan
@@ -212,7 +212,7 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     # the last term covers the rounding of the figure itself
     upper = tl.where(clean, magnitude + (width + magnitude * _power(exponent * 0 - 50)), magnitude)
     misrounded = endless | (clean & (margin > 0))
-    nonfinite = mismatch | strange | missing | opposite
+    nonfinite = mismatch | overflowed | missing | opposite
     return error, upper, misrounded, undecided, nonfinite, got_nan & ~truth_nan, simple, rest
 
 
@@ -286,7 +286,7 @@ def _tile(
     HARD: tl.constexpr,
 ):
     """Judge a tile, count it into the histogram and into the sums of its unit, hand over what is undecided."""
-    best, where, highest, nearest, counts, strange, opened, total = state
+    best, where, highest, nearest, counts, nonfinites, opened, total = state
     got = _number(pattern, FORMAT)
     clear, error, upper, misrounded, simple, rest = _swift(got, high, low, bound, MANTISSA, EMIN, EMAX)
     keep = clear
@@ -303,14 +303,14 @@ def _tile(
         misrounded &= keep
         magnitude = tl.where(keep, tl.abs(error), -1.0)
         upper = tl.where(keep, upper, -1.0)
-        strange += (keep & nonfinite).to(tl.int32) + ((keep & nan).to(tl.int32) << 16)
+        nonfinites += (keep & nonfinite).to(tl.int32) + ((keep & nan).to(tl.int32) << 16)
         opened += left_open.to(tl.int32)
         chunk = ((point >> CHUNK_BITS) - chunk_base).to(tl.int32)
         slot = tl.atomic_add(open_count + chunk, 1, mask=left_open, sem="relaxed")
-        room = left_open & (slot < BUFFER)
-        tl.store(open_place + chunk.to(tl.int64) * BUFFER + slot, place, mask=room)
+        held = left_open & (slot < BUFFER)
+        tl.store(open_place + chunk.to(tl.int64) * BUFFER + slot, place, mask=held)
         bits = pattern.to(tl.int64) & (2 * SIGN - 1)
-        tl.store(open_bits + chunk.to(tl.int64) * BUFFER + slot, bits, mask=room)
+        tl.store(open_bits + chunk.to(tl.int64) * BUFFER + slot, bits, mask=held)
     bin_ = (tl.abs(error).to(tl.int64, bitcast=True) >> 32).to(tl.int32)
     bin_ = (bin_ >> BIN_SHIFT) - FIRST_BIN
     bin_ = tl.minimum(tl.maximum(bin_, 0), TOP_BIN)
@@ -326,7 +326,7 @@ def _tile(
     highest = tl.maximum(highest, upper)
     if HARD:
         nearest = tl.minimum(nearest, tl.where(mask, _from_midpoint(simple, rest, high + low, MANTISSA, EMIN), 1.0))
-    return best, where, highest, nearest, counts, strange, opened, total
+    return best, where, highest, nearest, counts, nonfinites, opened, total
 
 
 @triton.jit
@@ -345,14 +345,14 @@ def _close(
     HARD: tl.constexpr,
 ):
     """Write what a unit came to."""
-    best, where, highest, nearest, counts, strange, opened, total = state
+    best, where, highest, nearest, counts, nonfinites, opened, total = state
     peak = tl.max(best)
     tl.store(unit_error + slot, peak)
     tl.store(unit_upper + slot, tl.max(highest))
     tl.store(unit_place + slot, tl.min(tl.where(best == peak, where, SIZE)))
     if HARD:
         tl.store(unit_hard + slot, tl.min(nearest))
-    both, odd = tl.sum(counts), tl.sum(strange)
+    both, odd = tl.sum(counts), tl.sum(nonfinites)
     tl.atomic_add(counters, tl.sum(total), sem="relaxed")
     tl.atomic_add(counters + 1, (both & 0xFFFF).to(tl.int64), sem="relaxed")
     tl.atomic_add(counters + 4, (size - tl.sum(opened) + passed).to(tl.int64), sem="relaxed")

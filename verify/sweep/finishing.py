@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from fractions import Fraction
 
+import msgspec
 import torch
 
 from verify.cases import Case
@@ -12,16 +13,16 @@ from verify.cases.explicit import spell
 from verify.cases.fingerprint import fingerprint
 from verify.cases.regimes import NONFINITE, deciding_operand
 from verify.declare.declaration import Kernel
-from verify.measure.curve import Envelope, edges_for, recorded
+from verify.measure.curve import edges_for, recorded
 from verify.measure.element import decimal, describe
-from verify.measure.kernel import KEEP_RIGHT, KEEP_SPECIAL, judged_upper, only_at_special, over_the_limit
-from verify.measure.tally import KEEP, Tally
-from verify.ops.op import Point, Regime
-from verify.records.record import Basis, Curve, Hard, KernelRun, RegimeFigures, Result, Worst, number, value_of
+from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
+from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
+from verify.ops.op import Point
+from verify.records.record import Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
-from verify.sweep.partial import Bucket, Leader, Part, Partial
+from verify.sweep.partial import Part, Partial
 from verify.sweep.space import Space, bits_of_key
-from verify.sweep.subject import gate_of, points_of
+from verify.sweep.subject import gate_of
 from verify.sweep.torch_route import BASELINE
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle
@@ -70,51 +71,45 @@ class _Finished:
     def __init__(self, kernel: Kernel, space: Space, name: str, partial: Partial, *, curve: bool) -> None:
         self.kernel, self.space, self.name, self.partial = kernel, space, name, partial
         self.part = partial.parts[name]
-        self.theirs = partial.parts.get(BASELINE + name)
+        self.baseline = partial.parts.get(BASELINE + name)
         self.with_curve = curve
         self.fmt = space.format
         self.bounds = {item.name: item for item in kernel.op.regimes(kernel.op.resolve(kernel.params))}
 
     def result(self) -> Result:
         """The whole result."""
-        ours = _Judging(self.kernel, self.space, self.name, self.part)
-        total, special = ours.total(), ours.regimes.get(NONFINITE, Tally())
-        figures = total.figures()
-        limit, gate = self.kernel.limit(self.space.dtype), self.kernel.op.gate
-        judged = judged_upper(figures, gate)
-        reason = ""
-        # not (x <= limit): a NaN must fail
-        if not judged <= limit:
-            reason = over_the_limit(figures, judged, limit, gate)
-        elif special.nonfinite:
-            reason = only_at_special(special.nonfinite)
-        worst = self._worst(ours, KEEP if reason else KEEP_RIGHT)
-        strange = self._strange(ours)
-        peer = None if self.theirs is None else _Judging(self.kernel, self.space, self.name, self.theirs)
-        covered = self.partial.done == self.space.chunks
-        points = sum(bucket.n for bucket in self.part.regimes.values())
-        return Result(
-            output=self.name + ("" if self.space.complete else f" ({self._where()})"),
-            dtype=self.space.dtype,
+        kernel, space = self.kernel, self.space
+        found = _Judging(kernel, space, self.name, self.part)
+        judged = check_limit(kernel, space.dtype, found.regimes)
+        ordinary = self._described(found, found.worst(KEEP if judged.reason else KEEP_RIGHT))
+        special = self._described(found, found.worst_special())
+        each: dict[str, Worst] = {}
+        if not kernel.peer:
+            each = {name: self._described(found, [item])[0] for name, item in found.worst_of_regimes().items()}
+        escalated = self.part.escalated + len(found.exact)
+        peer, baseline_worst = None, []
+        if self.baseline is not None:
+            other = _Judging(kernel, space, self.name, self.baseline)
+            peer, baseline_worst = Findings(other.regimes), self._described(other, other.worst(1))
+        covered = self.partial.done == space.chunks
+        points = sum(item.n for item in self.part.regimes.values())
+        result = result_of(
+            kernel,
+            space.dtype,
+            Findings(found.regimes, escalated, self.part.certificates, each),
+            peer,
+            output=self.name + ("" if space.complete else f" ({self._where()})"),
             basis=Basis(kind="exhaustive" if covered else "observed", n=points),
-            gate=gate,
-            limit=limit,
-            status="wrong" if reason else "ok",
-            figures=figures,
-            regimes=[self._regime(name, tally, ours, peer) for name, tally in ours.regimes.items()],
-            histogram=total.histogram(),
-            worst=[*strange, *worst] if judged <= limit else [*worst, *strange],
-            escalated=self.part.escalated + len(ours.exact),
-            certificate="; ".join(self.part.certificates),
-            reason=reason,
-            baseline=None if peer is None else peer.total().figures(),
-            baseline_name="" if peer is None else f"torch {torch.__version__}",
-            baseline_worst=[] if peer is None else self._worst(peer, 1),
-            source="sweep",
-            properties=fingerprint(self.kernel, self.name, self.space.dtype, (), space=self.space.question()),
+            reason=judged.reason,
+            bounds=self.bounds,
+            # first the inputs that the reason names
+            worst=[*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary],
+            baseline_name=f"torch {torch.__version__}",
+            baseline_worst=baseline_worst,
+            properties=fingerprint(kernel, self.name, space.dtype, (), space=space.question()),
             curve=self._curve() if self.with_curve else None,
-            hardest=self._hardest(),
         )
+        return msgspec.structs.replace(result, source="sweep", hardest=self._hardest())
 
     def _where(self) -> str:
         if self.space.regime:
@@ -122,38 +117,8 @@ class _Finished:
         low, high = (bits_of_key(self.fmt, key) for key in (self.space.start, self.space.stop - 1))
         return f"{decimal(self.fmt, low)} to {decimal(self.fmt, high)}"
 
-    def _regime(self, name: str, tally: Tally, ours: _Judging, peer: _Judging | None) -> RegimeFigures:
-        bounds = self.bounds.get(name, Regime(name, math.nan, math.nan))
-        theirs = None if peer is None else peer.regimes.get(name)
-        return RegimeFigures(
-            name=name,
-            low=bounds.low if math.isfinite(bounds.low) else None,
-            high=bounds.high if math.isfinite(bounds.high) else None,
-            figures=tally.figures(),
-            baseline=None if theirs is None else theirs.figures(),
-            operand=deciding_operand(self.kernel.op),
-            worst=None if self.kernel.peer else self._worst_in(ours, name),
-        )
-
-    def _worst_in(self, judging: _Judging, regime: str) -> Worst | None:
-        """The worst element of one regime, where it is further off than a correctly rounded result may be."""
-        settled = [item for item in self.part.regimes[regime].leaders if item.place in judging.exact]
-        worst = min(settled, key=lambda item: (-abs(judging.judge(item).ulp), item.place), default=None)
-        if worst is None or abs(judging.judge(worst).ulp) <= LEAST:
-            return None
-        return self._describe(worst, judging.judge(worst))
-
-    def _worst(self, judging: _Judging, keep: int) -> list[Worst]:
-        """The worst elements of ordinary inputs, each judged by both exact routes."""
-        found = judging.leaders(keep)
-        return [self._describe(item, judging.judge(item)) for item in found]
-
-    def _strange(self, judging: _Judging) -> list[Worst]:
-        """The worst of infinite and NaN inputs."""
-        bucket = self.part.regimes.get(NONFINITE)
-        leaders = [] if bucket is None else bucket.leaders[:KEEP_SPECIAL]
-        judged = [(item, judging.judge(item)) for item in leaders]
-        return [self._describe(item, verdict) for item, verdict in judged if verdict.ulp]
+    def _described(self, judging: _Judging, leaders: list[Leader]) -> list[Worst]:
+        return [self._describe(item, judging.judge(item)) for item in leaders]
 
     def _describe(self, leader: Leader, judged: Judged) -> Worst:
         """The element with the command that runs the kernel on it alone."""
@@ -185,23 +150,11 @@ class _Finished:
         )
 
     def _curve(self) -> Curve:
-        """The envelope over the operand that decides the regime."""
+        """Error against the operand that decides the regime."""
         edges = edges_for(self.kernel.op, self.kernel.op.resolve(self.kernel.params), self.fmt)
-        theirs = None if self.theirs is None else self._envelope(self.theirs, edges)
         operand = deciding_operand(self.kernel.op) or gate_of(self.kernel.op)
-        return recorded(operand, self.fmt, self._envelope(self.part, edges), theirs)
-
-    def _envelope(self, part: Part, edges: tuple[float, ...]) -> Envelope:
-        bins = {item.bin: item for item in part.curve}
-        size = len(edges) - 1
-        places = [bins[place].place if place in bins else 0 for place in range(size)]
-        points = [point for point, _ in points_of(self.space, self.name, places)]
-        return Envelope(
-            edges,
-            tuple(bins[place].count if place in bins else 0 for place in range(size)),
-            tuple(value_of(bins[place].ulp) if place in bins else 0.0 for place in range(size)),
-            tuple(bits_of_key(self.fmt, point // self.space.per_key) for point in points),
-        )
+        baseline = None if self.baseline is None else self.baseline.curve
+        return recorded(operand, self.fmt, edges, self.part.curve, baseline)
 
     def _hardest(self) -> list[Hard]:
         """The candidates put in order by their exact distance from a midpoint."""
@@ -226,7 +179,7 @@ class _Finished:
 
 
 class _Judging:
-    """The buckets of one part with their maxima judged exactly, as far as that can change anything."""
+    """The tallies of one part with their maxima judged exactly, as far as that can change anything."""
 
     def __init__(self, kernel: Kernel, space: Space, name: str, part: Part) -> None:
         self.kernel, self.space, self.name, self.part = kernel, space, name, part
@@ -242,36 +195,39 @@ class _Judging:
             self.exact[leader.place] = judged[0]
         return self.exact[leader.place]
 
-    def _settled(self, bucket: Bucket) -> Tally:
-        """The bucket's tally: its maximum is exact, `upper` covers whatever was not judged."""
-        tally = bucket.tally()
+    def _settled(self, tally: Tally) -> Tally:
+        """The tally with an exact maximum; its upper end covers every element that was not judged."""
         highest = 0.0
-        for leader in bucket.leaders:
+        for leader in tally.leaders:
             if value_of(leader.upper) < highest:
                 break
             highest = max(highest, abs(self.judge(leader).ulp))
-        tally.maximum = highest
-        tally.upper = max(highest, value_of(bucket.rest))
-        return tally
+        upper = max(highest, value_of(tally.rest))
+        return msgspec.structs.replace(tally, plain=Maximum(number(highest), number(upper)))
 
-    def total(self) -> Tally:
-        """All ordinary inputs together."""
-        merged = Tally()
-        for name, item in self.regimes.items():
-            if name != NONFINITE:
-                merged = merged.merge(item)
-        return merged
-
-    def leaders(self, keep: int) -> list[Leader]:
+    def worst(self, keep: int) -> list[Leader]:
         """The worst elements of ordinary inputs, the exactly worst first."""
-        candidates = [
-            item for name, bucket in self.part.regimes.items() if name != NONFINITE for item in bucket.leaders
-        ]
-        chosen = sorted(candidates, key=lambda item: item.order)[:keep]
-        settled = [item for item in candidates if item.place in self.exact]
-        both = {item.place: item for item in [*chosen, *settled]}.values()
-        ranked = sorted(both, key=lambda item: (-abs(self.judge(item).ulp), item.place))
-        return ranked[:keep]
+        candidates = [item for name, tally in self.part.regimes.items() if name != NONFINITE for item in tally.leaders]
+        judged = [item for item in candidates if item.place in self.exact]
+        both = {item.place: item for item in [*worst(candidates, keep), *judged]}
+        return self._ranked(both.values())[:keep]
+
+    def worst_special(self) -> list[Leader]:
+        """The worst elements of infinite and NaN inputs, if they have an error."""
+        leaders = self.part.regimes.get(NONFINITE, Tally()).leaders[:KEEP_SPECIAL]
+        return [item for item in leaders if self.judge(item).ulp]
+
+    def worst_of_regimes(self) -> dict[str, Leader]:
+        """The worst of the judged elements of each regime where it is further off than correct rounding may be."""
+        found = {}
+        for name, tally in self.regimes.items():
+            ranked = self._ranked(item for item in tally.leaders if item.place in self.exact)
+            if ranked and abs(self.judge(ranked[0]).ulp) > LEAST:
+                found[name] = ranked[0]
+        return found
+
+    def _ranked(self, leaders: Iterable[Leader]) -> list[Leader]:
+        return sorted(leaders, key=lambda item: (-abs(self.judge(item).ulp), item.place))
 
 
 def from_midpoint(point: Point, fmt: Format) -> Fraction:

@@ -27,19 +27,22 @@ from verify import ops
 from verify.backends import Backend
 from verify.cases.regimes import NONFINITE
 from verify.declare.declaration import Kernel
+from verify.declare.standin import baseline_of
 from verify.errors import KernelError
-from verify.measure.tally import BINS, CAP, KEEP, bin_of, top
+from verify.measure.call import no_gradient
+from verify.measure.counting import bin_of, in_use, leaders_of, top
+from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Peak, Tally, merged_peaks
+from verify.measure.tally import UNIT as MEAN_UNIT
 from verify.records.record import Number, number, value_of
-from verify.sweep.device import ROOM, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
+from verify.sweep.device import OPEN_SLOTS, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
 from verify.sweep.exactly import halves, judge_at
 from verify.sweep.layout import SIDE, UNIT, Plan
-from verify.sweep.partial import HARD_KEEP, Bin, Bucket, Leader, Part, sparse
+from verify.sweep.partial import HARD_KEEP, Part
 from verify.sweep.reference import FORMATS, Reference, check_reference, reference_for
-from verify.sweep.space import CHUNK, PAIR_BITS, Space
-from verify.sweep.subject import baseline_of, inputs_of_keys, run
+from verify.sweep.space import CHUNK, PAIR_BITS, Space, bits_of_key
+from verify.sweep.subject import inputs_of_keys, run
 from verify.sweep.table import CURVES
 from verify.sweep.torch_route import BASELINE, check_chunk
-from verify.sweep.worst import leaders_of, top_units
 from verify.truth.exact import Judged
 from verify.truth.ulp import Policy, bits_of, raw
 
@@ -101,7 +104,7 @@ def check_chunks(
     parts, crowded = sweep.parts()
     if not crowded:
         return parts, sweep.notes, high
-    # far more open elements than a sound reference leaves: the torch route has a limit for that
+    # far more open elements than a sound reference leaves: the torch route judges some and counts the rest
     if high - low == 1:
         return *check_chunk(kernel, space, low, backend), high
     parts, notes = {}, set(sweep.notes)
@@ -158,7 +161,7 @@ class Sweep:
         self.subjects = {prefix: baseline_of(kernel) if prefix else kernel for prefix in prefixes}
         self.figures: dict[str, _Figures] = {}
         self.references: dict[bool, Reference] = {}
-        self.strange = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.differing = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.notes: set[str] = set()
         self.format_args = {
             "SIGN": self.fmt.sign_bit,
@@ -188,21 +191,21 @@ class Sweep:
                 if not judge:
                     continue
                 if not prefix:
-                    self.notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
+                    self.notes |= set(map(no_gradient, missing))
                 self._walk_inputs(inputs, first, last, compare=True)
                 for name, got in results.items():
                     self._judge(prefix + name, name, got, slot, units)
             slot += units
             launched.append((self.space.chunk_of(last - 1) + 1 - self.low, self._mark()))
-            # the host stays near the device, so that progress and `until` are about what is done
+            # the host waits for the device, so that progress and `until` are about slabs that are done
             while len(launched) == _AHEAD:
                 done, mark = launched.popleft()
                 if mark is not None:
                     mark.synchronize()
                 progress(done)
-        if int(self.strange):
+        if int(self.differing):
             raise KernelError(
-                f"{self.kernel.name} must not change its inputs; {int(self.strange):,} elements differ after the call"
+                f"{self.kernel.name} must not change its inputs; {int(self.differing):,} elements differ after the call"
             )
 
     def _mark(self) -> torch.cuda.Event | None:
@@ -257,7 +260,7 @@ class Sweep:
                 parts = [(row if gate else 0, rows, SIDE, 0, gate)]
             for key, height, width, column, by_row in parts:
                 inputs_kernel[(-(-width // _INPUTS), height)](
-                    raw(tensor), self.strange, key, tensor.shape[-1], column, width,
+                    raw(tensor), self.differing, key, tensor.shape[-1], column, width,
                     int(compare), SIGN=self.fmt.sign_bit, ROWS=by_row, BLOCK=_INPUTS, num_warps=4,
                 )  # fmt: skip
 
@@ -276,8 +279,8 @@ class Sweep:
             histogram=zeros(regimes, COPIES, 2 * BINS, dtype=torch.int32),
             counters=zeros(regimes, COPIES, 8, dtype=torch.int64),
             open_count=zeros(chunks, dtype=torch.int32),
-            open_place=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
-            open_bits=torch.empty((chunks, ROOM), dtype=torch.int64, device=device),
+            open_place=torch.empty((chunks, OPEN_SLOTS), dtype=torch.int64, device=device),
+            open_bits=torch.empty((chunks, OPEN_SLOTS), dtype=torch.int64, device=device),
         )
         slots = self.plan.count
         for job in _jobs(self.space, self.kernel, result):
@@ -339,42 +342,40 @@ class Sweep:
     # -- figures ---------------------------------------------------------------------------------
 
     def parts(self) -> tuple[dict[str, Part], bool]:
-        """The part of every result; and whether some chunk had more open elements than there is room for."""
-        if any(int(item.open_count.max()) > ROOM for item in self.figures.values()):
+        """The part of every result; and whether some chunk had more open elements than the buffer holds."""
+        if any(int(item.open_count.max()) > OPEN_SLOTS for item in self.figures.values()):
             return {}, True
         subjects = {label: prefix for prefix in self.subjects for label in self.figures if label.startswith(prefix)}
         return {label: self._part(item, self.subjects[subjects[label]]) for label, item in self.figures.items()}, False
 
     def _part(self, found: _Figures, subject: Kernel) -> Part:
-        part = Part(regimes=self._buckets(found), certificates=sorted({c.reference.sentence for c in found.columns}))
+        part = Part(regimes=self._counted(found), certificates=sorted({c.reference.sentence for c in found.columns}))
         for column in found.columns:
             leaders, hardest = self._worst(found.result, column, subject)
-            regimes = {regime: _only_leaders(first, rest) for regime, (first, rest) in leaders.items()}
+            regimes = {regime: _leading(first, rest) for regime, (first, rest) in leaders.items()}
             part = part.merge(Part(regimes=regimes, curve=self._curve(found.result, column), hardest=hardest))
         return part.merge(self._settled(found))
 
-    def _buckets(self, found: _Figures) -> dict[str, Bucket]:
-        counts = found.histogram.sum(1, dtype=torch.int64).cpu().numpy()
+    def _counted(self, found: _Figures) -> dict[str, Tally]:
+        """What was counted in every regime, without leaders."""
+        counts = found.histogram.sum(1, dtype=torch.int64).cpu()
         counters = found.counters.sum(1).cpu().tolist()
-        buckets = {}
+        tallies = {}
         for regime, name in enumerate(self.plan.names):
             fixed, misrounded, nonfinite, nan, counted, below = counters[regime][:6]
             if not counted:
                 continue
             counts[regime][0] = counted - int(counts[regime].sum()) - below
             counts[regime][BINS] = below
-            buckets[name] = Bucket(
+            tallies[name] = Tally(
                 n=counted,
                 misrounded=misrounded,
-                undecided=0,
                 nonfinite=nonfinite,
                 nan=nan,
                 capped_sum=fixed,
-                counts=sparse(counts[regime]),
-                leaders=[],
-                rest=-1.0,
+                counts=in_use(counts[regime]),
             )
-        return buckets
+        return tallies
 
     @cached_property
     def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -395,10 +396,10 @@ class Sweep:
         width = halves(self.space, result)
         return gate * (width * SIDE) + (half * SIDE if width == 2 else 0) + other
 
-    def _curve(self, result: str, column: _Column) -> list[Bin]:
+    def _curve(self, result: str, column: _Column) -> list[Peak]:
         """The largest error of every bin with the first place that has it; found on the host, unit by unit in order."""
         error, within = column.error.cpu().numpy(), column.place.cpu().numpy()
-        found: dict[int, Bin] = {}
+        found: list[Peak] = []
         for piece in self.plan.pieces:
             if piece.bin < 0:
                 continue
@@ -409,14 +410,14 @@ class Sweep:
                 wide = piece.columns[1] - piece.columns[0]
                 row, part = divmod(unit, -(-wide // UNIT))
                 gate, other = piece.start + row, piece.columns[0] + part * UNIT
-            mine = Bin(
-                bin=piece.bin,
-                count=(piece.stop - piece.start) * wide,
-                ulp=number(float(error[piece.slot + unit])),
-                place=self._places(result, column.job.half, gate, other) + int(within[piece.slot + unit]),
-            )
-            found[piece.bin] = found[piece.bin].merge(mine) if piece.bin in found else mine
-        return [found[bin_] for bin_ in sorted(found)]
+            place = self._places(result, column.job.half, gate, other) + int(within[piece.slot + unit])
+            count = (piece.stop - piece.start) * wide
+            found.append(self._peak(result, piece.bin, count, float(error[piece.slot + unit]), place))
+        return merged_peaks(found, ())
+
+    def _peak(self, result: str, bin_: int, count: int, size: float, place: int) -> Peak:
+        key = place // (self.space.per_key * halves(self.space, result))
+        return Peak(bin_, count, number(size), place, bits_of_key(self.fmt, key))
 
     def _worst(
         self, result: str, column: _Column, subject: Kernel
@@ -426,8 +427,7 @@ class Sweep:
         base = self._places(result, column.job.half, gate, other)
         ranked = torch.where(column.upper > 0, column.upper, -1.0)
         chosen = [
-            top_units(torch.where(regimes == regime, ranked, -1.0), base, KEEP + 1)
-            for regime in range(len(self.plan.names))
+            top(torch.where(regimes == regime, ranked, -1.0), KEEP + 1, base) for regime in range(len(self.plan.names))
         ]
         slots = torch.cat(chosen)
         leaders: dict[str, tuple[list[Leader], Number]] = {}
@@ -449,10 +449,12 @@ class Sweep:
                 leaders[name] = (first, rest)
         if not column.hardest:
             return leaders, []
-        slots = top_units(1.0 - column.hard, base, HARD_KEEP)
+        slots = top(1.0 - column.hard, HARD_KEEP, base)
         places, _, _, hard, inside = self._again(result, column, subject, gate[slots], other[slots], ends[slots])
-        nearest = top(torch.where(inside, 0.5 - hard, -1.0), HARD_KEEP)
-        return leaders, sorted((0.5 - near, int(places[index])) for near, index in nearest)
+        nearness = torch.where(inside, 0.5 - hard, -1.0)
+        nearest = top(nearness, HARD_KEEP)
+        rows = zip(nearness[nearest].tolist(), places[nearest].tolist(), strict=True)
+        return leaders, sorted((0.5 - near, place) for near, place in rows)
 
     def _regime_of(self, places: Tensor, result: str) -> Tensor:
         """Regime of each place."""
@@ -514,29 +516,28 @@ class Sweep:
                 other = None if self.space.shape == "unary" else place % SIDE
                 regime = self.plan.regime_at(place // per, other)
                 bin_ = self.plan.label(place // per)[1] if self.plan.names[regime] != NONFINITE else -1
-                part = part.merge(_single(self.plan.names[regime], bin_, place, pattern, verdict))
+                # the launch that left it open has counted it in its bin of the curve
+                curve = [self._peak(found.result, bin_, 0, abs(verdict.ulp), place)] if bin_ >= 0 else []
+                regimes = {self.plan.names[regime]: _single(place, pattern, verdict)}
+                part = part.merge(Part(regimes=regimes, curve=curve, escalated=1))
         return part
 
 
-def _only_leaders(leaders: list[Leader], rest: Number) -> Bucket:
-    return Bucket(0, 0, 0, 0, 0, 0, [], leaders, rest)
+def _leading(leaders: list[Leader], rest: Number) -> Tally:
+    """Leaders of elements that are counted elsewhere. Nothing of their errors is known but the upper ends."""
+    upper = max([0.0, value_of(rest), *(value_of(item.upper) for item in leaders)])
+    return Tally(plain=Maximum(upper=number(upper)), leaders=leaders, rest=rest)
 
 
-def _single(regime: str, bin_: int, place: int, bits: int, judged: Judged) -> Part:
-    """The part that one exactly judged element makes."""
+def _single(place: int, bits: int, judged: Judged) -> Tally:
+    """The tally of one exactly judged element."""
     size = abs(judged.ulp)
     index = int(bin_of(torch.tensor([size], dtype=torch.float64)))
-    bucket = Bucket(
+    return Tally(
         n=1,
         misrounded=int(judged.misrounded),
-        undecided=0,
-        nonfinite=0,
-        nan=0,
-        capped_sum=round(min(size, CAP) * 65536.0),
+        capped_sum=round(min(size, CAP) * MEAN_UNIT),
         counts=[(index + (BINS if judged.ulp < 0 else 0), 1)],
+        plain=Maximum(number(size), number(size)),
         leaders=[Leader(number(size), place, bits)] if size > 0 else [],
-        rest=-1.0,
     )
-    # the launch that left it open has counted it in its bin of the curve
-    curve = [Bin(bin_, 0, number(size), place)] if bin_ >= 0 else []
-    return Part(regimes={regime: bucket}, curve=curve, escalated=1)

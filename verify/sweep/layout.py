@@ -74,19 +74,19 @@ class Plan:
         per = self.space.per_key
         start, stop = first // per, last // per
         ends = [start, *(key for key in self.cuts if start < key < stop), stop]
-        strange = len(self.names) - 1
+        nonfinite = len(self.names) - 1
         for low, high in itertools.pairwise(ends):
             regime, bin_ = self.label(low)
             if per == 1:
                 units = (high - 1) // UNIT - low // UNIT + 1
-                yield Piece(low, high, (0, 0), regime, -1 if regime == strange else bin_, first, units=units)
+                yield Piece(low, high, (0, 0), regime, -1 if regime == nonfinite else bin_, first, units=units)
                 continue
             whole = (0, SIDE)
-            parts = [whole] if regime == strange else [(0, self.finite[0]), self.finite, (self.finite[1], SIDE)]
+            parts = [whole] if regime == nonfinite else [(0, self.finite[0]), self.finite, (self.finite[1], SIDE)]
             for columns in parts:
-                here = regime if columns == self.finite else strange
+                here = regime if columns == self.finite else nonfinite
                 units = (high - low) * -(-(columns[1] - columns[0]) // UNIT)
-                yield Piece(low, high, columns, here, -1 if here == strange else bin_, first, units=units)
+                yield Piece(low, high, columns, here, -1 if here == nonfinite else bin_, first, units=units)
 
     def rows(self) -> list[list[int]]:
         """The pieces as the kernels read them."""

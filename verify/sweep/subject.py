@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from verify.declare.declaration import Kernel
-from verify.errors import KernelError
-from verify.measure.call import call_tensors, gradients_of
+from verify.measure.call import Unchanged, call_tensors, check_output, gradients_of
 from verify.ops.op import Op
 from verify.sweep.space import PAIR_BITS, Space
 from verify.truth.formats import Format, torch_dtype
-from verify.truth.ulp import from_bits, raw
+from verify.truth.ulp import from_bits
 
 _SIDE = 1 << PAIR_BITS
-Maker = Callable[[Space, Op, int, int, torch.device | str], dict[str, Tensor | None]]
 
 
 def gate_of(op: Op) -> str:
@@ -28,8 +22,12 @@ def gate_of(op: Op) -> str:
 
 def values_at(keys: Tensor, fmt: Format) -> Tensor:
     """The numbers at some keys, as `space.bits_of_key` has it."""
-    bits = torch.where(keys >= fmt.sign_bit, keys - fmt.sign_bit, (fmt.sign_bit - 1 - keys) | fmt.sign_bit)
-    return from_bits(bits, fmt)
+    return from_bits(patterns_at(keys, fmt), fmt)
+
+
+def patterns_at(keys: Tensor, fmt: Format) -> Tensor:
+    """`space.bits_of_key` of many keys."""
+    return torch.where(keys >= fmt.sign_bit, keys - fmt.sign_bit, (fmt.sign_bit - 1 - keys) | fmt.sign_bit)
 
 
 def inputs_of_keys(space: Space, op: Op, gates: Tensor, others: Tensor | None) -> dict[str, Tensor | None]:
@@ -69,15 +67,6 @@ def at_points(space: Space, op: Op, points: list[int]) -> dict[str, Tensor | Non
     return inputs_of_keys(space, op, (keys // _SIDE)[:, None], (keys % _SIDE)[:, None])
 
 
-def baseline_of(kernel: Kernel) -> Kernel:
-    """PyTorch's own implementation of the kernel's op, declared like it."""
-    op = kernel.op
-    accepted = frozenset(op.params)
-    return dataclasses.replace(
-        kernel, name=f"{op.name} baseline", function=op.baseline, gradients="auto", accepted=accepted
-    )
-
-
 def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The wanted results for some inputs, gradients for dy = 1; and the gradients that the kernel does not have."""
     wanted = [name for name in space.results if name.startswith("d")]
@@ -88,7 +77,7 @@ def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple
     if space.shape == "packed pairs":
         shape = (*shape[:-1], shape[-1] // 2)
     for name, tensor in graph.values.items():
-        _check(kernel, name, tensor, shape, torch_dtype(space.format), deciding.device)
+        check_output(kernel.name, name, tensor, shape, torch_dtype(space.format), deciding.device, "here")
     results = {name: tensor for name, tensor in graph.values.items() if name in space.results}
     missing: tuple[str, ...] = ()
     if wanted:
@@ -101,16 +90,6 @@ def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple
 
 def check_untouched(kernel: Kernel, before: dict[str, Tensor | None], after: dict[str, Tensor | None]) -> None:
     """A kernel that changes its inputs has broken its contract."""
-    for name, tensor in before.items():
-        later = after[name]
-        if tensor is not None and later is not None and not torch.equal(raw(tensor), raw(later)):
-            raise KernelError(f"{kernel.name} must not change its inputs; {name} differs after the call")
-
-
-def _check(kernel: Kernel, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: Any, device: torch.device) -> None:
-    if tuple(tensor.shape) != shape:
-        raise KernelError(f"{kernel.name} must return {name} of shape {shape} here; it returned {tuple(tensor.shape)}")
-    if tensor.dtype != dtype:
-        raise KernelError(f"{kernel.name} must return {name} as {dtype} for {dtype} input; it returned {tensor.dtype}")
-    if tensor.device.type != device.type:
-        raise KernelError(f"{kernel.name} must return {name} on {device.type}; it returned a tensor on {tensor.device}")
+    unchanged = Unchanged()
+    unchanged.watch_inputs(kernel.name, before, after)
+    unchanged.demand()

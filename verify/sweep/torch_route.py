@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -13,20 +11,23 @@ from verify.backends import Backend
 from verify.cases import Case, counter
 from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
-from verify.measure.tally import tally, top
+from verify.declare.standin import baseline_of
+from verify.measure.call import no_gradient
+from verify.measure.counting import tally, top
+from verify.measure.curve import peaks
+from verify.measure.judge import settled
+from verify.measure.tally import Peak, Tally
 from verify.ops.op import Problem, Regime
-from verify.records.record import number
 from verify.sweep.exactly import halves, judge_at
-from verify.sweep.partial import HARD_KEEP, Bin, Bucket, Part, sparse
+from verify.sweep.partial import HARD_KEEP, Part
 from verify.sweep.scope import curve_keys
 from verify.sweep.space import CHUNK, Space
-from verify.sweep.subject import baseline_of, check_untouched, make, run
-from verify.sweep.worst import leaders_of
+from verify.sweep.subject import check_untouched, make, patterns_at, run
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
-SLAB = {"cpu": 1 << 18, "cuda": 1 << 22}  # points judged at a time: what stays near the cores
-ESCALATION_LIMIT = 4096  # elements per chunk and result that are judged exactly; the rest counts as undecided
+SLAB = {"cpu": 1 << 18, "cuda": 1 << 22}  # points judged at a time: their tensors fit a core's cache
+OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; the rest counts as undecided
 SAMPLE = 6  # elements per chunk and result whose certificate is checked
 BASELINE = "baseline "
 
@@ -45,7 +46,7 @@ def check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> t
             results, missing = run(subject, space, inputs)
             check_untouched(subject, make(space, kernel.op, first, end, backend.device), inputs)
             if not prefix:
-                notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
+                notes |= set(map(no_gradient, missing))
             for name, got in results.items():
                 label = prefix + name
                 if label not in collectors:
@@ -64,7 +65,7 @@ class _Collector:
         self.fmt = space.format
         self.hardest = hardest
         self.edges = curve_keys(kernel.op, kernel.op.resolve(kernel.params), self.fmt)
-        self.room = ESCALATION_LIMIT
+        self.judgements_left = OPEN_LIMIT
         self.sampled = False
         self.part = Part()
         self.case = Case(dtype=space.dtype, dims=(1,), fill="ones")  # elementwise regimes need none
@@ -87,8 +88,8 @@ class _Collector:
         assert segments is not None
         nonfinite = len(regimes) - 1
         part = Part(
-            regimes=self._buckets(found, segments, regimes, places, patterns),
-            curve=self._curve(found, segments != nonfinite, places),
+            regimes=self._tallies(found, segments, regimes, places, patterns),
+            curve=self._curve(found, segments != nonfinite, places, first),
             hardest=self._hardest(truth, segments != nonfinite, places) if self.hardest else [],
             escalated=escalated,
             certificates=[truth.certificate],
@@ -109,75 +110,36 @@ class _Collector:
         return torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
 
     def _settled(self, found: Errors, places: Tensor, patterns: Tensor) -> tuple[Errors, int]:
-        """Open elements judged exactly, in the order of their places, as far as there is room."""
-        open_ones = torch.nonzero(found.undecided).reshape(-1)
-        if open_ones.numel() == 0 or self.room == 0:
-            return found, 0
-        where = open_ones[torch.argsort(places[open_ones])][: self.room]
-        self.room -= where.numel()
-        judged = judge_at(
-            self.kernel, self.space, self.result, places[where].tolist(), patterns[where].tolist(), both=False
-        )
+        """Open elements judged exactly, lowest place first, as many as are left of the chunk's limit; and how many."""
+        where = torch.nonzero(found.undecided).reshape(-1)[: self.judgements_left]
+        indices = where.tolist()
+        self.judgements_left -= len(indices)
+        bits = patterns[where].tolist()
+        judged = judge_at(self.kernel, self.space, self.result, places[where].tolist(), bits, both=False)
+        return settled(found, dict(zip(indices, judged, strict=True))), len(indices)
 
-        def put(values: Tensor, new: list[float] | list[bool]) -> Tensor:
-            values = values.clone()
-            values[where] = torch.tensor(new, dtype=values.dtype, device=values.device)
-            return values
-
-        settled = replace(
-            found,
-            ulp=put(found.ulp, [item.ulp for item in judged]),
-            width=put(found.width, [0.0] * len(judged)),
-            misrounded=put(found.misrounded, [item.misrounded for item in judged]),
-            undecided=put(found.undecided, [False] * len(judged)),
-        )
-        return settled, len(judged)
-
-    def _buckets(
+    def _tallies(
         self, found: Errors, segments: Tensor, regimes: tuple[Regime, ...], places: Tensor, patterns: Tensor
-    ) -> dict[str, Bucket]:
+    ) -> dict[str, Tally]:
+        """The tallies of the regimes that occur."""
         present = torch.unique(segments).tolist()
         compact = torch.bucketize(segments, torch.tensor(present, dtype=torch.int64, device=segments.device))
-        tallies = tally(found, segments=compact, n_segments=len(present))
-        upper = found.ulp.abs() + found.width
-        buckets = {}
-        for place, (segment, item) in enumerate(zip(present, tallies, strict=True)):
-            mine = torch.where((compact == place) & (upper > 0), upper, -1.0)
-            leaders, rest = leaders_of(mine, places, patterns)
-            buckets[regimes[segment].name] = Bucket(
-                n=item.n,
-                misrounded=item.misrounded,
-                undecided=item.undecided,
-                nonfinite=item.nonfinite,
-                nan=item.nan,
-                capped_sum=item.capped_sum,
-                counts=sparse(item.counts),
-                leaders=leaders,
-                rest=rest,
-            )
-        return buckets
+        tallies = tally(found, segments=compact, n_segments=len(present), places=places, patterns=patterns)
+        return {regimes[segment].name: item for segment, item in zip(present, tallies, strict=True)}
 
-    def _curve(self, found: Errors, ordinary: Tensor, places: Tensor) -> list[Bin]:
+    def _curve(self, found: Errors, ordinary: Tensor, places: Tensor, first: int) -> list[Peak]:
+        """The curve of a slab of which point `first` is the first."""
         keys = places // (self.space.per_key * self.width)
         edges = torch.tensor(self.edges, dtype=torch.int64, device=keys.device)
-        bins = torch.bucketize(keys, edges, right=True) - 1
-        ordinary = ordinary & (bins >= 0) & (bins < len(self.edges) - 1)
-        low = int(bins.min())
-        local, size = bins - low, int(bins.max()) - low + 1
-        error = torch.where(ordinary, found.ulp.abs(), -1.0)
-        peak = torch.full((size,), -1.0, dtype=torch.float64, device=bins.device)
-        peak = peak.scatter_reduce(0, local, error, "amax")
-        counts = torch.bincount(local[ordinary], minlength=size).tolist()
-        big = torch.iinfo(torch.int64).max
-        at_peak = torch.where(error == peak[local], places, big)
-        first = torch.full((size,), big, dtype=torch.int64, device=bins.device)
-        first = first.scatter_reduce(0, local, at_peak, "amin")
-        rows = zip(counts, peak.tolist(), first.tolist(), strict=True)
-        return [
-            Bin(low + offset, count, number(highest), place)
-            for offset, (count, highest, place) in enumerate(rows)
-            if count
-        ]
+        bins = torch.where(ordinary, torch.bucketize(keys, edges, right=True) - 1, -1)
+        return peaks(
+            bins,
+            found.ulp,
+            size=len(self.edges) - 1,
+            base=first * self.width,
+            fmt=self.fmt,
+            bits=lambda at: patterns_at(keys[at], self.fmt),
+        )
 
     def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
         """Candidates for the inputs whose truth lies nearest to a midpoint; subnormal results tie trivially."""
@@ -185,5 +147,7 @@ class _Collector:
         inside = (value.abs() >= float(self.fmt.min_normal)) & (value.abs() <= float(self.fmt.max_finite)) & ordinary
         steps = ldexp(value, -ulp_exponent(value, self.fmt))
         distance = (steps - torch.floor(steps) - 0.5).abs()
-        found = top(torch.where(inside, 0.5 - distance, -1.0), HARD_KEEP)
-        return sorted((0.5 - near, int(places[index])) for near, index in found)
+        nearness = torch.where(inside, 0.5 - distance, -1.0)
+        found = top(nearness, HARD_KEEP)
+        rows = zip(nearness[found].tolist(), places[found].tolist(), strict=True)
+        return sorted((0.5 - near, place) for near, place in rows)

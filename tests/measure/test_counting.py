@@ -1,0 +1,55 @@
+"""The worst elements of a tensor of errors, in a total order."""
+
+from __future__ import annotations
+
+import torch
+
+from verify.measure.counting import leaders_of, tally, top
+from verify.measure.tally import KEEP
+from verify.truth.formats import named
+from verify.truth.ulp import errors
+
+
+def test_the_worst_come_largest_first_and_ties_by_position() -> None:
+    ulp = torch.zeros(100, dtype=torch.float64)
+    ulp[70] = -9.0
+    ulp[20] = 5.0
+    ulp[60] = -5.0
+    ulp[30:50] = 2.0
+    leaders, rest = leaders_of(ulp.abs(), torch.arange(1000, 1100), torch.arange(100))
+    assert [(leader.upper, leader.place) for leader in leaders] == [
+        (9.0, 1070),
+        (5.0, 1020),
+        (5.0, 1060),
+        *((2.0, 1030 + place) for place in range(KEEP - 3)),
+    ]
+    assert rest == 2.0 and leaders[0].bits == 70
+
+
+def test_top_breaks_ties_like_a_stable_sort() -> None:
+    source = torch.Generator().manual_seed(4)
+    for _ in range(50):
+        ranked = torch.randint(-1, 6, (200,), generator=source).double()
+        ranked[ranked == 5] = torch.inf
+        stable = sorted(((v, i) for i, v in enumerate(ranked.tolist()) if v >= 0), key=lambda e: (-e[0], e[1]))
+        for keep in (1, 3, 10, 500):
+            assert top(ranked, keep).tolist() == sorted(index for _, index in stable[:keep])
+    assert top(torch.full((3,), -1.0, dtype=torch.float64), 5).tolist() == []
+    assert top(torch.zeros(0, dtype=torch.float64), 5).tolist() == []
+
+
+def test_top_takes_another_order_of_equal_entries() -> None:
+    ranked = torch.tensor([1.0, 3.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    assert top(ranked, 3, torch.tensor([40, 30, 20, 10, 0])).tolist() == [3, 2, 1]
+
+
+def test_the_scaled_error_ranks_the_worst_where_there_is_one() -> None:
+    value = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    got = torch.tensor([1.0 + 3 * 2.0**-23, 1.0 + 2.0**-23])
+    scale = torch.tensor([1024.0, 1.0], dtype=torch.float64)
+    places = torch.arange(2)
+    found = errors(got, value, named("float32"), scale=scale)
+    item = tally(found, places=places, patterns=places)[0]
+    assert [leader.place for leader in item.leaders] == [1, 0]
+    assert item.figures().scaled_max == 1.0
+    assert item.figures().max_ulp == 3.0

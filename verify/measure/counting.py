@@ -1,0 +1,169 @@
+"""From tensors of errors to tallies: what adds up is counted on the device, in integers, segment by segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.measure.tally import BINS, CAP, KEEP, LOWEST, SUB_BITS, UNIT, BinCounts, Leader, Maximum, Tally, worst
+from verify.records.record import Number, number
+from verify.truth.ulp import Errors
+
+_FLAGS = ("misrounded", "undecided", "nonfinite", "nan")
+_COMBINATIONS = 1 << len(_FLAGS)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What adds up over elements, on their device: one row for each segment."""
+
+    flags: Tensor  # how many elements have each combination of `_FLAGS`
+    capped: Tensor  # the fixed-point sum of the mean
+    bins: Tensor  # of plain errors, as in `Tally.counts`
+    scaled_bins: Tensor | None
+
+    def plus(self, other: Counts) -> Counts:
+        """Of both sets of elements."""
+        scaled = self.scaled_bins
+        if scaled is not None and other.scaled_bins is not None:
+            scaled = scaled + other.scaled_bins
+        return Counts(self.flags + other.flags, self.capped + other.capped, self.bins + other.bins, scaled)
+
+    def tallies(self) -> list[Tally]:
+        """One tally per segment, its maxima and leaders still unknown."""
+        flags, capped, bins = self.flags.tolist(), self.capped.tolist(), self.bins.cpu()
+        scaled = None if self.scaled_bins is None else self.scaled_bins.cpu()
+        return [
+            Tally(
+                n=sum(row),
+                capped_sum=capped[segment],
+                counts=in_use(bins[segment]),
+                scaled_counts=[] if scaled is None else in_use(scaled[segment]),
+                **{
+                    name: sum(row[at] for at in range(_COMBINATIONS) if at >> bit & 1)
+                    for bit, name in enumerate(_FLAGS)
+                },
+            )
+            for segment, row in enumerate(flags)
+        ]
+
+
+def in_use(counts: Tensor) -> BinCounts:
+    """The bins of one row of counts that hold something."""
+    used = torch.nonzero(counts).reshape(-1)
+    return list(zip(used.tolist(), counts[used].tolist(), strict=True))
+
+
+def bin_of(magnitude: Tensor) -> Tensor:
+    """Bin of each non-negative float64 error, from its bits: no logarithm, the same on every device."""
+    raw = magnitude.view(torch.int64) >> (52 - SUB_BITS)
+    shifted = raw - ((1023 + LOWEST) << SUB_BITS) + 1
+    return shifted.clamp(0, BINS - 1)
+
+
+def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int = 1) -> Counts:
+    """The counts of each segment. `segments` (int64, flat) assigns each element; -1 leaves an element out."""
+    magnitude = found.ulp.abs()
+    owner = None if segments is None else _owners(segments, n_segments)
+
+    def per_segment(key: Tensor, size: int) -> Tensor:
+        if owner is None:
+            return torch.bincount(key, minlength=size).reshape(1, size)
+        rows = torch.bincount(owner * size + key, minlength=(n_segments + 1) * size)
+        return rows.reshape(n_segments + 1, size)[:n_segments]
+
+    flags = torch.zeros_like(found.ulp, dtype=torch.int64)
+    for bit, name in enumerate(_FLAGS):
+        flags += getattr(found, name).to(torch.int64) << bit
+    fixed = (magnitude.clamp(max=CAP) * UNIT).round().to(torch.int64)
+    if owner is None:
+        capped = fixed.sum().reshape(1)
+    else:
+        capped = torch.zeros(n_segments + 1, dtype=torch.int64, device=fixed.device)
+        capped = capped.index_add_(0, owner, fixed)[:n_segments]
+    return Counts(
+        flags=per_segment(flags, _COMBINATIONS),
+        capped=capped,
+        bins=per_segment((found.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude), 2 * BINS),
+        scaled_bins=None if found.scaled is None else per_segment(bin_of(found.scaled.abs()), BINS),
+    )
+
+
+def _owners(segments: Tensor, n_segments: int) -> Tensor:
+    """The segment of every element; one more segment collects what is left out."""
+    member = segments.reshape(-1)
+    return torch.where(member < 0, n_segments, member)
+
+
+def tally(
+    found: Errors,
+    *,
+    segments: Tensor | None = None,
+    n_segments: int = 1,
+    places: Tensor | None = None,
+    patterns: Tensor | None = None,
+) -> list[Tally]:
+    """One tally per segment. `segments` (int64, flat) assigns each element; -1 leaves an element out.
+
+    It has leaders where `places` and `patterns` (int64, flat) say which element is which and what its bits are.
+    """
+    parts = counts_of(found, segments=segments, n_segments=n_segments).tallies()
+    if not found.ulp.numel():
+        return parts
+    figures = [(found.ulp.abs(), found.width)]
+    if found.scaled is not None and found.scaled_width is not None:
+        figures.append((found.scaled.abs(), found.scaled_width))
+    bounds = [error + width for error, width in figures]
+    asked = [values for (error, _), bound in zip(figures, bounds, strict=True) for values in (error, bound)]
+    owner = None if segments is None else _owners(segments, n_segments)
+    maxima = torch.stack([_among(values, owner, at).max() for at in range(n_segments) for values in asked])
+    rows = [[number(value) for value in row] for row in maxima.reshape(n_segments, -1).tolist()]
+    for segment, (part, row) in enumerate(zip(parts, rows, strict=True)):
+        if not part.n:
+            continue
+        scaled = Maximum(*row[2:]) if row[2:] else None
+        part = msgspec.structs.replace(part, plain=Maximum(*row[:2]), scaled=scaled)
+        if places is not None and patterns is not None:
+            mine = _among(bounds[-1], owner, segment)
+            leaders, rest = leaders_of(torch.where(mine > 0, mine, -1.0), places, patterns)
+            part = msgspec.structs.replace(part, leaders=leaders, rest=rest)
+        parts[segment] = part
+    return parts
+
+
+def _among(values: Tensor, owner: Tensor | None, segment: int) -> Tensor:
+    """Non-negative figures of the elements of one segment; -1 for all others."""
+    return values if owner is None else torch.where(owner == segment, values, -1.0)
+
+
+def leaders_of(upper: Tensor, places: Tensor, patterns: Tensor) -> tuple[list[Leader], Number]:
+    """The worst elements by their upper bounds, and the bound of the next one. Entries of -1 are left out."""
+    index = top(upper, KEEP + 1)
+    rows = zip(upper[index].tolist(), places[index].tolist(), patterns[index].tolist(), strict=True)
+    leaders = worst((Leader(number(bound), place, bits) for bound, place, bits in rows), KEEP + 1)
+    return leaders[:KEEP], leaders[KEEP].upper if len(leaders) > KEEP else -1.0
+
+
+def top(ranked: Tensor, keep: int, order: Tensor | None = None) -> Tensor:
+    """Where the `keep` largest non-negative entries are, sorted by `order`, which also decides among equal entries.
+
+    `order` are distinct numbers; without it the order is that of the entries themselves.
+    """
+    keep = min(keep, ranked.numel())
+    none = torch.empty(0, dtype=torch.int64, device=ranked.device)
+    if keep == 0:
+        return none
+    values = torch.topk(ranked, keep).values
+    if not float(values[0]) >= 0:
+        return none
+    floor = values[-1].clamp_min(0)
+    # topk breaks ties as it likes; of those equal to the last, take the first
+    above = torch.nonzero(ranked > floor).reshape(-1)
+    equal = torch.nonzero(ranked == floor).reshape(-1)
+    if order is not None:
+        equal = equal[torch.argsort(order[equal])]
+    picked = torch.cat([above, equal[: keep - above.numel()]])
+    return picked[torch.argsort(picked if order is None else order[picked])]
