@@ -114,6 +114,7 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     from verify.measure.element import describe
     from verify.measure.judge import judge_result
     from verify.measure.tally import Tally, worst_of
+    from verify.records.record import replay_command
     from verify.truth import formats
     from verify.truth.fast import evaluate
 
@@ -141,7 +142,8 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     return {
         "gate": op.gate,
         "figures": msgspec.structs.asdict(total.figures()),
-        "worst": msgspec.structs.asdict(worst),
+        "worst": {name: value for name, value in msgspec.structs.asdict(worst).items() if name != "origin"}
+        | {"replay": replay_command(worst.origin)},
         "index": index,
     }
 

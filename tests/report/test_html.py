@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_compressed_whole() -> None:
         inner = Reader(text)
         assert not inner.stack
         replays = [attrs["data-replay"] for _, attrs in inner.elements if "data-replay" in attrs]
-        assert replays == [worst.replay for result in kernel.results for worst in result.worst]
+        assert replays == [record.replay_command(worst.origin) for result in kernel.results for worst in result.worst]
 
 
 def test_hostile_text_makes_no_element(page: str, reader: Reader) -> None:
@@ -215,7 +215,7 @@ def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypat
     text = sections[f"kernel-{short[0]}"]
     for result in run.kernels[short[0]].results:  # which input, and how to reproduce it
         assert words.clean(result.worst[0].truth) in text
-        assert str(escape(result.worst[0].replay)) in text
+        assert str(escape(record.replay_command(result.worst[0].origin))) in text
     assert f"--kernel {run.kernels[short[0]].name}" in text
     kept = sections_of(record_html.render(run, whole=[run.kernels[short[0]].name]))
     assert "Shortened" not in kept[f"kernel-{short[0]}"]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.report.sample import passing, rich, sample
-from verify.records.record import LawRun, Run
+from verify.records.record import LawRun, Origin, Run, replay_command
 from verify.report import verdict
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
@@ -19,8 +19,7 @@ BROKEN = LawRun(
     cases=7,
     message="results depend on the layout of the operands, not only on their values",
     facts={"layouts": "x transposed", "at": "y [1, 1] of shape [2, 2]", "returned": "<b>1.0</b> (0x3f80)"},
-    case='{"dtype":"bfloat16"}',
-    replay="verify replay a.py::k '{\"dtype\":\"bfloat16\"}' --law 'layout independence'",
+    origin=Origin("a.py::k", '{"dtype":"bfloat16"}', law="layout independence"),
 )
 KEPT = LawRun(law="determinism", dtype="bfloat16", status="ok", cases=12)
 SKIPPED = LawRun(law="CUDA graph", dtype="bfloat16", status="skipped", cases=0, message="needs a CUDA device")
@@ -39,7 +38,7 @@ def test_the_terminal_shows_the_broken_law_and_counts_the_others(run: Run) -> No
     name = run.kernels[0].name
     assert f"✗ law broken  {name} layout independence bfloat16\n    why" in text
     assert "    layouts" in text
-    assert BROKEN.replay in text.splitlines()[-1]
+    assert replay_command(BROKEN.origin) in text.splitlines()[-1]
     assert "laws: 1 kept, 1 broken, 1 not applicable" in text
     assert f"1 law broken, the first is {name} layout independence bfloat16" in text
 

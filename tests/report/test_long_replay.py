@@ -15,7 +15,7 @@ from tests.gate.gate_records import result as plain
 from tests.gate.gate_records import worst as element
 from verify.cli.replay import add_place
 from verify.gate.verdict import Verdict, judge
-from verify.records.record import LawRun, RegimeFigures, Result, Run
+from verify.records.record import LawRun, Origin, RegimeFigures, Result, Run, replay_command
 from verify.records.recorded import worst_of_run
 from verify.report import gate_data, words
 from verify.report.html import record_html
@@ -30,8 +30,8 @@ def breach(name: str, error: float) -> Result:
     """A result whose worst element is in `high`; `low` has one of its own, which the ten worst do not show."""
 
     def at(value: float, index: int) -> object:
-        replay = f"verify replay a.py::{name} '{CASE}' --result y --index {index}"
-        return msgspec.structs.replace(element(value), index=(0, index), replay=replay, got_hex=f"0x{index:04x}")
+        origin = Origin(f"a.py::{name}", CASE, "y", index)
+        return msgspec.structs.replace(element(value), index=(0, index), origin=origin, got_hex=f"0x{index:04x}")
 
     high, low = at(error, 7), at(error / 2, 9)
     parts = [
@@ -93,7 +93,7 @@ def test_the_short_command_finds_the_element() -> None:
         given = parser.parse_args(words_[2:])
         found = worst_of_run(record(), given.target, dtype=given.dtype, result=given.result, regime=given.regime)
         assert found.worst == row.leading.worst
-        assert found.index == (9 if row.key.regime == "low" else 7)
+        assert found.origin.index == (9 if row.key.regime == "low" else 7)
 
 
 def test_comment_and_json_have_everything_of_each_element() -> None:
@@ -148,8 +148,9 @@ def test_a_review_with_the_record_shows_the_element_of_each_regime() -> None:
 def test_a_short_command_stays_as_it_is() -> None:
     item = run(kernel(plain(2.0)))
     text = gate_text.render(judge([item], book(bound(1.0))), width=100, color=False, records=["run.json"])
-    assert len(element(2.0).replay) <= words.LONG
-    assert text.count(element(2.0).replay) == 2
+    command = replay_command(element(2.0).origin)
+    assert len(command) <= words.LONG
+    assert text.count(command) == 2
 
 
 def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> None:
@@ -168,7 +169,10 @@ def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> No
 
 def test_what_is_said_of_many_is_said_once() -> None:
     """A kernel that raises breaks every law; a lost device fails every kernel; a hunt notes each result."""
-    laws = [LawRun(name, "float16", "broken", 1, "k raised Error", replay=f"verify replay {name}") for name in "abc"]
+    laws = [
+        LawRun(name, "float16", "broken", 1, "k raised Error", origin=Origin("a.py::k", "{}", law=name))
+        for name in "abc"
+    ]
     broken = kernel(plain(), name="k", status="wrong", laws=[*laws, LawRun("d", "float16", "broken", 1, "other")])
     notes = [f"y{place}: biased" for place in range(5)]
     failed = [kernel(name=name, status="error", message="device lost", hint=again(name), notes=notes) for name in "pq"]

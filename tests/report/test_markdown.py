@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, rich, sample
-from verify.records.record import LawRun
+from verify.records.record import LawRun, replay_command
 from verify.report import verdict, words
 from verify.report.markdown import comment, record_markdown
 
@@ -118,7 +118,7 @@ def test_each_wrong_result_can_be_replayed() -> None:
     commands = Reader(record_markdown.render(sample())).commands
     for found in verdict.wrong_results(sample()):
         assert found.worst is not None
-        assert words.clean(found.worst.replay) + "\n" in commands
+        assert words.clean(replay_command(found.worst.origin)) + "\n" in commands
 
 
 @pytest.mark.parametrize("limit", [0, 1, 80, 300, 900, 2_500, 6_000, 20_000, 60_000])

@@ -149,7 +149,7 @@ def _targets(given: list[str]) -> list[str]:
     from verify.declare import config
     from verify.errors import UsageError
 
-    if records := [item for item in given if item.endswith(".json")]:
+    if records := [item for item in given if item.endswith((".json", ".json.gz"))]:
         raise UsageError(
             f"--base measures anew and takes targets, as `verify run` does; received the record {records[0]}",
             hint="verify compare BASE.json HEAD.json",

@@ -122,7 +122,7 @@ def main(options: argparse.Namespace) -> int:
     runs = Path(options.runs) if options.runs else settings.runs
     paths = _report(night, record, verdict, runs)
     if options.keep:
-        kept = runs / f"{record.created[:10]}-{record.id}.json"
+        kept = runs / f"{record.created[:10]}-{record.id}.json.gz"
         save(record, kept)
         paths.append(("kept", kept))
     again = command_line(_arguments(options, seed, everything=True))

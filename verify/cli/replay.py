@@ -118,8 +118,8 @@ def place(options: argparse.Namespace) -> Any:
     if options.index is not None:
         raise UsageError("--index belongs to a case; without one, --run gives the worst element of its record")
     known = worst_of_run(run, options.target, dtype=options.dtype, result=options.result, regime=options.regime)
-    options.target, options.case = known.target, known.case
-    options.result, options.index = known.result, known.index
+    options.target, options.case = known.origin.target, known.origin.case
+    options.result, options.index = known.origin.result, known.origin.index
     return known
 
 
@@ -167,7 +167,7 @@ def element_lines(found: dict[str, Any]) -> list[str]:
     worst, smaller = found["worst"], found.get("smaller")
     lines = [f"{found['kernel']} ({found['op']}) {found['result']} {found['dtype']} on {found['backend']}"]
     if smaller:
-        lines.append(f"  smaller   {_effort(smaller, found['worst']['replay'])}")
+        lines.append(f"  smaller   {_effort(smaller, found['worst']['origin'])}")
     lines += [
         f"  at        {_place(worst['index'])}",
         *(f"  {name:<9} {text}" for name, text in worst["inputs"].items()),
@@ -186,15 +186,21 @@ def element_lines(found: dict[str, Any]) -> list[str]:
         same = "the same bits" if recorded["got_hex"] == worst["got_hex"] else "OTHER bits now"
         lines.append(f"  recorded  {recorded['got_hex']} on {recorded['backend']}: {same}")
     lines.append(f"  case      {found['case']}")
-    lines.append(f"  replay    {worst['replay']}")
-    if smaller and smaller["original"] != worst["replay"]:
-        lines.append(f"  original  {smaller['original']}")
+    lines.append(f"  replay    {_command(worst['origin'])}")
+    if smaller and smaller["original"] != worst["origin"]:
+        lines.append(f"  original  {_command(smaller['original'])}")
     return lines
 
 
-def _effort(smaller: dict[str, Any], replay: str) -> str:
+def _command(origin: dict[str, Any]) -> str:
+    from verify.records.record import Origin, replay_command
+
+    return replay_command(Origin(**origin))
+
+
+def _effort(smaller: dict[str, Any], origin: dict[str, Any]) -> str:
     spent = f"{smaller['evaluations']} evaluations"
-    if smaller["original"] == replay:
+    if smaller["original"] == origin:
         return f"nothing smaller breaks in the same way, in {spent}"
     return f"found in {spent}" + (", which are all that it may take" if smaller["exhausted"] else "")
 
@@ -218,11 +224,11 @@ def _law(options: argparse.Namespace) -> int:
     elif found["status"] == "broken":
         lines = [f"{reply['kernel']} breaks the law of {found['law']} in {found['dtype']}: {found['message']}"]
         if smaller:
-            lines.append(f"  {'smaller':<12} {_effort(smaller, found['replay'])}")
+            lines.append(f"  {'smaller':<12} {_effort(smaller, found['origin'])}")
         lines += [f"  {name:<12} {value}" for name, value in found["facts"].items()]
-        lines += [f"  {'case':<12} {found['case']}", f"  {'replay':<12} {found['replay']}"]
-        if smaller and smaller["original"] != found["replay"]:
-            lines.append(f"  {'original':<12} {smaller['original']}")
+        lines += [f"  {'case':<12} {found['origin']['case']}", f"  {'replay':<12} {_command(found['origin'])}"]
+        if smaller and smaller["original"] != found["origin"]:
+            lines.append(f"  {'original':<12} {_command(smaller['original'])}")
         print("\n".join(screen.plain(line) for line in lines))
     elif found["status"] == "skipped":
         print(screen.plain(f"{found['law']} does not apply: {found['message']}"))

@@ -17,7 +17,7 @@ from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import describe
-from verify.records.record import LawRun, Number, Worst, value_of
+from verify.records.record import LawRun, Number, Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import evaluate
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Smaller(msgspec.Struct, frozen=True):
-    """How a case was made smaller: `original` is the command that replays the larger one."""
+    """How a case was made smaller: `original` is what it was made from."""
 
     evaluations: int
     exhausted: bool
-    original: str
+    original: Origin | None
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *,
     given = replay(kernel, target, backend, case, result=result, index=index)
     subject = Subject(kernel, case.dtype, backend, None, target)
     found = shrink_element(subject, case, result, index, given.judged)
-    about = Smaller(found.evaluations, found.exhausted, given.worst.replay)
+    about = Smaller(found.evaluations, found.exhausted, given.worst.origin)
     if found.case == case:
         return msgspec.structs.replace(given, smaller=about)
     place = found.broken.index
@@ -133,7 +133,7 @@ def replay_law(
         engine.attempt(law, subject, case)
     except Broken as broken:
         small = shrink_broken(law, subject, broken, evaluations=EVALUATIONS)
-        about = Smaller(small.evaluations, small.exhausted, found.replay)
+        about = Smaller(small.evaluations, small.exhausted, found.origin)
         return engine.replay_law(law, kernel, small.case, backend, target), about
     return found, None  # it breaks only now and then: there is nothing to go by
 

@@ -13,7 +13,7 @@ from verify.hunt.finds import Find, confirm
 from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.hunt.settings import Settings
 from verify.hunt.space import Space, space_of
-from verify.records.record import Basis, Result, Worst
+from verify.records.record import Basis, Result, Worst, replay_command
 from verify.truth import certificate
 from verify.truth.figure import shown
 
@@ -106,7 +106,7 @@ def _result(space: Space, settings: Settings, found: Searched, finds: list[Find]
 def _kept(finds: list[Find]) -> list[Worst]:
     """The worst find, and the next ones: a find spells out whole rows, which nothing makes smaller."""
     kept = [find.worst for find in finds[:KEEP]]
-    while len(kept) > 1 and sum(len(worst.replay) for worst in kept) > CHARACTERS:
+    while len(kept) > 1 and sum(len(replay_command(worst.origin)) for worst in kept) > CHARACTERS:
         kept.pop()
     return kept
 

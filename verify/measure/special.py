@@ -95,5 +95,5 @@ def _told(kernel: Kernel, dtype: str, told: Worst, judged: Judged, *, zero: bool
         got=told.got,
         truth=told.truth,
         status="wrong" if wrong else "ok",
-        replay=told.replay if wrong else "",
+        origin=told.origin if wrong else None,
     )

@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.records import packing
-from verify.records.packing import FIRST
-from verify.records.record import Figures, Histogram, number
+from verify.records.record import FIRST_OCTAVE, Figures, Histogram, number, octave_edges
 from verify.truth.ulp import Errors
 
 SUB_BITS = 5  # 32 bins per octave: a quantile is read off to within 3%
@@ -88,10 +86,10 @@ class Tally:
 
         Errors of magnitude below 2^-4 share the two bins around zero; empty outer bins are left out.
         """
-        octaves = np.zeros((2, HIGHEST - FIRST + 2), dtype=np.int64)
+        octaves = np.zeros((2, HIGHEST - FIRST_OCTAVE + 2), dtype=np.int64)
         for sign in (0, 1):
             per = self.counts[sign]
-            inner = 1 + (FIRST - LOWEST) * (1 << SUB_BITS)
+            inner = 1 + (FIRST_OCTAVE - LOWEST) * (1 << SUB_BITS)
             octaves[sign, 0] = per[:inner].sum()
             body = per[inner:-1].reshape(-1, 1 << SUB_BITS).sum(axis=1)
             octaves[sign, 1:-1] = body
@@ -101,7 +99,7 @@ class Tally:
         negative_counts = [int(count) for count in reversed(octaves[1, : last + 1])]
         positive_counts = [int(count) for count in octaves[0, : last + 1]]
         counts = negative_counts + positive_counts
-        return Histogram(edges=packing.octaves(len(counts)), counts=counts)
+        return Histogram(edges=octave_edges(len(counts)), counts=counts)
 
 
 def worst_of(candidates: Sequence[tuple[float, int]], keep: int = KEEP) -> list[tuple[float, int]]:

@@ -216,7 +216,7 @@ class History:
         """The files that may be records: name, all that changes when their content does, path."""
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith("."):
+                if entry.name.endswith((".json", ".json.gz")) and not entry.name.startswith("."):
                     with contextlib.suppress(OSError):  # removed meanwhile, or a link to nothing
                         if entry.is_file():
                             yield _storable(entry.name), _stamp(entry.stat()), entry.path

@@ -12,7 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
+from verify.records.record import (
+    Figures,
+    KernelRun,
+    LawRun,
+    Number,
+    Result,
+    Run,
+    Worst,
+    replay_command,
+    value_of,
+)
 from verify.report.gaps import FEW, Gap, gathered
 from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, ulp
 
@@ -372,7 +382,7 @@ def advice(kernel: KernelRun) -> str:
 
 def short_replay(found: Found, record: str) -> str:
     """The replay of a long case by its place in the record; empty for a short one, or where there is no record."""
-    if not record or found.worst is None or len(found.worst.replay) <= LONG:
+    if not record or found.worst is None or len(replay_command(found.worst.origin)) <= LONG:
         return ""
     kernel, result = clean(found.kernel.name), found.result
     place = ["--result", clean(result.output), "--dtype", clean(result.dtype)]
@@ -386,9 +396,9 @@ def next_command(run: Run, *, record: str = "") -> str:
     """
     worst = worst_result(run)
     if worst is not None and worst.worst is not None:
-        return short_replay(worst, record) or clean(worst.worst.replay)
+        return short_replay(worst, record) or clean(replay_command(worst.worst.origin))
     for _, law in broken_laws(run):
-        return clean(law.replay)
+        return clean(replay_command(law.origin))
     found = {standing(kernel): kernel for kernel in reversed(run.kernels)}  # the first of each standing
     for status in FAILED:
         if status in found:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from verify.records.record import KernelRun, Number, Result, Run, encode, value_of
+from verify.records.record import KernelRun, Number, Result, Run, encode, replay_command, value_of
 from verify.report import verdict, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from verify.gate.verdict import Verdict
     from verify.records.compare import Comparison
 
-WEIGHT = 1_450_000  # characters of a page; what is judged is shown in full even if it does not fit
+WEIGHT = 1_650_000  # characters of a page; what is judged is shown in full even if it does not fit
 # characters that are written out; the rest is compressed
 INLINE = 80_000  # of kernel sections, the one that opens with the page first
 ROWS = 150_000  # of the table; what is judged is written out in any case
@@ -242,7 +242,7 @@ def _broken(run: Run) -> list[dict[str, Any]]:
                     "kernel": verdict.name_of(kernel),
                     "law": name,
                     "message": words.clean(law.message),
-                    "replay": words.clean(law.replay),
+                    "replay": words.clean(replay_command(law.origin)),
                     "others": [],
                 },
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
+from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, replay_command, value_of
 from verify.report import verdict, words
 from verify.report.html import against, curve_plot, plot
 
@@ -201,7 +201,7 @@ def _law(law: LawRun) -> LawView:
         cases=f"{law.cases:,}",
         message=words.clean(law.message),
         facts=[(words.clean(name), words.clean(value)) for name, value in law.facts.items()],
-        replay=words.clean(law.replay),
+        replay=words.clean(replay_command(law.origin)),
     )
 
 
@@ -245,7 +245,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
                 got=words.clean(item.got),
                 truth=words.truth(item.truth),
                 standing=item.status,
-                replay=words.clean(item.replay),
+                replay=words.clean(replay_command(item.origin)),
             )
             for item in result.special
         ],
@@ -332,6 +332,6 @@ def worst_view(item: Worst, result: Result, regions: str = "") -> WorstView:
         got_hex=words.clean(item.got_hex),
         truth=words.truth(item.truth),
         error=verdict.error_text(item, result.gate),
-        replay=words.clean(item.replay),
+        replay=words.clean(replay_command(item.origin)),
         regions=regions,
     )

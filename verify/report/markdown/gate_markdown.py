@@ -8,6 +8,7 @@ from verify.gate.bounds import Bound
 from verify.gate.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading
+from verify.records.record import replay_command
 from verify.report import words
 from verify.report.gaps import FEW, gathered
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
@@ -117,7 +118,7 @@ def _detail(row: Row) -> str:
         if text := gate_text.there(reading):
             facts.append(("there", inert(text)))
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    replay = f"\n{fenced(reading.worst.replay)}" if reading.worst is not None else ""
+    replay = f"\n{fenced(replay_command(reading.worst.origin))}" if reading.worst is not None else ""
     heading = f"<summary>✗ {code(gate_text.title(row))}: {row.status}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"
 

@@ -5,7 +5,7 @@ Results in order are rows while there are few; of many, each kernel is one line.
 
 from __future__ import annotations
 
-from verify.records.record import KernelRun, LawRun, Result, Run
+from verify.records.record import KernelRun, LawRun, Result, Run, replay_command
 from verify.report import verdict, words
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
 from verify.report.signs import GLYPHS
@@ -145,7 +145,7 @@ def _law(kernel: KernelRun, law: LawRun) -> str:
     facts = [("why", inert(law.message)), *((inert(k), code(v)) for k, v in law.facts.items())]
     table = "\n".join(f"| {key} | {value} |" for key, value in facts)
     heading = f"<summary>✗ {code(verdict.law_title(kernel, law))}: law broken</summary>"
-    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(law.replay)}\n</details>\n"
+    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(replay_command(law.origin))}\n</details>\n"
 
 
 def _worst(found: Found) -> str:
@@ -173,6 +173,6 @@ def _worst(found: Found) -> str:
         count = words.share(result.figures.nonfinite, result.figures.n).replace("<", "&lt;").replace(">", "&gt;")
         facts.append(("NaN or infinity on one side", f"{result.figures.nonfinite:,} elements ({count})"))
     table = "\n".join(f"| {key} | {value} |" for key, value in facts)
-    replay = f"\n{fenced(worst.replay)}" if worst is not None else ""
+    replay = f"\n{fenced(replay_command(worst.origin))}" if worst is not None else ""
     heading = f"<summary>✗ {name}: {figure}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"

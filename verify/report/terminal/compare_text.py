@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading, arch_of, commit_of, inputs
-from verify.records.record import Run
+from verify.records.record import Run, replay_command
 from verify.report import words
 from verify.report.signs import Signs
 from verify.report.terminal import gate_text
@@ -154,7 +154,7 @@ def _block(page: Page, pair: Pair, signs: Signs) -> None:
     if pair.head.worst is not None:
         page.field("input", inputs(pair.head.worst))
         page.field("replay", "")
-        page.command(pair.head.worst.replay, indent=4)
+        page.command(replay_command(pair.head.worst.origin), indent=4)
 
 
 def _apart(page: Page, pairs: Sequence[Pair], signs: Signs) -> None:

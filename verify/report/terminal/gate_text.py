@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from verify.gate.bounds import Bound
 from verify.gate.verdict import MEANING, SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading, inputs
-from verify.records.record import Worst, number, value_of
+from verify.records.record import Worst, number, replay_command, value_of
 from verify.report import verdict as verdicts
 from verify.report import words
 from verify.report.gaps import gathered
@@ -145,8 +145,9 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     for place, row in enumerate(broken):  # an old record has no worst element of some regimes
         if row.leading is not None and row.leading.worst is not None:
             known = short_replay(row.leading, _files(verdict, records))
-            if known or len(row.leading.worst.replay) <= words.LONG or place >= MOST_BLOCKS:
-                return known or row.leading.worst.replay
+            command = replay_command(row.leading.worst.origin)
+            if known or len(command) <= words.LONG or place >= MOST_BLOCKS:
+                return known or command
             return f"the replay command of {title(row)}, above"
     if broken:
         return f"verify report {files.split(' ', 1)[0]}"
@@ -172,7 +173,7 @@ def _files(verdict: Verdict, records: Sequence[str]) -> dict[str, str]:
 
 def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
     """The replay of a long case by its place in the record, if it is known which file that is."""
-    if reading is None or reading.worst is None or len(reading.worst.replay) <= words.LONG:
+    if reading is None or reading.worst is None or len(replay_command(reading.worst.origin)) <= words.LONG:
         return ""
     if (path := files.get(reading.record)) is None:
         return ""
@@ -259,7 +260,7 @@ def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
     if text := there(reading):
         page.field("there", text)
     page.field("replay", "")
-    page.command(short_replay(reading, files) or reading.worst.replay, indent=4)
+    page.command(short_replay(reading, files) or replay_command(reading.worst.origin), indent=4)
 
 
 def _block(

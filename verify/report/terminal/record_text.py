@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from verify.records.record import KernelRun, LawRun, Run
+from verify.records.record import KernelRun, LawRun, Run, replay_command
 from verify.report import verdict, words
 from verify.report.signs import STYLES, Signs
 
@@ -104,7 +104,7 @@ def _wrong(console: Console, found: verdict.Found, signs: Signs, short: str) -> 
         _field(console, "NaN/inf", text)
     if worst is not None:
         _field(console, "replay", "")
-        _command(console, " " * MARGIN + (short or words.clean(worst.replay)))
+        _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
 
 
 def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
@@ -115,7 +115,7 @@ def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None
     for name, value in facts.items():
         _field(console, name, value, width=max(width, NAME))
     _field(console, "replay", "")
-    _command(console, " " * MARGIN + words.clean(law.replay))
+    _command(console, " " * MARGIN + words.clean(replay_command(law.origin)))
 
 
 def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) -> None:

@@ -42,15 +42,9 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   });
-  // what occurs twice in a record stands once in `shared`; an operand may be called @, its values are texts
-  const whole = (value) => {
-    if (typeof value !== "object" || value === null || Array.isArray(value)) return value;
-    if (typeof value["@"] === "number") return record.shared[value["@"]];
-    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, whole(item)]));
-  };
   const partAt = (path, name) => {
     const [kernel, result] = path.split(".");
-    return whole(record.kernels[kernel].results[result][name]);
+    return record.kernels[kernel].results[result][name];
   };
 
   // Copy: the buttons are made here, because without a script they would do nothing. The command is also
@@ -190,7 +184,7 @@
     return (String(edge).startsWith("-") ? "-" : "") + text;
   };
   const valueOf = (bits, dtype) => {
-    const raw = BigInt(`0x${bits}`);
+    const raw = BigInt(bits);
     const view = new DataView(new ArrayBuffer(8));
     if (dtype === "float64") { view.setBigUint64(0, raw); return view.getFloat64(0); }
     if (dtype === "float32" || dtype === "bfloat16") {
@@ -201,26 +195,20 @@
     return sign * (exponent ? 2 ** (exponent - 15) * (1 + mantissa / 1024) : 2 ** -14 * (mantissa / 1024));
   };
   const DIGITS = { float64: 17, float32: 9, float16: 9, bfloat16: 9 };
-  const octaves = (bins) => {
-    const edges = [0, ...Array(bins / 2).keys()].map((k, at) => (at ? 2 ** (k - 4) : 0)).map((edge) => (edge > 2 ** 64 ? Infinity : edge));
-    return [...edges.slice(1).reverse().map((edge) => -edge), ...edges];
-  };
   const sayings = {
     curve: (drawing) => {
       const { operand, edges, counts, max_ulp: most, worst, baseline } = partAt(drawing.dataset.at, "curve");
-      const bits = worst.split(" ");
       const { dtype } = drawing.dataset;
       return counts.map((count, at) => {
         const where = `${operand} from ${number(edges[at])} to ${number(edges[at + 1])}`;
         if (!count) return `${where}: no input`;
-        const decimal = DIGITS[dtype] ? `${Number(valueOf(bits[at], dtype).toPrecision(DIGITS[dtype]))} ` : "";
+        const decimal = DIGITS[dtype] ? `${Number(valueOf(worst[at], dtype).toPrecision(DIGITS[dtype]))} ` : "";
         const theirs = baseline ? `, PyTorch ${size(baseline[at])} ULP` : "";
-        return `${where}: ${size(most[at])} ULP at ${operand} = ${decimal}(0x${bits[at]})${theirs}; ${count.toLocaleString("en")} input${count === 1 ? "" : "s"}`;
+        return `${where}: ${size(most[at])} ULP at ${operand} = ${decimal}(${worst[at]})${theirs}; ${count.toLocaleString("en")} input${count === 1 ? "" : "s"}`;
       });
     },
     histogram: (drawing) => {
-      const packed = partAt(drawing.dataset.at, "histogram");
-      const { edges, counts } = Array.isArray(packed) ? { edges: octaves(packed.length), counts: packed } : packed;
+      const { edges, counts } = partAt(drawing.dataset.at, "histogram");
       return counts.map((count, at) => `${power(edges[at])} to ${power(edges[at + 1])} ULP: ${count.toLocaleString("en")}`);
     },
   };
