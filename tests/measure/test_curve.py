@@ -10,13 +10,14 @@ from fractions import Fraction
 import pytest
 import torch
 
+from tests.truth.every_value import all_values
 from verify import ops
 from verify.measure.curve import DIGITS, Envelope, edges_for, envelope, recorded, worse
 from verify.records.record import value_of
 from verify.truth import formats
 from verify.truth.figure import rounded_up
 from verify.truth.formats import Format
-from verify.truth.ulp import all_values, from_bits
+from verify.truth.ulp import from_bits
 
 NAMES = ("bfloat16", "float16", "float32", "float64")
 OPS = ("gelu", "silu", "geglu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from verify.truth.formats import Format, torch_dtype
 from verify.truth.ulp import from_bits, raw
 
 _SIDE = 1 << PAIR_BITS
-Maker = Callable[[Space, Op, int, int, torch.device | str], dict[str, Tensor | None]]
 
 
 def gate_of(op: Op) -> str:
