@@ -121,11 +121,7 @@ def propose(options: argparse.Namespace) -> int:
         }
         json_.write(options.json, data)
     if options.json != "-":
-        sys.stdout.write(
-            bounds_text.proposal(
-                found, width=screen.width(), color=screen.colour(), written=written, dry=options.dry_run
-            )
-        )
+        sys.stdout.write(bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run))
     return 1 if any(row.status in ("breached", "nonfinite", "crashed") for row in found.left) else 0
 
 
@@ -145,9 +141,7 @@ def review(options: argparse.Namespace) -> int:
         json_.write(options.json, {"base": options.base, "changes": gate_data.of_changes(found, behind)})
     if options.json != "-":
         files = {run.id: path for run, path in zip(runs, options.run, strict=True)}
-        text = bounds_text.review(
-            found, options.base, width=screen.width(), color=screen.colour(), behind=behind, files=files
-        )
+        text = bounds_text.review(found, options.base, screen.terminal(), behind=behind, files=files)
         sys.stdout.write(text)
     return 1 if changes.needs_approval(found) else 0
 
@@ -179,9 +173,7 @@ def accept(options: argparse.Namespace) -> int:
     if options.json:
         json_.write(options.json, {"changes": gate_data.of_changes([change], behind), "written": written})
     if options.json != "-":
-        text = bounds_text.accepted(
-            change, width=screen.width(), color=screen.colour(), written=written, behind=behind, files=files
-        )
+        text = bounds_text.accepted(change, screen.terminal(), written=written, behind=behind, files=files)
         sys.stdout.write(text)
     return 0
 

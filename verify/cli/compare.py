@@ -43,9 +43,7 @@ def main(options: argparse.Namespace) -> int:
     if options.json != "-":
         for line in about(found):
             print(screen.plain(line))
-        sys.stdout.write(
-            compare_text.render(found, width=screen.width(), color=screen.colour(), everything=options.all)
-        )
+        sys.stdout.write(compare_text.render(found, screen.terminal(), everything=options.all))
         if found.other_cases:
             print(screen.plain(f"next: verify run --like {options.base} --json {options.head}"))
     return found.exit_code

@@ -87,11 +87,11 @@ def bounds_folder(given: str | None) -> Path:
 def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None, paths: list[str]) -> str:
     from verify.report.terminal import compare_text, gate_text
 
-    width, color = screen.width(), screen.colour()
+    terminal = screen.terminal()
     text = ""
     if comparison is not None:
-        text = compare_text.render(comparison, width=width, color=color, everything=options.all) + "\n"
-    return text + gate_text.render(verdict, width=width, color=color, everything=options.all, records=paths)
+        text = compare_text.render(comparison, terminal, everything=options.all) + "\n"
+    return text + gate_text.render(verdict, terminal, everything=options.all, records=paths)
 
 
 def _write(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None) -> None:

@@ -88,9 +88,7 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
         ]
         json_.write(options.json, {"lines": data, **_files(history)})
     if options.json != "-":
-        sys.stdout.write(
-            history_text.table(options.kernel, found, history.refreshed, width=screen.width(), color=screen.colour())
-        )
+        sys.stdout.write(history_text.table(options.kernel, found, history.refreshed, screen.terminal()))
     return 0
 
 
@@ -109,9 +107,7 @@ def _changes(options: argparse.Namespace, history: History, lines: list[Series])
         ]
         json_.write(options.json, {"lines": data, **_files(history)})
     if options.json != "-":
-        sys.stdout.write(
-            history_text.events(options.kernel, found, history.refreshed, width=screen.width(), color=screen.colour())
-        )
+        sys.stdout.write(history_text.events(options.kernel, found, history.refreshed, screen.terminal()))
     return 0
 
 
@@ -123,7 +119,7 @@ def _kernels(options: argparse.Namespace, history: History) -> int:
         rows = [{"kernel": name, "runs": count, "last": created} for name, count, created in found]
         json_.write(options.json, {"kernels": rows, **_files(history)})
     if options.json != "-":
-        sys.stdout.write(history_text.kernels(found, history.refreshed, width=screen.width(), color=screen.colour()))
+        sys.stdout.write(history_text.kernels(found, history.refreshed, screen.terminal()))
     return 0
 
 

@@ -171,11 +171,11 @@ def _show(record: Run, verdict: Verdict | None, path: Path, again: str) -> None:
 
     from verify.report.terminal import gate_text, record_text
 
-    width, color = screen.width(), screen.colour()
+    terminal = screen.terminal()
     shown = msgspec.structs.replace(record, command=again)
-    sys.stdout.write(record_text.render(shown, width=width, color=color, record=str(path)))
+    sys.stdout.write(record_text.render(shown, terminal, record=str(path)))
     if verdict is not None:
-        sys.stdout.write("\n" + gate_text.render(verdict, width=width, color=color, records=[str(path)]))
+        sys.stdout.write("\n" + gate_text.render(verdict, terminal, records=[str(path)]))
 
 
 def _arguments(options: argparse.Namespace, seed: int, *, everything: bool = False) -> list[str]:

@@ -154,13 +154,13 @@ def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | N
 def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> None:
     from verify.report.terminal import record_text
 
-    width, color = screen.width(), screen.colour()
-    sys.stdout.write(record_text.render(run, width=width, color=color, record=options.record))
+    terminal = screen.terminal()
+    sys.stdout.write(record_text.render(run, terminal, record=options.record))
     if base is not None:
         from verify.report.terminal import compare_text
 
-        sys.stdout.write("\n" + compare_text.render(base, width=width, color=color))
+        sys.stdout.write("\n" + compare_text.render(base, terminal))
     if verdict is not None:
         from verify.report.terminal import gate_text
 
-        sys.stdout.write("\n" + gate_text.render(verdict, width=width, color=color, records=[options.record]))
+        sys.stdout.write("\n" + gate_text.render(verdict, terminal, records=[options.record]))

@@ -8,7 +8,10 @@ import os
 import re
 import shutil
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verify.report.terminal.text_page import Terminal
 
 
 def width() -> int:
@@ -21,6 +24,13 @@ def width() -> int:
 def colour() -> bool:
     """Whether to colour: only on a terminal, and never with NO_COLOR set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def terminal() -> Terminal:
+    """What the pages of the report are told about the terminal."""
+    from verify.report.terminal.text_page import Terminal
+
+    return Terminal(width(), colour())
 
 
 class Progress:

@@ -45,4 +45,4 @@ def deliver(result: Run, options: argparse.Namespace, show: Callable[[], str] | 
 def _table(result: Run, record: str) -> str:
     from verify.report.terminal import record_text
 
-    return record_text.render(result, width=screen.width(), color=screen.colour(), record=record)
+    return record_text.render(result, screen.terminal(), record=record)

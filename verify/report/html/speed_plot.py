@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.record import Number, Run, value_of
-from verify.report import verdict, words
+from verify.report import run_words, words
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -43,7 +43,7 @@ def plots(run: Run) -> list[Plot]:
     for kernel in run.kernels:
         for speed in kernel.speed:
             errors = [
-                (verdict.judged(result.figures, result.gate).upper, result.status == "wrong")
+                (run_words.judged(result.figures, result.gate).upper, result.status == "wrong")
                 for result in kernel.results
                 if result.dtype == speed.dtype and result.output.startswith("d") == (speed.direction == "backward")
             ]
@@ -51,7 +51,7 @@ def plots(run: Run) -> list[Plot]:
                 continue
             error, _ = max(errors, key=lambda pair: _rank(pair[0]))
             wrong = any(bad for _, bad in errors) and not kernel.peer
-            point = Point(verdict.name_of(kernel), kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
+            point = Point(run_words.name_of(kernel), kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
             group = groups.setdefault((words.call(kernel.op, kernel.params), speed.dtype, speed.direction), {})
             before = group.get(kernel.target)
             if before is None or math.prod(before[0]) < math.prod(speed.shape):
