@@ -168,8 +168,8 @@ def test_the_same_bits_are_not_told_for_a_mean_that_the_reference_rounds_otherwi
         figures = msgspec.structs.replace(part.figures, mean=mean)
         return msgspec.structs.replace(item, regimes=[msgspec.structs.replace(part, figures=figures)])
 
-    assert both(meant(0.2, "aa"), meant(0.2000001, "aa")).told == []
-    assert len(both(meant(0.2, "aa"), meant(0.2000001, "bb")).told) == 1
+    assert both(meant(0.2, "aa"), meant(0.2000001, "aa")).listed == []
+    assert len(both(meant(0.2, "aa"), meant(0.2000001, "bb")).listed) == 1
 
 
 def test_the_command_names_the_next_one_where_cases_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,10 +248,10 @@ def test_changed_bits_are_told_by_the_figures_that_changed_if_there_are_any() ->
     if "bits" not in Result.__struct_fields__:
         pytest.skip("records keep no digest of bits")
     moved = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.6, high=0.7))
-    assert [pair.key.regime for pair in moved.told] == ["low"]
+    assert [pair.key.regime for pair in moved.listed] == ["low"]
     only_bits = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.5, high=0.7))
-    assert [pair.key.regime for pair in only_bits.told] == ["high", "low"]
-    assert both(result(bits="aa"), result(bits="aa")).told == []
+    assert [pair.key.regime for pair in only_bits.listed] == ["high", "low"]
+    assert both(result(bits="aa"), result(bits="aa")).listed == []
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -347,7 +347,7 @@ def test_speed_self_test_and_stages_are_shown_when_there_are_any(everything: Rea
 def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
     found = curve([255.0, 200.0, 12.0, 3.0])
     drawn = str(curve_plot.curve_svg(found, 4.0, "bfloat16", name="k y", at="0.0"))
-    ours = re.search(r'class="ours" d="([^"]*)"', drawn)
+    ours = re.search(r'class="of-kernel" d="([^"]*)"', drawn)
     assert ours is not None
     assert len(re.findall(r"[MV]", ours[1])) == len({value for value in found.max_ulp if value})  # a level each
     assert ours[1].endswith("H560") or not found.counts[-1]
@@ -369,7 +369,7 @@ def test_the_curve_keeps_nan_in_a_lane_of_its_own() -> None:
 
 def test_a_line_over_the_limit_lies_above_the_limit_in_sparklines() -> None:
     drawn = str(curve_plot.spark([0.5, 8.0], 4.0, label="k"))
-    path = re.search(r'class="ours" d="M0 (\d+)H48V(\d+)H96"', drawn)
+    path = re.search(r'class="of-kernel" d="M0 (\d+)H48V(\d+)H96"', drawn)
     limit = re.search(r'class="limit" d="M0 ([\d.]+)H96"', drawn)
     assert path is not None and limit is not None
     assert float(path[1]) > float(limit[1]) > float(path[2])  # the upper edge of a drawing is 0

@@ -35,7 +35,7 @@ def assembled(
     incomplete: list[str],
     seconds: float,
 ) -> Run:
-    """The sealed record of kernels on the backend and in the environment that a worker told `about`."""
+    """The sealed record of kernels on the backend and in the environment that a worker answered with (`about`)."""
     bare = Run(
         schema=SCHEMA,
         id="",

@@ -281,8 +281,8 @@ def summary(kernel: KernelRun) -> str:
     worst = max(results, key=_weight)
     figure = maximum(worst.figures, worst.gate)
     figure += "" if figure == "NaN" else " ULP scaled" if worst.gate == "scaled" else " ULP"
-    told = f" ({', '.join(parts)})" if parts else ""
-    return f"{len(results):,} results{told}; the worst is {clean(worst.output)} {clean(worst.dtype)}: {figure}"
+    labels = f" ({', '.join(parts)})" if parts else ""
+    return f"{len(results):,} results{labels}; the worst is {clean(worst.output)} {clean(worst.dtype)}: {figure}"
 
 
 def counts(run: Run) -> dict[str, int]:
@@ -364,7 +364,7 @@ def title(kernel: KernelRun, result: Result) -> str:
 
 
 def notes_of(kernel: KernelRun) -> list[str]:
-    """What was noticed about a kernel; what holds of many results is told once."""
+    """What was noticed about a kernel; what holds of many results is one line."""
     return [gap.text for gap in gathered(kernel.notes)]
 
 

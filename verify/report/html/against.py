@@ -66,14 +66,14 @@ def bounds(found: Verdict) -> Against:
     """The verdict of the gate; what is within its bound is counted and not listed."""
     rows = [_bound(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
-    told = (
+    counted = (
         ", ".join(f"{statuses.count(key):,} {key}" for key in _STANDING if key in statuses) or "no bound and no figure"
     )
     return Against(
         anchor="bounds",
         title="Against the committed bounds",
         standing=STANDING[found.word],
-        sentence=f"{found.word}: {told or 'no bound and no figure'}",
+        sentence=f"{found.word}: {counted or 'no bound and no figure'}",
         before="Bound",
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
@@ -121,10 +121,10 @@ def base(found: Comparison) -> Against:
     """The run beside an earlier one; what did not change is counted and not listed."""
     rows = [_pair(pair) for pair in found.pairs if not pair.silent]
     changes = [pair.change for pair in found.pairs]
-    told = [f"{changes.count(change):,} {word}" for change, (_, word) in _CHANGE.items() if change in changes]
+    counted = [f"{changes.count(change):,} {word}" for change, (_, word) in _CHANGE.items() if change in changes]
     silent = sum(pair.silent for pair in found.pairs)
     bits = sum(pair.bits == "changed" for pair in found.pairs)
-    sentence = ", ".join(told) or "nothing to compare"
+    sentence = ", ".join(counted) or "nothing to compare"
     sentence += f"; bits changed in {words.plural(bits, 'figure')}" if bits else "; no bits are known to have changed"
     return Against(
         anchor="base",

@@ -228,7 +228,7 @@ def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:
 
 
 def _broken(run: Run) -> list[dict[str, Any]]:
-    """Broken laws; those of one kernel with one message, such as what it raises at every call, are told once."""
+    """Broken laws; those of one kernel with one message, such as what it raises at every call, are one entry."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for index, kernel in enumerate(run.kernels):
         for law in kernel.laws:
@@ -411,13 +411,13 @@ def _headline(run: Run) -> dict[str, Any] | None:
 
 
 def _failures(kernels: Sequence[KernelRun]) -> list[dict[str, Any]]:
-    """Kernels without figures; those that say the same, as where the device is lost, are told together."""
+    """Kernels without figures; those that say the same, as where the device is lost, are one entry."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for kernel in kernels:
         again = run_words.rerun(kernel)
         hint = run_words.advice(kernel)
         # peers that fail are not what a reader has to mend: not beside those that are
-        told = found.setdefault(
+        entry = found.setdefault(
             (run_words.standing(kernel) + kernel.status, kernel.message, hint),
             {
                 "names": [],
@@ -428,6 +428,6 @@ def _failures(kernels: Sequence[KernelRun]) -> list[dict[str, Any]]:
                 "reruns": [],
             },
         )
-        told["names"].append(run_words.name_of(kernel))
-        told["reruns"].append(again)
+        entry["names"].append(run_words.name_of(kernel))
+        entry["reruns"].append(again)
     return list(found.values())

@@ -29,13 +29,13 @@ class FiguresView:
 
 @dataclass(frozen=True)
 class RegimeView:
-    """One region: ours beside PyTorch's."""
+    """One region: the kernel beside PyTorch."""
 
     name: str
     region: str
     n: str
-    ours: FiguresView
-    theirs: FiguresView | None
+    measured: FiguresView
+    baseline: FiguresView | None
     strip: Markup
     bad: bool
 
@@ -212,7 +212,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
     maximum = run_words.maximum(result.figures, result.gate)
     trouble = run_words.trouble(result)
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
-    theirs = "" if result.baseline is None else run_words.maximum(result.baseline, result.gate)
+    baseline = "" if result.baseline is None else run_words.maximum(result.baseline, result.gate)
     n, missed = result.figures.n, result.figures.misrounded
     return ResultView(
         title=title,
@@ -231,7 +231,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         reason=words.clean(result.reason),
         truth=_truth(result),
         scaled=scaled,
-        baseline=theirs if theirs in ("", "NaN") else theirs + unit,
+        baseline=baseline if baseline in ("", "NaN") else baseline + unit,
         baseline_name=words.clean(result.baseline_name) or "PyTorch",
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
         regimes=[_regime(result, index) for index in range(len(result.regimes))],
@@ -273,8 +273,8 @@ def _curve(result: Result, name: str, at: str) -> Markup | str:
 def _trend(values: Sequence[Number], result: Result, title: str) -> Markup | str:
     if not values:
         return ""
-    told = ", ".join(words.ulp(value) for value in values)
-    return curve_plot.spark(values, result.limit, label=f"Maximum of {title} over {len(values)} runs: {told}")
+    listing = ", ".join(words.ulp(value) for value in values)
+    return curve_plot.spark(values, result.limit, label=f"Maximum of {title} over {len(values)} runs: {listing}")
 
 
 def _truth(result: Result) -> str:
@@ -286,16 +286,16 @@ def _truth(result: Result) -> str:
 
 def _regime(result: Result, index: int) -> RegimeView:
     regime = result.regimes[index]
-    ours = run_words.judged(regime.figures, result.gate)
-    theirs = None if regime.baseline is None else run_words.judged(regime.baseline, result.gate)
-    bad = not (value_of(ours.upper) <= result.limit)
+    measured = run_words.judged(regime.figures, result.gate)
+    baseline = None if regime.baseline is None else run_words.judged(regime.baseline, result.gate)
+    bad = not (value_of(measured.upper) <= result.limit)
     return RegimeView(
         name=words.clean(regime.name),
         region=words.region(regime),
         n=f"{regime.figures.n:,}",
-        ours=_figures(regime.figures, result),
-        theirs=None if regime.baseline is None else _figures(regime.baseline, result),
-        strip=plot.strip(ours.upper, None if theirs is None else theirs.upper, result.limit, bad=bad),
+        measured=_figures(regime.figures, result),
+        baseline=None if regime.baseline is None else _figures(regime.baseline, result),
+        strip=plot.strip(measured.upper, None if baseline is None else baseline.upper, result.limit, bad=bad),
         bad=bad,
     )
 

@@ -29,11 +29,11 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     """The whole comment, at most `limit` bytes; a single line when there is nothing to tell."""
     sign = GLYPHS[STANDING[verdict.word]]
     said = inert("; ".join(gate_words.clauses(verdict)))
-    changed = [] if comparison is None else comparison.told
-    told = [row for row in verdict.rows if row.status != "ok"]
+    changed = [] if comparison is None else comparison.listed
+    notable = [row for row in verdict.rows if row.status != "ok"]
     broke = () if comparison is None else comparison.broke
     budget = Budget(limit)
-    if not (told or changed or broke or verdict.missing or verdict.notes):
+    if not (notable or changed or broke or verdict.missing or verdict.notes):
         budget.must(f"{sign} verify: no changes: {said}.\n")
         return budget.text()
     budget.must(f"### {sign} verify gate: **{verdict.word}:** {said}\n")
@@ -41,13 +41,13 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
         budget.must(f"\nAgainst the base: {inert(compare_words.sentence(comparison))}.\n")
     if verdict.records:
         budget.reserve(f"\n<sub>records {', '.join(code(item) for item in verdict.records[:8])}</sub>\n")
-    grouped = gate_words.groups([row for row in told if row.status not in gate_words.WITH_FIGURES])
+    grouped = gate_words.groups([row for row in notable if row.status not in gate_words.WITH_FIGURES])
     few = [row for *_, members in grouped if len(members) <= FEW for row in members if row.readings]
-    with_figures = [row for row in told if row.status in gate_words.WITH_FIGURES or row in few]
-    details = [_detail(row) for row in told if row.status in ("breached", "nonfinite")]
+    with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or row in few]
+    details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
     share = 0.5 if details or changed else 1.0
     budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
-    budget.fill(_unjudged([row for row in told if row not in with_figures]), "lines", head="**Not judged**\n")
+    budget.fill(_unjudged([row for row in notable if row not in with_figures]), "lines", head="**Not judged**\n")
     budget.fill(details, "breaches", share=0.6 if changed else 1.0)
     budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED)
     for title, lines in (("Not measured", verdict.missing), ("Not judged here", verdict.notes)):

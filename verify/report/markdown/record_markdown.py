@@ -108,7 +108,7 @@ def _calm_kernels(run: Run) -> list[str]:
 
 def _row(kernel: KernelRun, result: Result, standing: str) -> str:
     scaled = " scaled" if result.gate == "scaled" and run_words.maximum(result.figures, result.gate) != "NaN" else ""
-    theirs = "" if result.baseline is None else run_words.maximum(result.baseline, result.gate)
+    baseline = "" if result.baseline is None else run_words.maximum(result.baseline, result.gate)
     label = run_words.label(kernel, result)
     return table_row(
         [
@@ -118,7 +118,7 @@ def _row(kernel: KernelRun, result: Result, standing: str) -> str:
             run_words.maximum(result.figures, result.gate) + scaled,
             words.basis(result.basis),
             words.share(result.figures.misrounded, result.figures.n).replace("<", "&lt;").replace(">", "&gt;"),
-            theirs,
+            baseline,
             f"{GLYPHS[standing]} " + (f"**{label}**" if standing == "wrong" else label),
         ]
     )

@@ -16,7 +16,7 @@ from verify.truth.figure import LEAST, shown
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one paragraph
-MOST_BLOCKS = 12  # bounds that did not get looser, told with their worst input
+MOST_BLOCKS = 12  # bounds that did not get looser, shown with their worst input
 STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
@@ -28,20 +28,20 @@ Files = Mapping[str, str]  # id of a record -> its path
 def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, files: Files | None = None) -> None:
     """A table per kernel, then the reason for each loosening; with records, the worst input of what has one."""
     behind, files = behind or {}, files or {}
-    told = found[:MOST_ROWS]
-    for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in told):
+    tabled = found[:MOST_ROWS]
+    for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in tabled):
         page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
         page.results(
             ("output", "dtype", "regime", "old", "new", "measured", "basis", "change"),
-            [_cells(change, page.signs) for change in told if (change.key.arch, change.key.kernel) == (arch, kernel)],
+            [_cells(change, page.signs) for change in tabled if (change.key.arch, change.key.kernel) == (arch, kernel)],
             right=("old", "new", "measured"),
         )
-    if len(found) > len(told):
-        page.line(f"{page.signs.ellipsis} {len(found) - len(told):,} more changes; --json has them all", indent=2)
+    if len(found) > len(tabled):
+        page.line(f"{page.signs.ellipsis} {len(found) - len(tabled):,} more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
             _loosened(page, change, behind, files)
-    # the largest first: what correct rounding may have is nobody's question
+    # the largest first: a maximum that correct rounding may have needs no explanation
     calm = [change for change in found if change.kind != "looser" and _element(change, behind) is not None]
     calm = sorted(calm, key=lambda change: -behind[change.key].value)
     for change in calm[:MOST_BLOCKS]:
@@ -124,7 +124,7 @@ def accepted(
     behind: Behind | None = None,
     files: Files | None = None,
 ) -> str:
-    """One loosening, told in full."""
+    """One loosening, in full."""
     page = Page(terminal)
     _loosened(page, change, behind or {}, files or {})
     page.blank()

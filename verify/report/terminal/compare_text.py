@@ -30,7 +30,7 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
         page.line(Cell("base  ", "dim"), _about(found.base))
         page.line(Cell("head  ", "dim"), _about(found.head))
         page.blank()
-    shown = list(found.pairs) if everything else found.told
+    shown = list(found.pairs) if everything else found.listed
     tabled = [pair for pair in shown if pair.base is not None and pair.head is not None and not pair.reason]
     for kernel in dict.fromkeys(pair.key.kernel for pair in tabled):
         page.line(Cell(kernel, "bold"))

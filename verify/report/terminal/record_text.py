@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MARGIN = 4  # of the details below a heading
 NAME, MOST_NAME = 7, 20  # columns for the name of a field
-MOST_BLOCKS = 12  # wrong results told in full
+MOST_BLOCKS = 12  # wrong results shown in full
 MOST_REASONS = 16  # why laws were not tried, and notes
 MOST_LINES = 12  # of a message, which may be a whole traceback; the record has the rest
 
@@ -178,8 +178,8 @@ def _closing(console: Console, run: Run, signs: Signs, command: str) -> None:
     line.append(word + ":").append(rest, style="not bold default")
     console.print(line, overflow="fold")
     worst = run_words.worst_result(run)
-    told = [found.result for found in run_words.wrong_results(run)[:MOST_BLOCKS] if found.worst is not None]
-    if worst is not None and len(command) > words.LONG and any(worst.result is result for result in told):
+    shown = [found.result for found in run_words.wrong_results(run)[:MOST_BLOCKS] if found.worst is not None]
+    if worst is not None and len(command) > words.LONG and any(worst.result is result for result in shown):
         command = f"the replay command of {run_words.title(worst.kernel, worst.result)}, above"  # once is enough
     _command(console, f"next: {command}")
 

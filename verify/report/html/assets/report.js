@@ -203,8 +203,8 @@
         const where = `${operand} from ${number(edges[at])} to ${number(edges[at + 1])}`;
         if (!count) return `${where}: no input`;
         const decimal = DIGITS[dtype] ? `${Number(valueOf(worst[at], dtype).toPrecision(DIGITS[dtype]))} ` : "";
-        const theirs = baseline ? `, PyTorch ${size(baseline[at])} ULP` : "";
-        return `${where}: ${size(most[at])} ULP at ${operand} = ${decimal}(${worst[at]})${theirs}; ${count.toLocaleString("en")} input${count === 1 ? "" : "s"}`;
+        const beside = baseline ? `, PyTorch ${size(baseline[at])} ULP` : "";
+        return `${where}: ${size(most[at])} ULP at ${operand} = ${decimal}(${worst[at]})${beside}; ${count.toLocaleString("en")} input${count === 1 ? "" : "s"}`;
       });
     },
     histogram: (drawing) => {
@@ -218,18 +218,18 @@
     const { width, height } = drawing.viewBox.baseVal;
     const gutter = Number(drawing.dataset.from);
     const label = drawing.getAttribute("aria-label");
-    let told = null;
+    let readings = null;
     let at = Number(drawing.dataset.worst);
     const say = (index) => {
       if (!record) return;
-      told ??= sayings[drawing.getAttribute("class")](drawing);
-      at = Math.min(told.length - 1, Math.max(0, index));
-      const step = (width - gutter) / told.length;
+      readings ??= sayings[drawing.getAttribute("class")](drawing);
+      at = Math.min(readings.length - 1, Math.max(0, index));
+      const step = (width - gutter) / readings.length;
       cursor.setAttribute("d", `M${gutter + at * step} 8h${Math.max(step, 1.5)}v${height - 48}h${-Math.max(step, 1.5)}z`);
-      reading.textContent = told[at];
+      reading.textContent = readings[at];
       drawing.setAttribute("aria-valuenow", at + 1);
-      drawing.setAttribute("aria-valuetext", told[at]);
-      drawing.setAttribute("aria-valuemax", told.length);
+      drawing.setAttribute("aria-valuetext", readings[at]);
+      drawing.setAttribute("aria-valuemax", readings.length);
     };
     const rest = () => {
       if (document.activeElement === drawing) return;
@@ -244,8 +244,8 @@
     const point = (event) => {
       const box = drawing.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width * width - gutter) / (width - gutter);
-      told ??= record && sayings[drawing.getAttribute("class")](drawing);
-      if (told) say(Math.floor(x * told.length));
+      readings ??= record && sayings[drawing.getAttribute("class")](drawing);
+      if (readings) say(Math.floor(x * readings.length));
     };
     drawing.addEventListener("pointermove", point);
     drawing.addEventListener("pointerdown", point);
