@@ -98,7 +98,7 @@ def measured(row: Row) -> str:
 
 
 def keys(kernel: str, members: Sequence[Row]) -> str:
-    """Which keys of a kernel one line tells of: ` 8 keys`, ` y float16 positive`, or nothing for all of it."""
+    """Which keys of a kernel one line is about: ` 8 keys`, ` y float16 positive`, or nothing for all of it."""
     named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
     if len(named) > 1:
         return f" {words.plural(len(named), 'key')}"
@@ -106,7 +106,7 @@ def keys(kernel: str, members: Sequence[Row]) -> str:
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
-    """Rows that share machine, kernel and reason: one line tells them all."""
+    """Rows that share machine, kernel and reason, which have one line together."""
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.key.arch, row.key.kernel, row.reason), []).append(row)
@@ -130,7 +130,7 @@ def there(reading: Reading) -> str:
 
 
 def breaches(verdict: Verdict) -> list[Row]:
-    """What has to be measured in full, the worst first."""
+    """The rows beyond their bound, NaN and infinity among them, the worst first."""
     return sorted((row for row in verdict.rows if row.status in ("nonfinite", "breached")), key=_excess, reverse=True)
 
 
@@ -180,5 +180,5 @@ def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
 
 
 def paths_of(verdict: Verdict, records: Sequence[str]) -> dict[str, str]:
-    """Id of a record -> its path, where the two can be measured to belong together."""
+    """Id of a record -> its path, where it is certain that they belong together."""
     return dict(zip(verdict.records, records, strict=True)) if len(records) == len(verdict.records) else {}

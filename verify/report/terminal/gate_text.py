@@ -99,7 +99,7 @@ def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
 
 
 def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, whole: bool = False) -> None:
-    """One breach. A long replay command is measured by its place in the record, unless the `whole` is asked for."""
+    """One breach. A long replay command names its place in the record, unless the `whole` is asked for."""
     reading = row.leading
     assert reading is not None
     page.blank()
