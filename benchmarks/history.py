@@ -1,6 +1,6 @@
 """How fast `verify history` answers and how long its index takes to build, over thousands of records.
 
-    python benchmarks/history.py --records 10000 --kernels 1
+    python -m benchmarks.history --records 10000 --kernels 1
 
 Records are made up, in the shape that `verify run` writes: three dtypes, three results each, eight regimes, worst
 inputs, a histogram and a curve. `--kernels 4` makes them as large as those of a whole project. Figures change in one
@@ -28,6 +28,7 @@ from verify.records.record import (
     Figures,
     Histogram,
     KernelRun,
+    Origin,
     RegimeFigures,
     Result,
     Run,
@@ -67,7 +68,7 @@ def figures(value: float, n: int = 8192) -> Figures:
 
 
 def worst(value: float, number: int) -> Worst:
-    """One bad element as it is told."""
+    """One bad element."""
     return Worst(
         index=(number,),
         inputs={"x": "-4.34375 (0xc08b)"},
@@ -76,7 +77,7 @@ def worst(value: float, number: int) -> Worst:
         truth="-3.04216506583981371555742603624e-5",
         ulp=-value,
         scaled_ulp=None,
-        replay='verify replay kernels.py::kernel \'{"dtype":"bfloat16","dims":[65536],"fill":"patterns"}\'',
+        origin=Origin("kernels.py::kernel", '{"dtype":"bfloat16","dims":[65536],"fill":"patterns"}', "y", number),
     )
 
 

@@ -31,8 +31,8 @@ from verify.records.record import Basis, Figures, KernelRun, Result, Run, value_
 from verify.report import words  # noqa: E402
 from verify.truth import certificate  # noqa: E402
 
-RUN = ROOT / "reports" / "published" / "sm_90" / "run.json"
-INTERPRETED = ROOT / "reports" / "published" / "interpreter" / "run.json"  # the same cases without a GPU
+RUN = ROOT / "reports" / "published" / "sm_90" / "run.json.gz"
+INTERPRETED = ROOT / "reports" / "published" / "interpreter" / "run.json.gz"  # the same cases without a GPU
 BENCHMARKS = ROOT / "reports" / "benchmarks" / "sm_90"
 SECTION = re.compile(r"^(<!-- figures: ([\w ]+) -->\n)(.*?)^(<!-- /figures -->)$", re.DOTALL | re.MULTILINE)
 OPENING = re.compile(r"^<!-- figures:", re.MULTILINE)

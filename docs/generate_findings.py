@@ -114,7 +114,7 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     from verify.measure.element import describe
     from verify.measure.judge import judge_result
     from verify.measure.tally import Tally
-    from verify.records.record import value_of
+    from verify.records.record import replay_command, value_of
     from verify.truth import formats
     from verify.truth.fast import evaluate
 
@@ -143,7 +143,8 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     return {
         "gate": op.gate,
         "figures": msgspec.structs.asdict(total.figures()),
-        "worst": msgspec.structs.asdict(worst),
+        "worst": {name: value for name, value in msgspec.structs.asdict(worst).items() if name != "origin"}
+        | {"replay": replay_command(worst.origin)},
         "index": index,
     }
 

@@ -1,4 +1,5 @@
-"""Writes docs/speed.md from the published records that hold timings: reports/published/ARCH/{run,bench_*}.json.
+"""Writes docs/speed.md from the published records that hold timings: reports/published/ARCH/{run,bench_*}.json,
+compressed or not.
 
 python docs/generate_speed.py            write docs/speed.md
 python docs/generate_speed.py --check    exit 1 if it differs
@@ -26,7 +27,7 @@ speed is measured. A column of errors without entries means that the record was 
 
 def records() -> list[tuple[Path, record.Run]]:
     """The published records that hold timings, by hardware and name."""
-    found = sorted([*PUBLISHED.glob("*/run.json"), *PUBLISHED.glob("*/bench_*.json")])
+    found = sorted([*PUBLISHED.glob("*/run.json*"), *PUBLISHED.glob("*/bench_*.json*")])
     read = [(path, record.load(path)) for path in found]
     return [(path, run) for path, run in read if any(kernel.speed for kernel in run.kernels)]
 
@@ -39,7 +40,8 @@ def page(found: list[tuple[Path, record.Run]]) -> str:
 def _section(path: Path, run: record.Run) -> str:
     environment = dict(words.flat(run.environment))
     about = [f"{name} {environment[name]}" for name in ("gpu", "driver", "torch", "triton") if name in environment]
-    title = path.stem.removeprefix("bench_") if path.stem != "run" else "the published night"
+    name = path.name.partition(".")[0]
+    title = name.removeprefix("bench_") if name != "run" else "the published night"
     lines = [f"## {path.parent.name}: {title}", "", f"Made by `{run.command}`.", ""]
     lines += [", ".join(about), ""] if about else []
     lines += ["```text", *bench_table.tables(run), *bench_table.notes(run), "```", ""]

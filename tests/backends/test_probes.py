@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -49,7 +50,7 @@ def test_tf32_is_seen_in_a_product_and_not_in_a_flag(monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_device_is_absent_and_everything_is_json() -> None:
-    seen = probe("cuda:99" if torch.cuda.is_available() else "cuda:0").as_dict()
+    seen = dataclasses.asdict(probe("cuda:99" if torch.cuda.is_available() else "cuda:0"))
     text = json.dumps(seen, allow_nan=False)
     assert json.loads(text) == seen
     assert str(seen["torch_flushes_inputs"]).startswith("absent: ")

@@ -110,7 +110,7 @@ def test_the_stand_ins_figures_can_be_replayed(ran, project: Path) -> None:  # t
     eager = next(kernel for kernel in run.kernels if kernel.name == "right@eager")
     baseline = next(kernel for kernel in run.kernels if kernel.name == "right").results[0].baseline
     assert baseline is not None and eager.results[0].figures.max_ulp == baseline.max_ulp
-    replay = eager.results[0].worst[0].replay
+    replay = record.replay_command(eager.results[0].worst[0].origin)
     assert replay.startswith("verify replay kernels.py::right@eager ")
     done = verify(*shlex.split(replay)[1:], "--backend", "interpreter", cwd=project)
     assert f"got       {eager.results[0].worst[0].got} " in done.stdout

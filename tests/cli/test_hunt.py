@@ -51,7 +51,7 @@ def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project:
     assert result.source == "hunt" and result.basis == record.Basis("observed", 40_000, 0) and len(result.properties)
     assert run.profile == "hunt" and run.verdict == "fail"
     replayed = subprocess.run(
-        [sys.executable, "-m", *result.worst[0].replay.split(" ", 1)[:1], "replay", "--json", "-", *_words(result)],
+        [sys.executable, "-m", "verify", "replay", "--json", "-", *_words(result)],
         cwd=project,
         capture_output=True,
         text=True,
@@ -65,7 +65,7 @@ def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project:
 def _words(result: record.Result) -> list[str]:
     import shlex
 
-    return shlex.split(result.worst[0].replay)[2:]
+    return shlex.split(record.replay_command(result.worst[0].origin))[2:]
 
 
 def _plain(worst: record.Worst) -> object:

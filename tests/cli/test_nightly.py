@@ -57,7 +57,7 @@ def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> N
     assert {result.source for result in run.kernels[0].results} == {"run", "sweep"}
     assert (project / "night" / "report.html").read_text().startswith("<!doctype html>")
     assert "right" in (project / "night" / "report.md").read_text()
-    assert load(next((project / "reports" / "runs").glob("*.json"))).id == run.id
+    assert load(next((project / "reports" / "runs").glob("*.json.gz"))).id == run.id
     propose = [sys.executable, "-m", "verify", "bounds", "propose", "night/run.json", "--on-ci"]
     subprocess.run(propose, cwd=project, check=True, capture_output=True, timeout=120)
     again = nightly(project, *stages)

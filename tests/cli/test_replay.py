@@ -81,7 +81,7 @@ def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[
     done = verify("replay", "--run", "run.json", "--json", "-")
     found = json.loads(done.stdout)
     assert found["recorded"] == {"got_hex": found["worst"]["got_hex"], "backend": BACKEND}
-    shown = verify("replay", *shlex.split(worst.replay)[2:], "--run", "run.json").stdout
+    shown = verify("replay", *shlex.split(record.replay_command(worst.origin))[2:], "--run", "run.json").stdout
     assert f"recorded  {worst.got_hex} on {BACKEND}: the same bits" in shown
 
 
@@ -89,7 +89,7 @@ def test_other_bits_than_recorded_are_called_so(verify: Callable[..., Said], pro
     text = (project / "run.json").read_text()
     changed = record.load(project / "run.json").kernels[0].results[0].worst[0]
     (project / "edited.json").write_text(text.replace(f'"{changed.got_hex}"', '"0x1234"'))
-    shown = verify("replay", *shlex.split(changed.replay)[2:], "--run", "edited.json").stdout
+    shown = verify("replay", *shlex.split(record.replay_command(changed.origin))[2:], "--run", "edited.json").stdout
     assert f"recorded  0x1234 on {BACKEND}: OTHER bits now" in shown
 
 
@@ -116,7 +116,7 @@ def test_a_law_is_made_smaller(verify: Callable[..., Said], project: Path) -> No
 
 def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: Path) -> None:
     worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
-    words = shlex.split(worst.replay)[2:]
+    words = shlex.split(record.replay_command(worst.origin))[2:]
     done = verify("explain", *words)
     assert done.returncode == 0, done.stderr
     assert "same bits in all 65,536 elements compared: ½ x (1 + erf(x/√2)), every step in bfloat16" in done.stdout

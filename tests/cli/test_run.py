@@ -174,7 +174,7 @@ def test_the_textbook_formula_is_wrong_on_the_right_input(ran) -> None:
     assert 250 < record.value_of(result.figures.max_ulp) < 256
     worst = result.worst[0]
     assert worst.got in ("-0.0", "-0", "0.0", "0")
-    assert worst.replay.startswith("verify replay accuracy.py::textbook '{")
+    assert record.replay_command(worst.origin).startswith("verify replay accuracy.py::textbook '{")
 
 
 def test_nan_at_a_finite_input_is_wrong(ran) -> None:
@@ -193,7 +193,7 @@ def test_the_replay_command_reproduces_the_figure_exactly(ran) -> None:
     _, run, folder = ran
     [item] = [item for item in run.kernels if item.name == "textbook"]
     worst = item.results[0].worst[0]
-    words = shlex.split(worst.replay)
+    words = shlex.split(record.replay_command(worst.origin))
     done = verify(*words[1:], "--json", "-", "--backend", "interpreter", cwd=folder)
     assert done.returncode == 1, done.stderr
     again = json.loads(done.stdout)

@@ -17,7 +17,7 @@ import pytest
 from tests.cli.here import Here, Said, hears_ctrl_c
 from verify import worker
 from verify.cli import main
-from verify.records.record import Run, load
+from verify.records.record import Run, load, replay_command
 from verify.sweep.journal import checked
 from verify.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
@@ -69,7 +69,7 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
     ]
     result = run.kernels[0].results[0]
     assert len(result.hardest) == 2 and result.curve is not None and result.source == "sweep"
-    replay = shlex.split(result.worst[0].replay)
+    replay = shlex.split(replay_command(result.worst[0].origin))
     again = subprocess.run(
         [sys.executable, "-m", *replay, "--backend", "interpreter"],
         cwd=ROOT,

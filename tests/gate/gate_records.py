@@ -15,6 +15,7 @@ from verify.records.record import (
     Figures,
     Histogram,
     KernelRun,
+    Origin,
     RegimeFigures,
     Result,
     Run,
@@ -26,7 +27,7 @@ HASH = "aa00aa00aa00"
 ALL = Basis("exhaustive", 65_536)
 SEEN = Basis("observed", 40_960, 0)
 PROVEN = Basis("certified", 4_096)
-REPLAY = 'verify replay accuracy.py::gelu \'{"dtype":"bfloat16"}\' --result y --index 7'
+ORIGIN = Origin("accuracy.py::gelu", '{"dtype":"bfloat16"}', "y", 7)
 
 
 def figures(value: float, *, scaled: float | None = None, n: int = 1000, nonfinite: int = 0, **more: Any) -> Figures:
@@ -46,7 +47,7 @@ def figures(value: float, *, scaled: float | None = None, n: int = 1000, nonfini
 
 
 def worst(value: float) -> Worst:
-    return Worst((7,), {"x": "-4.34 (0xc08b)"}, "-0", "0x8000", "-3.04e-5", number(value), None, REPLAY)
+    return Worst((7,), {"x": "-4.34 (0xc08b)"}, "-0", "0x8000", "-3.04e-5", number(value), None, ORIGIN)
 
 
 def result(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.truth.every_value import all_values
 from verify.backends import Backend
 from verify.cases import Case, inputs_of
 from verify.declare.discovery import load
@@ -18,7 +19,7 @@ from verify.hunt.ordinals import of_float64, of_tensor, to_float64, to_tensor
 from verify.hunt.seeds import fresh
 from verify.hunt.space import one_of, space_of
 from verify.truth.formats import FORMATS, named
-from verify.truth.ulp import all_values, from_bits
+from verify.truth.ulp import from_bits
 
 KERNELS = {kernel.name: kernel for kernel in load(Target(str(Path(__file__).parent / "quarry.py")))}
 

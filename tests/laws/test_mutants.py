@@ -164,7 +164,7 @@ def test_the_engine_reports_a_shrunk_case_for_a_mutant(backend: Backend) -> None
     run = run_law(registry.get("accuracy"), mutant.kernel, "float32", backend, CI)
     assert run.status == "broken"
     assert {"at", "got", "truth", "error", "limit"} <= run.facts.keys()
-    assert "--law accuracy" in run.replay
+    assert run.origin is not None and run.origin.law == "accuracy"
     subject = Subject(mutant.kernel, "float32", backend, CI.sizes[backend.name])
     with pytest.raises(Broken) as again:
         registry.get("accuracy").check(subject, Case.from_json(run.case))

@@ -204,4 +204,4 @@ def test_the_engine_calls_it_and_reports_the_smaller_case() -> None:
     found = engine.run_law(law, kernel, "float32", backend, profile, "here.py::it", shrink=shrink_law)
     assert found.status == "broken"
     case = Case.from_json(found.case)
-    assert case.dims == (257,) and case.fill == "ones" and "--law accuracy" in found.replay
+    assert case.dims == (257,) and case.fill == "ones" and found.origin is not None and found.origin.law == "accuracy"

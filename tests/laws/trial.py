@@ -30,7 +30,7 @@ def breaks(law: str, kernel: Kernel, rule: str, dtype: str = "float32") -> LawRu
     found = attempt(law, kernel, dtype)
     assert found.status == "broken", (found.status, found.message)
     assert rule in found.message, (found.message, found.facts)
-    assert found.case in found.replay and f"--law '{law}'" in found.replay.replace(f"--law {law}", f"--law '{law}'")
+    assert found.origin is not None and found.origin.law == law and found.case == found.origin.case != ""
     return found
 
 

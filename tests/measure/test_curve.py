@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from tests.truth.every_value import all_values
 from verify import ops
 from verify.measure.curve import DIGITS, bins_of, edges_for, peaks, recorded
 from verify.measure.tally import Peak, merged_peaks, worse
@@ -17,7 +18,7 @@ from verify.records.record import number, value_of
 from verify.truth import formats
 from verify.truth.figure import rounded_up
 from verify.truth.formats import Format
-from verify.truth.ulp import all_values, bits_of, from_bits
+from verify.truth.ulp import bits_of, from_bits
 
 NAMES = ("bfloat16", "float16", "float32", "float64")
 OPS = ("gelu", "silu", "geglu")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import TruthError
 from verify.measure import judge as judging
@@ -18,7 +19,7 @@ from verify.records.record import value_of
 from verify.truth.exact import nearest
 from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import Format, named
-from verify.truth.ulp import Policy, all_values, bits_of, errors, from_bits
+from verify.truth.ulp import Policy, bits_of, errors, from_bits
 
 GELU = ops.get("gelu")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pytest
 import torch
 
@@ -46,7 +44,7 @@ def test_a_right_kernel_is_right_everywhere() -> None:
     assert (rows[8].got, rows[8].truth) == ("inf", "inf")
     assert rows[9].truth == "0.0"
     assert (rows[10].got, rows[10].truth) == ("nan", "nan")
-    assert all(row.replay == "" for row in rows)
+    assert all(row.origin is None for row in rows)
 
 
 def test_a_wrong_one_comes_with_a_command_that_shows_it() -> None:
@@ -59,9 +57,9 @@ def test_a_wrong_one_comes_with_a_command_that_shows_it() -> None:
     assert wrong.got == "nan"
     from verify.diagnose.replay import replay
 
-    words = shlex.split(wrong.replay)
-    assert words[:3] == ["verify", "replay", "a.py::k"]
-    seen = replay(textbook, "a.py::k", CPU, Case.from_json(words[3]), result=words[5], index=int(words[7]))
+    origin = wrong.origin
+    assert origin is not None and origin.target == "a.py::k"
+    seen = replay(textbook, "a.py::k", CPU, Case.from_json(origin.case), result=origin.result, index=origin.index)
     assert seen.worst.inputs == wrong.inputs
     assert seen.worst.got == "nan"
 

@@ -15,7 +15,9 @@ from verify.cli import compare as command
 from verify.cli import main
 from verify.records.compare import Comparison, compare
 from verify.records.record import Basis, Result, SpecialValue, save
+from verify.report import compare_words
 from verify.report.terminal import compare_text
+from verify.report.terminal.text_page import Terminal
 
 nan, inf = math.nan, math.inf
 
@@ -166,8 +168,8 @@ def test_the_same_bits_are_not_told_for_a_mean_that_the_reference_rounds_otherwi
         figures = msgspec.structs.replace(part.figures, mean=mean)
         return msgspec.structs.replace(item, regimes=[msgspec.structs.replace(part, figures=figures)])
 
-    assert both(meant(0.2, "aa"), meant(0.2000001, "aa")).told == []
-    assert len(both(meant(0.2, "aa"), meant(0.2000001, "bb")).told) == 1
+    assert both(meant(0.2, "aa"), meant(0.2000001, "aa")).listed == []
+    assert len(both(meant(0.2, "aa"), meant(0.2000001, "bb")).listed) == 1
 
 
 def test_the_command_names_the_next_one_where_cases_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,33 +232,33 @@ def test_regimes_and_sources_are_paired_by_name() -> None:
     ],
 )
 def test_the_sentence(found: Comparison, sentence: str) -> None:
-    assert compare_text.sentence(found) == sentence
+    assert compare_words.sentence(found) == sentence
 
 
 def test_the_sentence_about_bits() -> None:
     if "bits" not in Result.__struct_fields__:
         pytest.skip("records keep no digest of bits")
     same = both(result(bits="aa", low=0.5, high=0.7), result(bits="aa", low=0.5, high=0.7))
-    assert compare_text.sentence(same) == "same: no maximum changed in 2 figures, and not a bit"
+    assert compare_words.sentence(same) == "same: no maximum changed in 2 figures, and not a bit"
     other = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.5, high=0.7))
-    assert compare_text.sentence(other) == "same: no maximum changed in 2 figures, bits changed in 1 of 1 result"
+    assert compare_words.sentence(other) == "same: no maximum changed in 2 figures, bits changed in 1 of 1 result"
 
 
 def test_changed_bits_are_told_by_the_figures_that_changed_if_there_are_any() -> None:
     if "bits" not in Result.__struct_fields__:
         pytest.skip("records keep no digest of bits")
     moved = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.6, high=0.7))
-    assert [pair.key.regime for pair in moved.told] == ["low"]
+    assert [pair.key.regime for pair in moved.listed] == ["low"]
     only_bits = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.5, high=0.7))
-    assert [pair.key.regime for pair in only_bits.told] == ["high", "low"]
-    assert both(result(bits="aa"), result(bits="aa")).told == []
+    assert [pair.key.regime for pair in only_bits.listed] == ["high", "low"]
+    assert both(result(bits="aa"), result(bits="aa")).listed == []
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_text_fits_and_shows_what_changed(width: int) -> None:
     base = run(kernel(result(low=0.5, high=0.7, rest=0.6), result(0.5, output="dx (random dy)")))
     head = run(kernel(result(low=0.9, high=0.6, rest=0.6), result(0.5, output="dx (random dy)")))
-    text = compare_text.render(compare(base, head), width=width, color=False)
+    text = compare_text.render(compare(base, head), Terminal(width))
     assert all(len(line) <= width or "verify replay" in line for line in text.splitlines())
     assert "random dy" not in text  # nothing changed there
     assert "✗ worse" in text
@@ -265,4 +267,4 @@ def test_the_text_fits_and_shows_what_changed(width: int) -> None:
     assert (
         last == "✗ worse: 1 of 4 figures grew; the most is gelu y bfloat16 low, 0.5 to 0.9 ULP; 1 of 4 figures shrank"
     )
-    assert "dx (random dy)" in compare_text.render(compare(base, head), width=width, color=False, everything=True)
+    assert "dx (random dy)" in compare_text.render(compare(base, head), Terminal(width), everything=True)

@@ -22,6 +22,7 @@ from verify.records import history, record
 from verify.records.history import History
 from verify.records.record import Run
 from verify.report.terminal import history_text
+from verify.report.terminal.text_page import Terminal
 
 nan, inf = math.nan, math.inf
 
@@ -218,7 +219,7 @@ def test_file_names_of_any_bytes(place: Path) -> None:
     (Path(os.fsdecode(os.fsencode(place) + b"/bad\xff\x1b.json"))).write_bytes(b"x")
     assert values(place) == [0.5, 1.5, 2.5, 3.5]
     with History(place, cache=place.parent / "cache") as found:
-        text = history_text.kernels(found.kernels(), found.refresh(), width=80, color=False)
+        text = history_text.kernels(found.kernels(), found.refresh(), Terminal(80))
     assert "\x1b" not in text
     assert "bad" in text
 
@@ -344,9 +345,9 @@ def test_the_table_fits(place: Path, width: int) -> None:
     with History(place, cache=place.parent / "cache") as found:
         refreshed = found.refresh()
         lines = found.series("gelu")
-        text = history_text.table("gelu", [found.summary(line) for line in lines], refreshed, width=width, color=False)
+        text = history_text.table("gelu", [found.summary(line) for line in lines], refreshed, Terminal(width))
         changed = [(line, found.events(line), found.first(line)) for line in lines]
-        listed = history_text.events("gelu", changed, refreshed, width=width, color=False)
+        listed = history_text.events("gelu", changed, refreshed, Terminal(width))
     assert all(len(line) <= width for line in (text + listed).splitlines())
     assert text.splitlines()[1].split()[:5] == ["output", "dtype", "now", "least", "most"]  # in columns at 80 too
     assert "1 line of 2 changed; the latest is y1 bfloat16: 0.6 to 1.6 ULP on 2026-02-02" in " ".join(text.split())

@@ -11,7 +11,6 @@ import functools
 import json
 import math
 import random
-import shlex
 import struct
 from collections.abc import Iterator
 
@@ -29,6 +28,7 @@ from verify.records.record import (
     Kill,
     LawRun,
     Number,
+    Origin,
     RegimeFigures,
     Result,
     Run,
@@ -81,8 +81,7 @@ def worst(
     case = json.dumps({"dims": [65536], "dtype": dtype, "layout": "contiguous", "seed": 0, "values": "all"})
     text = truth if isinstance(truth, str) else mpmath.nstr(truth, 30)
     flat = index[-1] if index else 0
-    replay = f"verify replay {shlex.quote(target)} {shlex.quote(case)} --result y --index {flat}"
-    return Worst(index, inputs, got[0], got[1], text, ulp, scaled, replay)
+    return Worst(index, inputs, got[0], got[1], text, ulp, scaled, Origin(target, case, "y", flat))
 
 
 def tail_of_eager(target: str) -> list[Worst]:
@@ -607,7 +606,7 @@ def special(wrong: bool) -> list[SpecialValue]:
             "nan" if wrong else "-0",
             "0.0",
             "wrong" if wrong else "ok",
-            "verify replay accuracy.py::eager '{}' --result y --index 9" if wrong else "",
+            Origin("accuracy.py::eager", "{}", "y", 9) if wrong else None,
         ),
     ]
 
@@ -634,8 +633,7 @@ def broken_law() -> LawRun:
         7,
         "a row changed with its neighbours </script><b>",
         {"row": "3", "alone": "1.5 (0x3fc0)", "among others": "1.25 (0x3fa0)"},
-        "{}",
-        "verify replay accuracy.py::eager_gelu '{}' --law 'batch invariance'",
+        Origin("accuracy.py::eager_gelu", "{}", law="batch invariance"),
     )
 
 

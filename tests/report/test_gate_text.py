@@ -19,6 +19,7 @@ from verify.records.record import Gap, Run
 from verify.report.html import against
 from verify.report.markdown import gate_markdown
 from verify.report.terminal import bounds_text, compare_text, gate_text
+from verify.report.terminal.text_page import Terminal
 
 nan = math.nan
 
@@ -50,7 +51,7 @@ def verdict() -> Verdict:
 
 
 def test_every_status_is_told() -> None:
-    text = gate_text.render(verdict(), width=120, color=False, everything=True, records=["run.json"])
+    text = gate_text.render(verdict(), Terminal(120), everything=True, records=["run.json"])
     for status in ("ok", "improved", "breached", "new", "unused", "incomparable", "nonfinite", "crashed"):
         assert f" {status}" in text
     assert " ".join(text.split()).endswith(
@@ -62,7 +63,7 @@ def test_every_status_is_told() -> None:
 
 
 def test_a_breach_says_everything_that_is_needed() -> None:
-    text = gate_text.render(verdict(), width=80, color=False, records=["my run.json"])
+    text = gate_text.render(verdict(), Terminal(80), records=["my run.json"])
     block = text[text.index("✗ breached  gelu") :].split("\n\n")[0].splitlines()
     assert block == [
         "✗ breached  gelu y bfloat16 positive",
@@ -83,17 +84,17 @@ def test_a_breach_says_everything_that_is_needed() -> None:
 def test_no_line_is_wider_than_the_screen_except_commands(width: int) -> None:
     item, held = everything()
     texts = [
-        gate_text.render(judge([item], held), width=width, color=False, everything=True),
-        bounds_text.proposal(changes.propose([item], held), width=width, color=False, written=["a.toml"]),
-        bounds_text.review(changes.review(held, book()), "HEAD", width=width, color=False),
-        compare_text.render(compare(item, run(kernel(result(9.0)))), width=width, color=False),
+        gate_text.render(judge([item], held), Terminal(width), everything=True),
+        bounds_text.proposal(changes.propose([item], held), Terminal(width), written=["a.toml"]),
+        bounds_text.review(changes.review(held, book()), "HEAD", Terminal(width)),
+        compare_text.render(compare(item, run(kernel(result(9.0)))), Terminal(width)),
     ]
     for line in "".join(texts).splitlines():
         assert cell_len(line) <= width or re.match(r"(next: |    )verify ", line), line
 
 
 def test_at_80_columns_figures_stand_in_columns() -> None:
-    lines = gate_text.render(verdict(), width=80, color=False, everything=True).splitlines()
+    lines = gate_text.render(verdict(), Terminal(80), everything=True).splitlines()
     assert lines[1] == "    regime                 bound  measured  basis        status"
     place = lines.index("  y  bfloat16")
     assert lines[place + 1 : place + 3] == [
@@ -103,9 +104,9 @@ def test_at_80_columns_figures_stand_in_columns() -> None:
 
 
 def test_ascii_and_colour() -> None:
-    bare = gate_text.render(verdict(), width=80, color=False, glyphs=False, everything=True)
+    bare = gate_text.render(verdict(), Terminal(80, glyphs=False), everything=True)
     assert bare.isascii()
-    coloured = gate_text.render(verdict(), width=80, color=True)
+    coloured = gate_text.render(verdict(), Terminal(80, color=True))
     for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", coloured):
         assert re.match(r" *✗", red), red
 
@@ -122,10 +123,10 @@ def test_hostile_names_are_spelled_out(width: int) -> None:
     item, held = hostile()
     judged = judge([item], held)
     texts = [
-        gate_text.render(judged, width=width, color=False, everything=True, records=[HOSTILE_NAME]),
-        bounds_text.proposal(changes.propose([item], held), width=width, color=False, written=[HOSTILE_NAME]),
-        bounds_text.review(changes.review(held, book()), HOSTILE_NAME, width=width, color=False),
-        compare_text.render(compare(item, item), width=width, color=False, everything=True),
+        gate_text.render(judged, Terminal(width), everything=True, records=[HOSTILE_NAME]),
+        bounds_text.proposal(changes.propose([item], held), Terminal(width), written=[HOSTILE_NAME]),
+        bounds_text.review(changes.review(held, book()), HOSTILE_NAME, Terminal(width)),
+        compare_text.render(compare(item, item), Terminal(width), everything=True),
     ]
     for text in texts:
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
@@ -212,7 +213,7 @@ def test_many_keys_of_one_reason_are_one_line() -> None:
     assert f"<code>gelu</code> (sm_90): 240 keys incomparable, {reason}" in text
     assert f"- {spent}" in text
     assert "| kernel |" not in text
-    shown = gate_text.render(found, width=120, color=False)
+    shown = gate_text.render(found, Terminal(120))
     assert f"gelu 240 keys (sm_90): {reason}" in shown
     assert f"    {spent}\n" in shown
     page = against.bounds(found)
@@ -227,7 +228,7 @@ def test_many_keys_of_one_reason_are_one_line() -> None:
 def test_a_proposal_names_every_key_that_it_leaves() -> None:
     parts = dict.fromkeys(("saturated", "vanishing", "around zero"), nan)
     found = changes.propose([run(kernel(result(**parts)), arch="sm_90")], book())
-    text = bounds_text.proposal(found, width=200, color=False, written=[])
+    text = bounds_text.proposal(found, Terminal(200), written=[])
     [told] = [line for line in text.splitlines() if "left as it is" in line]
     assert "gelu 3 results (sm_90): nonfinite" in told
     assert all(f"gelu/y/bfloat16/{name}" in text for name in parts)
@@ -235,7 +236,7 @@ def test_a_proposal_names_every_key_that_it_leaves() -> None:
 
 def test_a_bound_is_never_shown_below_what_was_measured() -> None:
     found = changes.propose([run(kernel(result(2.1331, output="dw")))], book())
-    text = bounds_text.proposal(found, width=120, color=False, written=[])
+    text = bounds_text.proposal(found, Terminal(120), written=[])
     [line] = [line for line in text.splitlines() if "  dw  " in line]
     assert line.split()[4:6] == ["2.134", "2.134"]
 
@@ -245,5 +246,5 @@ def test_a_truth_that_no_format_holds_is_shortened_in_the_verdict_of_the_gate() 
     [worst] = tiny.worst
     tiny = msgspec.structs.replace(tiny, worst=[msgspec.structs.replace(worst, truth="-7.433123e-" + 77 * "2")])
     found = judge([run(kernel(tiny))], book(bound(0.5)))
-    assert "    truth     -7.433…·10^(-2.2e76)\n" in gate_text.render(found, width=120, color=False)
+    assert "    truth     -7.433…·10^(-2.2e76)\n" in gate_text.render(found, Terminal(120))
     assert "22222222" not in gate_markdown.render(found)

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_compressed_whole() -> None:
         inner = Reader(text)
         assert not inner.stack
         replays = [attrs["data-replay"] for _, attrs in inner.elements if "data-replay" in attrs]
-        assert replays == [worst.replay for result in kernel.results for worst in result.worst]
+        assert replays == [record.replay_command(worst.origin) for result in kernel.results for worst in result.worst]
 
 
 def test_hostile_text_makes_no_element(page: str, reader: Reader) -> None:
@@ -215,7 +215,7 @@ def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypat
     text = sections[f"kernel-{short[0]}"]
     for result in run.kernels[short[0]].results:  # which input, and how to reproduce it
         assert words.clean(result.worst[0].truth) in text
-        assert str(escape(result.worst[0].replay)) in text
+        assert str(escape(record.replay_command(result.worst[0].origin))) in text
     assert f"--whole {run.kernels[short[0]].name}" in text
     kept = sections_of(record_html.render(run, whole=[run.kernels[short[0]].name]))
     assert "Shortened" not in kept[f"kernel-{short[0]}"]
@@ -347,7 +347,7 @@ def test_speed_self_test_and_stages_are_shown_when_there_are_any(everything: Rea
 def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
     found = curve([255.0, 200.0, 12.0, 3.0])
     drawn = str(curve_plot.curve_svg(found, 4.0, "bfloat16", name="k y", at="0.0"))
-    ours = re.search(r'class="ours" d="([^"]*)"', drawn)
+    ours = re.search(r'class="of-kernel" d="([^"]*)"', drawn)
     assert ours is not None
     assert len(re.findall(r"[MV]", ours[1])) == len({value for value in found.max_ulp if value})  # a level each
     assert ours[1].endswith("H560") or not found.counts[-1]
@@ -369,7 +369,7 @@ def test_the_curve_keeps_nan_in_a_lane_of_its_own() -> None:
 
 def test_a_line_over_the_limit_lies_above_the_limit_in_sparklines() -> None:
     drawn = str(curve_plot.spark([0.5, 8.0], 4.0, label="k"))
-    path = re.search(r'class="ours" d="M0 (\d+)H48V(\d+)H96"', drawn)
+    path = re.search(r'class="of-kernel" d="M0 (\d+)H48V(\d+)H96"', drawn)
     limit = re.search(r'class="limit" d="M0 ([\d.]+)H96"', drawn)
     assert path is not None and limit is not None
     assert float(path[1]) > float(limit[1]) > float(path[2])  # the upper edge of a drawing is 0

@@ -220,7 +220,8 @@ def test_every_worst_input_copies_its_own_replay_command(page: Page) -> None:
             return [copied, document.querySelectorAll('.elements tbody tr').length];
         })()"""
     )
-    wanted = [worst.replay for kernel in sample().kernels for result in kernel.results for worst in result.worst]
+    elements = [worst for kernel in sample().kernels for result in kernel.results for worst in result.worst]
+    wanted = [record.replay_command(worst.origin) for worst in elements]
     assert got[1] == len(wanted)
     assert got[0] == [words.clean(command) for command in wanted]
 
@@ -236,7 +237,7 @@ def test_the_command_is_shown_when_copying_is_refused(page: Page) -> None:
             return [line.hidden, line.textContent];
         })()"""
     )
-    replay = sample().kernels[3].results[0].worst[0].replay
+    replay = record.replay_command(sample().kernels[3].results[0].worst[0].origin)
     assert got == [False, f"Copy this: {replay}"]
 
 

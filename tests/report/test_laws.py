@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from tests.report.sample import passing, rich, sample
-from verify.records.record import LawRun, Run
-from verify.report import verdict
+from verify.records.record import LawRun, Origin, Run, replay_command
+from verify.report import run_words
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
 from verify.report.terminal import record_text
+from verify.report.terminal.text_page import Terminal
 
 BROKEN = LawRun(
     law="layout independence",
@@ -19,8 +20,7 @@ BROKEN = LawRun(
     cases=7,
     message="results depend on the layout of the operands, not only on their values",
     facts={"layouts": "x transposed", "at": "y [1, 1] of shape [2, 2]", "returned": "<b>1.0</b> (0x3f80)"},
-    case='{"dtype":"bfloat16"}',
-    replay="verify replay a.py::k '{\"dtype\":\"bfloat16\"}' --law 'layout independence'",
+    origin=Origin("a.py::k", '{"dtype":"bfloat16"}', law="layout independence"),
 )
 KEPT = LawRun(law="determinism", dtype="bfloat16", status="ok", cases=12)
 SKIPPED = LawRun(law="CUDA graph", dtype="bfloat16", status="skipped", cases=0, message="needs a CUDA device")
@@ -35,18 +35,18 @@ def run() -> Run:
 
 
 def test_the_terminal_shows_the_broken_law_and_counts_the_others(run: Run) -> None:
-    text = record_text.render(run, width=100, color=False)
+    text = record_text.render(run, Terminal(100))
     name = run.kernels[0].name
     assert f"✗ law broken  {name} layout independence bfloat16\n    why" in text
     assert "    layouts" in text
-    assert BROKEN.replay in text.splitlines()[-1]
+    assert replay_command(BROKEN.origin) in text.splitlines()[-1]
     assert "laws: 1 kept, 1 broken, 1 not applicable" in text
     assert f"1 law broken, the first is {name} layout independence bfloat16" in text
 
 
 def test_a_peer_breaks_laws_without_being_judged(run: Run) -> None:
     peer = msgspec.structs.replace(run.kernels[0], peer=True)
-    assert verdict.broken_laws(msgspec.structs.replace(run, kernels=[peer])) == []
+    assert run_words.broken_laws(msgspec.structs.replace(run, kernels=[peer])) == []
 
 
 def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
@@ -61,7 +61,7 @@ def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
 
 
 def test_laws_that_were_not_tried_are_listed_by_reason_not_only_counted() -> None:
-    text = record_text.render(rich(), width=80, color=False)
+    text = record_text.render(rich(), Terminal(80))
     block = text[text.index("○ laws not applicable") :]
     assert block.startswith(
         "○ laws not applicable\n"
@@ -71,26 +71,26 @@ def test_laws_that_were_not_tried_are_listed_by_reason_not_only_counted() -> Non
         "        gradcheck: 2 kernels\n"
     )
     assert max(map(len, block.splitlines()[:5])) <= 80
-    assert "laws not applicable" not in record_text.render(sample(), width=80, color=False)
+    assert "laws not applicable" not in record_text.render(sample(), Terminal(80))
 
 
 def test_many_reasons_stay_a_short_list(run: Run) -> None:
     laws = [msgspec.structs.replace(SKIPPED, message=f"reason {k}") for k in range(40)]
     kernels = [msgspec.structs.replace(run.kernels[0], laws=laws)]
-    text = record_text.render(msgspec.structs.replace(run, kernels=kernels), width=80, color=False)
+    text = record_text.render(msgspec.structs.replace(run, kernels=kernels), Terminal(80))
     assert text.count("CUDA graph: 1 kernel") == 16
     assert "24 more reasons; the record has them" in text
 
 
 def test_a_law_skipped_in_some_dtypes_names_them() -> None:
     both = [msgspec.structs.replace(SKIPPED, dtype=name) for name in ("bfloat16", "float32")]
-    assert verdict.skipped_laws(both) == [("needs a CUDA device", "CUDA graph")]
-    assert verdict.skipped_laws([*both, msgspec.structs.replace(KEPT, dtype="float64")]) == [
+    assert run_words.skipped_laws(both) == [("needs a CUDA device", "CUDA graph")]
+    assert run_words.skipped_laws([*both, msgspec.structs.replace(KEPT, dtype="float64")]) == [
         ("needs a CUDA device", "CUDA graph (bfloat16, float32)")
     ]
 
 
 def test_the_name_of_a_fact_is_whole(run: Run) -> None:
-    text = record_text.render(run, width=80, color=False)
+    text = record_text.render(run, Terminal(80))
     assert "    returned  <b>1.0</b> (0x3f80)\n" in text
     assert "    why      results depend" in text

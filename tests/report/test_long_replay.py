@@ -15,12 +15,13 @@ from tests.gate.gate_records import result as plain
 from tests.gate.gate_records import worst as element
 from verify.cli.replay import add_place
 from verify.gate.verdict import Verdict, judge
-from verify.records.record import LawRun, RegimeFigures, Result, Run
+from verify.records.record import LawRun, Origin, RegimeFigures, Result, Run, replay_command
 from verify.records.recorded import worst_of_run
-from verify.report import gate_data, words
+from verify.report import gate_data, gate_words, words
 from verify.report.html import record_html
 from verify.report.markdown import gate_markdown, record_markdown
 from verify.report.terminal import gate_text, record_text
+from verify.report.terminal.text_page import Terminal
 
 ROW = "3f80" * 512
 CASE = json.dumps({"dtype": "bfloat16", "dims": [1, 512], "values": {"x": ROW}}, separators=(",", ":"))
@@ -30,8 +31,8 @@ def breach(name: str, error: float) -> Result:
     """A result whose worst element is in `high`; `low` has one of its own, which the ten worst do not show."""
 
     def at(value: float, index: int) -> object:
-        replay = f"verify replay a.py::{name} '{CASE}' --result y --index {index}"
-        return msgspec.structs.replace(element(value), index=(0, index), replay=replay, got_hex=f"0x{index:04x}")
+        origin = Origin(f"a.py::{name}", CASE, "y", index)
+        return msgspec.structs.replace(element(value), index=(0, index), origin=origin, got_hex=f"0x{index:04x}")
 
     high, low = at(error, 7), at(error / 2, 9)
     parts = [
@@ -61,7 +62,7 @@ SHORT = "verify replay {} --run 'my run.json' --result y --dtype bfloat16 --regi
 
 
 def test_the_gate_names_the_worst_of_each_regime_and_prints_one_long_command() -> None:
-    text = gate_text.render(verdict(), width=100, color=False, records=["my run.json"])
+    text = gate_text.render(verdict(), Terminal(100), records=["my run.json"])
     assert text.count(ROW) == 1
     blocks = text[text.index("✗ breached  ") :].split("\n\n")
     assert blocks[0].startswith("✗ breached  three y bfloat16 high end\n")
@@ -75,7 +76,7 @@ def test_the_gate_names_the_worst_of_each_regime_and_prints_one_long_command() -
 
 
 def test_without_a_record_the_long_command_stands_in_its_block_and_is_referred_to() -> None:
-    text = gate_text.render(verdict(), width=100, color=False)
+    text = gate_text.render(verdict(), Terminal(100))
     assert text.count(ROW) == 5  # nothing shorter names these elements
     assert text.splitlines()[-1] == "next: the replay command of three y bfloat16 high end, above"
 
@@ -89,11 +90,11 @@ def test_the_short_command_finds_the_element() -> None:
             continue
         parser = argparse.ArgumentParser()
         add_place(parser)
-        words_ = shlex.split(gate_text.short_replay(row.leading, {record().id: "run.json"}))
+        words_ = shlex.split(gate_words.short_replay(row.leading, {record().id: "run.json"}))
         given = parser.parse_args(words_[2:])
         found = worst_of_run(record(), given.target, dtype=given.dtype, result=given.result, regime=given.regime)
         assert found.worst == row.leading.worst
-        assert found.index == (9 if row.key.regime == "low" else 7)
+        assert found.origin.index == (9 if row.key.regime == "low" else 7)
 
 
 def test_comment_and_json_have_everything_of_each_element() -> None:
@@ -108,10 +109,10 @@ def test_comment_and_json_have_everything_of_each_element() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_report_of_a_run_prints_one_long_command(width: int) -> None:
-    text = record_text.render(record(), width=width, color=False, record="run.json")
+    text = record_text.render(record(), Terminal(width), record="run.json")
     assert text.count(ROW) == 1
     assert text.splitlines()[-1] == "next: verify replay three --run run.json --result y --dtype bfloat16"
-    text = record_text.render(record(), width=width, color=False)
+    text = record_text.render(record(), Terminal(width))
     assert text.count(ROW) == 3
     assert text.splitlines()[-1] == "next: the replay command of three y bfloat16, above"
 
@@ -128,8 +129,7 @@ def test_a_review_with_the_record_shows_the_element_of_each_regime() -> None:
     old.bounds[loose.key] = dataclasses.replace(loose, value=0.75)
     found = changes.review(old, new)
     behind = changes.behind(found, [record()])
-    told = {"width": 100, "color": False}
-    text = bounds_text.review(found, "HEAD", behind=behind, files={record().id: "run.json"}, **told)
+    text = bounds_text.review(found, "HEAD", Terminal(100), behind=behind, files={record().id: "run.json"})
     assert ROW not in text
     assert text.index("✗ looser  one y bfloat16 low") < text.index("✓ new  three") < text.index("✓ new  one")
     block = text[text.index("✗ looser  one") :].split("\n\n")[0]
@@ -137,7 +137,7 @@ def test_a_review_with_the_record_shows_the_element_of_each_regime() -> None:
     assert "(0x0009)" in block
     assert "verify replay one --run run.json --result y --dtype bfloat16 --regime low" in block
     assert [item["reading"]["index"] for item in gate_data.of_changes(found, behind)] == [[0, 9]] + [[0, 7]] * 3
-    bare = bounds_text.review(found, "HEAD", **told)
+    bare = bounds_text.review(found, "HEAD", Terminal(100))
     assert "input     x = -4.34 (0xc08b)\n" in bare
     assert "got " not in bare
     assert bare.splitlines()[-1].startswith("next: verify bounds review --run RUN.json")
@@ -147,9 +147,10 @@ def test_a_review_with_the_record_shows_the_element_of_each_regime() -> None:
 
 def test_a_short_command_stays_as_it_is() -> None:
     item = run(kernel(plain(2.0)))
-    text = gate_text.render(judge([item], book(bound(1.0))), width=100, color=False, records=["run.json"])
-    assert len(element(2.0).replay) <= words.LONG
-    assert text.count(element(2.0).replay) == 2
+    text = gate_text.render(judge([item], book(bound(1.0))), Terminal(100), records=["run.json"])
+    command = replay_command(element(2.0).origin)
+    assert len(command) <= words.LONG
+    assert text.count(command) == 2
 
 
 def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> None:
@@ -168,7 +169,10 @@ def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> No
 
 def test_what_is_said_of_many_is_said_once() -> None:
     """A kernel that raises breaks every law; a lost device fails every kernel; a hunt notes each result."""
-    laws = [LawRun(name, "float16", "broken", 1, "k raised Error", replay=f"verify replay {name}") for name in "abc"]
+    laws = [
+        LawRun(name, "float16", "broken", 1, "k raised Error", origin=Origin("a.py::k", "{}", law=name))
+        for name in "abc"
+    ]
     broken = kernel(plain(), name="k", status="wrong", laws=[*laws, LawRun("d", "float16", "broken", 1, "other")])
     notes = [f"y{place}: biased" for place in range(5)]
     failed = [kernel(name=name, status="error", message="device lost", hint=again(name), notes=notes) for name in "pq"]
@@ -183,7 +187,7 @@ def test_what_is_said_of_many_is_said_once() -> None:
     assert "Next:" not in front[front.index("Could not be measured") :], "the hint is the command below it"
     assert all(f"<code>{again(name)}</code>" in front for name in "pq")
     assert page.count("Note: y0, y1, y2 and 2 more: biased") == 2
-    text = record_text.render(item, width=100, color=False)
+    text = record_text.render(item, Terminal(100))
     assert "p: y0, y1, y2 and 2 more: biased" in text
     assert text.count(again("p")) == 1
 

@@ -21,9 +21,10 @@ from tests.report.sample import LONG_NAME, empty, incomplete, passing, plain, sa
 from verify.errors import SPENT
 from verify.measure.session import OUT_OF_TIME
 from verify.records.record import Gap, KernelRun, Run
-from verify.report import verdict, words
+from verify.report import run_words, words
 from verify.report.markdown import record_markdown
 from verify.report.terminal import record_text
+from verify.report.terminal.text_page import Terminal
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -33,7 +34,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 @pytest.mark.parametrize("name", ["sample", "plain"])
 def test_snapshot(name: str, width: int) -> None:
     run = {"sample": sample, "plain": plain}[name]()
-    text = record_text.render(run, width=width, color=False)
+    text = record_text.render(run, Terminal(width))
     path = SNAPSHOTS / f"terminal-{name}-{width}.txt"
     if os.environ.get("UPDATE_SNAPSHOTS"):
         path.write_text(text, encoding="utf-8")
@@ -43,20 +44,20 @@ def test_snapshot(name: str, width: int) -> None:
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 200])
 @pytest.mark.parametrize("run", [sample(), plain(), passing(), incomplete(), empty()])
 def test_no_line_is_wider_than_the_screen_except_commands(run: Run, width: int) -> None:
-    for line in record_text.render(run, width=width, color=False).splitlines():
+    for line in record_text.render(run, Terminal(width)).splitlines():
         if cell_len(line) > width:
             assert re.match(r"(next: |    )verify (replay|run|report|list) ", line), line
 
 
 @pytest.mark.parametrize("width", [30, 46, 60, 72, 80, 100, 120, 200])
 def test_nothing_is_cut_at_any_width(width: int) -> None:
-    text = record_text.render(sample(), width=width, color=False)
+    text = record_text.render(sample(), Terminal(width))
     table = re.sub(r"\s+", "", text[: text.index("✗ wrong  ")])
     for kernel in sample().kernels:
         assert re.sub(r"\s+", "", words.clean(kernel.name)) in table
         for result in kernel.results:
             if width >= 46:  # below, lines fold in the middle of everything
-                assert words.ulp(verdict.judged(result.figures, result.gate).upper) in table
+                assert words.ulp(run_words.judged(result.figures, result.gate).upper) in table
     assert "…" not in table
     assert "..." not in table
 
@@ -64,7 +65,7 @@ def test_nothing_is_cut_at_any_width(width: int) -> None:
 def test_columns_leave_in_order_and_the_basis_stays() -> None:
     seen: list[str] = []
     for width in range(150, 40, -1):
-        text = record_text.render(plain(), width=width, color=False)
+        text = record_text.render(plain(), Terminal(width))
         header = " ".join(text.split("\n")[0].split())
         basis = "long" if "exhaustive, 65,536 inputs  " in text else "short"
         layout = f"{header.removesuffix(' verdict')}, {basis}"
@@ -80,13 +81,13 @@ def test_columns_leave_in_order_and_the_basis_stays() -> None:
         f"output dtype {figures} PyTorch, short",
         f"output dtype {figures}, short",
     ]
-    narrow = record_text.render(plain(), width=40, color=False)
+    narrow = record_text.render(plain(), Terminal(40))
     assert "  y float32: 0.814 ULP, all 2^32 ✓ ok\n" in narrow
 
 
 def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> None:
-    bare = record_text.render(sample(), width=80, color=False)
-    coloured = record_text.render(sample(), width=80, color=True)
+    bare = record_text.render(sample(), Terminal(80))
+    coloured = record_text.render(sample(), Terminal(80, color=True))
     assert "\x1b" not in bare
     assert "\x1b[1;31m" in coloured
     # trailing blanks aside: they stand inside the escapes, where they cannot be stripped
@@ -94,21 +95,21 @@ def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> 
 
 
 def test_colour_is_never_alone() -> None:
-    coloured = record_text.render(sample(), width=120, color=True)
+    coloured = record_text.render(sample(), Terminal(120, color=True))
     for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", coloured):
         assert re.match(r" *✗", red), red
 
 
 def test_ascii_glyphs() -> None:
     runs = (sample(), plain(), passing(), incomplete())
-    text = "".join(record_text.render(run, width=80, color=False, glyphs=False) for run in runs)
+    text = "".join(record_text.render(run, Terminal(80, glyphs=False)) for run in runs)
     assert text.isascii()
     assert "x wrong  eager_gelu y bfloat16" in text
     assert "+ correctly rounded" in text
 
 
 def test_hostile_text_is_spelled_out() -> None:
-    text = record_text.render(sample(), width=120, color=False)
+    text = record_text.render(sample(), Terminal(120))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert r"<script>alert(1)</script>[bold]a|b`c`\x1b[31m\u202e@octocat #1" in text
     assert "[red]1[/red]" in text  # markup is shown, not interpreted
@@ -116,7 +117,7 @@ def test_hostile_text_is_spelled_out() -> None:
 
 
 def test_a_wrong_result_says_everything_that_is_needed_to_fix_it() -> None:
-    text = record_text.render(plain(), width=80, color=False)
+    text = record_text.render(plain(), Terminal(80))
     replay = (
         "verify replay accuracy.py::eager_gelu "
         '\'{"dims": [65536], "dtype": "bfloat16", "layout": "contiguous", "seed": 0, '
@@ -137,22 +138,22 @@ def test_a_wrong_result_says_everything_that_is_needed_to_fix_it() -> None:
 
 
 def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None:
-    lines = record_text.render(passing(), width=120, color=False, record="out.json").splitlines()
-    assert lines[-2] == f"✓ {verdict.sentence(passing())}"
+    lines = record_text.render(passing(), Terminal(120), record="out.json").splitlines()
+    assert lines[-2] == f"✓ {run_words.sentence(passing())}"
     assert lines[-1] == "next: verify report out.json --html report.html"
     for run in (sample(), incomplete(), empty()):
-        text = record_text.render(run, width=400, color=False)
-        assert text.splitlines()[-2][2:] == verdict.sentence(run)
-        assert text.endswith(f"\nnext: {verdict.next_command(run)}\n")
+        text = record_text.render(run, Terminal(400))
+        assert text.splitlines()[-2][2:] == run_words.sentence(run)
+        assert text.endswith(f"\nnext: {run_words.next_command(run)}\n")
 
 
 def test_notes_of_judged_kernels_are_shown() -> None:
-    text = record_text.render(sample(), width=120, color=False)
+    text = record_text.render(sample(), Terminal(120))
     assert "○ notes\n    gelu_erf: subnormal outputs are kept: no flush to zero was seen\n" in text
 
 
 def test_failed_kernels_show_message_and_hint() -> None:
-    text = record_text.render(sample(), width=120, color=False)
+    text = record_text.render(sample(), Terminal(120))
     assert (
         "✗ crashed  geglu_unsafe\n"
         "    the worker died with SIGSEGV while running dims [65537], dtype bfloat16\n"
@@ -174,11 +175,11 @@ def test_the_command_of_a_failing_kernel_is_told_once(more: str) -> None:
     failed = KernelRun("slow", "my kernels.py::slow", "gelu", {}, "", "error", [], "what it said", hint=hint)
     command = hint if hint.startswith("verify") else again
     whole = msgspec.structs.replace(empty(), kernels=[failed], incomplete=[Gap("other", "slow: what it said")])
-    text = record_text.render(whole, width=80, color=False)
+    text = record_text.render(whole, Terminal(80))
     assert text.count("verify run ") == 1 and text.endswith(f"\nnext: {command}\n")
     assert ("    next     return one tensor\n" in text) == (more == "OTHER")
     others = [msgspec.structs.replace(failed, name=name, target=name, hint="") for name in ("b.py::b", "c.py::c")]
-    text = record_text.render(msgspec.structs.replace(whole, kernels=[failed, *others]), width=80, color=False)
+    text = record_text.render(msgspec.structs.replace(whole, kernels=[failed, *others]), Terminal(80))
     for told in (command, "verify run b.py::b", "verify run c.py::c"):
         assert text.count(told) == 1
     page = record_markdown.render(whole)
@@ -190,23 +191,23 @@ def test_kernels_that_were_not_measured_share_a_hint() -> None:
     kernels = [msgspec.structs.replace(late, name=name, target=f"k.py::{name}") for name in "abcde"]
     gaps = [Gap("out of time", f"{kernel.name}: {kernel.message}", kernel.target) for kernel in kernels]
     night = msgspec.structs.replace(empty(), kernels=kernels, incomplete=gaps, command="verify nightly k.py")
-    text = record_text.render(night, width=200, color=False)
+    text = record_text.render(night, Terminal(200))
     assert text.count(OUT_OF_TIME) == 1 and text.endswith("\nnext: verify nightly k.py\n")
     other = msgspec.structs.replace(late, message="declares float16; --dtype asks for float64", hint="verify list k.py")
-    text = record_text.render(msgspec.structs.replace(empty(), kernels=[other]), width=200, color=False)
+    text = record_text.render(msgspec.structs.replace(empty(), kernels=[other]), Terminal(200))
     assert text.count("verify list k.py") == 1 and text.endswith("\nnext: verify list k.py\n")
 
 
 def test_a_long_name_stands_alone_and_whole() -> None:
-    lines = record_text.render(sample(), width=80, color=False).splitlines()
+    lines = record_text.render(sample(), Terminal(80)).splitlines()
     assert LONG_NAME in lines
 
 
 def test_the_environment_does_not_change_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = record_text.render(sample(), width=80, color=True)
+    before = record_text.render(sample(), Terminal(80, color=True))
     for name, value in {"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb", "LINES": "3"}.items():
         monkeypatch.setenv(name, value)
-    assert record_text.render(sample(), width=80, color=True) == before
+    assert record_text.render(sample(), Terminal(80, color=True)) == before
 
 
 def test_importing_the_reports_imports_neither_rich_nor_jinja() -> None:

@@ -218,7 +218,7 @@ def test_the_worst_input_replays(result: str) -> None:
     found = next(item for item in finish(subjects.naive, space, partial).results if item.output.startswith(result))
     assert found.output == f"{result} (slope root)" and found.source == "sweep" and found.certificate
     worst = found.worst[0]
-    text = worst.replay.split("'")[1]
+    text = worst.origin.case
     again = replay(subjects.naive, space.target, CPU, Case.from_json(text), result=result, index=0)
     assert (again.worst.got_hex, again.worst.ulp, again.worst.truth) == (worst.got_hex, worst.ulp, worst.truth)
     assert abs(value_of(worst.ulp)) == value_of(found.figures.max_ulp)
@@ -231,8 +231,8 @@ def test_a_packed_gradient_replays_each_half() -> None:
     result = finish(subjects.geglu, space, partial).results[0]
     assert result.basis.n == 2 * 65_536 and result.status == "ok"
     for worst in result.worst:
-        index = int(worst.replay.rsplit(" ", 1)[1])
-        text = worst.replay.split("'")[1]
+        index = worst.origin.index
+        text = worst.origin.case
         again = replay(subjects.geglu, "k", CPU, Case.from_json(text), result="dx", index=index)
         assert (again.worst.got_hex, again.worst.ulp) == (worst.got_hex, worst.ulp)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from mpmath import mp
 
+from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import TruthError
 from verify.ops.op import Point, Problem
@@ -21,7 +22,7 @@ from verify.truth.enclosure import Enclosure
 from verify.truth.exact import digits, enclose, judge, nearest, settle
 from verify.truth.fast import evaluate
 from verify.truth.formats import Format, named
-from verify.truth.ulp import all_values, bits_of, errors, from_bits
+from verify.truth.ulp import bits_of, errors, from_bits
 
 GELU = ops.get("gelu")
 FORMS, RESULTS, DTYPES = ("none", "tanh"), ("y", "dx"), ("bfloat16", "float16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import struct
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.truth.every_value import all_values, neighbour
 from verify.errors import UsageError
 from verify.truth.formats import FORMATS, Format, floor_log2, named, of, power_of_two, torch_dtype
-from verify.truth.ulp import all_values, bits_of, from_bits, widen
+from verify.truth.ulp import bits_of, from_bits, widen
 
 ALL = list(FORMATS.values())
 SMALL = [fmt for fmt in ALL if fmt.bits <= 16]
@@ -100,9 +102,6 @@ def test_wide_patterns_against_struct(fmt: Format) -> None:
 def test_predicates_partition_the_patterns(fmt: Format) -> None:
     for bits in sample(fmt, 500, 2):
         assert fmt.is_nan(bits) + fmt.is_inf(bits) + fmt.is_finite(bits) == 1
-        value = machine_value(fmt, bits)
-        tiny = 0 < abs(value) < 2.0**fmt.emin
-        assert fmt.is_subnormal(bits) == tiny
 
 
 @names
@@ -111,7 +110,7 @@ def test_constants_against_torch_finfo(fmt: Format) -> None:
     assert fmt.max_finite == Fraction(info.max)
     assert fmt.min_normal == Fraction(info.tiny)
     assert fmt.ulp(Fraction(1)) == Fraction(info.eps)
-    assert fmt.min_subnormal == fmt.value(1)
+    assert fmt.value(1) == power_of_two(fmt.min_ulp_exponent)
     assert of(torch_dtype(fmt)) is fmt
     assert named(f"torch.{fmt.name}") is fmt
 
@@ -129,38 +128,18 @@ def test_neighbours_against_numpy(fmt: Format) -> None:
         ups = np.nextafter(values, kind(np.inf)).view(unsigned).tolist()
         downs = np.nextafter(values, kind(-np.inf)).view(unsigned).tolist()
     for bits, up, down in zip(patterns, ups, downs, strict=True):
-        assert fmt.to_float(fmt.next_up(bits)) == fmt.to_float(up)
-        assert fmt.to_float(fmt.next_down(bits)) == fmt.to_float(down)
+        assert fmt.to_float(neighbour(fmt, bits, 1)) == fmt.to_float(up)
+        assert fmt.to_float(neighbour(fmt, bits, -1)) == fmt.to_float(down)
 
 
 @small
-def test_neighbours_walk_the_whole_number_line(fmt: Format) -> None:
+def test_ordinals_walk_the_whole_number_line(fmt: Format) -> None:
     top = fmt.inf_bits if fmt.has_inf else fmt.max_bits
-    bits = top | fmt.sign_bit
-    previous = fmt.to_float(bits)
-    steps = 0
-    while bits != top:
-        above = fmt.next_up(bits)
-        value = fmt.to_float(above)
-        assert value > previous or (value == 0 and fmt.is_negative(above))
-        # both zeros are the number 0: walking up from below meets -0, from above +0
-        expected = fmt.sign_bit if bits == 1 else bits
-        if bits not in (0, fmt.sign_bit):
-            assert fmt.to_float(fmt.next_down(above)) == fmt.to_float(expected) or bits == 1
-        assert fmt.ordinal(above) == fmt.ordinal(bits) + 1
-        bits, previous, steps = above, value, steps + 1
-    assert steps == 2 * top
-    assert fmt.next_up(top) == top
-    assert fmt.next_down(top | fmt.sign_bit) == top | fmt.sign_bit
-    assert fmt.next_up(fmt.nan_bits) == fmt.nan_bits
-
-
-@names
-def test_neighbours_of_zero_keep_its_sign(fmt: Format) -> None:
-    assert fmt.next_up(fmt.sign_bit | 1) == fmt.sign_bit
-    assert fmt.next_down(1) == 0
-    assert fmt.next_up(fmt.sign_bit) == 1
-    assert fmt.next_down(0) == fmt.sign_bit | 1
+    patterns = [fmt.from_ordinal(place) for place in range(-top, top + 1)]
+    assert [fmt.ordinal(bits) for bits in patterns] == list(range(-top, top + 1))
+    line = [fmt.to_float(bits) for bits in patterns]
+    assert all(below < above for below, above in itertools.pairwise(line))
+    assert fmt.ordinal(0) == fmt.ordinal(fmt.sign_bit) == 0 and patterns[top] == 0
 
 
 # -- rounding -----------------------------------------------------------------------------------
@@ -190,7 +169,7 @@ def test_midpoints_and_their_neighbours_against_torch_casts(fmt: Format) -> None
             assert fmt.name == "bfloat16"
             assert bits == 0
             continue
-        for pattern in (centre, single.next_up(centre), single.next_down(centre)):
+        for pattern in (centre, neighbour(single, centre, 1), neighbour(single, centre, -1)):
             number = single.to_float(pattern)
             if not fmt.has_inf and number > 464:
                 continue  # NaN in torch 2.11, 448 in torch 2.13
@@ -247,7 +226,7 @@ def test_ties_go_to_the_even_pattern_at_every_kind_of_boundary(fmt: Format) -> N
         even = bits if bits % 2 == 0 else bits + 1
         assert fmt.round(middle) == even, place
         assert fmt.round(-middle) == even | fmt.sign_bit, place
-        hair = fmt.min_subnormal / 2**200
+        hair = fmt.value(1) / 2**200
         assert fmt.round(middle + hair) == bits + 1, place
         assert fmt.round(middle - hair) == bits, place
 
@@ -256,7 +235,7 @@ def test_ties_go_to_the_even_pattern_at_every_kind_of_boundary(fmt: Format) -> N
 def test_the_overflow_threshold_is_half_an_ulp_above_the_largest(fmt: Format) -> None:
     threshold = fmt.max_finite + fmt.ulp(fmt.max_finite) / 2
     assert (fmt.overflow + fmt.max_finite) / 2 == threshold
-    hair = fmt.min_subnormal
+    hair = fmt.value(1)
     assert fmt.round(threshold - hair) == fmt.max_bits
     assert fmt.round(threshold + hair) == fmt.inf_bits
     # IEEE's largest is odd, so that the tie overflows; e4m3fn's, 448, is even and keeps it
@@ -277,7 +256,7 @@ def test_e4m3fn_rounds_464_to_448_and_more_to_nan() -> None:
 def test_zero_keeps_its_sign(fmt: Format) -> None:
     assert fmt.round(Fraction(0)) == 0
     assert fmt.round(Fraction(0), negative_zero=True) == fmt.sign_bit
-    assert fmt.round(-fmt.min_subnormal / 4) == fmt.sign_bit
+    assert fmt.round(-fmt.value(1) / 4) == fmt.sign_bit
     assert fmt.from_float(-0.0) == fmt.sign_bit
 
 
@@ -305,9 +284,9 @@ def test_ulp_is_the_distance_to_the_next_number(fmt: Format) -> None:
 
 @names
 def test_ulp_has_a_floor_and_a_ceiling(fmt: Format) -> None:
-    assert fmt.ulp(Fraction(0)) == fmt.min_subnormal
-    assert fmt.ulp(fmt.min_subnormal / 1000) == fmt.min_subnormal
-    assert fmt.ulp(fmt.min_normal) == fmt.min_subnormal
+    assert fmt.ulp(Fraction(0)) == fmt.value(1)
+    assert fmt.ulp(fmt.value(1) / 1000) == fmt.value(1)
+    assert fmt.ulp(fmt.min_normal) == fmt.value(1)
     assert fmt.ulp(fmt.max_finite * 1000) == fmt.ulp(fmt.max_finite)
 
 
@@ -322,7 +301,7 @@ def test_the_rounded_result_is_within_half_an_ulp_and_no_other_is(fmt: Format) -
         right = fmt.round(real, negative_zero=fmt.is_negative(bits))
         assert abs(fmt.error(right, real)) <= Fraction(1, 2)
         if abs(fmt.error(right, real)) < Fraction(1, 2):
-            for other in (fmt.next_up(right), fmt.next_down(right)):
+            for other in (neighbour(fmt, right, 1), neighbour(fmt, right, -1)):
                 if fmt.is_finite(other) and fmt.ordinal(other) != fmt.ordinal(right):
                     assert abs(fmt.error(other, real)) > Fraction(1, 2)
 

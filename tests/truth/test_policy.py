@@ -52,7 +52,7 @@ def point_at(real: Fraction | float) -> Point:
 def truths(fmt: Format) -> list[Fraction | float]:
     """Reals where rounding, overflow, underflow or a sign turns, and infinities and NaN."""
     largest, step = fmt.max_finite, fmt.ulp(fmt.max_finite)
-    small, normal = fmt.min_subnormal, fmt.min_normal
+    small, normal = fmt.value(1), fmt.min_normal
     positive = [
         *(small / 4, small / 2, small * Fraction(3, 4), small, small * Fraction(3, 2)),
         *(normal - small, normal - small / 2, normal, normal + small / 2),

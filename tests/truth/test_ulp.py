@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.truth.every_value import all_values, neighbour
 from verify.truth import ulp as ulp_module
 from verify.truth.formats import FORMATS, Format, named, power_of_two, torch_dtype
-from verify.truth.ulp import Policy, all_values, bits_of, errors, from_bits, ldexp, same_bits, ulp_exponent, widen
+from verify.truth.ulp import Policy, bits_of, errors, from_bits, ldexp, same_bits, ulp_exponent, widen
 
 ALL = list(FORMATS.values())
 NARROW = [fmt for fmt in ALL if fmt.name != "float64"]
@@ -82,7 +83,7 @@ def pairs(fmt: Format, count: int, seed: int) -> tuple[Tensor, np.ndarray]:
         step = largest * 2.0**-fmt.precision
         beyond = sign * (largest + source.uniform(-3, 9, count) * step)
         truth = np.where(kind == 7, beyond, truth)
-        tiny = sign * float(fmt.min_subnormal) * source.uniform(0, 2, count)
+        tiny = sign * float(fmt.value(1)) * source.uniform(0, 2, count)
         truth = np.where(kind == 8, tiny, truth)
     infinite = torch.from_numpy((kind == 7) & (source.random(count) < 0.4))
     if fmt.has_inf:
@@ -283,8 +284,7 @@ def bounded_truths(fmt: Format, count: int, seed: int) -> list[tuple[int, float,
             low = unit * source.choice([0.0, 0.25, -0.25, 2.0**-70, -(2.0**-70)])
         got = bits
         for _ in range(source.randrange(4)):
-            step = fmt.next_up if source.randrange(2) else fmt.next_down
-            got = step(got)
+            got = neighbour(fmt, got, 1 if source.randrange(2) else -1)
         if source.randrange(20) == 0:
             got = source.choice([0, fmt.sign_bit])
         if fmt.is_finite(got):
@@ -531,8 +531,6 @@ def test_bits_round_trip_through_tensors() -> None:
             assert torch.equal(bits_of(from_bits(raw, fmt)), raw)
     strided = torch.arange(12, dtype=torch.float32).reshape(3, 4).t()
     assert torch.equal(bits_of(strided), bits_of(strided.contiguous()))
-    with pytest.raises(ValueError, match=r"^float32 has 2\^32 patterns; enumerate it in chunks$"):
-        all_values(named("float32"))
 
 
 def test_errors_do_not_depend_on_the_shape_or_on_autograd() -> None:

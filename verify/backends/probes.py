@@ -9,7 +9,6 @@ raises: what is not there is the string "absent", with the reason where there is
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import subprocess
 import sys
@@ -39,9 +38,6 @@ class Probes:
     bf16_reduced_precision_reduction: Seen
     fp16_reduced_precision_reduction: Seen
     fingerprint: dict[str, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def probe(device: str = "cpu") -> Probes:

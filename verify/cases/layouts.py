@@ -115,4 +115,3 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded last": _expanded_last,
     "overlapping": _overlapping,
 }
-SHARING = ("expanded", "expanded last", "overlapping")  # several elements at one address

@@ -111,7 +111,7 @@ def propose(options: argparse.Namespace) -> int:
         }
 
     def text() -> str:
-        return bounds_text.proposal(found, **screen.style(), written=written, dry=options.dry_run)
+        return bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run)
 
     sinks.deliver_data(options, data, text)
     broken = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
@@ -134,7 +134,7 @@ def review(options: argparse.Namespace) -> int:
     sinks.deliver_data(
         options,
         lambda: {"base": options.base, "changes": gate_data.of_changes(found, behind)},
-        lambda: bounds_text.review(found, options.base, **screen.style(), behind=behind, files=files),
+        lambda: bounds_text.review(found, options.base, screen.terminal(), behind=behind, files=files),
     )
     return exits.WRONG if changes.needs_approval(found) else exits.PASS
 
@@ -166,7 +166,7 @@ def accept(options: argparse.Namespace) -> int:
     sinks.deliver_data(
         options,
         lambda: {"changes": gate_data.of_changes([change], behind), "written": written},
-        lambda: bounds_text.accepted(change, **screen.style(), written=written, behind=behind, files=files),
+        lambda: bounds_text.accepted(change, screen.terminal(), written=written, behind=behind, files=files),
     )
     return exits.PASS
 

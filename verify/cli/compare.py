@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     found = compare(load(options.base), load(options.head))
 
     def text() -> str:
-        shown = compare_text.render(found, **screen.style(), everything=options.all)
+        shown = compare_text.render(found, screen.terminal(), everything=options.all)
         again = [f"next: verify run --like {options.base} --json {options.head}"] if found.other_cases else []
         return sinks.lines(*about(found)) + shown + sinks.lines(*again)
 

@@ -88,11 +88,11 @@ def main(options: argparse.Namespace) -> int:
 def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None, paths: list[str]) -> str:
     from verify.report.terminal import compare_text, gate_text
 
-    style = screen.style()
+    terminal = screen.terminal()
     text = ""
     if comparison is not None:
-        text = compare_text.render(comparison, **style, everything=options.all) + "\n"
-    return text + gate_text.render(verdict, **style, everything=options.all, records=paths)
+        text = compare_text.render(comparison, terminal, everything=options.all) + "\n"
+    return text + gate_text.render(verdict, terminal, everything=options.all, records=paths)
 
 
 def _both(options: argparse.Namespace) -> tuple[Run, list[Run], list[str]]:
@@ -127,7 +127,7 @@ def _targets(options: argparse.Namespace) -> list[str]:
     from verify.declare import config
     from verify.errors import UsageError
 
-    if records := [item for item in options.targets if item.endswith(".json")]:
+    if records := [item for item in options.targets if item.endswith((".json", ".json.gz"))]:
         raise UsageError(
             f"--base measures anew and takes targets, as `verify run` does; received the record {records[0]}",
             hint="verify compare BASE.json HEAD.json",

@@ -94,7 +94,7 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
     sinks.deliver_data(
         options,
         lambda: {"lines": data, **_files(history)},
-        lambda: history_text.table(options.kernel, found, history.refreshed, **screen.style()),
+        lambda: history_text.table(options.kernel, found, history.refreshed, screen.terminal()),
     )
     return exits.PASS
 
@@ -114,7 +114,7 @@ def _changes(options: argparse.Namespace, history: History, lines: list[Series])
     sinks.deliver_data(
         options,
         lambda: {"lines": data, **_files(history)},
-        lambda: history_text.events(options.kernel, found, history.refreshed, **screen.style()),
+        lambda: history_text.events(options.kernel, found, history.refreshed, screen.terminal()),
     )
     return exits.PASS
 
@@ -127,7 +127,7 @@ def _kernels(options: argparse.Namespace, history: History) -> int:
     sinks.deliver_data(
         options,
         lambda: {"kernels": rows, **_files(history)},
-        lambda: history_text.kernels(found, history.refreshed, **screen.style()),
+        lambda: history_text.kernels(found, history.refreshed, screen.terminal()),
     )
     return exits.PASS
 

@@ -144,7 +144,7 @@ def text(result: Run, session: HuntSession, then: str) -> list[str]:
 
 
 def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
-    from verify.records.record import value_of
+    from verify.records.record import replay_command, value_of
     from verify.report import words
 
     scaled = found.gate == "scaled"
@@ -167,8 +167,8 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
         if worst.scaled_ulp is not None and math.isfinite(value_of(worst.ulp)):
             plain, of_scale = signed(value_of(worst.ulp)), signed(value_of(worst.scaled_ulp))
             lines.append(f"    error     {plain} ULP, {of_scale} of scale")
-        if len(worst.replay) <= LONG:
-            lines += ["    replay", f"    {worst.replay}"]
+        if len(command := replay_command(worst.origin)) <= LONG:
+            lines += ["    replay", f"    {command}"]
         elif summary.pinned is not None:
             lines.append(f"    replay    verify corpus replay {summary.pinned.id}")
         else:

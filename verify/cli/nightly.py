@@ -100,7 +100,7 @@ def main(options: argparse.Namespace) -> int:
     runs = given.runs_folder(options, settings)
     paths = _report(night, record, verdict, runs)
     if options.keep:
-        kept = runs / f"{record.created[:10]}-{record.id}.json"
+        kept = runs / f"{record.created[:10]}-{record.id}.json.gz"
         save(record, kept)
         paths.append(("kept", kept))
     listed = [f"{label}: {path.resolve()}" for label, path in [("record", folder / "run.json"), *paths]]
@@ -151,9 +151,9 @@ def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:
 
     from verify.report.terminal import gate_text, record_text
 
-    style = screen.style()
+    terminal = screen.terminal()
     shown = msgspec.structs.replace(record, command=again)
-    text = record_text.render(shown, **style, record=str(path))
+    text = record_text.render(shown, terminal, record=str(path))
     if verdict is None:
         return text
-    return text + "\n" + gate_text.render(verdict, **style, records=[str(path)])
+    return text + "\n" + gate_text.render(verdict, terminal, records=[str(path)])

@@ -10,6 +10,7 @@ from verify.cli import exits, given, options, sinks
 
 if TYPE_CHECKING:
     from verify.diagnose.requests import LawReplayed, Smaller
+    from verify.records.record import Origin
     from verify.workers.requests import R, Request
 
 
@@ -136,8 +137,8 @@ def place(options: argparse.Namespace) -> Any:
     if options.index is not None:
         raise UsageError("--index belongs to a case; without one, --run gives the worst element of its record")
     known = worst_of_run(run, options.target, dtype=options.dtype, result=options.result, regime=options.regime)
-    options.target, options.case = known.target, known.case
-    options.result, options.index = known.result, known.index
+    options.target, options.case = known.origin.target, known.origin.case
+    options.result, options.index = known.origin.result, known.origin.index
     return known
 
 
@@ -167,7 +168,7 @@ def element_lines(found: dict[str, Any]) -> list[str]:
     smaller = None if found.get("smaller") is None else msgspec.convert(found["smaller"], Smaller)
     lines = [f"{found['kernel']} ({found['op']}) {found['result']} {found['dtype']} on {found['backend']}"]
     if smaller:
-        lines.append(f"  smaller   {_effort(smaller, found['worst']['replay'])}")
+        lines.append(f"  smaller   {_effort(smaller, found['worst']['origin'])}")
     lines += [
         f"  at        {_place(worst['index'])}",
         *(f"  {name:<9} {text}" for name, text in worst["inputs"].items()),
@@ -186,15 +187,21 @@ def element_lines(found: dict[str, Any]) -> list[str]:
         same = "the same bits" if recorded["got_hex"] == worst["got_hex"] else "OTHER bits now"
         lines.append(f"  recorded  {recorded['got_hex']} on {recorded['backend']}: {same}")
     lines.append(f"  case      {found['case']}")
-    lines.append(f"  replay    {worst['replay']}")
-    if smaller and smaller.original != worst["replay"]:
-        lines.append(f"  original  {smaller.original}")
+    lines.append(f"  replay    {_command(worst['origin'])}")
+    if smaller and smaller.original is not None and msgspec.to_builtins(smaller.original) != worst["origin"]:
+        lines.append(f"  original  {_command(msgspec.to_builtins(smaller.original))}")
     return lines
 
 
-def _effort(smaller: Smaller, replay: str) -> str:
+def _command(origin: dict[str, Any]) -> str:
+    from verify.records.record import Origin, replay_command
+
+    return replay_command(Origin(**origin))
+
+
+def _effort(smaller: Smaller, origin: Origin | None) -> str:
     spent = f"{smaller.evaluations} evaluations"
-    if smaller.original == replay:
+    if smaller.original == origin:
         return f"nothing smaller breaks in the same way, in {spent}"
     return f"found in {spent}" + (", which are all that it may take" if smaller.exhausted else "")
 
@@ -214,21 +221,24 @@ def _law(options: argparse.Namespace) -> int:
 
 
 def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
+    from verify.records.record import replay_command
+
     found, smaller = reply.law, reply.smaller
     again = f"verify run {shlex.quote(options.target)} --profile quick"
     if found.status == "skipped":
         return sinks.ending(f"{found.law} does not apply: {found.message}", again)
-    if found.status != "broken":
+    if found.origin is None:
         return sinks.ending(f"{reply.kernel} keeps the law of {found.law} on this case", again)
     lines = [f"{reply.kernel} breaks the law of {found.law} in {found.dtype}: {found.message}"]
     if smaller:
-        lines.append(f"  {'smaller':<12} {_effort(smaller, found.replay)}")
+        lines.append(f"  {'smaller':<12} {_effort(smaller, found.origin)}")
+    replayed = replay_command(found.origin)
     lines += [f"  {name:<12} {value}" for name, value in found.facts.items()]
-    lines += [f"  {'case':<12} {found.case}", f"  {'replay':<12} {found.replay}"]
-    if smaller and smaller.original != found.replay:
-        lines.append(f"  {'original':<12} {smaller.original}")
-    explained = found.replay.replace("verify replay", "verify explain", 1)
-    return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{found.replay} --shrink")
+    lines += [f"  {'case':<12} {found.case}", f"  {'replay':<12} {replayed}"]
+    if smaller and smaller.original is not None and smaller.original != found.origin:
+        lines.append(f"  {'original':<12} {replay_command(smaller.original)}")
+    explained = replayed.replace("verify replay", "verify explain", 1)
+    return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{replayed} --shrink")
 
 
 def _place(index: list[int]) -> str:

@@ -145,10 +145,10 @@ def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | N
 def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> str:
     from verify.report.terminal import compare_text, gate_text, record_text
 
-    style = screen.style()
-    parts = [record_text.render(run, **style, record=options.record)]
+    terminal = screen.terminal()
+    parts = [record_text.render(run, terminal, record=options.record)]
     if base is not None:
-        parts.append(compare_text.render(base, **style))
+        parts.append(compare_text.render(base, terminal))
     if verdict is not None:
-        parts.append(gate_text.render(verdict, **style, records=[options.record]))
+        parts.append(gate_text.render(verdict, terminal, records=[options.record]))
     return "\n".join(parts)

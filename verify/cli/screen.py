@@ -6,7 +6,10 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verify.report.terminal.text_page import Terminal
 
 
 def width() -> int:
@@ -21,16 +24,11 @@ def colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-class Style(TypedDict):
-    """What every renderer of `verify.report.terminal` wants to know of the screen."""
+def terminal() -> Terminal:
+    """What the pages of the report are told about the terminal."""
+    from verify.report.terminal.text_page import Terminal
 
-    width: int
-    color: bool
-
-
-def style() -> Style:
-    """The screen as it is now."""
-    return {"width": width(), "color": colour()}
+    return Terminal(width(), colour())
 
 
 class Progress:

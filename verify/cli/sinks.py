@@ -66,7 +66,7 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
     def table() -> str:
         from verify.report.terminal import record_text
 
-        return record_text.render(run, **screen.style(), record=record)
+        return record_text.render(run, screen.terminal(), record=record)
 
     def markdown() -> bytes:
         from verify.report.markdown import record_markdown

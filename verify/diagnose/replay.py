@@ -102,7 +102,7 @@ def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *,
     given = replay(kernel, target, backend, case, result=result, index=index)
     subject = Subject(kernel, case.dtype, backend, None, target)
     found = shrink_element(subject, case, result, index, given.judged)
-    about = Smaller(found.evaluations, found.exhausted, given.worst.replay)
+    about = Smaller(found.evaluations, found.exhausted, given.worst.origin)
     if found.case == case:
         return msgspec.structs.replace(given, smaller=about)
     place = found.broken.index
@@ -126,7 +126,7 @@ def replay_law(
         engine.attempt(law, subject, case)
     except Broken as broken:
         small = shrink_broken(law, subject, broken, evaluations=EVALUATIONS)
-        about = Smaller(small.evaluations, small.exhausted, found.replay)
+        about = Smaller(small.evaluations, small.exhausted, found.origin)
         return engine.replay_law(law, kernel, small.case, backend, target), about
     return found, None  # it breaks only now and then: there is nothing to go by
 

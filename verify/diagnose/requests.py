@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 
-from verify.records.record import LawRun
+from verify.records.record import LawRun, Origin
 from verify.workers.requests import Request
 
 
 class Smaller(msgspec.Struct, frozen=True):
-    """How a case was made smaller: `original` is the command that replays the larger one."""
+    """How a case was made smaller: `original` is what it was made from."""
 
     evaluations: int
     exhausted: bool
-    original: str
+    original: Origin | None
 
 
 class Replayed(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.replay import Replay
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
-from verify.records.record import Number, value_of
+from verify.records.record import Number, replay_command, value_of
 from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy
@@ -79,7 +79,8 @@ def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> st
             "That is verify's interpreter of Triton; run the script on a GPU. Triton's own interpreter, which it"
         )
         lines.append("falls back to, rounds bfloat16 and fma differently, and may fail.")
-    lines += ["Run it in the folder of the kernel's project. The command that it comes from:", "", worst.replay, '"""']
+    lines += ["Run it in the folder of the kernel's project. The command that it comes from:", ""]
+    lines += [replay_command(worst.origin), '"""']
     return "\n".join(line.replace("\\", "\\\\") for line in lines)
 
 

@@ -136,13 +136,13 @@ def review(old: Book, new: Book) -> list[Change]:
 def behind(found: Iterable[Change], runs: Sequence[Run]) -> dict[Key, Reading]:
     """The readings that new bounds rest on, as far as they are in these records."""
     wanted = {change.key: change.new.evidence for change in found if change.new is not None}
-    told: dict[Key, Reading] = {}
+    known: dict[Key, Reading] = {}
     for run in runs:
         for reading in readings(run):
             evidence = wanted.get(reading.key)
             if evidence is not None and (evidence.record, evidence.source) == (reading.record, reading.source):
-                told[reading.key] = leading([reading, *filter(None, [told.get(reading.key)])])
-    return told
+                known[reading.key] = leading([reading, *filter(None, [known.get(reading.key)])])
+    return known
 
 
 def explained(change: Change) -> bool:

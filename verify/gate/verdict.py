@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, and what else the records say that nobody should overlook."""
+    """Every row, and what else the records say that a reader has to know."""
 
     rows: tuple[Row, ...]
     missing: tuple[str, ...] = ()  # parts of the runs that did not happen
@@ -107,11 +107,11 @@ def judge(
     rows = [_row(key, items, book, margin, headroom) for key, items in found.items()]
     expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
     rows += [_absent(book.bounds[key], failures, runs) for key in expected - set(found)]
-    told = {(row.key.arch, row.key.kernel) for row in rows if row.status == "crashed"}
+    known = {(row.key.arch, row.key.kernel) for row in rows if row.status == "crashed"}
     rows += [
         Row(Key(arch, kernel.name, "", "", ""), "crashed", _why(kernel))
         for (arch, _), kernel in failures.items()
-        if (arch, kernel.name) not in told
+        if (arch, kernel.name) not in known
     ]
     rows.sort(key=lambda row: (SEVERITY.index(row.status), row.key))
     missing, notes = list(_missing(runs)), list(_notes(runs, chosen))
@@ -198,7 +198,7 @@ def fitness(reading: Reading) -> tuple[Status, str]:
     if reading.key.arch == UNKNOWN:
         return "incomparable", "the record does not say on which architecture it was measured"
     if not reading.properties:
-        return "incomparable", "the record has no property hash, so nobody knows what was measured; measure again"
+        return "incomparable", "the record has no property hash, so it is not known what was measured; measure again"
     return "ok", ""
 
 

@@ -16,7 +16,7 @@ from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_
 from verify.hunt.settings import Settings
 from verify.hunt.space import SearchSpace, space_of
 from verify.measure.tally import Maximum
-from verify.records.record import Basis, Result, Worst, number
+from verify.records.record import Basis, Result, Worst, number, replay_command
 from verify.truth import certificate
 from verify.truth.figure import shown
 
@@ -117,7 +117,7 @@ def _largest(errors: Iterable[float]) -> Maximum:
 def _kept(finds: list[Find]) -> list[Worst]:
     """The worst find, and the next ones: a find spells out whole rows, which nothing makes smaller."""
     kept = [find.worst for find in finds[:KEEP]]
-    while len(kept) > 1 and sum(len(worst.replay) for worst in kept) > CHARACTERS:
+    while len(kept) > 1 and sum(len(replay_command(worst.origin)) for worst in kept) > CHARACTERS:
         kept.pop()
     return kept
 

@@ -174,7 +174,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
                 "limit": f"{limit:g} ULP",
             }
             rule = "wrong at an infinite or NaN input" if special else "beyond the kernel's own limit"
-            raise Broken(rule, case, lines, result=name, index=index)
+            raise Broken(rule, case, lines, result=name, index=index, error=error, limit=limit)
     return largest
 
 

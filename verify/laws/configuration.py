@@ -84,7 +84,7 @@ def _check(subject: Subject, case: Case) -> None:
                 judge_measured(subject, case, got)
             except Broken as broken:
                 rule = f"{broken.rule} with one configuration of an autotuner"
-                raise Broken(rule, case, facts | broken.facts, result=broken.result, index=broken.index) from None
+                raise broken.restated(rule, case, facts | broken.facts) from None
 
 
 LAWS: Sequence[Law] = (

@@ -241,7 +241,7 @@ def _check_large(subject: Subject, case: Case) -> None:
         except Broken as broken:
             rule = f"{broken.rule} in a tensor of more than 2^31 elements"
             facts = broken.facts | {"rows": label}
-            raise Broken(rule, case, facts, result=broken.result, index=broken.index) from None
+            raise broken.restated(rule, case, facts) from None
 
 
 def _ends_of_large(subject: Subject, case: Case, plain: Measured) -> dict[str, dict[str, Tensor]]:

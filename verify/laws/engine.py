@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.profiles import EXAMPLES, seed_of_today
 from verify.laws.remembered import Remembered, database_of
-from verify.records.record import LawRun
+from verify.records.record import LawRun, Origin, replay_command
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def message(kernel: str, found: LawRun) -> str:
     lines = [f"{kernel} breaks the law of {found.law} in {found.dtype}: {found.message}"]
     width = max((len(name) for name in found.facts), default=0)
     lines += [f"  {name:<{width}}  {value}" for name, value in found.facts.items()]
-    lines += [f"  case: {found.case}", f"  replay: {found.replay}"]
+    lines += [f"  case: {found.case}", f"  replay: {replay_command(found.origin)}"]
     return "\n".join(lines)
 
 
@@ -310,8 +309,6 @@ def _no_constants_from_source() -> Iterator[None]:
 
 
 def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str) -> LawRun:
-    case = broken.case.to_json()
-    command = f"verify replay {shlex.quote(target_name)} {shlex.quote(case)} --law {shlex.quote(law.name)}"
     return LawRun(
         law=law.name,
         dtype=dtype,
@@ -319,6 +316,5 @@ def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str) 
         cases=tried,
         message=broken.rule,
         facts=broken.facts,
-        case=case,
-        replay=command,
+        origin=Origin(target_name, broken.case.to_json(), law=law.name),
     )

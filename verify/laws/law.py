@@ -50,15 +50,34 @@ def plain_cases(subject: Subject, chosen: Space) -> tuple[Case, ...]:
 
 
 class Broken(AssertionError):
-    """A law does not hold for a case. `facts` are the lines of the message, in order."""
+    """A law does not hold for a case. `facts` are the lines of the message, in order.
 
-    def __init__(self, rule: str, case: Case, facts: dict[str, str], *, result: str = "", index: int | None = None):
+    `error` and `limit` are in ULP, of scale where the op is judged so; None where the law is not about accuracy.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        case: Case,
+        facts: dict[str, str],
+        *,
+        result: str = "",
+        index: int | None = None,
+        error: float | None = None,
+        limit: float | None = None,
+    ):
         super().__init__(rule)
         self.rule = rule
         self.case = case
         self.facts = facts
         self.result = result
         self.index = index
+        self.error = error
+        self.limit = limit
+
+    def restated(self, rule: str, case: Case, facts: dict[str, str]) -> Broken:
+        """The same failure as another law words it."""
+        return Broken(rule, case, facts, result=self.result, index=self.index, error=self.error, limit=self.limit)
 
 
 def always(subject: Subject) -> str | None:

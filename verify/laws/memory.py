@@ -86,9 +86,7 @@ def _check_initialised(subject: Subject, case: Case) -> None:
         )
     except Broken as broken:
         if broken.index is not None and _untouched(with_nan, with_numbers, broken.result, broken.index):
-            raise Broken(
-                "an element of a result is never written", case, broken.facts, result=broken.result, index=broken.index
-            ) from None
+            raise broken.restated("an element of a result is never written", case, broken.facts) from None
         raise
 
 

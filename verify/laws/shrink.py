@@ -102,8 +102,7 @@ def shrink_element(
             return found
         return None
 
-    facts = {"error": f"{abs(error):.17g} ULP", "limit": f"{kernel.limit(subject.dtype):g} ULP"}
-    given = Broken("", case, facts, result=result, index=index)
+    given = Broken("", case, {}, result=result, index=index, error=error, limit=kernel.limit(subject.dtype))
     return _Shrinker(kernel, subject.backend, given, breaks, evaluations, trusted=True).shrink()
 
 
@@ -121,7 +120,7 @@ class _Way:
 
     @staticmethod
     def of(broken: Broken) -> _Way:
-        error = _ulps(broken.facts.get("error", ""))
+        error = None if broken.error is None else abs(broken.error)
         return _Way(
             rule=re.sub(r"[-+(\[]*\d[\d.,+\-e()\[\] ]*", "#", broken.rule),
             result=broken.result,
@@ -135,19 +134,11 @@ class _Way:
         return same and (self.error is None or self.infinite or self.error >= least)
 
 
-def _ulps(text: str) -> float | None:
-    try:
-        return abs(float(text.split(" ")[0]))
-    except ValueError:
-        return None
-
-
 def _least(broken: Broken) -> float:
     """Half the way, in digits, from the limit to the error: a smaller failure than that is another one."""
-    error, limit = _ulps(broken.facts.get("error", "")), _ulps(broken.facts.get("limit", ""))
-    if error is None or limit is None or not math.isfinite(error):
+    if broken.error is None or broken.limit is None or not math.isfinite(broken.error):
         return 0.0
-    return math.sqrt(error) * math.sqrt(limit)
+    return math.sqrt(abs(broken.error)) * math.sqrt(broken.limit)
 
 
 # -- a case with its elements at hand ------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import shlex
 
 from torch import Tensor
 
 from verify.cases import Case
 from verify.ops.op import Op, Problem
-from verify.records.record import Worst, number
+from verify.records.record import Origin, Worst, number
 from verify.truth import formats
 from verify.truth.exact import Judged, digits
 from verify.truth.formats import Format
@@ -32,7 +31,6 @@ def describe(
     fmt = formats.of(got.dtype)
     pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
-    text = case.to_json()
     position = _unravel(index, tuple(got.shape))
     return Worst(
         index=position,
@@ -42,7 +40,7 @@ def describe(
         truth=digits(point),
         ulp=number(judged.ulp),
         scaled_ulp=None if scaled is None else number(scaled),
-        replay=f"verify replay {shlex.quote(target)} {shlex.quote(text)} --result {result} --index {index}",
+        origin=Origin(target, case.to_json(), result, index),
     )
 
 

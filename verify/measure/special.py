@@ -95,5 +95,5 @@ def _special_value(kernel: Kernel, dtype: str, element: Worst, judged: Judged, *
         got=element.got,
         truth=element.truth,
         status="wrong" if wrong else "ok",
-        replay=element.replay if wrong else "",
+        origin=element.origin if wrong else None,
     )

@@ -13,9 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from verify.records import packing
-from verify.records.packing import FIRST
-from verify.records.record import Figures, Histogram, Number, number, value_of
+from verify.records.record import FIRST_OCTAVE, Figures, Histogram, Number, number, octave_edges, value_of
 
 SUB_BITS = 5  # 32 bins per octave: a quantile is read off to within 3%
 LOWEST, HIGHEST = -24, 64  # errors below 2^-24 ULP share the first bin, above 2^64 the last
@@ -131,7 +129,7 @@ class Tally(msgspec.Struct, frozen=True):
         last = max((octave for _, octave in octaves), default=0)
         negative = [octaves[True, octave] for octave in range(last, -1, -1)]
         counts = negative + [octaves[False, octave] for octave in range(last + 1)]
-        return Histogram(edges=packing.octaves(len(counts)), counts=counts)
+        return Histogram(edges=octave_edges(len(counts)), counts=counts)
 
 
 class Peak(msgspec.Struct, frozen=True, array_like=True):
@@ -205,10 +203,10 @@ def bin_edge(index: int) -> float:
 
 
 def _octave(index: int) -> int:
-    """The bin of the record's histogram that holds a bin: 0 below 2^FIRST, then one for each power of two."""
+    """The bin of the record's histogram that holds a bin: 0 below 2^FIRST_OCTAVE, then one for each power of two."""
     if index == BINS - 1:
-        return HIGHEST - FIRST + 1
-    return max(0, 1 + ((index - 1) >> SUB_BITS) + LOWEST - FIRST)
+        return HIGHEST - FIRST_OCTAVE + 1
+    return max(0, 1 + ((index - 1) >> SUB_BITS) + LOWEST - FIRST_OCTAVE)
 
 
 def _larger(a: Number, b: Number) -> Number:

@@ -40,7 +40,7 @@ class Pair:
 
     @property
     def silent(self) -> bool:
-        """Nothing to tell: no figure and no bit is known to differ."""
+        """No figure and no bit is known to differ."""
         if self.change != "same" or self.bits == "changed":
             return False
         # the same bits have the same errors: what differs is the reference, which rounds otherwise on another device
@@ -90,8 +90,8 @@ class Comparison:
         return any(pair.reason.startswith((OTHER_PROPERTY, OTHER_SEED)) for pair in self.pairs)
 
     @property
-    def told(self) -> list[Pair]:
-        """The pairs worth a line. Bits are known per result only, so they tell of a regime where no figure does."""
+    def listed(self) -> list[Pair]:
+        """The pairs that a page lists. Bits are known per result only: they put its regimes there if no figure does."""
         moved = {_result(pair) for pair in self.pairs if pair.change != "same" or pair.figures_differ}
         return [
             pair
@@ -199,7 +199,7 @@ def _different(base: Reading, head: Reading) -> str:
     if base.gate != head.gate:
         return f"the {base.gate} error was judged, now the {head.gate} one"
     if not base.properties or not head.properties:
-        return "a record has no property hash, so nobody knows whether the cases are the same"
+        return "a record has no property hash, so it is not known whether the cases are the same"
     if base.properties != head.properties:
         return f"{OTHER_PROPERTY}: property {base.properties}, now {head.properties}"
     if base.basis.seed != head.basis.seed:

@@ -149,7 +149,7 @@ class History:
     # -- the index --------------------------------------------------------------------------------------
 
     def _locked(self, stack: contextlib.ExitStack) -> Path | None:
-        """The path of the index, ours alone until the stack is closed; None where no file can be kept."""
+        """The path of the index, locked until the stack is closed; None where no file can be kept."""
         name = hashlib.sha256(os.fsencode(self.folder.resolve())).hexdigest()[:16]
         path = (self._cache or cache_folder()) / f"{name}-{INDEX}-{SCHEMA}.sqlite"
         try:
@@ -216,7 +216,7 @@ class History:
         """The files that may be records: name, all that changes when their content does, path."""
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith("."):
+                if entry.name.endswith((".json", ".json.gz")) and not entry.name.startswith("."):
                     with contextlib.suppress(OSError):  # removed meanwhile, or a link to nothing
                         if entry.is_file():
                             yield _storable(entry.name), _stamp(entry.stat()), entry.path
@@ -412,7 +412,7 @@ def _lines(found: Iterable[Reading]) -> dict[_Line, Reading]:
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
-    """A connection with our tables. Raises sqlite3.DatabaseError when the file is not such an index."""
+    """A connection with the tables of this version. Raises sqlite3.DatabaseError when the file is not such an index."""
     database = sqlite3.connect(":memory:" if path is None else path, timeout=30.0, isolation_level=None)
     try:
         database.execute("PRAGMA journal_mode = WAL")

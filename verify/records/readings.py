@@ -1,7 +1,7 @@
 """What a record says about each output x dtype x regime: the one place where figures are taken out of a record.
 
-Gate, ratchet, compare and history all judge `Reading`s. A record may come from anywhere, so a reading that
-contradicts itself carries its `flaw`, and no figure of it is believed.
+The gate, changes of bounds, comparisons and history all judge `Reading`s. A record may come from anywhere, so a
+reading that contradicts itself carries its `flaw`, and no figure of it is believed.
 """
 
 from __future__ import annotations
@@ -180,10 +180,10 @@ def worst_in(result: Result, regime: str) -> Worst | None:
 
 def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
     """Whether an element belongs to a regime, as far as its inputs say."""
-    strange = not all(math.isfinite(_decimal(text)) for text in worst.inputs.values())
+    nonfinite = not all(math.isfinite(_decimal(text)) for text in worst.inputs.values())
     if part.name == NONFINITE:
-        return strange
-    if strange and any(other.name == NONFINITE for other in result.regimes):
+        return nonfinite
+    if nonfinite and any(other.name == NONFINITE for other in result.regimes):
         return False
     if part.operand not in worst.inputs:
         return True

@@ -4,25 +4,30 @@ Strict on load (an unknown field, a wrong type or another schema version is an e
 atomic on write, and without bare NaN: JSON has none, so numbers that may be infinite or NaN are written as
 the strings "inf", "-inf" and "nan" (type `Number`; `number()` makes one, `value_of()` reads one).
 
-A file leaves out fields that hold their default, keeps rows of figures as columns and what occurs twice once
-(`verify.records.packing`); the default of a field therefore never changes within a schema.
+The file is these classes as plain JSON, without the fields that hold their default; the default of a field therefore
+never changes within a schema. A path that ends in `.gz` is written with gzip, which makes the record of a night a
+sixth as large; what is compressed is read under any name.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
+import shlex
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from verify.errors import IN_ERROR, SPENT, UsageError
-from verify.records import packing
+from verify.errors import UsageError
+from verify.records.upgrade import UpgradeError, upgraded
 
 SCHEMA = 5
-READS = (1, 2, 3, 4, 5)  # older schemas are migrated on load
+READS = (1, 2, SCHEMA)  # older ones are upgraded on load
+LARGEST = 1 << 28  # bytes of a record: a small compressed file must not fill the memory
 
 Number = float | Literal["inf", "-inf", "nan"]
 GapKind = Literal[
@@ -65,6 +70,33 @@ class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return f"{self.kind} over {self.n:,} cases{seed}"
 
 
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a finding comes from: an element of a result of a kernel on a case, or a law that breaks on a case.
+
+    These are the arguments of `verify replay`; `replay_command` spells the command out.
+    """
+
+    target: str  # FILE::KERNEL or MODULE::KERNEL
+    case: str  # as JSON
+    result: str = ""
+    index: int = 0  # of the element, flat
+    law: str = ""  # in place of a result and an index
+
+
+def replay_command(origin: Origin | None) -> str:
+    """The command that shows a finding again; empty where there is none.
+
+    >>> print(replay_command(Origin("a.py::gelu", '{"dims":[4]}', "y", 3)))
+    verify replay a.py::gelu '{"dims":[4]}' --result y --index 3
+    """
+    if origin is None:
+        return ""
+    command = f"verify replay {shlex.quote(origin.target)} {shlex.quote(origin.case)}"
+    if origin.law:
+        return f"{command} --law {shlex.quote(origin.law)}"
+    return f"{command} --result {shlex.quote(origin.result)} --index {origin.index}"
+
+
 class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One bad element, judged exactly: what went in, what came out, what the real number is."""
 
@@ -75,7 +107,7 @@ class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     truth: str  # 30 significant digits
     ulp: Number  # signed: positive when got is too large
     scaled_ulp: Number | None
-    replay: str  # the whole command, which holds the case as JSON
+    origin: Origin
 
 
 class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -86,6 +118,20 @@ class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     edges: list[Number]
     counts: list[int]
+
+
+FIRST_OCTAVE, LAST_OCTAVE = -4, 64  # of a histogram: 2^-4 is its smallest edge but 0, infinity follows 2^64
+
+
+def octave_edges(bins: int) -> list[Number]:
+    """The edges of a histogram of so many bins, half of them on each side of 0: 0, 2^-4, 2^-3, ..., at most inf.
+
+    >>> octave_edges(4)
+    [-0.125, -0.0625, 0.0, 0.0625, 0.125]
+    """
+    outer = [FIRST_OCTAVE + place for place in range(bins // 2)]
+    positive = [math.ldexp(1.0, octave) if octave <= LAST_OCTAVE else math.inf for octave in outer]
+    return [number(edge) for edge in (*(-edge for edge in reversed(positive)), 0.0, *positive)]
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -152,7 +198,7 @@ class SpecialValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     got: str
     truth: str
     status: Literal["ok", "wrong"] = "ok"
-    replay: str = ""  # of a wrong one
+    origin: Origin | None = None  # of a wrong one
 
 
 class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -216,9 +262,13 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     cases: int
     message: str = ""
     facts: dict[str, str] = {}
-    case: str = ""
-    replay: str = ""
+    origin: Origin | None = None  # of a broken one
     in_error: bool = False  # skipped because the harness is in error: the run is incomplete
+
+    @property
+    def case(self) -> str:
+        """The smallest case that breaks the law, as JSON; empty where it holds."""
+        return "" if self.origin is None else self.origin.case
 
 
 class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -303,15 +353,16 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 def encode(run: Run) -> bytes:
-    """The record as canonical JSON: sorted keys, a line per field, one trailing newline."""
-    return packing.dumps(packing.pack(msgspec.to_builtins(run)))
+    """The record as canonical JSON on one line: fields in the order of their class, names of a mapping sorted."""
+    return msgspec.json.encode(run, order="deterministic") + b"\n"
 
 
 def decode(data: bytes, *, source: str = "record") -> Run:
-    """A record from JSON. Raises UsageError that names the file, the bad field and the rule."""
+    """A record from JSON, compressed or not. Raises UsageError that names the file, the bad field and the rule."""
     try:
+        data = _expanded(data)
         version = msgspec.json.decode(data, type=_Version).schema
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, zlib.error) as error:
         raise UsageError(
             f"{source} is not a verify run record: {error}", hint="verify run --json PATH writes one"
         ) from error
@@ -321,36 +372,24 @@ def decode(data: bytes, *, source: str = "record") -> Run:
             hint="rerun `verify run --json PATH` with this version",
         )
     try:
-        # 1 and 2 wrote every row out, 3 whatever occurs twice; 2 added fields to 1, each with a default
-        plain = msgspec.json.decode(data) if version < 3 else packing.unpack(msgspec.json.decode(data))
-        return msgspec.structs.replace(msgspec.convert(_with_gaps(plain, version), Run), schema=SCHEMA)
-    except (msgspec.DecodeError, UnicodeDecodeError, packing.PackingError, RecursionError) as error:
+        if version == SCHEMA:  # straight into the classes, in a third of the time
+            return msgspec.json.decode(data, type=Run)
+        return msgspec.structs.replace(msgspec.convert(upgraded(msgspec.json.decode(data)), Run), schema=SCHEMA)
+    except (msgspec.DecodeError, UnicodeDecodeError, UpgradeError, RecursionError) as error:
         raise UsageError(f"{source} breaks the record schema: {error}") from error
 
 
-def _with_gaps(plain: Any, version: int) -> Any:
-    """Up to schema 4 `incomplete` was a list of lines, and what a line was about stood in its wording."""
-    if version > 4 or not isinstance(plain, dict) or not isinstance(plain.get("incomplete"), list):
-        return plain
-    kernels = plain.get("kernels")
-    named = [item for item in kernels if isinstance(item, dict)] if isinstance(kernels, list) else []
-
-    def gap_of(line: Any) -> Any:
-        if not isinstance(line, str):
-            return line
-        about = next((item for item in named if line.startswith(f"{item.get('name')}: ")), {})
-        return {"kind": _kind_of(line, about), "text": line, "target": about.get("target", "")}
-
-    return {**plain, "incomplete": [gap_of(line) for line in plain["incomplete"]]}
-
-
-def _kind_of(line: str, kernel: dict[str, Any]) -> GapKind:
-    status: Any = kernel.get("status")
-    if status in ("crashed", "timeout") and line == f"{kernel.get('name')}: {kernel.get('message')}":
-        return status  # type: ignore[no-any-return]
-    if IN_ERROR in line:
-        return "harness error"
-    return "out of time" if line.endswith(SPENT) else "other"
+def _expanded(data: bytes) -> bytes:
+    """The text of a file, decompressed where it is gzip, with which no JSON begins."""
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    stream = zlib.decompressobj(wbits=31)
+    text = stream.decompress(data, LARGEST)
+    if stream.unconsumed_tail:
+        raise zlib.error(f"it holds more than {LARGEST:,} bytes")
+    if not stream.eof:
+        raise zlib.error("the compressed data is truncated")
+    return text
 
 
 def load(path: str | os.PathLike[str]) -> Run:
@@ -365,8 +404,10 @@ def load(path: str | os.PathLike[str]) -> Run:
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write the record; a reader never sees half of it."""
-    write_atomically(path, encode(run))
+    """Write the record, compressed where the path ends in `.gz`; a reader never sees half of it."""
+    data = encode(run)
+    # without a time, so that the same record is the same bytes
+    write_atomically(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verify.errors import UsageError
 from verify.records.readings import worst_in
-from verify.records.record import KernelRun, Result, Run, Worst, value_of
+from verify.records.record import KernelRun, Origin, Result, Run, Worst, value_of
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One element that a record names, taken out of its replay command."""
+    """One element that a record names."""
 
-    target: str
-    case: str
-    result: str
-    index: int
+    origin: Origin
     dtype: str
     backend: str
     worst: Worst
@@ -45,7 +41,7 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", 
             beyond = _error(item, worst) / item.limit
             beyond = math.inf if math.isnan(beyond) else beyond
             if best is None or beyond > best[0]:
-                best = beyond, _parsed(run, item, worst)
+                best = beyond, _recorded(run, item, worst)
     if best is None:
         asked = " ".join(word for word in (target, dtype, result, regime and repr(regime)) if word)
         raise UsageError(
@@ -59,10 +55,10 @@ def find(run: Run, target: str, case: str, result: str, index: int) -> Recorded 
     """What a record says of exactly this element, if it does."""
     for _, item in _results(run):
         for worst in (*item.worst, *(part.worst for part in item.regimes if part.worst is not None)):
-            known = _parsed(run, item, worst)
-            same = (known.result, known.index) == (result, index) and _name(known.target) == _name(target)
-            if same and _same_case(known.case, case):
-                return known
+            origin = worst.origin
+            same = (origin.result, origin.index) == (result, index) and _name(origin.target) == _name(target)
+            if same and _same_case(origin.case, case):
+                return _recorded(run, item, worst)
     return None
 
 
@@ -77,14 +73,8 @@ def _error(item: Result, worst: Worst) -> float:
     return abs(value_of(error))
 
 
-def _parsed(run: Run, item: Result, worst: Worst) -> Recorded:
-    words = shlex.split(worst.replay)
-    options = dict(zip(words[4::2], words[5::2], strict=False))
-    try:
-        target, case, result, index = words[2], words[3], options["--result"], int(options["--index"])
-    except (IndexError, KeyError, ValueError):
-        raise UsageError(f"the record {run.id} names an element by what is no replay command: {worst.replay}") from None
-    return Recorded(target, case, result, index, dtype=item.dtype, backend=run.backend, worst=worst)
+def _recorded(run: Run, item: Result, worst: Worst) -> Recorded:
+    return Recorded(worst.origin, dtype=item.dtype, backend=run.backend, worst=worst)
 
 
 def _name(target: str) -> str:

@@ -1,4 +1,4 @@
-"""What was asked for and did not happen, told once for each reason: a night without time lacks hundreds of parts."""
+"""What was asked for and did not happen, a line for each reason: a night without time lacks hundreds of parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEW = 3  # parts of one reason that have a line each; the same number is named w
 
 @dataclass(frozen=True)
 class GapLine:
-    """One line, and every part that it tells of where it does not name them all."""
+    """One line, and every part that it is about where it does not name them all."""
 
     text: str
     parts: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ from verify.gate.changes import Change, explained
 from verify.gate.verdict import SEVERITY, Row, Verdict
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Key, Reading, inputs
-from verify.records.record import number
+from verify.records.record import number, replay_command
 
 VERSION = 1
 
@@ -100,7 +100,7 @@ def _reading(reading: Reading) -> dict[str, Any]:
         "got": "" if worst is None else worst.got,
         "got_hex": "" if worst is None else worst.got_hex,
         "truth": "" if worst is None else worst.truth,
-        "replay": "" if worst is None else worst.replay,
+        "replay": "" if worst is None else replay_command(worst.origin),
     }
 
 

@@ -22,6 +22,7 @@ ASCII_GLYPHS = {
     "skipped": "o",
     "peer": ".",
 }
+STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # of a verdict, as the status that looks like it
 STYLES = {
     "ok": "green",
     "wrong": "bold red",

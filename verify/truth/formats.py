@@ -76,10 +76,6 @@ class Format:
         return power_of_two(self.emin)
 
     @cached_property
-    def min_subnormal(self) -> Fraction:
-        return power_of_two(self.min_ulp_exponent)
-
-    @cached_property
     def min_ulp_exponent(self) -> int:
         """Exponent of the spacing of subnormal numbers: no ulp is finer."""
         return self.emin - self.mantissa_bits
@@ -100,9 +96,6 @@ class Format:
 
     def is_finite(self, bits: int) -> bool:
         return (self._checked(bits) & ~self.sign_bit) <= self.max_bits
-
-    def is_subnormal(self, bits: int) -> bool:
-        return 0 < (self._checked(bits) & ~self.sign_bit) < (1 << self.mantissa_bits)
 
     def is_negative(self, bits: int) -> bool:
         """The sign bit, also of zero and NaN."""
@@ -151,22 +144,6 @@ class Format:
         if bits > self.inf_bits or (bits == self.inf_bits and not self.has_inf):
             raise ValueError(f"{self.name} has no number at ordinal {ordinal}")
         return bits | self.sign_bit if ordinal < 0 else bits
-
-    def next_up(self, bits: int) -> int:
-        """The next larger number; -min subnormal goes to -0; infinity (or the largest) stays."""
-        if self.is_nan(bits):
-            return bits
-        top = self.inf_bits if self.has_inf else self.max_bits
-        ordinal = self.ordinal(bits)
-        if ordinal == -1:
-            return self.sign_bit
-        return self.from_ordinal(min(ordinal + 1, top))
-
-    def next_down(self, bits: int) -> int:
-        """The next smaller number, mirror image of `next_up`; +min subnormal goes to +0."""
-        if self.is_nan(bits):
-            return bits
-        return self.next_up(bits ^ self.sign_bit) ^ self.sign_bit
 
     # -- real numbers -----------------------------------------------------------------------------
 

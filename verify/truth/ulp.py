@@ -168,13 +168,6 @@ def from_bits(bits: Tensor, fmt: Format) -> Tensor:
     return result
 
 
-def all_values(fmt: Format, device: torch.device | str = "cpu") -> Tensor:
-    """Every value of an 8- or 16-bit format, in pattern order."""
-    if fmt.bits > 16:
-        raise ValueError(f"{fmt.name} has 2^{fmt.bits} patterns; enumerate it in chunks")
-    return from_bits(torch.arange(1 << fmt.bits, dtype=torch.int64, device=device), fmt)
-
-
 def widen(tensor: Tensor) -> Tensor:
     """The same values in float64 (exact for every format here)."""
     return tensor.to(torch.float32).to(torch.float64) if tensor.element_size() == 1 else tensor.double()

@@ -13,6 +13,7 @@ uses an approximation, report the largest distance in ULP. `digest` prints what 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -226,7 +227,7 @@ def main() -> int:
         from verify.backends.probes import probe
 
         part, parts = (int(n) for n in (rest[1] if len(rest) > 1 else "1/1").split("/"))
-        print(probe("cuda:0").as_dict())
+        print(dataclasses.asdict(probe("cuda:0")))
         recorded = run_all("cuda", part - 1, parts)
         np.savez_compressed(rest[0], **recorded)  # type: ignore[arg-type]
         return 0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.record import KernelRun, Number, Result, Worst
-from verify.report import verdict, words
+from verify.report import gate_words, run_words, words
 from verify.report.gaps import GapLine, gathered
-from verify.report.terminal import gate_text
+from verify.report.signs import STANDING
 
 if TYPE_CHECKING:
     from verify.gate.verdict import Row, Verdict
@@ -64,16 +64,16 @@ _STANDING: dict[str, str] = {
 
 def bounds(found: Verdict) -> Against:
     """The verdict of the gate; what is within its bound is counted and not listed."""
-    rows = [_bound(row) for row in found.rows if row.status in gate_text.WITH_FIGURES]
+    rows = [_bound(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
-    told = (
+    counted = (
         ", ".join(f"{statuses.count(key):,} {key}" for key in _STANDING if key in statuses) or "no bound and no figure"
     )
     return Against(
         anchor="bounds",
         title="Against the committed bounds",
-        standing={"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[found.word],
-        sentence=f"{found.word}: {told or 'no bound and no figure'}",
+        standing=STANDING[found.word],
+        sentence=f"{found.word}: {counted or 'no bound and no figure'}",
         before="Bound",
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
@@ -83,13 +83,13 @@ def bounds(found: Verdict) -> Against:
 
 def _unjudged(found: Verdict) -> list[GapLine]:
     """What has no verdict of its own, a line for each kernel and reason."""
-    rows = [row for row in found.rows if row.status not in gate_text.WITH_FIGURES and row.status != "ok"]
+    rows = [row for row in found.rows if row.status not in gate_words.WITH_FIGURES and row.status != "ok"]
     return [
         GapLine(
-            words.clean(f"{members[0].status}: {kernel}{gate_text.keys(kernel, members)} ({arch}): {reason}"),
-            [gate_text.told(row) for row in members] if len(members) > 1 else [],
+            words.clean(f"{members[0].status}: {kernel}{gate_words.keys(kernel, members)} ({arch}): {reason}"),
+            [gate_words.measured(row) for row in members] if len(members) > 1 else [],
         )
-        for arch, kernel, reason, members in gate_text.groups(rows)
+        for arch, kernel, reason, members in gate_words.groups(rows)
     ]
 
 
@@ -121,10 +121,10 @@ def base(found: Comparison) -> Against:
     """The run beside an earlier one; what did not change is counted and not listed."""
     rows = [_pair(pair) for pair in found.pairs if not pair.silent]
     changes = [pair.change for pair in found.pairs]
-    told = [f"{changes.count(change):,} {word}" for change, (_, word) in _CHANGE.items() if change in changes]
+    counted = [f"{changes.count(change):,} {word}" for change, (_, word) in _CHANGE.items() if change in changes]
     silent = sum(pair.silent for pair in found.pairs)
     bits = sum(pair.bits == "changed" for pair in found.pairs)
-    sentence = ", ".join(told) or "nothing to compare"
+    sentence = ", ".join(counted) or "nothing to compare"
     sentence += f"; bits changed in {words.plural(bits, 'figure')}" if bits else "; no bits are known to have changed"
     return Against(
         anchor="base",
@@ -168,4 +168,4 @@ def trend(history: History | None, kernel: KernelRun, result: Result) -> Sequenc
     if not history or kernel.peer:
         return ()
     earlier = history.get((kernel.name, result.output, result.dtype), ())
-    return (*earlier, verdict.judged(result.figures, result.gate).upper) if earlier else ()
+    return (*earlier, run_words.judged(result.figures, result.gate).upper) if earlier else ()

@@ -29,22 +29,22 @@ def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str, at: str) -> 
 
     if not any(curve.counts):
         return Markup("")
-    ours = [value_of(item) for item in curve.max_ulp]
-    theirs = [value_of(item) for item in curve.baseline]
-    scale = _Scale([*ours, *theirs, limit])
-    step = (WIDTH - LEFT) / len(ours)
+    errors = [value_of(item) for item in curve.max_ulp]
+    baseline = [value_of(item) for item in curve.baseline]
+    scale = _Scale([*errors, *baseline, limit])
+    step = (WIDTH - LEFT) / len(errors)
     parts = [*scale.grid(), *_ticks(curve, step)]
-    if theirs:
-        parts.append(f'<path class="theirs" d="{_steps(theirs, curve.counts, scale, step)}"/>')
-    parts.append(f'<path class="ours" d="{_steps(ours, curve.counts, scale, step)}"/>')
-    over = [value if not value <= limit else math.nan for value in ours]
+    if baseline:
+        parts.append(f'<path class="of-pytorch" d="{_steps(baseline, curve.counts, scale, step)}"/>')
+    parts.append(f'<path class="of-kernel" d="{_steps(errors, curve.counts, scale, step)}"/>')
+    over = [value if not value <= limit else math.nan for value in errors]
     if bad := _steps(over, [int(not math.isnan(item)) for item in over], scale, step):
         parts.append(f'<path class="bad" d="{bad}"/>')
-    parts += _crosses(ours, curve.counts, step)
+    parts += _crosses(errors, curve.counts, step)
     y = scale.y(limit)
     parts.append(f'<path class="limit" d="M{LEFT:g} {y:.1f}H{WIDTH:g}"/>')
     parts.append(f'<text class="end over" x="{WIDTH:g}" y="{y - 4:.1f}">limit {words.decimal(limit)}</text>')
-    worst = max(range(len(ours)), key=lambda at: (not math.isfinite(ours[at]), ours[at]))
+    worst = max(range(len(errors)), key=lambda at: (not math.isfinite(errors[at]), errors[at]))
     label = f"Error against input of {name}: the largest error in each range of {words.clean(curve.operand)}. "
     label += f"Worst: {reading(curve, worst, dtype)}"
     data = f'data-at="{at}" data-from="{LEFT:g}" data-worst="{worst}" data-dtype="{escape(words.clean(dtype))}"'
@@ -119,7 +119,7 @@ def _stairs(levels: Sequence[float | None], left: float, step: float) -> str:
 
 
 def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> list[str]:
-    """A cross in the lane above for every bin with NaN or infinity, as many as can be told apart."""
+    """A cross in the lane above for every bin with NaN or infinity, as many as can be seen apart."""
     marks = []
     last = -math.inf
     for place, value in enumerate(values):
@@ -207,4 +207,4 @@ def spark(values: Sequence[Number], limit: float | None = None, *, label: str) -
     hole = f'<path class="bad" d="{holes}"/>' if holes else ""
     box = f'viewBox="0 0 {SPARK_WIDTH:g} {SPARK_HEIGHT:g}"'
     opening = f'<svg class="spark" {box} role="img" aria-label="{escape(label)}">'
-    return Markup(f'{opening}{line}<path class="ours" d="{path}"/>{hole}</svg>')
+    return Markup(f'{opening}{line}<path class="of-kernel" d="{path}"/>{hole}</svg>')

@@ -34,8 +34,8 @@ def strip_position(value: Number) -> float:
     return round(4 + share * (_LANE - 10), 1)
 
 
-def strip(ours: Number, baseline: Number | None, limit: float | None, *, bad: bool) -> Markup:
-    """One line with a dot for our maximum, a ring for PyTorch's, and a tick at the limit."""
+def strip(maximum: Number, baseline: Number | None, limit: float | None, *, bad: bool) -> Markup:
+    """One line with a dot for the kernel's maximum, a ring for PyTorch's, and a tick at the limit."""
     from markupsafe import Markup
 
     middle = STRIP_HEIGHT / 2
@@ -43,10 +43,10 @@ def strip(ours: Number, baseline: Number | None, limit: float | None, *, bad: bo
     if limit is not None:
         marks.append(f'<path class="limit" d="M{strip_position(limit):g} 1V{STRIP_HEIGHT - 1}"/>')
     if baseline is not None:
-        marks.append(f'<circle class="theirs" cx="{strip_position(baseline):g}" cy="{middle:g}" r="3.5"/>')
-    where = strip_position(ours)
-    tone = "bad" if bad else "ours"
-    if math.isfinite(value_of(ours)):
+        marks.append(f'<circle class="of-pytorch" cx="{strip_position(baseline):g}" cy="{middle:g}" r="3.5"/>')
+    where = strip_position(maximum)
+    tone = "bad" if bad else "of-kernel"
+    if math.isfinite(value_of(maximum)):
         marks.append(f'<circle class="{tone}" cx="{where:g}" cy="{middle:g}" r="3.5"/>')
     else:
         cross = f"M{where - 3.5:g} {middle - 3.5:g}l7 7m0-7l-7 7"
@@ -102,13 +102,13 @@ def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
     """All bars of one tone as one path of thick strokes: a page may hold thousands of bars."""
     edges, counts = histogram.edges, histogram.counts
     gap = min(1.5, step / 6)
-    drawn: dict[str, list[str]] = {"in": [], "near": [], "out": []}
+    drawn: dict[str, list[str]] = {"rounded": [], "faithful": [], "beyond": []}
     for index, count in enumerate(counts):
         if not count:
             continue
         height = max(2.0, math.log10(count + 1) * unit)  # one error among 2^32 must still be seen
         reach = max(abs(value_of(edges[index])), abs(value_of(edges[index + 1])))
-        tone = "in" if reach <= 0.5 else "near" if reach <= 1 else "out"
+        tone = "rounded" if reach <= 0.5 else "faithful" if reach <= 1 else "beyond"
         drawn[tone].append(f"M{GUTTER + (index + 0.5) * step:.0f} {BASELINE:g}v-{height:.0f}")
     thick = f'stroke-width="{step - gap:.1f}"'
     return [f'<path class="{tone}" {thick} d="{"".join(bars)}"/>' for tone, bars in drawn.items() if bars]

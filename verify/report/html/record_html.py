@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from verify.records.record import KernelRun, Number, Result, Run, encode, value_of
-from verify.report import verdict, words
+from verify.records.record import KernelRun, Number, Result, Run, encode, replay_command, value_of
+from verify.report import run_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
-from verify.report.signs import GLYPHS
+from verify.report.signs import GLYPHS, STANDING
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from verify.gate.verdict import Verdict
     from verify.records.compare import Comparison
 
-WEIGHT = 1_450_000  # characters of a page; what is judged is shown in full even if it does not fit
+WEIGHT = 1_650_000  # characters of a page; what is judged is shown in full even if it does not fit
 # characters that are written out; the rest is compressed
 INLINE = 80_000  # of kernel sections, the one that opens with the page first
 ROWS = 150_000  # of the table; what is judged is written out in any case
@@ -102,7 +102,7 @@ def render(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=DictLoader(pages)
     )
-    environment.globals.update(sign=GLYPHS, word=verdict.STATUS_WORD, foldable=_foldable)
+    environment.globals.update(sign=GLYPHS, word=run_words.STATUS_WORD, foldable=_foldable)
     kernels = [views.kernel_view(run, index, history) for index in range(len(run.kernels))]
     section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
     headline = _headline(run)
@@ -124,26 +124,26 @@ def render(
         record=compressed(encode(run)),
         written={anchor: Markup(text) for anchor, text in written.items()},
         run=run,
-        state={"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict],
-        clauses=verdict.clauses(run),
-        sentence=verdict.sentence(run),
-        setting=verdict.setting(run),
+        state=STANDING[run.verdict],
+        clauses=run_words.clauses(run),
+        sentence=run_words.sentence(run),
+        setting=run_words.setting(run),
         command_line=words.clean(run.command),
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
         identity=words.clean(run.id),
         counts=_counts(run),
         worst=headline,
-        failures=_failures(verdict.failures(run)),
-        missing=verdict.not_measured(run),
-        skipped_laws=verdict.skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
-        laws_line=verdict.laws_line(run),
+        failures=_failures(run_words.failures(run)),
+        missing=run_words.not_measured(run),
+        skipped_laws=run_words.skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
+        laws_line=run_words.laws_line(run),
         broken=_broken(run),
         beside=_beside(base, gate),
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
         selftest=_selftest(run),
         stages=run.stages,
-        next_command=verdict.next_command(run),
+        next_command=run_words.next_command(run),
         rows=[Markup(text) for text in table],
         late_rows=words.plural(len(late), "row") if late else "",
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
@@ -228,7 +228,7 @@ def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:
 
 
 def _broken(run: Run) -> list[dict[str, Any]]:
-    """Broken laws; those of one kernel with one message, such as what it raises at every call, are told once."""
+    """Broken laws; those of one kernel with one message, such as what it raises at every call, are one entry."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for index, kernel in enumerate(run.kernels):
         for law in kernel.laws:
@@ -239,10 +239,10 @@ def _broken(run: Run) -> list[dict[str, Any]]:
                 (index, law.message),
                 {
                     "anchor": f"kernel-{index}",
-                    "kernel": verdict.name_of(kernel),
+                    "kernel": run_words.name_of(kernel),
                     "law": name,
                     "message": words.clean(law.message),
-                    "replay": words.clean(law.replay),
+                    "replay": words.clean(replay_command(law.origin)),
                     "others": [],
                 },
             )
@@ -312,26 +312,26 @@ def rows(run: Run, history: History | None = None) -> list[Row]:
     found: list[tuple[tuple[float, ...], Row]] = []
     for index, kernel in enumerate(run.kernels):
         anchor = f"kernel-{index}"
-        for result in verdict.leading(kernel):
-            standing = verdict.standing(kernel, result)
-            order = (-RANK[standing], *(-part for part in verdict.badness(result)))
+        for result in run_words.leading(kernel):
+            standing = run_words.standing(kernel, result)
+            order = (-RANK[standing], *(-part for part in run_words.badness(result)))
             found.append((order, _row(anchor, standing, kernel, result, history)))
         if not kernel.results or kernel.status not in ("ok", "wrong"):
-            standing = verdict.standing(kernel)
+            standing = run_words.standing(kernel)
             found.append(((-RANK[standing],), _bare_row(anchor, standing, kernel)))
     # the sort is stable: equal rows keep the order of the record
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
 def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history: History | None) -> Row:
-    figures = verdict.judged(result.figures, result.gate)
-    baseline = None if result.baseline is None else verdict.judged(result.baseline, result.gate)
-    scaled = " scaled" if result.gate == "scaled" and verdict.maximum(result.figures, result.gate) != "NaN" else ""
+    figures = run_words.judged(result.figures, result.gate)
+    baseline = None if result.baseline is None else run_words.judged(result.baseline, result.gate)
+    scaled = " scaled" if result.gate == "scaled" and run_words.maximum(result.figures, result.gate) != "NaN" else ""
     cells = {
-        "kernel": Cell(verdict.name_of(kernel)),
+        "kernel": Cell(run_words.name_of(kernel)),
         "output": Cell(words.clean(result.output)),
         "dtype": Cell(words.clean(result.dtype)),
-        "max": Cell(verdict.maximum(result.figures, result.gate) + scaled, sort_key(figures.upper)),
+        "max": Cell(run_words.maximum(result.figures, result.gate) + scaled, sort_key(figures.upper)),
         "basis": Cell(words.basis_short(result.basis), str(result.basis.n)),
         "misrounded": Cell(
             words.share(result.figures.misrounded, result.figures.n),
@@ -339,8 +339,8 @@ def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history:
         ),
         "baseline": Cell("", "")
         if baseline is None or result.baseline is None
-        else Cell(verdict.maximum(result.baseline, result.gate), sort_key(baseline.upper)),
-        "verdict": Cell(verdict.label(kernel, result), str(RANK[standing])),
+        else Cell(run_words.maximum(result.baseline, result.gate), sort_key(baseline.upper)),
+        "verdict": Cell(run_words.label(kernel, result), str(RANK[standing])),
     }
     strip = plot.strip(
         figures.upper,
@@ -348,7 +348,7 @@ def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history:
         result.limit,
         bad=standing == "wrong",
     )
-    title = verdict.title(kernel, result)
+    title = run_words.title(kernel, result)
     trend = against.trend(history, kernel, result)
     spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {title} by input")
     trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {title} over {len(trend)} runs")
@@ -362,13 +362,13 @@ def _by_input(result: Result) -> tuple[list[Number], float]:
         return [value for value, count in pairs if count], result.limit
     if len(result.regimes) < 2:
         return [], result.limit
-    return [verdict.judged(item.figures, result.gate).upper for item in result.regimes], result.limit
+    return [run_words.judged(item.figures, result.gate).upper for item in result.regimes], result.limit
 
 
 def _bare_row(anchor: str, standing: str, kernel: KernelRun) -> Row:
     cells = {key: Cell("", "") for key, _, _ in COLUMNS}
-    cells["kernel"] = Cell(verdict.name_of(kernel))
-    cells["verdict"] = Cell(verdict.STATUS_WORD[kernel.status], str(RANK[standing]))
+    cells["kernel"] = Cell(run_words.name_of(kernel))
+    cells["verdict"] = Cell(run_words.STATUS_WORD[kernel.status], str(RANK[standing]))
     return Row(anchor, standing, cells, None, "", "", words.call(kernel.op, kernel.params))
 
 
@@ -382,10 +382,10 @@ def sort_key(value: Any) -> str:
 
 def _counts(run: Run) -> list[tuple[str, str, str]]:
     """(standing, figure, noun) for the line under the verdict."""
-    found = verdict.counts(run)
-    nouns = {**verdict.STATUS_WORD, "error": "raised"}
+    found = run_words.counts(run)
+    nouns = {**run_words.STATUS_WORD, "error": "raised"}
     nouns["peer"] = "peer" if found.get("peer") == 1 else "peers"
-    labels = [verdict.kind(kernel, result) for kernel in run.kernels if not kernel.peer for result in kernel.results]
+    labels = [run_words.kind(kernel, result) for kernel in run.kernels if not kernel.peer for result in kernel.results]
     line = [("", f"{len(run.kernels):,}", "kernel" if len(run.kernels) == 1 else "kernels")]
     line += [(status, f"{count:,}", nouns[status]) for status, count in found.items()]
     line.append(("", f"{len(labels):,}", "result" if len(labels) == 1 else "results"))
@@ -397,12 +397,12 @@ def _counts(run: Run) -> list[tuple[str, str, str]]:
 
 def _headline(run: Run) -> dict[str, Any] | None:
     """The worst wrong result, or of a run without one the result that comes closest to its limit."""
-    found = verdict.worst_result(run) or verdict.closest_result(run)
+    found = run_words.worst_result(run) or run_words.closest_result(run)
     if found is None:
         return None
     index = next(place for place, kernel in enumerate(run.kernels) if kernel is found.kernel)
     return {
-        "kernel": verdict.name_of(found.kernel),
+        "kernel": run_words.name_of(found.kernel),
         "anchor": f"kernel-{index}",
         "result": views.result_view(found.kernel, found.result),
         "element": None if found.worst is None else views.worst_view(found.worst, found.result),
@@ -411,23 +411,23 @@ def _headline(run: Run) -> dict[str, Any] | None:
 
 
 def _failures(kernels: Sequence[KernelRun]) -> list[dict[str, Any]]:
-    """Kernels without figures; those that say the same, as where the device is lost, are told together."""
+    """Kernels without figures; those that say the same, as where the device is lost, are one entry."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for kernel in kernels:
-        again = verdict.rerun(kernel)
-        hint = verdict.advice(kernel)
+        again = run_words.rerun(kernel)
+        hint = run_words.advice(kernel)
         # peers that fail are not what a reader has to mend: not beside those that are
-        told = found.setdefault(
-            (verdict.standing(kernel) + kernel.status, kernel.message, hint),
+        entry = found.setdefault(
+            (run_words.standing(kernel) + kernel.status, kernel.message, hint),
             {
                 "names": [],
-                "standing": verdict.standing(kernel),
-                "word": verdict.STATUS_WORD[kernel.status],
+                "standing": run_words.standing(kernel),
+                "word": run_words.STATUS_WORD[kernel.status],
                 "message": words.clean_lines(kernel.message) if kernel.message else [],
                 "hint": hint,
                 "reruns": [],
             },
         )
-        told["names"].append(verdict.name_of(kernel))
-        told["reruns"].append(again)
+        entry["names"].append(run_words.name_of(kernel))
+        entry["reruns"].append(again)
     return list(found.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.record import Number, Run, value_of
-from verify.report import verdict, words
+from verify.report import run_words, words
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -43,7 +43,7 @@ def plots(run: Run) -> list[Plot]:
     for kernel in run.kernels:
         for speed in kernel.speed:
             errors = [
-                (verdict.judged(result.figures, result.gate).upper, result.status == "wrong")
+                (run_words.judged(result.figures, result.gate).upper, result.status == "wrong")
                 for result in kernel.results
                 if result.dtype == speed.dtype and result.output.startswith("d") == (speed.direction == "backward")
             ]
@@ -51,7 +51,7 @@ def plots(run: Run) -> list[Plot]:
                 continue
             error, _ = max(errors, key=lambda pair: _rank(pair[0]))
             wrong = any(bad for _, bad in errors) and not kernel.peer
-            point = Point(verdict.name_of(kernel), kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
+            point = Point(run_words.name_of(kernel), kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
             group = groups.setdefault((words.call(kernel.op, kernel.params), speed.dtype, speed.direction), {})
             before = group.get(kernel.target)
             if before is None or math.prod(before[0]) < math.prod(speed.shape):
@@ -105,13 +105,15 @@ def scatter(points: list[Point], title: str) -> Markup:
     parts.append(f'<text class="start" x="0" y="{TOP - 2:g}">ULP</text>')
     taken: list[tuple[float, float]] = []
     for number, point in enumerate(points, 1):
-        tone = "bad" if point.wrong else "peer" if point.peer else "ours"
+        tone = "bad" if point.wrong else "peer" if point.peer else "of-kernel"
         cx, cy = x(point.milliseconds), y(value_of(point.error))
         parts.append(f'<circle class="{tone}" cx="{cx:.1f}" cy="{cy:.1f}" r="5"/>')
         crowd = sum(abs(cx - left) < 12 and abs(cy - top) < 10 for left, top in taken)  # points that nearly coincide
         taken.append((cx, cy))
         parts.append(f'<text class="start number" x="{cx + 8 + 11 * crowd:.1f}" y="{cy + 3.5:.1f}">{number}</text>')
-    told = "; ".join(f"{point.kernel}: {point.milliseconds:.4g} ms, {words.ulp(point.error)} ULP" for point in points)
-    label = escape(f"Accuracy against speed of {title}. {told}")
+    listing = "; ".join(
+        f"{point.kernel}: {point.milliseconds:.4g} ms, {words.ulp(point.error)} ULP" for point in points
+    )
+    label = escape(f"Accuracy against speed of {title}. {listing}")
     opening = f'<svg class="scatter" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")

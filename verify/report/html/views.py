@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
-from verify.report import verdict, words
+from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, replay_command, value_of
+from verify.report import run_words, words
 from verify.report.html import against, curve_plot, plot
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ class FiguresView:
 
 @dataclass(frozen=True)
 class RegimeView:
-    """One region: ours beside PyTorch's."""
+    """One region: the kernel beside PyTorch."""
 
     name: str
     region: str
     n: str
-    ours: FiguresView
-    theirs: FiguresView | None
+    measured: FiguresView
+    baseline: FiguresView | None
     strip: Markup
     bad: bool
 
@@ -154,23 +154,23 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
     """The section of one kernel."""
     kernel = run.kernels[index]
     results = [result_view(kernel, result, f"{index}.{place}", history) for place, result in enumerate(kernel.results)]
-    standing = verdict.standing(kernel)
+    standing = run_words.standing(kernel)
     return KernelView(
         anchor=f"kernel-{index}",
-        name=verdict.name_of(kernel),
+        name=run_words.name_of(kernel),
         standing=standing,
-        word=verdict.STATUS_WORD[kernel.status if not kernel.peer else "peer"],
+        word=run_words.STATUS_WORD[kernel.status if not kernel.peer else "peer"],
         call=words.call(kernel.op, kernel.params),
         target=words.clean(kernel.target),
         promise=words.clean(kernel.promise),
         message=words.clean_lines(kernel.message) if kernel.message else [],
-        hint=verdict.advice(kernel),
-        notes=verdict.notes_of(kernel),
+        hint=run_words.advice(kernel),
+        notes=run_words.notes_of(kernel),
         seconds=words.seconds(kernel.seconds),
-        rerun=verdict.rerun(kernel),
+        rerun=run_words.rerun(kernel),
         results=results,
         laws=_laws(kernel.laws),
-        summary=verdict.summary(kernel),
+        summary=run_words.summary(kernel),
         peer=kernel.peer,
         stands_in="@" in kernel.target,
         page=f"verify report RUN.json --html report.html --whole {shlex.quote(words.clean(kernel.name))}",
@@ -187,8 +187,8 @@ def _laws(laws: Sequence[LawRun]) -> LawsView:
         gradients=[_law(law) for law in laws if law.law in GRADIENT_LAWS and law.status != "skipped"],
         broken=[_law(law) for law in laws if law.status == "broken" and law.law not in GRADIENT_LAWS],
         kept=[(words.clean(name), words.clean(", ".join(where))) for name, where in kept.items()],
-        skipped=verdict.skipped_laws(laws),
-        counts=", ".join(f"{found.count(key):,} {word}" for key, word in verdict.LAW_WORD.items() if key in found),
+        skipped=run_words.skipped_laws(laws),
+        counts=", ".join(f"{found.count(key):,} {word}" for key, word in run_words.LAW_WORD.items() if key in found),
     )
 
 
@@ -197,11 +197,11 @@ def _law(law: LawRun) -> LawView:
         law=words.clean(law.law),
         dtype=words.clean(law.dtype),
         standing="wrong" if law.status == "broken" else law.status,
-        word=verdict.LAW_WORD[law.status],
+        word=run_words.LAW_WORD[law.status],
         cases=f"{law.cases:,}",
         message=words.clean(law.message),
         facts=[(words.clean(name), words.clean(value)) for name, value in law.facts.items()],
-        replay=words.clean(law.replay),
+        replay=words.clean(replay_command(law.origin)),
     )
 
 
@@ -209,21 +209,21 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
     """One result of a kernel; `at` is where it stands in the embedded record."""
     scaled = result.gate == "scaled"
     unit = " ULP scaled" if scaled else " ULP"
-    maximum = verdict.maximum(result.figures, result.gate)
-    trouble = verdict.trouble(result)
+    maximum = run_words.maximum(result.figures, result.gate)
+    trouble = run_words.trouble(result)
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
-    theirs = "" if result.baseline is None else verdict.maximum(result.baseline, result.gate)
+    baseline = "" if result.baseline is None else run_words.maximum(result.baseline, result.gate)
     n, missed = result.figures.n, result.figures.misrounded
     return ResultView(
         title=title,
-        standing=verdict.standing(kernel, result),
-        label=verdict.label(kernel, result),
+        standing=run_words.standing(kernel, result),
+        label=run_words.label(kernel, result),
         maximum=maximum if maximum == "NaN" else maximum + unit,
         trouble=trouble if trouble == maximum == "NaN" or not trouble.startswith(maximum) else maximum + unit,
         basis=words.basis(result.basis),
         basis_short=words.basis_short(result.basis),
         limit=f"{words.decimal(result.limit)}{unit}",
-        p999=words.ulp(verdict.judged(result.figures, result.gate).p999),
+        p999=words.ulp(run_words.judged(result.figures, result.gate).p999),
         mean=words.ulp(result.figures.mean),
         misrounded=f"{missed:,} of {n:,} ({words.share(missed, n)})",
         misrounded_share=words.share(missed, n),
@@ -231,7 +231,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         reason=words.clean(result.reason),
         truth=_truth(result),
         scaled=scaled,
-        baseline=theirs if theirs in ("", "NaN") else theirs + unit,
+        baseline=baseline if baseline in ("", "NaN") else baseline + unit,
         baseline_name=words.clean(result.baseline_name) or "PyTorch",
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
         regimes=[_regime(result, index) for index in range(len(result.regimes))],
@@ -241,18 +241,18 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         operand="" if result.curve is None else words.clean(result.curve.operand),
         special=[
             SpecialView(
-                inputs=verdict.named_values(item.inputs),
+                inputs=run_words.named_values(item.inputs),
                 got=words.clean(item.got),
                 truth=words.truth(item.truth),
                 standing=item.status,
-                replay=words.clean(item.replay),
+                replay=words.clean(replay_command(item.origin)),
             )
             for item in result.special
         ],
         special_wrong=sum(item.status == "wrong" for item in result.special),
         hardest=[
             {
-                "inputs": verdict.named_values(item.inputs),
+                "inputs": run_words.named_values(item.inputs),
                 "truth": words.truth(item.truth),
                 "distance": words.decimal(item.distance),
             }
@@ -273,8 +273,8 @@ def _curve(result: Result, name: str, at: str) -> Markup | str:
 def _trend(values: Sequence[Number], result: Result, title: str) -> Markup | str:
     if not values:
         return ""
-    told = ", ".join(words.ulp(value) for value in values)
-    return curve_plot.spark(values, result.limit, label=f"Maximum of {title} over {len(values)} runs: {told}")
+    listing = ", ".join(words.ulp(value) for value in values)
+    return curve_plot.spark(values, result.limit, label=f"Maximum of {title} over {len(values)} runs: {listing}")
 
 
 def _truth(result: Result) -> str:
@@ -286,24 +286,24 @@ def _truth(result: Result) -> str:
 
 def _regime(result: Result, index: int) -> RegimeView:
     regime = result.regimes[index]
-    ours = verdict.judged(regime.figures, result.gate)
-    theirs = None if regime.baseline is None else verdict.judged(regime.baseline, result.gate)
-    bad = not (value_of(ours.upper) <= result.limit)
+    measured = run_words.judged(regime.figures, result.gate)
+    baseline = None if regime.baseline is None else run_words.judged(regime.baseline, result.gate)
+    bad = not (value_of(measured.upper) <= result.limit)
     return RegimeView(
         name=words.clean(regime.name),
         region=words.region(regime),
         n=f"{regime.figures.n:,}",
-        ours=_figures(regime.figures, result),
-        theirs=None if regime.baseline is None else _figures(regime.baseline, result),
-        strip=plot.strip(ours.upper, None if theirs is None else theirs.upper, result.limit, bad=bad),
+        measured=_figures(regime.figures, result),
+        baseline=None if regime.baseline is None else _figures(regime.baseline, result),
+        strip=plot.strip(measured.upper, None if baseline is None else baseline.upper, result.limit, bad=bad),
         bad=bad,
     )
 
 
 def _figures(figures: Figures, result: Result) -> FiguresView:
     return FiguresView(
-        maximum=verdict.maximum(figures, result.gate),
-        p999=words.ulp(verdict.judged(figures, result.gate).p999),
+        maximum=run_words.maximum(figures, result.gate),
+        p999=words.ulp(run_words.judged(figures, result.gate).p999),
         misrounded=words.share(figures.misrounded, figures.n),
         nonfinite=f"{figures.nonfinite:,}" if figures.nonfinite else "",
     )
@@ -326,12 +326,12 @@ def _elements(result: Result) -> list[WorstView]:
 def worst_view(item: Worst, result: Result, regions: str = "") -> WorstView:
     """One bad element."""
     return WorstView(
-        index=verdict.index_text(item),
-        inputs=verdict.inputs_text(item),
+        index=run_words.index_text(item),
+        inputs=run_words.inputs_text(item),
         got=words.clean(item.got),
         got_hex=words.clean(item.got_hex),
         truth=words.truth(item.truth),
-        error=verdict.error_text(item, result.gate),
-        replay=words.clean(item.replay),
+        error=run_words.error_text(item, result.gate),
+        replay=words.clean(replay_command(item.origin)),
         regions=regions,
     )

@@ -8,10 +8,11 @@ from verify.gate.bounds import Bound
 from verify.gate.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading
-from verify.report import words
+from verify.records.record import replay_command
+from verify.report import compare_words, gate_words, words
 from verify.report.gaps import FEW, gathered
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
-from verify.report.terminal import compare_text, gate_text
+from verify.report.signs import GLYPHS, STANDING
 
 HEADER = (
     "| kernel | result | dtype | regime | bound | measured | basis | status |\n"
@@ -26,27 +27,27 @@ LIMIT = 60_000
 
 def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int = LIMIT) -> str:
     """The whole comment, at most `limit` bytes; a single line when there is nothing to tell."""
-    sign = {"pass": "✓", "fail": "✗", "incomplete": "○"}[verdict.word]
-    said = inert("; ".join(gate_text.clauses(verdict)))
-    changed = [] if comparison is None else comparison.told
-    told = [row for row in verdict.rows if row.status != "ok"]
+    sign = GLYPHS[STANDING[verdict.word]]
+    said = inert("; ".join(gate_words.clauses(verdict)))
+    changed = [] if comparison is None else comparison.listed
+    notable = [row for row in verdict.rows if row.status != "ok"]
     broke = () if comparison is None else comparison.broke
     budget = Budget(limit)
-    if not (told or changed or broke or verdict.missing or verdict.notes):
+    if not (notable or changed or broke or verdict.missing or verdict.notes):
         budget.must(f"{sign} verify: no changes: {said}.\n")
         return budget.text()
     budget.must(f"### {sign} verify gate: **{verdict.word}:** {said}\n")
     if comparison is not None:
-        budget.must(f"\nAgainst the base: {inert(compare_text.sentence(comparison))}.\n")
+        budget.must(f"\nAgainst the base: {inert(compare_words.sentence(comparison))}.\n")
     if verdict.records:
         budget.reserve(f"\n<sub>records {', '.join(code(item) for item in verdict.records[:8])}</sub>\n")
-    grouped = gate_text.groups([row for row in told if row.status not in gate_text.WITH_FIGURES])
+    grouped = gate_words.groups([row for row in notable if row.status not in gate_words.WITH_FIGURES])
     few = [row for *_, members in grouped if len(members) <= FEW for row in members if row.readings]
-    with_figures = [row for row in told if row.status in gate_text.WITH_FIGURES or row in few]
-    details = [_detail(row) for row in told if row.status in ("breached", "nonfinite")]
+    with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or row in few]
+    details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
     share = 0.5 if details or changed else 1.0
     budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
-    budget.fill(_unjudged([row for row in told if row not in with_figures]), "lines", head="**Not judged**\n")
+    budget.fill(_unjudged([row for row in notable if row not in with_figures]), "lines", head="**Not judged**\n")
     budget.fill(details, "breaches", share=0.6 if changed else 1.0)
     budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED)
     for title, lines in (("Not measured", verdict.missing), ("Not judged here", verdict.notes)):
@@ -72,14 +73,14 @@ def _row(row: Row) -> str:
 
 def _changed(pair: Pair) -> str:
     paired = pair.base is not None and pair.head is not None
-    change = compare_text.change_text(pair)
+    change = compare_words.change_text(pair)
     reason = f": {inert(pair.reason)}" if pair.reason else ""
     return table_row(
         [
             *map(code, (pair.key.kernel, pair.key.output, pair.key.dtype, pair.key.regime)),
             "" if pair.base is None else _figure(pair.base),
             "" if pair.head is None else _figure(pair.head),
-            inert(compare_text.misrounded_text(pair)) if paired else "",
+            inert(compare_words.misrounded_text(pair)) if paired else "",
             pair.bits,
             (f"**{change}**" if change == "worse" else change) + reason,
         ]
@@ -90,7 +91,7 @@ def _unjudged(rows: Sequence[Row]) -> list[str]:
     """Keys without a verdict of their own, one line for each kernel and reason."""
     return [
         f"- {code(kernel)} ({inert(arch)}): {words.plural(len(members), 'key')} {_state(members[0].status, reason)}"
-        for arch, kernel, reason, members in gate_text.groups(rows)
+        for arch, kernel, reason, members in gate_words.groups(rows)
     ]
 
 
@@ -101,7 +102,7 @@ def _state(status: str, reason: str) -> str:
 def _detail(row: Row) -> str:
     reading = row.leading
     assert reading is not None
-    facts = [("measured", f"{gate_text.figure(reading)}, {inert(words.basis(reading.basis))}")]
+    facts = [("measured", f"{gate_words.figure(reading)}, {inert(words.basis(reading.basis))}")]
     if row.bound is not None:
         evidence = row.bound.evidence
         rests = f"{words.basis(row.bound.basis)}; commit {evidence.commit}, {evidence.date}"
@@ -110,20 +111,20 @@ def _detail(row: Row) -> str:
         facts.append(("why", inert(row.reason)))
     if reading.worst is not None:
         facts += [
-            ("input", code(gate_text.where(reading.worst))),
+            ("input", code(gate_words.where(reading.worst))),
             ("got", f"{code(reading.worst.got)} ({code(reading.worst.got_hex)})"),
             ("truth", code(words.truth(reading.worst.truth))),
         ]
-        if text := gate_text.there(reading):
+        if text := gate_words.there(reading):
             facts.append(("there", inert(text)))
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    replay = f"\n{fenced(reading.worst.replay)}" if reading.worst is not None else ""
-    heading = f"<summary>✗ {code(gate_text.title(row))}: {row.status}</summary>"
+    replay = f"\n{fenced(replay_command(reading.worst.origin))}" if reading.worst is not None else ""
+    heading = f"<summary>✗ {code(gate_words.title(row))}: {row.status}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"
 
 
 def _figure(reading: Reading) -> str:
-    return gate_text.error(reading) + (" scaled" if reading.gate == "scaled" else "")
+    return gate_words.error(reading) + (" scaled" if reading.gate == "scaled" else "")
 
 
 def _bound(bound: Bound | None) -> str:

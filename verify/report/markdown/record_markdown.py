@@ -5,11 +5,11 @@ Results in order are rows while there are few; of many, each kernel is one line.
 
 from __future__ import annotations
 
-from verify.records.record import KernelRun, LawRun, Result, Run
-from verify.report import verdict, words
+from verify.records.record import KernelRun, LawRun, Result, Run, replay_command
+from verify.report import run_words, words
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
-from verify.report.signs import GLYPHS
-from verify.report.verdict import Found
+from verify.report.run_words import Found
+from verify.report.signs import GLYPHS, STANDING
 
 RANK = {"wrong": 0, "crashed": 1, "timeout": 2, "error": 3, "skipped": 4, "ok": 5, "peer": 6}
 HEADER = (
@@ -22,20 +22,20 @@ MOST_ROWS = 60  # of results in order, and of peers
 
 def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     """The whole comment, at most `limit` bytes; `record` is the path for the next command."""
-    sign = {"pass": "✓", "fail": "✗", "incomplete": "○"}[run.verdict]
+    sign = GLYPHS[STANDING[run.verdict]]
     budget = Budget(limit)
     budget.must(f"### {sign} verify: {_verdict(run)}\n")
-    closing = f"\nNext:\n\n{fenced(verdict.next_command(run, record=record))}\n{_setting(run)}\n"
+    closing = f"\nNext:\n\n{fenced(run_words.next_command(run, record=record))}\n{_setting(run)}\n"
     budget.reserve(closing)
-    if missing := verdict.not_measured(run):
+    if missing := run_words.not_measured(run):
         budget.fill(
             [f"- {inert(gap.text)}" for gap in missing],
             "things that were not measured",
             head="**Not measured**\n",
         )
-    wrong = [_worst(found) for found in verdict.wrong_results(run)]
-    wrong += [_law(kernel, law) for kernel, law in verdict.broken_laws(run)]
-    failed = [_failure(kernel) for kernel in verdict.failures(run)]
+    wrong = [_worst(found) for found in run_words.wrong_results(run)]
+    wrong += [_law(kernel, law) for kernel, law in run_words.broken_laws(run)]
+    failed = [_failure(kernel) for kernel in run_words.failures(run)]
     rows = _rows(run)
     calm = [line for rank, line in rows if rank >= RANK["ok"]]
     # a long table must not crowd out the worst inputs
@@ -56,15 +56,15 @@ _UNTRIED = "<details><summary>○ laws not applicable, by reason</summary>\n"
 
 
 def _untried(run: Run) -> list[str]:
-    return [f"- {inert(reason)} ({inert(what)})" for reason, what in verdict.untried_laws(run)]
+    return [f"- {inert(reason)} ({inert(what)})" for reason, what in run_words.untried_laws(run)]
 
 
 def _verdict(run: Run) -> str:
-    return f"**{run.verdict}:** {inert('; '.join(verdict.clauses(run)))}"
+    return f"**{run.verdict}:** {inert('; '.join(run_words.clauses(run)))}"
 
 
 def _setting(run: Run) -> str:
-    return f"<sub>{inert(verdict.setting(run))}; record {code(run.id)}</sub>"
+    return f"<sub>{inert(run_words.setting(run))}; record {code(run.id)}</sub>"
 
 
 def _notes(run: Run) -> str:
@@ -81,14 +81,14 @@ def _rows(run: Run) -> list[tuple[int, str]]:
     """(rank, row), worst first, so that what is left out for length is what matters least."""
     found: list[tuple[tuple[float, ...], str]] = []
     for kernel in run.kernels:
-        for result in verdict.leading(kernel):
-            standing = verdict.standing(kernel, result)
-            order = (RANK[standing], *(-part for part in verdict.badness(result)))
+        for result in run_words.leading(kernel):
+            standing = run_words.standing(kernel, result)
+            order = (RANK[standing], *(-part for part in run_words.badness(result)))
             found.append((order, _row(kernel, result, standing)))
         if not kernel.results or kernel.status not in ("ok", "wrong"):
-            standing = verdict.standing(kernel)
-            word = verdict.STATUS_WORD[kernel.status]
-            cells = [code(verdict.name_of(kernel)), *[""] * 6, f"{GLYPHS[standing]} {word}"]
+            standing = run_words.standing(kernel)
+            word = run_words.STATUS_WORD[kernel.status]
+            cells = [code(run_words.name_of(kernel)), *[""] * 6, f"{GLYPHS[standing]} {word}"]
             found.append(((RANK[standing],), table_row(cells)))
     return [(int(order[0]), line) for order, line in sorted(found, key=lambda pair: pair[0])]
 
@@ -98,27 +98,27 @@ def _calm_kernels(run: Run) -> list[str]:
     kernels = [
         kernel
         for kernel in run.kernels
-        if any(verdict.standing(kernel, result) in ("ok", "peer") for result in kernel.results)
+        if any(run_words.standing(kernel, result) in ("ok", "peer") for result in kernel.results)
     ]
     return [
-        f"- {GLYPHS[verdict.standing(kernel)]} {code(verdict.name_of(kernel))}: {inert(verdict.summary(kernel))}"
+        f"- {GLYPHS[run_words.standing(kernel)]} {code(run_words.name_of(kernel))}: {inert(run_words.summary(kernel))}"
         for kernel in sorted(kernels, key=lambda item: item.peer)
     ]
 
 
 def _row(kernel: KernelRun, result: Result, standing: str) -> str:
-    scaled = " scaled" if result.gate == "scaled" and verdict.maximum(result.figures, result.gate) != "NaN" else ""
-    theirs = "" if result.baseline is None else verdict.maximum(result.baseline, result.gate)
-    label = verdict.label(kernel, result)
+    scaled = " scaled" if result.gate == "scaled" and run_words.maximum(result.figures, result.gate) != "NaN" else ""
+    baseline = "" if result.baseline is None else run_words.maximum(result.baseline, result.gate)
+    label = run_words.label(kernel, result)
     return table_row(
         [
-            code(verdict.name_of(kernel)),
+            code(run_words.name_of(kernel)),
             code(result.output),
             code(result.dtype),
-            verdict.maximum(result.figures, result.gate) + scaled,
+            run_words.maximum(result.figures, result.gate) + scaled,
             words.basis(result.basis),
             words.share(result.figures.misrounded, result.figures.n).replace("<", "&lt;").replace(">", "&gt;"),
-            theirs,
+            baseline,
             f"{GLYPHS[standing]} " + (f"**{label}**" if standing == "wrong" else label),
         ]
     )
@@ -132,39 +132,39 @@ def _failure(kernel: KernelRun) -> str:
             *lines[-MOST_LINES:],
         ]
     shown = "<br>".join(code(line) for line in lines if line)
-    sign, word = GLYPHS[verdict.standing(kernel)], verdict.STATUS_WORD[kernel.status]
-    advice = verdict.advice(kernel)
+    sign, word = GLYPHS[run_words.standing(kernel)], run_words.STATUS_WORD[kernel.status]
+    advice = run_words.advice(kernel)
     hint = f"Next: {inert(advice)}\n\n" if advice else ""
     return (
-        f"<details><summary>{sign} {word}: {code(verdict.name_of(kernel))}</summary>\n\n"
-        f"{shown}\n\n{hint}{fenced(verdict.rerun(kernel))}\n</details>\n"
+        f"<details><summary>{sign} {word}: {code(run_words.name_of(kernel))}</summary>\n\n"
+        f"{shown}\n\n{hint}{fenced(run_words.rerun(kernel))}\n</details>\n"
     )
 
 
 def _law(kernel: KernelRun, law: LawRun) -> str:
     facts = [("why", inert(law.message)), *((inert(k), code(v)) for k, v in law.facts.items())]
     table = "\n".join(f"| {key} | {value} |" for key, value in facts)
-    heading = f"<summary>✗ {code(verdict.law_title(kernel, law))}: law broken</summary>"
-    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(law.replay)}\n</details>\n"
+    heading = f"<summary>✗ {code(run_words.law_title(kernel, law))}: law broken</summary>"
+    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(replay_command(law.origin))}\n</details>\n"
 
 
 def _worst(found: Found) -> str:
     kernel, result, worst = found.kernel, found.result, found.worst
     scaled = " scaled" if result.gate == "scaled" else ""
-    maximum = verdict.maximum(result.figures, result.gate)
+    maximum = run_words.maximum(result.figures, result.gate)
     figure = maximum if maximum == "NaN" else f"{maximum} ULP{scaled}"
-    name = " ".join(code(part) for part in (verdict.name_of(kernel), result.output, result.dtype))
+    name = " ".join(code(part) for part in (run_words.name_of(kernel), result.output, result.dtype))
     facts = [
         ("limit", f"{words.decimal(result.limit)} ULP{scaled}"),
         ("max", f"{figure}, {words.basis(result.basis)}"),
     ]
     if worst is not None:
-        where = verdict.index_text(worst)
+        where = run_words.index_text(worst)
         facts = [
-            ("input", code(verdict.inputs_text(worst)) + (f" at {code(where)}" if where else "")),
+            ("input", code(run_words.inputs_text(worst)) + (f" at {code(where)}" if where else "")),
             ("got", f"{code(worst.got)} ({code(worst.got_hex)})"),
             ("truth", code(words.truth(worst.truth))),
-            ("error", inert(verdict.error_text(worst, result.gate))),
+            ("error", inert(run_words.error_text(worst, result.gate))),
             *facts,
         ]
     if result.reason:
@@ -173,6 +173,6 @@ def _worst(found: Found) -> str:
         count = words.share(result.figures.nonfinite, result.figures.n).replace("<", "&lt;").replace(">", "&gt;")
         facts.append(("NaN or infinity on one side", f"{result.figures.nonfinite:,} elements ({count})"))
     table = "\n".join(f"| {key} | {value} |" for key, value in facts)
-    replay = f"\n{fenced(worst.replay)}" if worst is not None else ""
+    replay = f"\n{fenced(replay_command(worst.origin))}" if worst is not None else ""
     heading = f"<summary>✗ {name}: {figure}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"

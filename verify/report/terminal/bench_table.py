@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verify.records.record import KernelRun, Result, Run, Speed
-from verify.report import verdict, words
-from verify.report.signs import Signs
+from verify.report import run_words, words
+from verify.report.signs import STANDING, Signs
 
 Side = Literal["output", "gradient"]
 DIRECTIONS = ("forward", "backward")
@@ -31,14 +31,14 @@ class Line:
 def render(run: Run, *, glyphs: bool = True) -> str:
     """The whole text: a table per op, what the columns mean, what was not measured, the verdict."""
     signs = Signs.choose(glyphs)
-    text = [*tables(run, glyphs=glyphs), *notes(run), verdict.setting(run)]
-    for kernel in verdict.failures(run):
-        text += [f"{signs.status['error']} {verdict.name_of(kernel)}: {words.clean(kernel.message)}"]
+    text = [*tables(run, glyphs=glyphs), *notes(run), run_words.setting(run)]
+    for kernel in run_words.failures(run):
+        text += [f"{signs.status['error']} {run_words.name_of(kernel)}: {words.clean(kernel.message)}"]
     for kernel in run.kernels:
-        text += [f"{verdict.name_of(kernel)}: {words.clean(note)}" for note in kernel.notes]
+        text += [f"{run_words.name_of(kernel)}: {words.clean(note)}" for note in kernel.notes]
     text += _missing(run)
-    state = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict]
-    text += ["", f"{signs.status[state]} {verdict.sentence(run, dash=signs.dash)}"]
+    state = STANDING[run.verdict]
+    text += ["", f"{signs.status[state]} {run_words.sentence(run, dash=signs.dash)}"]
     return "\n".join(text) + "\n"
 
 
@@ -56,7 +56,7 @@ def _missing(run: Run) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for kernel in run.kernels:
         if kernel.status == "skipped" and not kernel.speed:
-            reasons.setdefault(words.clean(kernel.message), []).append(verdict.name_of(kernel))
+            reasons.setdefault(words.clean(kernel.message), []).append(run_words.name_of(kernel))
     skipped = [f"skipped, {reason}: {', '.join(names)}" for reason, names in reasons.items()]
     return skipped + [words.clean(gap.text) for gap in run.incomplete]
 
@@ -100,7 +100,7 @@ def _cells(line: Line, columns: list[str], signs: Signs) -> dict[str, str]:
     results = [result for result in line.kernel.results if result.dtype == line.dtype]
     outputs, gradients = _worst(results, "output"), _worst(results, "gradient")
     cells = {
-        "implementation": verdict.name_of(line.kernel),
+        "implementation": run_words.name_of(line.kernel),
         "dtype": words.clean(line.dtype),
         "shape": "x".join(map(str, line.shape)),
         "output": _error(outputs, signs),
@@ -118,14 +118,14 @@ def _cells(line: Line, columns: list[str], signs: Signs) -> dict[str, str]:
 
 def _worst(results: list[Result], side: Side) -> Result | None:
     chosen = [result for result in results if result.output.startswith("d") == (side == "gradient")]
-    return max(chosen, key=verdict.badness, default=None)
+    return max(chosen, key=run_words.badness, default=None)
 
 
 def _error(result: Result | None, signs: Signs) -> str:
     if result is None:
         return "-"
     scaled = " s" if result.gate == "scaled" else ""
-    return f"{words.clean(result.output)} {verdict.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
+    return f"{words.clean(result.output)} {run_words.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
 
 
 def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
@@ -136,7 +136,7 @@ def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
     else:
         wrong = any(result.status == "wrong" for result in results)
         status = "wrong" if wrong else kernel.status if not results else "ok"
-    return f"{signs.status[status]} {verdict.STATUS_WORD[status]}"
+    return f"{signs.status[status]} {run_words.STATUS_WORD[status]}"
 
 
 def _speed(line: Line, direction: str) -> Speed | None:

@@ -11,12 +11,12 @@ from verify.records.readings import Key, Reading
 from verify.report import words
 from verify.report.signs import Signs
 from verify.report.terminal import gate_text
-from verify.report.terminal.text_page import Cell, Page
+from verify.report.terminal.text_page import Cell, Page, Terminal
 from verify.truth.figure import LEAST, shown
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one paragraph
-MOST_BLOCKS = 12  # bounds that did not get looser, told with their worst input
+MOST_BLOCKS = 12  # bounds that did not get looser, shown with their worst input
 STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
@@ -25,32 +25,30 @@ Behind = Mapping[Key, Reading]  # what bounds rest on, as far as records were gi
 Files = Mapping[str, str]  # id of a record -> its path
 
 
-def changes(
-    page: Page, found: Sequence[Change], signs: Signs, behind: Behind | None = None, files: Files | None = None
-) -> None:
+def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, files: Files | None = None) -> None:
     """A table per kernel, then the reason for each loosening; with records, the worst input of what has one."""
     behind, files = behind or {}, files or {}
-    told = found[:MOST_ROWS]
-    for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in told):
+    tabled = found[:MOST_ROWS]
+    for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in tabled):
         page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
         page.results(
             ("output", "dtype", "regime", "old", "new", "measured", "basis", "change"),
-            [_cells(change, signs) for change in told if (change.key.arch, change.key.kernel) == (arch, kernel)],
+            [_cells(change, page.signs) for change in tabled if (change.key.arch, change.key.kernel) == (arch, kernel)],
             right=("old", "new", "measured"),
         )
-    if len(found) > len(told):
-        page.line(f"{signs.ellipsis} {len(found) - len(told):,} more changes; --json has them all", indent=2)
+    if len(found) > len(tabled):
+        page.line(f"{page.signs.ellipsis} {len(found) - len(tabled):,} more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
-            _loosened(page, change, signs, behind, files)
-    # the largest first: what correct rounding may have is nobody's question
+            _loosened(page, change, behind, files)
+    # the largest first: a maximum that correct rounding may have needs no explanation
     calm = [change for change in found if change.kind != "looser" and _element(change, behind) is not None]
     calm = sorted(calm, key=lambda change: -behind[change.key].value)
     for change in calm[:MOST_BLOCKS]:
-        _calm(page, change, signs, behind, files)
+        _calm(page, change, behind, files)
     if len(calm) > MOST_BLOCKS:
         page.blank()
-        page.line(f"{signs.ellipsis} {len(calm) - MOST_BLOCKS:,} more worst inputs; --json has them all", indent=2)
+        page.line(f"{page.signs.ellipsis} {len(calm) - MOST_BLOCKS:,} more worst inputs; --json has them all", indent=2)
 
 
 def _element(change: Change, behind: Behind) -> Reading | None:
@@ -58,28 +56,26 @@ def _element(change: Change, behind: Behind) -> Reading | None:
     return None if reading is None or reading.worst is None or reading.value <= LEAST else reading
 
 
-def _calm(page: Page, change: Change, signs: Signs, behind: Behind, files: Files) -> None:
+def _calm(page: Page, change: Change, behind: Behind, files: Files) -> None:
     """A bound that did not get looser, with the worst input behind it."""
     assert change.new is not None
     page.blank()
     page.line(
-        Cell(f"{signs.status[SIGN[change.kind]]} {change.kind}  ", STYLE[change.kind]),
+        Cell(f"{page.signs.status[SIGN[change.kind]]} {change.kind}  ", STYLE[change.kind]),
         Cell(" ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime)), "bold"),
     )
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP" if change.old else f"{value(change.new)} ULP")
     gate_text.element(page, behind[change.key], files)
 
 
-def proposal(
-    found: Proposal, *, width: int, color: bool, written: Sequence[str], dry: bool = False, glyphs: bool = True
-) -> str:
+def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
     """What was proposed, what could not be, and the next command."""
-    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
-    changes(page, found.changes, signs)
+    page = Page(terminal)
+    changes(page, found.changes)
     for (arch, kernel, status), rows in _left(found).items():
         page.blank()
         wrong = status in ("breached", "nonfinite", "crashed")
-        sign = signs.status["wrong" if wrong else "skipped"]
+        sign = page.signs.status["wrong" if wrong else "skipped"]
         what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
         reasons = {row.reason for row in rows}
         reason = rows[0].reason if len(reasons) == 1 else MEANING[status]
@@ -89,11 +85,11 @@ def proposal(
             f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
         )
         keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed before it had any is one row
-        more = [f"{signs.ellipsis} {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
+        more = [f"{page.signs.ellipsis} {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
         if keys:
             page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
     page.blank()
-    page.line(Cell(f"{signs.status['ok']} ", "green"), summary(found.changes, written, dry))
+    page.line(Cell(f"{page.signs.status['ok']} ", "green"), summary(found.changes, written, dry))
     breached = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
     page.command("next: verify gate RUN.json" if breached or not written else "next: verify bounds review")
     return page.text()
@@ -122,19 +118,17 @@ def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
 
 def accepted(
     change: Change,
+    terminal: Terminal,
     *,
-    width: int,
-    color: bool,
     written: Sequence[str],
-    glyphs: bool = True,
     behind: Behind | None = None,
     files: Files | None = None,
 ) -> str:
-    """One loosening, told in full."""
-    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
-    _loosened(page, change, signs, behind or {}, files or {})
+    """One loosening, in full."""
+    page = Page(terminal)
+    _loosened(page, change, behind or {}, files or {})
     page.blank()
-    page.line(Cell(f"{signs.status['ok']} ", "green"), f"accepted; written to {', '.join(written)}")
+    page.line(Cell(f"{page.signs.status['ok']} ", "green"), f"accepted; written to {', '.join(written)}")
     page.command("next: verify bounds review")
     return page.text()
 
@@ -142,20 +136,18 @@ def accepted(
 def review(
     found: Sequence[Change],
     base: str,
+    terminal: Terminal,
     *,
-    width: int,
-    color: bool,
-    glyphs: bool = True,
     behind: Behind | None = None,
     files: Files | None = None,
 ) -> str:
     """What changed since a commit, promises taken back first."""
-    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
-    changes(page, found, signs, behind, files)
+    page = Page(terminal)
+    changes(page, found, behind, files)
     page.blank()
     open_ = needs_approval(found)
     sign, style = ("wrong", "bold red") if open_ else ("ok", "green")
-    page.line(Cell(f"{signs.status[sign]} ", style), review_sentence(found, base))
+    page.line(Cell(f"{page.signs.status[sign]} ", style), review_sentence(found, base))
     if any(change.new is not None and change.new.value > LEAST for change in found) and not files:
         page.command("next: verify bounds review --run RUN.json  (what came out at the worst inputs)")
     return page.text()
@@ -194,12 +186,12 @@ def value(bound: Bound | None) -> str:
     return "-" if bound is None else words.decimal(bound.value) + (" s" if bound.gate == "scaled" else "")
 
 
-def _loosened(page: Page, change: Change, signs: Signs, behind: Behind, files: Files) -> None:
+def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
     assert change.new is not None
     key, bound = change.key, change.new
     page.blank()
     page.line(
-        Cell(f"{signs.status['wrong']} looser  ", STYLE["looser"]),
+        Cell(f"{page.signs.status['wrong']} looser  ", STYLE["looser"]),
         Cell(" ".join((key.kernel, key.output, key.dtype, key.regime)), "bold"),
     )
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")

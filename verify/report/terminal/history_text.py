@@ -10,7 +10,7 @@ from verify.records.readings import UNKNOWN
 from verify.records.record import number
 from verify.report import words
 from verify.report.signs import Signs
-from verify.report.terminal.text_page import ROOMY, Cell, Page
+from verify.report.terminal.text_page import ROOMY, Cell, Page, Terminal
 
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.-=+*#@"
@@ -19,20 +19,18 @@ MOST_SKIPPED = 5
 MOST_EVENTS = 40  # the latest, of each line
 
 
-def table(
-    kernel: str, found: Sequence[Summary], refresh: Refresh, *, width: int, color: bool, glyphs: bool = True
-) -> str:
+def table(kernel: str, found: Sequence[Summary], refresh: Refresh, terminal: Terminal) -> str:
     """One line per result: the last figure, since when, the extremes, and the shape of the latest runs."""
-    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    page = Page(terminal)
     headers = ["output", "dtype", "regime", "now", "least", "most", "runs", "since", "commit", "latest runs"]
     if not any(item.series.regime for item in found):
         headers.remove("regime")
-    if width < ROOMY:
+    if terminal.width < ROOMY:
         headers.remove("commit")
-    bars = BARS_ROOMY if width >= ROOMY else BARS_NARROW
+    bars = BARS_ROOMY if terminal.width >= ROOMY else BARS_NARROW
     for arch in dict.fromkeys(item.series.arch for item in found):
         page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
-        rows = [_cells(item, bars, glyphs) for item in found if item.series.arch == arch]
+        rows = [_cells(item, bars, terminal.glyphs) for item in found if item.series.arch == arch]
         page.table(
             headers,
             [[cells[header] for header in headers] for cells in rows],
@@ -40,7 +38,7 @@ def table(
             indent=2,
         )
     page.line(Cell("largest error in ULP; the bars are on a logarithmic scale, the latest run is on the right", "dim"))
-    _skipped(page, refresh, signs)
+    _skipped(page, refresh)
     page.blank()
     changed = [item for item in found if item.before is not None]
     page.line(_sentence(found, changed))
@@ -49,30 +47,26 @@ def table(
 
 
 def events(
-    kernel: str,
-    found: Sequence[tuple[Series, Sequence[Event], Point]],
-    refresh: Refresh,
-    *,
-    width: int,
-    color: bool,
-    glyphs: bool = True,
+    kernel: str, found: Sequence[tuple[Series, Sequence[Event], Point]], refresh: Refresh, terminal: Terminal
 ) -> str:
     """Every run that changed a figure, the first figure of each line before them."""
-    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    page = Page(terminal)
     for line, changes, first in found:
         page.line(Cell(kernel, "bold"), f" {name_of(line)}", Cell(f"  {line.arch}", "dim"))
         begun = f"{ulp(first.value)} ULP from {_day(first)} on, record {words.clean(first.record)}"
         page.line(begun, indent=2)
         if len(changes) > MOST_EVENTS:
-            page.line(f"{signs.ellipsis} {len(changes) - MOST_EVENTS:,} earlier changes; --json has them", indent=2)
+            page.line(
+                f"{page.signs.ellipsis} {len(changes) - MOST_EVENTS:,} earlier changes; --json has them", indent=2
+            )
         page.table(
             ("date", "before", "after", "record", "commit", "bits", "what changed"),
-            [_event(event, signs) for event in changes[-MOST_EVENTS:]],
+            [_event(event, page.signs) for event in changes[-MOST_EVENTS:]],
             right=("before", "after"),
             indent=2,
         )
         page.blank()
-    _skipped(page, refresh, signs)
+    _skipped(page, refresh)
     total = sum(len(changes) for _, changes, _ in found)
     page.blank()
     if total:
@@ -84,11 +78,9 @@ def events(
     return page.text()
 
 
-def kernels(
-    found: Sequence[tuple[str, int, str]], refresh: Refresh, *, width: int, color: bool, glyphs: bool = True
-) -> str:
+def kernels(found: Sequence[tuple[str, int, str]], refresh: Refresh, terminal: Terminal) -> str:
     """Which kernels the records have."""
-    page, signs = Page(width=width, color=color), Signs.choose(glyphs)
+    page = Page(terminal)
     page.table(
         ("kernel", "runs", "last run"),
         [(Cell(kernel), Cell(f"{count:,}"), Cell(created[:16].replace("T", " "))) for kernel, count, created in found],
@@ -96,7 +88,7 @@ def kernels(
     )
     if not found:
         page.line("no record in this folder has a result")
-    _skipped(page, refresh, signs)
+    _skipped(page, refresh)
     page.blank()
     page.command("next: verify history KERNEL" if found else "next: verify run --json reports/runs/NAME.json")
     return page.text()
@@ -190,15 +182,15 @@ def _commit(point: Point) -> str:
     return point.commit[:7] if point.commit not in ("", UNKNOWN) else "-"
 
 
-def _skipped(page: Page, refresh: Refresh, signs: Signs) -> None:
+def _skipped(page: Page, refresh: Refresh) -> None:
     if refresh.rebuilt:
         page.line(Cell(f"the index was not readable ({refresh.rebuilt}) and was built again", "dim"))
     if not refresh.skipped:
         return
     page.blank()
-    page.line(Cell(f"{signs.status['skipped']} {words.plural(len(refresh.skipped), 'file')} skipped", "yellow"))
+    page.line(Cell(f"{page.signs.status['skipped']} {words.plural(len(refresh.skipped), 'file')} skipped", "yellow"))
     for _, problem in refresh.skipped[:MOST_SKIPPED]:
         page.line(problem, indent=4)
     if len(refresh.skipped) > MOST_SKIPPED:
         rest = len(refresh.skipped) - MOST_SKIPPED
-        page.line(f"{signs.ellipsis} {rest:,} more; --json names them all", indent=4)
+        page.line(f"{page.signs.ellipsis} {rest:,} more; --json names them all", indent=4)

@@ -10,64 +10,51 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from verify.records.record import KernelRun, LawRun, Run
-from verify.report import verdict, words
-from verify.report.signs import STYLES, Signs
+from verify.records.record import KernelRun, LawRun, Run, replay_command
+from verify.report import run_words, words
+from verify.report.signs import STANDING, STYLES, Signs
+from verify.report.terminal.text_page import Terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 MARGIN = 4  # of the details below a heading
 NAME, MOST_NAME = 7, 20  # columns for the name of a field
-MOST_BLOCKS = 12  # wrong results told in full
+MOST_BLOCKS = 12  # wrong results shown in full
 MOST_REASONS = 16  # why laws were not tried, and notes
 MOST_LINES = 12  # of a message, which may be a whole traceback; the record has the rest
 
 
-def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: str = "") -> str:
+def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     """The whole report as text, ending in a newline.
 
-    No line is longer than `width` except commands, which stay whole so that they can be copied.
+    No line is longer than the terminal is wide except commands, which stay whole so that they can be copied.
     `record` is the path of the saved record, for the next command; empty when it was not saved.
     """
-    from rich.console import Console
-
     from verify.report.terminal import results_table
 
-    signs = Signs.choose(glyphs)
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-        _environ={},  # the caller decides; COLUMNS and NO_COLOR must not be read a second time
-    )
+    signs, console = Signs.choose(terminal.glyphs), terminal.console()
     if run.kernels:
         results_table.show(console, run, signs)
-    wrong = verdict.wrong_results(run)
-    worst = verdict.worst_result(run)
+    wrong = run_words.wrong_results(run)
+    worst = run_words.worst_result(run)
     for found in wrong[:MOST_BLOCKS]:
         leads = worst is not None and found.result is worst.result
-        _wrong(console, found, signs, "" if leads else verdict.short_replay(found, record))
+        _wrong(console, found, signs, "" if leads else run_words.short_replay(found, record))
     if len(wrong) > MOST_BLOCKS:
         console.print()
         rest = words.plural(len(wrong) - MOST_BLOCKS, "more wrong result")
         how = f"`verify report {record} --html PATH`" if record else "--html PATH"
         _indented(console, f"{signs.ellipsis} {rest}; {how} shows all")
-    broken = verdict.broken_laws(run)
+    broken = run_words.broken_laws(run)
     for owner, law in broken[:MOST_BLOCKS]:
         _law(console, owner, law, signs)
     if len(broken) > MOST_BLOCKS:
         console.print()
         rest = words.plural(len(broken) - MOST_BLOCKS, "more broken law")
         _indented(console, f"{signs.ellipsis} {rest}; the record has them")
-    closing = verdict.next_command(run, record=record)
-    for kernel in verdict.failures(run):
+    closing = run_words.next_command(run, record=record)
+    for kernel in run_words.failures(run):
         _failure(console, kernel, signs, closing)
     _not_measured(console, run, signs, closing)
     _notes(console, run, signs)
@@ -79,23 +66,23 @@ def render(run: Run, *, width: int, color: bool, glyphs: bool = True, record: st
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
-def _wrong(console: Console, found: verdict.Found, signs: Signs, short: str) -> None:
+def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -> None:
     """One wrong result; `short` is the replay by its place in the record, for a case that would fill the screen."""
     kernel, result = found.kernel, found.result
-    heading = verdict.title(kernel, result)
+    heading = run_words.title(kernel, result)
     _heading(console, "wrong", heading, "wrong", signs)
-    maximum = verdict.maximum(result.figures, result.gate, dash=signs.dash)
+    maximum = run_words.maximum(result.figures, result.gate, dash=signs.dash)
     scaled = " scaled" if result.gate == "scaled" else ""
     unit = "" if maximum == "NaN" else f" ULP{scaled}"
     worst = result.worst[0] if result.worst else None
     if result.reason:
         _field(console, "why", words.clean(result.reason))
     if worst is not None:
-        where = verdict.index_text(worst)
-        _field(console, "input", verdict.inputs_text(worst) + (f" at {where}" if where else ""))
+        where = run_words.index_text(worst)
+        _field(console, "input", run_words.inputs_text(worst) + (f" at {where}" if where else ""))
         _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
         _field(console, "truth", words.truth(worst.truth))
-        _field(console, "error", verdict.error_text(worst, result.gate))
+        _field(console, "error", run_words.error_text(worst, result.gate))
     _field(console, "limit", f"{words.decimal(result.limit)} ULP{scaled}")
     _field(console, "max", f"{maximum}{unit}, {words.basis(result.basis)}")
     if result.figures.nonfinite:
@@ -104,24 +91,24 @@ def _wrong(console: Console, found: verdict.Found, signs: Signs, short: str) -> 
         _field(console, "NaN/inf", text)
     if worst is not None:
         _field(console, "replay", "")
-        _command(console, " " * MARGIN + (short or words.clean(worst.replay)))
+        _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
 
 
 def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
-    _heading(console, "wrong", verdict.law_title(kernel, law), "law broken", signs)
+    _heading(console, "wrong", run_words.law_title(kernel, law), "law broken", signs)
     _field(console, "why", words.clean(law.message))
     facts = {words.clean(name): words.clean(value) for name, value in law.facts.items()}
     width = min(max(map(len, facts), default=0), MOST_NAME)
     for name, value in facts.items():
         _field(console, name, value, width=max(width, NAME))
     _field(console, "replay", "")
-    _command(console, " " * MARGIN + words.clean(law.replay))
+    _command(console, " " * MARGIN + words.clean(replay_command(law.origin)))
 
 
 def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) -> None:
     """A kernel without figures; its command is left to the last line where that has it."""
-    word = verdict.STATUS_WORD[kernel.status]
-    _heading(console, verdict.standing(kernel), verdict.name_of(kernel), word, signs)
+    word = run_words.STATUS_WORD[kernel.status]
+    _heading(console, run_words.standing(kernel), run_words.name_of(kernel), word, signs)
     lines = words.clean_lines(kernel.message) if kernel.message else ["no message was recorded"]
     if len(lines) > MOST_LINES:  # the last lines of a traceback are the ones that say what happened
         left_out = len(lines) - MOST_LINES
@@ -131,15 +118,15 @@ def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) ->
         ]
     for line in lines:
         _indented(console, line)
-    if advice := verdict.advice(kernel):
+    if advice := run_words.advice(kernel):
         _field(console, "next", advice)
-    if (again := verdict.rerun(kernel)) != closing:
+    if (again := run_words.rerun(kernel)) != closing:
         _field(console, "rerun", "")
         _command(console, " " * MARGIN + again)
 
 
 def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> None:
-    gaps = verdict.not_measured(run)
+    gaps = run_words.not_measured(run)
     if not gaps:
         return
     _heading(console, "skipped", "not measured", "", signs)
@@ -154,7 +141,7 @@ def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> Non
 
 def _notes(console: Console, run: Run, signs: Signs) -> None:
     """What was noticed about judged kernels: figures that are not there must not look like figures in order."""
-    notes = [f"{kernel.name}: {n}" for kernel in run.kernels if not kernel.peer for n in verdict.notes_of(kernel)]
+    notes = [f"{kernel.name}: {n}" for kernel in run.kernels if not kernel.peer for n in run_words.notes_of(kernel)]
     if not notes:
         return
     _heading(console, "skipped", "notes", "", signs)
@@ -167,7 +154,7 @@ def _notes(console: Console, run: Run, signs: Signs) -> None:
 
 def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
     """Laws that do not apply, by reason: a law that is not tried must not look like one that holds."""
-    untried = verdict.untried_laws(run)
+    untried = run_words.untried_laws(run)
     if not untried:
         return
     _heading(console, "skipped", "laws not applicable", "", signs)
@@ -182,18 +169,18 @@ def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
 def _closing(console: Console, run: Run, signs: Signs, command: str) -> None:
     from rich.text import Text
 
-    status = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}[run.verdict]
+    status = STANDING[run.verdict]
     console.print()
-    if line_of_laws := verdict.laws_line(run):
+    if line_of_laws := run_words.laws_line(run):
         console.print(Text(line_of_laws, style="dim"), overflow="fold")
     line = Text(f"{signs.status[status]} ", style=STYLES[status])
-    word, rest = verdict.sentence(run, dash=signs.dash).split(":", 1)
+    word, rest = run_words.sentence(run, dash=signs.dash).split(":", 1)
     line.append(word + ":").append(rest, style="not bold default")
     console.print(line, overflow="fold")
-    worst = verdict.worst_result(run)
-    told = [found.result for found in verdict.wrong_results(run)[:MOST_BLOCKS] if found.worst is not None]
-    if worst is not None and len(command) > words.LONG and any(worst.result is result for result in told):
-        command = f"the replay command of {verdict.title(worst.kernel, worst.result)}, above"  # once is enough
+    worst = run_words.worst_result(run)
+    shown = [found.result for found in run_words.wrong_results(run)[:MOST_BLOCKS] if found.worst is not None]
+    if worst is not None and len(command) > words.LONG and any(worst.result is result for result in shown):
+        command = f"the replay command of {run_words.title(worst.kernel, worst.result)}, above"  # once is enough
     _command(console, f"next: {command}")
 
 

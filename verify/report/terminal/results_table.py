@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.record import KernelRun, Result, Run
-from verify.report import verdict, words
+from verify.report import run_words, words
 from verify.report.signs import STYLES, Signs
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def show(console: Console, run: Run, signs: Signs) -> None:
         _stacked(console, rows)
     else:
         _columns(console, rows, columns)
-    for note in [*footnotes(rows), verdict.setting(run)]:
+    for note in [*footnotes(rows), run_words.setting(run)]:
         console.print(Text(note, style="dim"), overflow="fold")
 
 
@@ -97,7 +97,7 @@ def _group(console: Console, row: Row) -> None:
     """The heading of a kernel's rows: its name, whole, and its state if it has no rows."""
     from rich.text import Text
 
-    heading = Text(verdict.name_of(row.kernel), style="bold")
+    heading = Text(run_words.name_of(row.kernel), style="bold")
     heading.append(f"  {words.call(row.kernel.op, row.kernel.params)}", style="dim not bold")
     if not row.kernel.results:
         heading.append("  ").append(row.cells["status"], style=STYLES[row.status])
@@ -177,13 +177,13 @@ def _rows(run: Run, signs: Signs) -> list[Row]:
     for kernel in run.kernels:
         results = kernel.results
         for position, result in enumerate(results):
-            status = verdict.standing(kernel, result)
+            status = run_words.standing(kernel, result)
             rows.append(Row(kernel, status, _cells(kernel, result, signs), position == 0))
         if not results or kernel.status not in ("ok", "wrong"):
-            status = verdict.standing(kernel)
-            word = f"{signs.status[status]} {verdict.STATUS_WORD[kernel.status]}"
+            status = run_words.standing(kernel)
+            word = f"{signs.status[status]} {run_words.STATUS_WORD[kernel.status]}"
             empty = dict.fromkeys(HEADERS, "")
-            cells = {**empty, "kernel": verdict.name_of(kernel), "verdict": word, "status": word}
+            cells = {**empty, "kernel": run_words.name_of(kernel), "verdict": word, "status": word}
             rows.append(Row(kernel, status, cells, not results))
     return rows
 
@@ -191,21 +191,21 @@ def _rows(run: Run, signs: Signs) -> list[Row]:
 def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
     scaled = " s" if result.gate == "scaled" else ""
     figures = result.figures
-    status = verdict.standing(kernel, result)
+    status = run_words.standing(kernel, result)
     glyph = signs.status[status]
     baseline = "-"
     if result.baseline is not None:
-        baseline = verdict.maximum(result.baseline, result.gate, dash=signs.dash) + scaled
+        baseline = run_words.maximum(result.baseline, result.gate, dash=signs.dash) + scaled
     return {
-        "kernel": verdict.name_of(kernel),
+        "kernel": run_words.name_of(kernel),
         "output": words.clean(result.output),
         "dtype": words.clean(result.dtype),
-        "max": verdict.maximum(figures, result.gate, dash=signs.dash) + scaled,
+        "max": run_words.maximum(figures, result.gate, dash=signs.dash) + scaled,
         "basis": words.basis(result.basis),
         "basis_short": words.basis_short(result.basis),
-        "p999": words.ulp(verdict.judged(figures, result.gate).p999),
+        "p999": words.ulp(run_words.judged(figures, result.gate).p999),
         "misrounded": words.share(figures.misrounded, figures.n),
         "baseline": baseline,
-        "verdict": f"{glyph} {verdict.label(kernel, result)}",
+        "verdict": f"{glyph} {run_words.label(kernel, result)}",
         "status": f"{glyph} {status}",
     }

@@ -11,13 +11,41 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.report import words
+from verify.report.signs import Signs
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
 GAP = 2
 MARGIN = 4
 ROOMY = 100  # columns from which a result and its figures stand on one line
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What the terminal can show; its caller finds that out."""
+
+    width: int
+    color: bool = False
+    glyphs: bool = True
+
+    def console(self) -> Console:
+        """A console of rich that collects text."""
+        from rich.console import Console
+
+        return Console(
+            file=io.StringIO(),
+            width=self.width,
+            force_terminal=self.color,
+            no_color=not self.color,
+            color_system="standard" if self.color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+            _environ={},  # the caller decides; COLUMNS and NO_COLOR must not be read a second time
+        )
 
 
 @dataclass(frozen=True)
@@ -36,22 +64,10 @@ class Cell:
 class Page:
     """Collects lines; `text()` is the page."""
 
-    def __init__(self, *, width: int, color: bool) -> None:
-        from rich.console import Console
-
-        self.width = width
-        self._console = Console(
-            file=io.StringIO(),
-            width=width,
-            force_terminal=color,
-            no_color=not color,
-            color_system="standard" if color else None,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-            _environ={},  # the caller decides; COLUMNS and NO_COLOR must not be read a second time
-        )
+    def __init__(self, terminal: Terminal) -> None:
+        self.width = terminal.width
+        self.signs = Signs.choose(terminal.glyphs)
+        self._console = terminal.console()
 
     def blank(self) -> None:
         """An empty line, except at the top and after another."""

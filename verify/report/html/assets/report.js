@@ -42,15 +42,9 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   });
-  // what occurs twice in a record stands once in `shared`; an operand may be called @, its values are texts
-  const whole = (value) => {
-    if (typeof value !== "object" || value === null || Array.isArray(value)) return value;
-    if (typeof value["@"] === "number") return record.shared[value["@"]];
-    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, whole(item)]));
-  };
   const partAt = (path, name) => {
     const [kernel, result] = path.split(".");
-    return whole(record.kernels[kernel].results[result][name]);
+    return record.kernels[kernel].results[result][name];
   };
 
   // Copy: the buttons are made here, because without a script they would do nothing. The command is also
@@ -190,7 +184,7 @@
     return (String(edge).startsWith("-") ? "-" : "") + text;
   };
   const valueOf = (bits, dtype) => {
-    const raw = BigInt(`0x${bits}`);
+    const raw = BigInt(bits);
     const view = new DataView(new ArrayBuffer(8));
     if (dtype === "float64") { view.setBigUint64(0, raw); return view.getFloat64(0); }
     if (dtype === "float32" || dtype === "bfloat16") {
@@ -201,26 +195,20 @@
     return sign * (exponent ? 2 ** (exponent - 15) * (1 + mantissa / 1024) : 2 ** -14 * (mantissa / 1024));
   };
   const DIGITS = { float64: 17, float32: 9, float16: 9, bfloat16: 9 };
-  const octaves = (bins) => {
-    const edges = [0, ...Array(bins / 2).keys()].map((k, at) => (at ? 2 ** (k - 4) : 0)).map((edge) => (edge > 2 ** 64 ? Infinity : edge));
-    return [...edges.slice(1).reverse().map((edge) => -edge), ...edges];
-  };
   const sayings = {
     curve: (drawing) => {
       const { operand, edges, counts, max_ulp: most, worst, baseline } = partAt(drawing.dataset.at, "curve");
-      const bits = worst.split(" ");
       const { dtype } = drawing.dataset;
       return counts.map((count, at) => {
         const where = `${operand} from ${number(edges[at])} to ${number(edges[at + 1])}`;
         if (!count) return `${where}: no input`;
-        const decimal = DIGITS[dtype] ? `${Number(valueOf(bits[at], dtype).toPrecision(DIGITS[dtype]))} ` : "";
-        const theirs = baseline ? `, PyTorch ${size(baseline[at])} ULP` : "";
-        return `${where}: ${size(most[at])} ULP at ${operand} = ${decimal}(0x${bits[at]})${theirs}; ${count.toLocaleString("en")} input${count === 1 ? "" : "s"}`;
+        const decimal = DIGITS[dtype] ? `${Number(valueOf(worst[at], dtype).toPrecision(DIGITS[dtype]))} ` : "";
+        const beside = baseline ? `, PyTorch ${size(baseline[at])} ULP` : "";
+        return `${where}: ${size(most[at])} ULP at ${operand} = ${decimal}(${worst[at]})${beside}; ${count.toLocaleString("en")} input${count === 1 ? "" : "s"}`;
       });
     },
     histogram: (drawing) => {
-      const packed = partAt(drawing.dataset.at, "histogram");
-      const { edges, counts } = Array.isArray(packed) ? { edges: octaves(packed.length), counts: packed } : packed;
+      const { edges, counts } = partAt(drawing.dataset.at, "histogram");
       return counts.map((count, at) => `${power(edges[at])} to ${power(edges[at + 1])} ULP: ${count.toLocaleString("en")}`);
     },
   };
@@ -230,18 +218,18 @@
     const { width, height } = drawing.viewBox.baseVal;
     const gutter = Number(drawing.dataset.from);
     const label = drawing.getAttribute("aria-label");
-    let told = null;
+    let readings = null;
     let at = Number(drawing.dataset.worst);
     const say = (index) => {
       if (!record) return;
-      told ??= sayings[drawing.getAttribute("class")](drawing);
-      at = Math.min(told.length - 1, Math.max(0, index));
-      const step = (width - gutter) / told.length;
+      readings ??= sayings[drawing.getAttribute("class")](drawing);
+      at = Math.min(readings.length - 1, Math.max(0, index));
+      const step = (width - gutter) / readings.length;
       cursor.setAttribute("d", `M${gutter + at * step} 8h${Math.max(step, 1.5)}v${height - 48}h${-Math.max(step, 1.5)}z`);
-      reading.textContent = told[at];
+      reading.textContent = readings[at];
       drawing.setAttribute("aria-valuenow", at + 1);
-      drawing.setAttribute("aria-valuetext", told[at]);
-      drawing.setAttribute("aria-valuemax", told.length);
+      drawing.setAttribute("aria-valuetext", readings[at]);
+      drawing.setAttribute("aria-valuemax", readings.length);
     };
     const rest = () => {
       if (document.activeElement === drawing) return;
@@ -256,8 +244,8 @@
     const point = (event) => {
       const box = drawing.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width * width - gutter) / (width - gutter);
-      told ??= record && sayings[drawing.getAttribute("class")](drawing);
-      if (told) say(Math.floor(x * told.length));
+      readings ??= record && sayings[drawing.getAttribute("class")](drawing);
+      if (readings) say(Math.floor(x * readings.length));
     };
     drawing.addEventListener("pointermove", point);
     drawing.addEventListener("pointerdown", point);

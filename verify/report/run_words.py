@@ -12,7 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, value_of
+from verify.records.record import (
+    Figures,
+    KernelRun,
+    LawRun,
+    Number,
+    Result,
+    Run,
+    Worst,
+    replay_command,
+    value_of,
+)
 from verify.report.gaps import FEW, GapLine, gathered
 from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, ulp
 
@@ -271,8 +281,8 @@ def summary(kernel: KernelRun) -> str:
     worst = max(results, key=_weight)
     figure = maximum(worst.figures, worst.gate)
     figure += "" if figure == "NaN" else " ULP scaled" if worst.gate == "scaled" else " ULP"
-    told = f" ({', '.join(parts)})" if parts else ""
-    return f"{len(results):,} results{told}; the worst is {clean(worst.output)} {clean(worst.dtype)}: {figure}"
+    labels = f" ({', '.join(parts)})" if parts else ""
+    return f"{len(results):,} results{labels}; the worst is {clean(worst.output)} {clean(worst.dtype)}: {figure}"
 
 
 def counts(run: Run) -> dict[str, int]:
@@ -354,7 +364,7 @@ def title(kernel: KernelRun, result: Result) -> str:
 
 
 def notes_of(kernel: KernelRun) -> list[str]:
-    """What was noticed about a kernel; what holds of many results is told once."""
+    """What was noticed about a kernel; what holds of many results is one line."""
     return [gap.text for gap in gathered(kernel.notes)]
 
 
@@ -372,7 +382,7 @@ def advice(kernel: KernelRun) -> str:
 
 def short_replay(found: Found, record: str) -> str:
     """The replay of a long case by its place in the record; empty for a short one, or where there is no record."""
-    if not record or found.worst is None or len(found.worst.replay) <= LONG:
+    if not record or found.worst is None or len(replay_command(found.worst.origin)) <= LONG:
         return ""
     kernel, result = clean(found.kernel.name), found.result
     place = ["--result", clean(result.output), "--dtype", clean(result.dtype)]
@@ -386,9 +396,9 @@ def next_command(run: Run, *, record: str = "") -> str:
     """
     worst = worst_result(run)
     if worst is not None and worst.worst is not None:
-        return short_replay(worst, record) or clean(worst.worst.replay)
+        return short_replay(worst, record) or clean(replay_command(worst.worst.origin))
     for _, law in broken_laws(run):
-        return clean(law.replay)
+        return clean(replay_command(law.origin))
     found = {standing(kernel): kernel for kernel in reversed(run.kernels)}  # the first of each standing
     for status in FAILED:
         if status in found:

@@ -19,13 +19,13 @@ from tests.report.sample import (
     sample,
 )
 from verify.records.record import Basis, Gap, KernelRun, Result
-from verify.report import verdict
+from verify.report import run_words
 
 replace = msgspec.structs.replace
 
 
 def label(result: Result, **changes: object) -> str:
-    return verdict.label(good_kernel(), replace(result, **changes))  # type: ignore[arg-type]
+    return run_words.label(good_kernel(), replace(result, **changes))  # type: ignore[arg-type]
 
 
 def test_labels_follow_the_vocabulary_of_the_field() -> None:
@@ -44,19 +44,19 @@ def test_labels_follow_the_vocabulary_of_the_field() -> None:
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_a_maximum_that_is_no_number_earns_no_good_word(bad: str) -> None:
     result = replace(good_kernel().results[0], figures=figures(10, bad, bad, 1.0, 0))
-    assert verdict.kind(good_kernel(), result) == "within"
+    assert run_words.kind(good_kernel(), result) == "within"
 
 
 def test_a_peer_is_never_called_wrong() -> None:
     peer = peer_kernel()
     assert peer.results[0].status == "wrong"
-    assert verdict.label(peer, peer.results[0]) == "255 ULP"
+    assert run_words.label(peer, peer.results[0]) == "255 ULP"
     nan = replace(nan_kernel(), peer=True)
-    assert verdict.label(nan, nan.results[0]) == "NaN"
+    assert run_words.label(nan, nan.results[0]) == "NaN"
     run = make([good_kernel(), nan])
-    assert verdict.sentence(run) == "pass: 1 kernel is within the declared limits (3 results)"
-    assert verdict.worst_result(run) is None
-    assert verdict.wrong_results(run) == []
+    assert run_words.sentence(run) == "pass: 1 kernel is within the declared limits (3 results)"
+    assert run_words.worst_result(run) is None
+    assert run_words.wrong_results(run) == []
 
 
 def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None:
@@ -77,7 +77,7 @@ def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None
     ]
     seen = []
     while order:
-        found = verdict.worst_result(make(order))
+        found = run_words.worst_result(make(order))
         assert found is not None
         seen.append(found.kernel.name)
         order = [item for item in order if item.name != found.kernel.name]
@@ -85,19 +85,19 @@ def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None
 
 
 def test_sentences() -> None:
-    assert verdict.sentence(sample()) == (
+    assert run_words.sentence(sample()) == (
         "fail: 4 of 11 kernels are wrong, 1 crashed, 1 timed out and 2 raised an error; "
         "the worst is exp_tanh_gelu y bfloat16: NaN; "
         "1 kernel was skipped and 1 part of the run did not happen"
     )
-    assert verdict.sentence(passing()) == ("pass: 1 kernel is within the declared limits (3 results)")
-    assert verdict.sentence(incomplete()) == (
+    assert run_words.sentence(passing()) == ("pass: 1 kernel is within the declared limits (3 results)")
+    assert run_words.sentence(incomplete()) == (
         "incomplete: nothing wrong was seen, but 1 kernel was skipped and 1 part of the run did not happen"
     )
-    assert verdict.sentence(empty()) == "incomplete: no kernel was measured"
-    assert verdict.sentence(make([peer_kernel()])) == "incomplete: no kernel was judged"
+    assert run_words.sentence(empty()) == "incomplete: no kernel was measured"
+    assert run_words.sentence(make([peer_kernel()])) == "incomplete: no kernel was judged"
     one = make([eager_kernel()])
-    assert verdict.sentence(one) == ("fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP")
+    assert run_words.sentence(one) == ("fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP")
 
 
 def test_a_result_that_is_wrong_within_its_limit_says_why() -> None:
@@ -105,39 +105,39 @@ def test_a_result_that_is_wrong_within_its_limit_says_why() -> None:
     reason = "wrong at 2 infinite or NaN inputs, right at all others"
     result = msgspec.structs.replace(kernel.results[0], limit=1000.0, reason=reason)
     run = make([msgspec.structs.replace(kernel, results=[result])])
-    assert verdict.sentence(run) == f"fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: {reason}"
+    assert run_words.sentence(run) == f"fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: {reason}"
 
 
 def test_every_sentence_begins_with_the_verdict_of_the_record() -> None:
     for run in (sample(), passing(), incomplete(), empty()):
-        assert verdict.sentence(run).split(":")[0] == run.verdict
+        assert run_words.sentence(run).split(":")[0] == run.verdict
 
 
 def test_the_next_command() -> None:
-    replay = verdict.next_command(sample())
+    replay = run_words.next_command(sample())
     assert replay.startswith("verify replay accuracy.py::exp_tanh_gelu '{")
     raising = [kernel for kernel in sample().kernels if kernel.status == "error"]
-    assert verdict.next_command(make(raising[:1])) == "verify run accuracy.py::geglu_packed"
+    assert run_words.next_command(make(raising[:1])) == "verify run accuracy.py::geglu_packed"
     hung = [kernel for kernel in sample().kernels if kernel.status in ("timeout", "error")]
-    assert verdict.next_command(make(hung)) == "verify run accuracy.py::geglu_slow"
-    assert verdict.next_command(incomplete()) == "verify run accuracy.py --profile default"
-    assert verdict.next_command(empty()) == "verify list"
-    assert verdict.next_command(passing()) == f"{passing().command} --json run.json --html report.html"
-    assert verdict.next_command(passing(), record="a b.json") == ("verify report 'a b.json' --html report.html")
+    assert run_words.next_command(make(hung)) == "verify run accuracy.py::geglu_slow"
+    assert run_words.next_command(incomplete()) == "verify run accuracy.py --profile default"
+    assert run_words.next_command(empty()) == "verify list"
+    assert run_words.next_command(passing()) == f"{passing().command} --json run.json --html report.html"
+    assert run_words.next_command(passing(), record="a b.json") == ("verify report 'a b.json' --html report.html")
 
 
 def test_elements_in_words() -> None:
     worst = nan_kernel().results[0].worst[0]
-    assert verdict.inputs_text(worst) == "x = 11.0625 (0x4131)"
-    assert verdict.error_text(worst, "plain") == "unbounded: got is nan"
+    assert run_words.inputs_text(worst) == "x = 11.0625 (0x4131)"
+    assert run_words.error_text(worst, "plain") == "unbounded: got is nan"
     scaled = layer_norm_kernel().results[1].worst[0]
-    assert verdict.error_text(scaled, "scaled") == "+5.5 ULP scaled, +216 ULP plain"
-    assert verdict.error_text(scaled, "plain") == "+216 ULP"
-    assert verdict.index_text(layer_norm_kernel().results[0].worst[0]) == "[17, 3051]"
+    assert run_words.error_text(scaled, "scaled") == "+5.5 ULP scaled, +216 ULP plain"
+    assert run_words.error_text(scaled, "plain") == "+216 ULP"
+    assert run_words.index_text(layer_norm_kernel().results[0].worst[0]) == "[17, 3051]"
 
 
 def test_what_was_not_measured_is_listed() -> None:
-    assert [gap.text for gap in verdict.not_measured(sample())] == [
+    assert [gap.text for gap in run_words.not_measured(sample())] == [
         "geglu_cuda was skipped: needs a CUDA device; this run used the interpreter",
         "layer_norm float64: the time budget of 200 s ended before its turn",
     ]
@@ -147,7 +147,7 @@ def test_many_parts_of_one_reason_are_one_line_that_loses_none() -> None:
     late = [f"kernel_{k} float16: not timed: the time budget was spent" for k in range(102)]
     lines = [*late, "broken.py fails on import", "a: lost", "b: lost"]
     run = msgspec.structs.replace(passing(), incomplete=[Gap("other", line) for line in lines])
-    first, *rest = verdict.not_measured(run)
+    first, *rest = run_words.not_measured(run)
     assert first.text == (
         "kernel_0 float16, kernel_1 float16, kernel_2 float16 and 99 more: not timed: the time budget was spent"
     )
@@ -160,14 +160,14 @@ def test_many_skipped_kernels_are_one_line() -> None:
         msgspec.structs.replace(sample().kernels[0], name=f"k{k}", status="skipped", results=[], message="no GPU")
         for k in range(4)
     ]
-    [gap] = verdict.not_measured(msgspec.structs.replace(passing(), kernels=skipped))
+    [gap] = run_words.not_measured(msgspec.structs.replace(passing(), kernels=skipped))
     assert (gap.text, gap.parts) == ("k0, k1, k2 and 1 more: skipped: no GPU", ["k0", "k1", "k2", "k3"])
 
 
 def test_a_skipped_kernel_is_told_once() -> None:
     skipped = msgspec.structs.replace(sample().kernels[0], name="late", status="skipped", results=[], message="no time")
     run = msgspec.structs.replace(passing(), kernels=[skipped], incomplete=[Gap("out of time", "late: no time")])
-    assert [gap.text for gap in verdict.not_measured(run)] == ["late: no time"]
+    assert [gap.text for gap in run_words.not_measured(run)] == ["late: no time"]
 
 
 def test_of_several_measurements_the_largest_leads_and_then_the_best_basis() -> None:
@@ -180,9 +180,9 @@ def test_of_several_measurements_the_largest_leads_and_then_the_best_basis() -> 
     )
     other = msgspec.structs.replace(run, output="dw")
     for order in ([seen, sweep, other], [sweep, other, seen]):
-        assert verdict.leading(msgspec.structs.replace(kernel, results=order))[0] is sweep
+        assert run_words.leading(msgspec.structs.replace(kernel, results=order))[0] is sweep
     found = msgspec.structs.replace(kernel, results=[seen, sweep, larger, other])
-    assert verdict.leading(found) == [larger, other]
-    assert verdict.summary(found) == "y bfloat16: faithful, dw bfloat16: correctly rounded"
+    assert run_words.leading(found) == [larger, other]
+    assert run_words.summary(found) == "y bfloat16: faithful, dw bfloat16: correctly rounded"
     many = msgspec.structs.replace(found, results=[msgspec.structs.replace(larger, output=f"y{k}") for k in range(5)])
-    assert verdict.summary(many) == "5 results (5 faithful); the worst is y0 bfloat16: 0.7 ULP"
+    assert run_words.summary(many) == "5 results (5 faithful); the worst is y0 bfloat16: 0.7 ULP"

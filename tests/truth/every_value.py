@@ -1,0 +1,20 @@
+"""All numbers of a small format, and the neighbours of a number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.truth.formats import Format
+from verify.truth.ulp import from_bits
+
+
+def all_values(fmt: Format) -> Tensor:
+    """Every value of an 8- or 16-bit format, in the order of the patterns."""
+    return from_bits(torch.arange(1 << fmt.bits, dtype=torch.int64), fmt)
+
+
+def neighbour(fmt: Format, bits: int, step: int) -> int:
+    """The number so many places above; infinity, or the largest number of a format without one, is the last."""
+    top = fmt.inf_bits if fmt.has_inf else fmt.max_bits
+    return fmt.from_ordinal(min(max(fmt.ordinal(bits) + step, -top), top))

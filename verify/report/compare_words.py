@@ -1,0 +1,85 @@
+"""The comparison of two records in words: what every page says of it, in the terminal, in a comment and in HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verify.records.compare import Comparison, Pair
+from verify.records.readings import Reading
+from verify.report import gate_words, words
+
+
+def sentence(found: Comparison) -> str:
+    """`worse: 2 of 48 figures grew; the worst is ...`, `same: all 48 figures, and every bit`."""
+    pairs = found.pairs
+    alike = [pair for pair in pairs if pair.change in ("worse", "better", "same")]
+    worse, better = found.of("worse"), found.of("better")
+    parts = []
+    if found.broke:
+        parts.append(f"{words.plural(len(found.broke), 'kernel')} that worked {_fails(len(found.broke))}")
+    if worse:
+        parts.append(f"{len(worse):,} of {words.plural(len(alike), 'figure')} grew")
+        top = max(worse, key=_growth)
+        parts.append(f"the most is {title(top)}, {figure(top.base)} to {figure(top.head)} ULP")
+    if better:
+        parts.append(f"{len(better):,} of {words.plural(len(alike), 'figure')} shrank")
+    if not worse and not better and alike:
+        parts.append(f"no maximum changed in {words.plural(len(alike), 'figure')}, {_bits(alike)}")
+    for change, text in (
+        ("incomparable", "cannot be compared"),
+        ("removed", "only in base"),
+        ("added", "only in head"),
+    ):
+        if count := len(found.of(change)):  # type: ignore[arg-type]
+            parts.append(f"{count:,} {text}")
+    if found.mended:
+        parts.append(f"mended: {words.listed([words.clean(name) for name in found.mended])}")
+    if not parts:
+        parts.append("the records have no figure in common")
+    word = "worse" if found.exit_code == 1 else "incomplete" if found.exit_code == 3 else "better" if better else "same"
+    return f"{word}: {'; '.join(parts)}"
+
+
+def title(pair: Pair) -> str:
+    """`gelu dx bfloat16 positive`."""
+    key = pair.key
+    return " ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype, key.regime) if part)
+
+
+def _bits(pairs: Sequence[Pair]) -> str:
+    results = {(pair.key.kernel, pair.key.output, pair.key.dtype, pair.source): pair.bits for pair in pairs}
+    changed = sum(bits == "changed" for bits in results.values())
+    if changed:
+        return f"bits changed in {changed:,} of {words.plural(len(results), 'result')}"
+    if "unknown" in results.values():
+        return "whether bits changed is not known"
+    return "and not a bit" if len(results) == 1 else f"and not a bit in {len(results):,} results"
+
+
+def _fails(count: int) -> str:
+    return "fails now" if count == 1 else "fail now"
+
+
+def _growth(pair: Pair) -> tuple[float, float]:
+    assert pair.base is not None and pair.head is not None
+    if not pair.head.finite:
+        return (1.0, pair.head.figures.nonfinite)
+    return (0.0, pair.head.value / max(pair.base.value, 0.5))
+
+
+def figure(reading: Reading | None) -> str:
+    return "-" if reading is None else gate_words.error(reading)
+
+
+def change_text(pair: Pair) -> str:
+    """The last column: what happened, where the maximum alone does not say it."""
+    if pair.change == "same" and pair.figures_differ:
+        return "same maximum"
+    return pair.change
+
+
+def misrounded_text(pair: Pair) -> str:
+    """`2.0% to 1.1%`; one share where it is the same."""
+    assert pair.base is not None and pair.head is not None
+    before, after = (words.share(side.figures.misrounded, side.figures.n) for side in (pair.base, pair.head))
+    return before if before == after else f"{before} to {after}"

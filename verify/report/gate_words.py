@@ -1,0 +1,184 @@
+"""The verdict of the gate in words: what every page says of it, in the terminal, in a comment and in HTML."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from verify.gate.bounds import Bound
+from verify.gate.verdict import SEVERITY, Row, Status, Verdict
+from verify.records.readings import Reading, inputs
+from verify.records.record import Worst, number, replay_command, value_of
+from verify.report import run_words, words
+from verify.truth.figure import shown
+
+WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
+MOST_BREACHES = 12  # that are written out
+
+
+def sentence(verdict: Verdict) -> str:
+    """`fail: 2 of 48 bounds are breached; the worst is ...`."""
+    return f"{verdict.word}: {'; '.join(clauses(verdict))}"
+
+
+def clauses(verdict: Verdict) -> list[str]:
+    """The sentence after its first word, in parts."""
+    judged = sum(bool(row.readings) for row in verdict.rows)
+    parts = []
+    for status in SEVERITY:
+        rows = [row for row in verdict.rows if row.status == status]
+        if rows and status not in ("ok", "improved"):
+            parts.append(_clause(status, rows))
+    worst = next((row for row in verdict.rows if row.status in ("nonfinite", "breached")), None)
+    if worst is not None and worst.leading is not None:
+        excess = max((row for row in verdict.rows if row.status == worst.status), key=_excess)
+        assert excess.leading is not None
+        against = "" if not excess.leading.finite else f" against {bound_text(excess.bound)}"
+        parts.append(f"the worst is {title(excess)}, {figure(excess.leading)}{against}")
+    if verdict.missing:
+        parts.append(f"{words.plural(len(verdict.missing), 'part')} of the runs did not happen")
+    if not verdict.rows:
+        parts.append("nothing was judged: the records have no result and there is no bound")
+    if not parts:
+        holds = "the only bound holds" if judged == 1 else f"all {judged:,} bounds hold"
+        parts.append(holds)
+    if improved := verdict.count("improved"):
+        parts.append(f"{improved:,} could be tighter")
+    return parts
+
+
+def _clause(status: Status, rows: Sequence[Row]) -> str:
+    count = len(rows)
+    if status == "crashed":
+        kernels = len({(row.key.arch, row.key.kernel) for row in rows})
+        return f"{words.plural(kernels, 'kernel')} failed"
+    what = {
+        "nonfinite": "NaN or infinite result",
+        "breached": "bound",
+        "incomparable": "result",
+        "unused": "bound",
+        "new": "result",
+    }[status]
+    said = {
+        "nonfinite": "",
+        "breached": " breached",
+        "incomparable": " cannot be compared",
+        "unused": " not measured",
+        "new": " without a bound",
+    }[status]
+    return words.plural(count, what) + said
+
+
+def title(row: Row) -> str:
+    """`gelu dx bfloat16 positive`."""
+    key = row.key
+    return " ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype, key.regime) if part)
+
+
+def error(reading: Reading) -> str:
+    """The judged error, rounded up to as many digits as a bound has, so that the two can be compared by eye."""
+    return shown(reading.value) if 0.001 <= reading.value < 10_000 else words.ulp(number(reading.value))
+
+
+def figure(reading: Reading) -> str:
+    """`0.91 ULP`, `0.91 ULP scaled`, `NaN`."""
+    text = error(reading)
+    return text if text == "NaN" else f"{text} ULP" + (" scaled" if reading.gate == "scaled" else "")
+
+
+def bound_text(bound: Bound | None) -> str:
+    """`a bound of 0.501`."""
+    return "no bound" if bound is None else f"a bound of {words.decimal(bound.value)}"
+
+
+def measured(row: Row) -> str:
+    """A key with what was measured there: `gelu y float16 positive 0.501 ULP`."""
+    return title(row) if row.leading is None else f"{title(row)} {figure(row.leading)}"
+
+
+def keys(kernel: str, members: Sequence[Row]) -> str:
+    """Which keys of a kernel one line is about: ` 8 keys`, ` y float16 positive`, or nothing for all of it."""
+    named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
+    if len(named) > 1:
+        return f" {words.plural(len(named), 'key')}"
+    return title(named[0]).removeprefix(words.clean(kernel)) if named else ""
+
+
+def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
+    """Rows that share machine, kernel and reason, which have one line together."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.key.arch, row.key.kernel, row.reason), []).append(row)
+    return [(*names, members) for names, members in found.items()]
+
+
+def where(worst: Worst) -> str:
+    """`x = 4.01 (0x4403) at [17411]`."""
+    place = run_words.index_text(worst)
+    return inputs(worst) + (f" at {place}" if place else "")
+
+
+def there(reading: Reading) -> str:
+    """The error of the worst element itself, where that is not the figure that is judged; else nothing."""
+    assert reading.worst is not None
+    found = reading.worst.scaled_ulp if reading.gate == "scaled" else reading.worst.ulp
+    size = math.nan if found is None else abs(value_of(found))
+    if not math.isfinite(size) or not reading.finite or error(reading) == shown(size):
+        return ""
+    return f"{run_words.error_text(reading.worst, reading.gate)}; more cannot be excluded elsewhere"
+
+
+def breaches(verdict: Verdict) -> list[Row]:
+    """The rows beyond their bound, NaN and infinity among them, the worst first."""
+    return sorted((row for row in verdict.rows if row.status in ("nonfinite", "breached")), key=_excess, reverse=True)
+
+
+def _excess(row: Row) -> tuple[bool, float]:
+    reading = row.leading
+    assert reading is not None
+    if not reading.finite or row.bound is None:
+        return (True, reading.figures.nonfinite)
+    return (False, reading.value / row.bound.value)
+
+
+def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
+    """The one command to type next."""
+    files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
+    found = {row.status for row in verdict.rows}
+    broken = breaches(verdict)
+    for place, row in enumerate(broken):  # an old record has no worst element of some regimes
+        if row.leading is not None and row.leading.worst is not None:
+            known = short_replay(row.leading, paths_of(verdict, records))
+            command = replay_command(row.leading.worst.origin)
+            if known or len(command) <= words.LONG or place >= MOST_BREACHES:
+                return known or command
+            return f"the replay command of {title(row)}, above"
+    if broken:
+        return f"verify report {files.split(' ', 1)[0]}"
+    if "crashed" in found:
+        name = next(row.key.kernel for row in verdict.rows if row.status == "crashed")
+        return f"verify gate {files} --kernel {shlex.quote(name)}"
+    if "new" in found or "improved" in found:
+        return f"verify bounds propose {files}"
+    if "incomparable" in found:
+        return f"verify bounds propose {files}"
+    return "verify run --json RUN.json" if found & {"unused"} or not found else "verify bounds review"
+
+
+def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
+    """The replay of a long case by its place in the record, if it is known which file that is."""
+    if reading is None or reading.worst is None or len(replay_command(reading.worst.origin)) <= words.LONG:
+        return ""
+    if (path := files.get(reading.record)) is None:
+        return ""
+    key = reading.key
+    return shlex.join(
+        ["verify", "replay", key.kernel, "--run", path, "--result", key.output, "--dtype", key.dtype]
+        + ["--regime", key.regime]
+    )
+
+
+def paths_of(verdict: Verdict, records: Sequence[str]) -> dict[str, str]:
+    """Id of a record -> its path, where it is certain that they belong together."""
+    return dict(zip(verdict.records, records, strict=True)) if len(records) == len(verdict.records) else {}
