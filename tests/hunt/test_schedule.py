@@ -13,6 +13,7 @@ from tests.workers.dask_cluster import connected
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared
 from verify.hunt import schedule
+from verify.hunt.requests import DoHunt, Hunt
 from verify.hunt.schedule import HuntSession, run
 from verify.hunt.settings import Settings
 from verify.records.record import Run
@@ -38,6 +39,17 @@ def test_a_kernel_whose_package_is_missing_is_skipped() -> None:
     (hunted,) = schedule._hunted_kernels(Pool.of([_Listed()]), "k.py", "cuda", session)
     assert hunted.unfit == "needs quack, which is not installed"
     assert schedule._kernel_run(hunted).status == "skipped"
+
+
+def test_hunts_on_two_workers_have_twice_the_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: 0.0)
+    kernel = Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ())
+    hunted = schedule._HuntedKernel(kernel, [Hunt("float32", name) for name in ("y", "dx", "dw", "db")])
+    session = HuntSession(settings=Settings(generations=4, seconds=20.0), until=16.0)
+    for workers, seconds in ((1, 4.0), (2, 8.0), (9, 20.0)):
+        job = schedule._Queue([hunted], session, tmp_path / "stop", workers).take(None)
+        assert job is not None and isinstance(job.request, DoHunt)
+        assert job.request.settings.seconds == seconds
 
 
 def test_ctrl_c_asks_wherever_a_hunt_runs(tmp_path: Path) -> None:

@@ -57,13 +57,16 @@ def test_every_job_is_done_once_and_a_policy_gets_the_last_job_of_the_worker() -
 
 
 def test_a_worker_without_a_job_waits_while_another_may_leave_one() -> None:
-    """The second job exists only once the first is done, and the worker that waited for it takes it."""
-    begun = threading.Event()
+    """The other jobs exist only once the first is done, and the worker that waited for them takes one."""
+    begun, both = threading.Event(), threading.Barrier(2, timeout=10)
     jobs: list[str] = ["first"]
     took: list[tuple[str, int]] = []
 
     def reply() -> int:
-        assert begun.wait(10)
+        if not begun.is_set():
+            assert begun.wait(10)
+        else:
+            both.wait()
         return threading.get_ident()
 
     def take(last: Job[Any] | None) -> Job[Any] | None:
@@ -81,6 +84,27 @@ def test_a_worker_without_a_job_waits_while_another_may_leave_one() -> None:
 
     Pool.of([Fake(reply), Fake(reply)]).run(take)
     assert sorted(name for name, _ in took) == ["first", "second", "third"]
+    assert len({thread for _, thread in took}) == 2
+
+
+def test_no_job_begins_after_an_exception_that_ends_everything() -> None:
+    begun, broken = threading.Event(), threading.Event()
+
+    def breaks() -> Any:
+        assert begun.wait(10)
+        broken.set()
+        raise ValueError("never")
+
+    def goes_on() -> int:
+        begun.set()
+        assert broken.wait(10)
+        time.sleep(0.05)
+        return 1
+
+    policy = Policy(1000)
+    with pytest.raises(ValueError, match="never"):
+        Pool.of([Fake(breaks), Fake(goes_on)]).run(policy.take)
+    assert policy.left == 998
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
