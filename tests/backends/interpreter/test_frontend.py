@@ -11,6 +11,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.usefixtures("faithful")
+ELEMENTS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint32", "int1")
 SHAPES = ([1], [8], [1, 8], [8, 1], [4, 8])
 
 
@@ -57,6 +58,71 @@ def test_types_and_broadcasts_are_those_of_triton(request: pytest.FixtureRequest
     first, again = types_and_tensors(), types_and_tensors()  # made, and remembered
     request.getfixturevalue("shipped")
     assert types_and_tensors() == first == again
+
+
+NUMBERS = (0, 1, True, -1, 7, 2**31, -(2**31), 2**63, 0.0, -0.0, 0.5, 1.0, 1e-40, 1e300, float("inf"), float("nan"))
+
+
+def told(values: Any) -> str:
+    return " ".join(f"{v.type} {v.handle.dtype} {v.handle.data.dtype} {v.handle.data.tolist()}" for v in values)
+
+
+def numbers_beside_tensors() -> list[str]:
+    """Every number left and right of tensors of every type, as arithmetic, as division, and as the error it is."""
+    from triton.language import core
+    from triton.runtime import interpreter as triton
+
+    pair = triton.interpreter_semantic.binary_op_type_checking_impl
+    lines = []
+    for name, shape, number in itertools.product(ELEMENTS, ([], [4]), NUMBERS):
+        element = getattr(core, name)
+        handle = triton.TensorHandle(np.zeros(shape or [1], triton._get_np_dtype(element)), element)
+        tensor = core.tensor(handle, core.block_type(element, shape) if shape else element)
+        for left, right, division in itertools.product((tensor, number), (tensor, number), (False, True)):
+            if left is not right:
+                try:
+                    lines.append(told(pair(left, right, div_or_mod=division)))
+                except (TypeError, ValueError, OverflowError) as refused:
+                    lines.append(f"{type(refused)} {refused}")
+    return lines
+
+
+def casts() -> list[str]:
+    """Awkward values of every type, scalar and block, cast to every type."""
+    from triton.language import core
+    from triton.runtime import interpreter as triton
+
+    lines = []
+    for source, target, block in itertools.product(ELEMENTS, ELEMENTS, (False, True)):
+        element = getattr(core, source)
+        dtype = triton._get_np_dtype(element)
+        bits = np.arange(8, dtype=np.uint64) * np.uint64(0x1F3D5B79F1357A9D)
+        data = bits.view(np.uint8).reshape(-1)[: 8 * dtype.itemsize].view(dtype)
+        data = (data.view(np.uint8) % 2 == 1) if source == "int1" else data[: 8 if block else 1]
+        handle = triton.TensorHandle(data, element)
+        value = core.tensor(handle, core.block_type(element, [8]) if block else element)
+        lines.append(f"{source} {target} {told([triton.interpreter_semantic.cast(value, getattr(core, target))])}")
+    return lines
+
+
+@pytest.mark.parametrize("work", [numbers_beside_tensors, casts])
+def test_what_is_remembered_is_what_is_computed_at_first(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, work: Any
+) -> None:
+    """Against Triton's own frontend above our casts and constants: the frontend's functions are put back, no other."""
+    from triton.runtime import interpreter as triton
+
+    from verify.backends.interpreter import install
+
+    with np.errstate(all="ignore"):
+        first, again = work(), work()
+    kind = type(triton.interpreter_semantic)
+    saved = [(owner, name, value) for owner, name, value in install._active._saved if owner is kind]
+    assert len(saved) >= 4
+    for owner, name, original in saved:
+        monkeypatch.setattr(owner, name, original)
+    with np.errstate(all="ignore"):
+        assert work() == first == again
 
 
 def test_a_size_that_is_no_int_is_refused_after_an_equal_one_too() -> None:

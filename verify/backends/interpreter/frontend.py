@@ -17,12 +17,16 @@ from typing import Any
 
 from triton.language import core
 from triton.runtime import interpreter
-from triton.runtime.interpreter import _get_np_dtype
+from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
-#: Where a type remembers what follows from it alone: its tensors' attributes, its numpy type, blocks of other elements.
+#: Where a type remembers what follows from it alone: its tensors' attributes, its numpy type, blocks of other elements,
+#: arrays of constants, the sizes that fit.
 _TENSOR, _STORED, _OTHERS = "_verify_tensor", "_verify_stored", "_verify_others"
+_CONSTANTS, _FITS = "_verify_constants", "_verify_fits"
 #: As many shapes as one process remembers before it starts again: a campaign meets a few hundred.
 _SHAPES = 4096
+#: As many constants of one type, and none larger: 16 KiB in float32.
+_NUMBERS, _ELEMENTS = 64, 4096
 
 
 def np_dtype(dtype: Any) -> Any:
@@ -45,6 +49,8 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         (core.block_type, "with_element_ty", _of_other_elements),
         (core.dtype, "__eq__", _same),
         (core, "_unwrap_if_constexpr", _unwrapping),
+        (interpreter, "_validate_np_data_size", _fitting),
+        (kind, "to_tensor", _known_tensor),
         (kind, "cast", _casting),
         (kind, "broadcast_impl_value", _broadcasting),
         (kind, "binary_op_type_checking_impl", _pairing),
@@ -116,29 +122,87 @@ def _unwrapping(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: value if type(value) in plain else original(value)
 
 
-def _casting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TritonSemantic.cast: to the type that a tensor has is the tensor."""
+def _known_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TritonSemantic.to_tensor, which every assignment asks: a tensor is one."""
+    return lambda self, x, check_type=True: x if type(x) is core.tensor else original(self, x, check_type)
 
-    def cast(self: Any, input: Any, dst_ty: Any, *rounding: Any, **named: Any) -> Any:
-        if input.type.scalar is dst_ty.scalar:
+
+def _casting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TritonSemantic.cast: to the type that a tensor has is the tensor; frequent casts are told by their pair of types.
+
+    They are those that the shipped function hands to the builder in one step, which is `cast_impl` for each of them.
+    """
+    floats = [core.float16, core.bfloat16, core.float32, core.float64]
+    pairs = [(core.float32, other) for other in floats] + [(core.float64, other) for other in floats]
+    pairs += [(core.float16, core.float32), (core.bfloat16, core.float32)]
+    pairs += [(core.int32, core.int64), (core.int64, core.int32), (core.int1, core.int32)]
+    pairs += [(integer, real) for integer in (core.int32, core.int64) for real in (core.float32, core.float64)]
+    direct = {(id(source), id(target)) for source, target in pairs}
+
+    def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+        source, target = input.type, dst_ty.scalar
+        if source.scalar is target:
             return input
-        return original(self, input, dst_ty, *rounding, **named)
+        known = fp_downcast_rounding is None and (id(source.scalar), id(target)) in direct
+        if known and type(input.handle) is TensorHandle:
+            made = source.with_element_ty(target) if source.is_block() else target
+            return core.tensor(self.builder.cast_impl(input.handle, target), made)
+        return original(self, input, dst_ty, fp_downcast_rounding)
 
     return cast
 
 
 def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TritonSemantic.binary_op_type_checking_impl: two tensors of one of these types have no type to agree upon."""
-    settled = {id(dtype) for dtype in (core.float32, core.float64, core.int32, core.int64)}
+    """TritonSemantic.binary_op_type_checking_impl: operands of one of four types need no agreement on a common one.
+
+    A number beside a tensor becomes a constant of the tensor's type and shape. Its array, which nothing writes to,
+    serves every later operation with the number and such a tensor.
+    """
+    settled = {
+        **{id(dtype): (int, float) for dtype in (core.float32, core.float64)},
+        **{id(dtype): (int,) for dtype in (core.int32, core.int64)},
+    }
 
     def pair(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
-        if type(lhs) is core.tensor and type(rhs) is core.tensor:
+        left, right = type(lhs) is core.tensor, type(rhs) is core.tensor
+        if left and right:
             dtype = lhs.type.scalar
             if dtype is rhs.type.scalar and id(dtype) in settled:
                 return self.broadcast_impl_value(lhs, rhs)
-        return original(self, lhs, rhs, *flags, **named)
+            return original(self, lhs, rhs, *flags, **named)
+        tensor, number = (lhs, rhs) if left else (rhs, lhs)
+        if not (left or right) or type(tensor.handle) is not TensorHandle:
+            return original(self, lhs, rhs, *flags, **named)
+        kind = tensor.type
+        if type(number) not in settled.get(id(kind.scalar), ()):
+            return original(self, lhs, rhs, *flags, **named)
+        constants = vars(kind).setdefault(_CONSTANTS, {})
+        key = (number, type(number))
+        if key in constants:
+            constant = core.tensor(TensorHandle(constants[key], kind.scalar), kind)
+            return (lhs, constant) if left else (constant, rhs)
+        out = original(self, lhs, rhs, *flags, **named)
+        array = out[left].handle.data
+        if array.size <= _ELEMENTS:
+            if len(constants) >= _NUMBERS:
+                constants.clear()
+            array.flags.writeable = False
+            constants[key] = array
+        return out
 
     return pair
+
+
+def _fitting(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """_validate_np_data_size: whether the elements of an array fit a type is known by their size."""
+
+    def fits(array: Any, dtype: Any) -> bool:
+        known = vars(dtype).setdefault(_FITS, {})
+        if array.itemsize not in known:
+            known[array.itemsize] = original(array, dtype)
+        return bool(known[array.itemsize])
+
+    return fits
 
 
 def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,6 +245,9 @@ def _patching(original: Callable[..., None], builder: Any, semantic: Any) -> Cal
 
 def bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
     """A builtin of triton.language with the interpreter filled in."""
+    checked = core.builtin(bound).__code__  # the wrapper that asks whether it is
+    if getattr(function, "__code__", None) is checked and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
 
     def call(*args: Any, **kwargs: Any) -> Any:
         kwargs["_semantic"] = semantic
