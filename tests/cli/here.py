@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,10 @@ class Said:
     stderr: str
 
 
+#: The standard input of this process is the worker's while it answers, and commands ask from several threads.
+_ONE_AT_A_TIME = threading.Lock()
+
+
 class Here:
     """A worker in this process: the same requests and answers, without the start of a process for each."""
 
@@ -55,7 +60,7 @@ class Here:
 
     def ask(self, request: Request[R], *, timeout: float, progress: Any = lambda text: None) -> R:
         sent = Numbered(7, msgspec.Raw(msgspec.json.encode(request)))
-        with tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
+        with _ONE_AT_A_TIME, tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
             line = msgspec.json.encode(sent) + b"\n"
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
             worker.main([str(os.dup(answers.fileno()))])
