@@ -43,9 +43,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# One thread per worker: the workers are the parallelism, and results must not depend on it.
+# One thread per worker: the workers are the parallelism, and results must not depend on it. Each worker begins with
+# tests that lie side by side, which share what their module measures once, and takes over from another at the end.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" --hypothesis-profile=ci
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow" --hypothesis-profile=ci
 
 # docs/findings.md and docs/speed.md are written from answers and records that a machine has to measure first.
 docs: $(STAMP)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,8 @@ import msgspec
 import pytest
 
 from verify import worker
+from verify.cli import main
+from verify.workers import process
 from verify.workers.requests import Event, Failed, Numbered, Progress, R, Reply, Request
 
 
@@ -30,6 +35,10 @@ class Said:
     returncode: int
     stdout: str
     stderr: str
+
+
+#: The standard input of this process is the worker's while it answers, and commands ask from several threads.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class Here:
@@ -51,7 +60,7 @@ class Here:
 
     def ask(self, request: Request[R], *, timeout: float, progress: Any = lambda text: None) -> R:
         sent = Numbered(7, msgspec.Raw(msgspec.json.encode(request)))
-        with tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
+        with _ONE_AT_A_TIME, tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
             line = msgspec.json.encode(sent) + b"\n"
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
             worker.main([str(os.dup(answers.fileno()))])
@@ -64,3 +73,21 @@ class Here:
             raise answer.failure.error()
         assert isinstance(answer, Reply) and answer.id == 7
         return request.read(answer.reply)
+
+
+def said(*arguments: str, cwd: Path) -> Said:
+    """What a command says that is run in this process, in a folder; module fixtures can call it too."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(cwd)
+        patch.setattr(process, "Worker", Here)
+        worker._environment_of.cache_clear()  # it names the commit of the folder
+        try:
+            code = main(list(arguments))
+        except SystemExit as stopped:  # of the parser of options
+            code = int(str(stopped.code))
+    return Said(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]

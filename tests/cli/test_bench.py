@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.here import Said, said
 from verify.records import record
 from verify.records.identity import identity
 
@@ -48,7 +49,7 @@ def wrong(x):
 CONFIG = '[tool.verify]\nkernels = ["kernels.py"]\npeers = ["peers.py"]\n'
 
 
-def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "verify", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
 
@@ -64,9 +65,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(project: Path) -> tuple[subprocess.CompletedProcess[str], record.Run]:
+def ran(project: Path) -> tuple[Said, record.Run]:
     arguments = ("bench", "silu", "--backend", "interpreter", "--jobs", "1", "--json", "b.json", "--html", "b.html")
-    done = verify(*arguments, cwd=project)
+    done = said(*arguments, cwd=project)
     return done, record.load(project / "b.json")
 
 
@@ -95,7 +96,7 @@ def test_the_interpreter_is_never_a_clock(ran) -> None:  # type: ignore[no-untyp
 
 
 def test_accuracy_can_be_left_out(project: Path) -> None:
-    done = verify("bench", "silu", "--no-accuracy", "--backend", "interpreter", "--json", "-", cwd=project)
+    done = said("bench", "silu", "--no-accuracy", "--backend", "interpreter", "--json", "-", cwd=project)
     run = record.decode(done.stdout.encode())
     assert {kernel.message for kernel in run.kernels} == {
         "accuracy was not asked for",
@@ -112,13 +113,13 @@ def test_the_stand_ins_figures_can_be_replayed(ran, project: Path) -> None:  # t
     assert baseline is not None and eager.results[0].figures.max_ulp == baseline.max_ulp
     replay = record.replay_command(eager.results[0].worst[0].origin)
     assert replay.startswith("verify replay kernels.py::right@eager ")
-    done = verify(*shlex.split(replay)[1:], "--backend", "interpreter", cwd=project)
+    done = said(*shlex.split(replay)[1:], "--backend", "interpreter", cwd=project)
     assert f"got       {eager.results[0].worst[0].got} " in done.stdout
 
 
 def test_a_wrong_kernel_fails_the_comparison_and_configured_paths_work_from_below(project: Path) -> None:
     (project / "wrong.py").write_text(WRONG)
-    done = verify("bench", "../wrong.py", "--backend", "interpreter", "--jobs", "1", cwd=project / "inner")
+    done = process("bench", "../wrong.py", "--backend", "interpreter", "--jobs", "1", cwd=project / "inner")
     assert done.returncode == 1
     assert "fail: 1 of 1 kernel is wrong" in done.stdout
 
@@ -134,7 +135,7 @@ def test_a_wrong_kernel_fails_the_comparison_and_configured_paths_work_from_belo
     ],
 )
 def test_what_cannot_be_compared_is_said(arguments: tuple[str, ...], message: str, project: Path) -> None:
-    done = verify("bench", *arguments, cwd=project)
+    done = said("bench", *arguments, cwd=project)
     assert done.returncode == 2
     assert message in done.stderr
 

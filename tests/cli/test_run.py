@@ -6,14 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.cli.here import Here, Said
+from tests.cli.here import Said, said
 from verify.cli import main
 from verify.records import record
-from verify.workers import process
 
 KERNELS = """
 import os
@@ -101,16 +101,9 @@ def ran(
 
 
 @pytest.fixture
-def here(ran, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def here(ran) -> Callable[..., Said]:
     """A command in this process: what only reads its arguments and targets needs no worker of its own."""
-    monkeypatch.chdir(ran[2])
-    monkeypatch.setattr(process, "Worker", Here)
-
-    def call(*arguments: str) -> Said:
-        code = main(list(arguments))
-        return Said(code, *capsys.readouterr())
-
-    return call
+    return partial(said, cwd=ran[2])
 
 
 def test_every_kernel_has_its_own_result(ran) -> None:
@@ -194,7 +187,7 @@ def test_the_replay_command_reproduces_the_figure_exactly(ran) -> None:
     [item] = [item for item in run.kernels if item.name == "textbook"]
     worst = item.results[0].worst[0]
     words = shlex.split(record.replay_command(worst.origin))
-    done = verify(*words[1:], "--json", "-", "--backend", "interpreter", cwd=folder)
+    done = said(*words[1:], "--json", "-", "--backend", "interpreter", cwd=folder)
     assert done.returncode == 1, done.stderr
     again = json.loads(done.stdout)
     assert again["worst"]["ulp"] == worst.ulp
@@ -205,8 +198,8 @@ def test_the_replay_command_reproduces_the_figure_exactly(ran) -> None:
 
 def test_two_runs_give_the_same_record(ran) -> None:
     _, run, folder = ran
-    for name in ("a.json", "b.json"):
-        verify("run", "accuracy.py::textbook", "--json", name, "--backend", "interpreter", cwd=folder)
+    for name in ("a.json", "b.json"):  # against a worker's process, which `ran` had
+        said("run", "accuracy.py::textbook", "--json", name, "--backend", "interpreter", cwd=folder)
     first, second = record.load(folder / "a.json"), record.load(folder / "b.json")
     assert first.id == second.id
     [item] = [item for item in run.kernels if item.name == "textbook"]
@@ -290,14 +283,14 @@ def test_a_file_that_ends_the_process_is_named_with_the_command_that_shows_it(tm
 
 
 def test_a_dtype_that_no_kernel_declares_is_said_with_what_they_declare(ran) -> None:
-    done = verify("run", "accuracy.py::prints", "--dtype", "float32", "--backend", "interpreter", cwd=ran[2])
+    done = said("run", "accuracy.py::prints", "--dtype", "float32", "--backend", "interpreter", cwd=ran[2])
     assert done.returncode == 3
     assert "prints was skipped: declares float16; --dtype asks for float32\n" in done.stdout
     assert done.stdout.endswith("\nnext: verify list accuracy.py\n") and done.stdout.count("verify list") == 1
 
 
 def test_a_wrong_command_is_answered_once_and_never_with_itself(ran) -> None:
-    done = verify("run", "nowhere.py", "--backend", "interpreter", cwd=ran[2])
+    done = said("run", "nowhere.py", "--backend", "interpreter", cwd=ran[2])
     assert done.returncode == 2
     assert (done.stdout + done.stderr).count("nowhere.py") == 1
     assert (done.stdout + done.stderr).count("next: ") == 1
@@ -332,7 +325,7 @@ def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
 def test_a_broken_target_does_not_stop_the_others(ran) -> None:
     folder = ran[2]
     (folder / "broken.py").write_text("1 / 0\n")
-    done = verify(
+    done = said(
         "run",
         "broken.py",
         "accuracy.py::good",

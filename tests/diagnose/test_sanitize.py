@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import verify
+from tests.cli.here import said
 from verify.cases import inputs_of
 from verify.cli import main
 from verify.diagnose import sanitize
@@ -246,11 +246,10 @@ def test_without_compute_sanitizer_there_is_no_verdict(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_there_is_no_verdict(tmp_path: Path) -> None:
+def test_without_a_gpu_there_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, says(CLEAN))
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "verify", "sanitize", "here.py"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = said("sanitize", "here.py", cwd=Path.cwd())
     assert done.returncode == 3 and done.stdout == ""
     assert "this machine has no GPU that PyTorch can use" in done.stderr
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.here import said
 from tests.docs.printed import rows
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,8 @@ def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
     assert set(rows(SHOWN[2])) <= set(rows(second.stdout))
 
 
-def test_what_to_look_for_shows_as_the_page_says(tmp_path: Path) -> None:
+def test_what_to_look_for_shows_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "other.py").write_text(
         """
 import verify
@@ -74,7 +76,7 @@ def promising(x):
     return silu(x.detach())
 """
     )
-    done = verify("run", "other.py", "--backend", "interpreter", cwd=tmp_path)
+    done = said("run", "other.py", "--backend", "interpreter", cwd=tmp_path)
     assert done.returncode == 1
     [swapped] = re.findall(r"^swapped .* (\d+\.\d)% ", done.stdout, flags=re.MULTILINE)
     assert float(swapped) > 50
@@ -86,6 +88,6 @@ def promising(x):
 def test_a_package_that_is_not_installed_is_a_skipped_kernel(tmp_path: Path) -> None:
     text = dict(PYTHON)["theirs.py"].replace("liger_kernel", "nobody_installs_this")
     (tmp_path / "theirs.py").write_text(text)
-    done = verify("run", "theirs.py", "--backend", "interpreter", cwd=tmp_path)
+    done = said("run", "theirs.py", "--backend", "interpreter", cwd=tmp_path)
     assert done.returncode == 3
     assert "liger_rms_norm was skipped: needs nobody_installs_this, which is not installed" in done.stdout

@@ -105,7 +105,7 @@ def main(options: argparse.Namespace) -> int:
 def _explained(found: dict[str, Any], asked: list[str]) -> str:
     """The command that explains the element: the smaller one where there is one, else as it was asked for."""
     if found["smaller"]:
-        return str(found["worst"]["replay"]).replace("verify replay", "verify explain", 1)
+        return _command(found["worst"]["origin"]).replace("verify replay", "verify explain", 1)
     return f"verify explain {shlex.join(asked[1:])}"
 
 

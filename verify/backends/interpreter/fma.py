@@ -121,9 +121,9 @@ def step(nearest: F64, rest: F64, direction: str) -> F64:
 def _comfortable(a: F64, limit: int) -> bool:
     """Whether no element, zero apart, comes near overflow or underflow in an error-free product."""
     size = np.abs(a)
-    if not np.max(size, initial=0.0) < 2.0**limit:
+    if not size.max(initial=0.0) < 2.0**limit:
         return False
-    return bool(np.min(size, initial=1.0, where=size > 0) > 2.0**-limit)
+    return bool(size.min(initial=1.0, where=size > 0) > 2.0**-limit)
 
 
 def _sum_of_product(x: F64, y: F64, z: F64) -> tuple[F64, F64]:

@@ -20,6 +20,7 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a
 | an int argument of 1 is a tensor, in a compiled kernel it is a constant; a bool argument fails | `arguments` |
 | annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
 | an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
+| each operation's types, int64 sums and broadcasts worked out anew: two thirds of a launch | `frontend` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
 
 `operators` lists what stays different from a GPU.
@@ -80,7 +81,7 @@ def install() -> None:
     if _active is not None:
         return
     targets = _targets()
-    from verify.backends.interpreter import arguments, operators, reduce
+    from verify.backends.interpreter import arguments, frontend, operators, reduce
 
     shipped = targets["triton.runtime.interpreter"]
     patches = _Patches()
@@ -100,6 +101,8 @@ def install() -> None:
         patches.set(shipped.ASTTransformer, "visit_AugAssign", arguments.augmented)
         patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
         _bind_libdevice(patches, shipped)
+        for owner, name, function in frontend.replacements():
+            patches.set(owner, name, function)
     except BaseException:
         patches.restore()
         raise
@@ -238,26 +241,17 @@ def _first_config(self: Any, *args: Any, config: Any, **meta: Any) -> list[float
     return [0.0, 0.0, 0.0]
 
 
-def _bound(function: Callable[..., Any], shipped: Any) -> Callable[..., Any]:
-    """A builtin of triton.language with the interpreter filled in."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs["_semantic"] = shipped.interpreter_semantic
-        return function(*args, **kwargs)
-
-    call.__name__, call.__doc__ = function.__name__, function.__doc__
-    return call
-
-
 def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
     """Both spellings of libdevice call the interpreter; the portable one is a list of empty functions."""
     import triton.language.extra.libdevice as portable
     from triton.language import core
     from triton.language.extra.cuda import libdevice as cuda
 
+    from verify.backends.interpreter.frontend import bound
+
     for name, function in inspect.getmembers(cuda):
         if core.is_builtin(function):
-            patches.set(cuda, name, _bound(function, shipped))
+            patches.set(cuda, name, bound(function, shipped.interpreter_semantic))
     for name, function in inspect.getmembers(portable, inspect.isfunction):
         if function.__module__ == portable.__name__:
             patches.set(portable, name, getattr(cuda, name, None) or _not_on_cuda(name))
@@ -293,11 +287,13 @@ def _binding(original: Callable[..., Any], patches: _Patches, shipped: Any, runs
 def _bind_globals(namespace: dict[str, Any], scope: Any, patches: _Patches, shipped: Any) -> None:
     import triton.language as tl
 
+    from verify.backends.interpreter.frontend import bound
+
     portable = sys.modules["triton.language.extra.libdevice"]
     for name, value in list(namespace.items()):
         if isinstance(value, FunctionType):
             if tl.core.is_builtin(value):
-                patches.set_item(namespace, name, _bound(value, shipped))
+                patches.set_item(namespace, name, bound(value, shipped.interpreter_semantic))
             elif value.__module__ == portable.__name__ and value.__name__ in vars(portable):
                 patches.set_item(namespace, name, getattr(portable, value.__name__))
         elif inspect.ismodule(value) and value is tl.math:

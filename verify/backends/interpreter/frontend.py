@@ -1,0 +1,257 @@
+"""What Triton's frontend works out anew for each operation of an interpreted kernel, worked out once.
+
+Two thirds of a launch on a small tensor went into the types of the frontend, none into numbers: each tensor wrapped
+its shape in new constants and named their types, every integer sum was computed and compared in int64 for an assertion
+that nobody makes, every launch searched triton.language for builtins. `replacements` are the same functions with
+a memory. Where one has nothing to remember it calls the shipped function, so that Triton stays the judge of what is
+right; the types and the numbers that come out are the shipped ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from triton.language import core
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+#: Where a type remembers what follows from it alone: its tensors' attributes, its numpy type, blocks of other elements,
+#: arrays of constants, the sizes that fit.
+_TENSOR, _STORED, _OTHERS = "_verify_tensor", "_verify_stored", "_verify_others"
+_CONSTANTS, _FITS = "_verify_constants", "_verify_fits"
+#: As many shapes as one process remembers before it starts again: a campaign meets a few hundred.
+_SHAPES = 4096
+#: As many constants of one type, and none larger: 16 KiB in float32.
+_NUMBERS, _ELEMENTS = 64, 4096
+
+
+def np_dtype(dtype: Any) -> Any:
+    """The numpy type in which the interpreter stores a Triton type; as shipped, a dictionary is built to look it up."""
+    stored = vars(dtype).get(_STORED)
+    if stored is None:
+        stored = vars(dtype)[_STORED] = _get_np_dtype(dtype)
+    return stored
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, attribute, function) for each function of Triton that is given a memory, if this version has it."""
+    builder, semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
+    kind = type(semantic)
+    for owner, name, remembering in (
+        (interpreter, "_get_np_dtype", lambda _: np_dtype),
+        (interpreter, "_patch_builtin", partial(_patching, builder=builder, semantic=semantic)),
+        (core.tensor, "__init__", _tensor),
+        (core.block_type, "__init__", _block),
+        (core.block_type, "with_element_ty", _of_other_elements),
+        (core.dtype, "__eq__", _same),
+        (core, "_unwrap_if_constexpr", _unwrapping),
+        (interpreter, "_validate_np_data_size", _fitting),
+        (kind, "to_tensor", _known_tensor),
+        (kind, "cast", _casting),
+        (kind, "broadcast_impl_value", _broadcasting),
+        (kind, "binary_op_type_checking_impl", _pairing),
+    ):
+        if hasattr(owner, name):
+            yield owner, name, remembering(getattr(owner, name))
+    if not builder.options.debug:
+        # Each int32 sum is computed again in int64 for a device_assert, which is a no-op without `debug`.
+        yield builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _tensor(original: Callable[..., None]) -> Callable[..., None]:
+    """tensor.__init__: all but the handle follows from the type."""
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        known = vars(type).get(_TENSOR)
+        if known is None:
+            original(self, handle, type)
+            vars(type)[_TENSOR] = {name: value for name, value in vars(self).items() if name != "handle"}
+        else:
+            vars(self).update(known)
+            self.handle = handle
+
+    return init
+
+
+def _block(original: Callable[..., None]) -> Callable[..., None]:
+    """block_type.__init__: equal types of the same elements are one set of attributes."""
+    known: dict[tuple[int, ...], tuple[Any, dict[str, Any]]] = {}
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        sides = tuple(shape)
+        # A float is no size, but 16.0 == 16: the shipped function has to see it.
+        if not all(type(side) is int for side in sides):
+            original(self, element_ty, shape)
+            return
+        key = (id(element_ty), *sides)
+        if key in known:
+            self.__dict__ = known[key][1]
+            return
+        original(self, element_ty, shape)
+        if len(known) >= _SHAPES:
+            known.clear()
+        known[key] = (element_ty, self.__dict__)  # with the element type itself, so that its id stays its own
+
+    return init
+
+
+def _of_other_elements(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """block_type.with_element_ty: made once for each pair of types."""
+
+    def with_element_ty(self: Any, element_ty: Any) -> Any:
+        others = vars(self).setdefault(_OTHERS, {})
+        if id(element_ty) not in others:
+            others[id(element_ty)] = element_ty, original(self, element_ty)
+        return others[id(element_ty)][1]
+
+    return with_element_ty
+
+
+def _same(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """dtype.__eq__: a type equals itself."""
+    return lambda self, other: self is other or original(self, other)
+
+
+def _unwrapping(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """_unwrap_if_constexpr: what is neither a constant nor a sequence is itself."""
+    plain = {int, float, bool, str, type(None), core.dtype, core.pointer_type, core.block_type, core.tensor}
+    return lambda value: value if type(value) in plain else original(value)
+
+
+def _known_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TritonSemantic.to_tensor, which every assignment asks: a tensor is one."""
+    return lambda self, x, check_type=True: x if type(x) is core.tensor else original(self, x, check_type)
+
+
+def _casting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TritonSemantic.cast: to the type that a tensor has is the tensor; frequent casts are told by their pair of types.
+
+    They are those that the shipped function hands to the builder in one step, which is `cast_impl` for each of them.
+    """
+    floats = [core.float16, core.bfloat16, core.float32, core.float64]
+    pairs = [(core.float32, other) for other in floats] + [(core.float64, other) for other in floats]
+    pairs += [(core.float16, core.float32), (core.bfloat16, core.float32)]
+    pairs += [(core.int32, core.int64), (core.int64, core.int32), (core.int1, core.int32)]
+    pairs += [(integer, real) for integer in (core.int32, core.int64) for real in (core.float32, core.float64)]
+    direct = {(id(source), id(target)) for source, target in pairs}
+
+    def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+        source, target = input.type, dst_ty.scalar
+        if source.scalar is target:
+            return input
+        known = fp_downcast_rounding is None and (id(source.scalar), id(target)) in direct
+        if known and type(input.handle) is TensorHandle:
+            made = source.with_element_ty(target) if source.is_block() else target
+            return core.tensor(self.builder.cast_impl(input.handle, target), made)
+        return original(self, input, dst_ty, fp_downcast_rounding)
+
+    return cast
+
+
+def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TritonSemantic.binary_op_type_checking_impl: operands of one of four types need no agreement on a common one.
+
+    A number beside a tensor becomes a constant of the tensor's type and shape. Its array, which nothing writes to,
+    serves every later operation with the number and such a tensor.
+    """
+    settled = {
+        **{id(dtype): (int, float) for dtype in (core.float32, core.float64)},
+        **{id(dtype): (int,) for dtype in (core.int32, core.int64)},
+    }
+
+    def pair(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
+        left, right = type(lhs) is core.tensor, type(rhs) is core.tensor
+        if left and right:
+            dtype = lhs.type.scalar
+            if dtype is rhs.type.scalar and id(dtype) in settled:
+                return self.broadcast_impl_value(lhs, rhs)
+            return original(self, lhs, rhs, *flags, **named)
+        tensor, number = (lhs, rhs) if left else (rhs, lhs)
+        if not (left or right) or type(tensor.handle) is not TensorHandle:
+            return original(self, lhs, rhs, *flags, **named)
+        kind = tensor.type
+        if type(number) not in settled.get(id(kind.scalar), ()):
+            return original(self, lhs, rhs, *flags, **named)
+        constants = vars(kind).setdefault(_CONSTANTS, {})
+        key = (number, type(number))
+        if key in constants:
+            constant = core.tensor(TensorHandle(constants[key], kind.scalar), kind)
+            return (lhs, constant) if left else (constant, rhs)
+        out = original(self, lhs, rhs, *flags, **named)
+        array = out[left].handle.data
+        if array.size <= _ELEMENTS:
+            if len(constants) >= _NUMBERS:
+                constants.clear()
+            array.flags.writeable = False
+            constants[key] = array
+        return out
+
+    return pair
+
+
+def _fitting(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """_validate_np_data_size: whether the elements of an array fit a type is known by their size."""
+
+    def fits(array: Any, dtype: Any) -> bool:
+        known = vars(dtype).setdefault(_FITS, {})
+        if array.itemsize not in known:
+            known[array.itemsize] = original(array, dtype)
+        return bool(known[array.itemsize])
+
+    return fits
+
+
+def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TritonSemantic.broadcast_impl_value: two scalars, or two blocks of one shape, are left alone."""
+
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        one, other = lhs.type, rhs.type
+        if one.is_block():
+            alike = other.is_block() and (one.shape is other.shape or list(one.shape) == list(other.shape))
+        else:
+            alike = not other.is_block()
+        return (lhs, rhs) if alike else original(self, lhs, rhs)
+
+    return broadcast
+
+
+def _patching(original: Callable[..., None], builder: Any, semantic: Any) -> Callable[..., None]:
+    """_patch_builtin: the builtins of a module or class are searched once, and wrapped once."""
+    names: dict[tuple[Any, int], list[str]] = {}
+    wrapped: dict[Any, Callable[..., Any]] = {}
+
+    def patch(package: Any, for_builder: Any, scope: Any) -> None:
+        if for_builder is not builder:
+            original(package, for_builder, scope)
+            return
+        key = (package, len(vars(package)))
+        if key not in names:
+            ours = set(wrapped.values())
+            members = [(name, m) for name, m in inspect.getmembers(package) if inspect.isroutine(m)]
+            names[key] = [name for name, m in members if core.is_builtin(m) or m in ours]
+        for name in names[key]:
+            member = getattr(package, name)
+            if core.is_builtin(member):
+                if member not in wrapped:
+                    wrapped[member] = bound(member, semantic)
+                scope.set_attr(package, name, wrapped[member])
+
+    return patch
+
+
+def bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
+    """A builtin of triton.language with the interpreter filled in."""
+    checked = core.builtin(bound).__code__  # the wrapper that asks whether it is
+    if getattr(function, "__code__", None) is checked and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return function(*args, **kwargs)
+
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    return call
