@@ -10,6 +10,7 @@ all.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import unicodedata
@@ -29,7 +30,7 @@ def clean(text: str) -> str:
     """The text on one line; invisible and controlling characters are spelled out as `\\x1b`."""
     if text.isascii() and text.isprintable():  # nearly every text: a page cleans tens of thousands
         return text
-    return "".join(_visible(char) for char in text)
+    return "".join(map(_visible, text))
 
 
 def clean_lines(text: str) -> list[str]:
@@ -38,6 +39,7 @@ def clean_lines(text: str) -> list[str]:
     return [clean(line.rstrip()) for line in lines]
 
 
+@functools.lru_cache(4096)  # as many characters as a page of any language has
 def _visible(char: str) -> str:
     if unicodedata.category(char) not in _UNSAFE:
         return char

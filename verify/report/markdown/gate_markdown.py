@@ -42,12 +42,14 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     if verdict.records:
         budget.reserve(f"\n<sub>records {', '.join(code(item) for item in verdict.records[:8])}</sub>\n")
     grouped = gate_words.groups([row for row in notable if row.status not in gate_words.WITH_FIGURES])
-    few = [row for *_, members in grouped if len(members) <= FEW for row in members if row.readings]
-    with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or row in few]
+    # Rows are told apart by identity: comparing thousands with each other takes a minute.
+    few = {id(row) for *_, members in grouped if len(members) <= FEW for row in members if row.readings}
+    with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
+    shown = {id(row) for row in with_figures}
     details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
     share = 0.5 if details or changed else 1.0
     budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
-    budget.fill(_unjudged([row for row in notable if row not in with_figures]), "lines", head="**Not judged**\n")
+    budget.fill(_unjudged([row for row in notable if id(row) not in shown]), "lines", head="**Not judged**\n")
     budget.fill(details, "breaches", share=0.6 if changed else 1.0)
     budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED)
     for title, lines in (("Not measured", verdict.missing), ("Not judged here", verdict.notes)):
