@@ -63,13 +63,18 @@ class Evaluated:
     def _settled(self, arguments: Sequence[F64], proposed: F64, doubtful: Array, read: Callable[[Any], float]) -> F64:
         """The proposal, with NaN made one and the doubtful elements replaced by what `read` makes of their balls."""
         out = np.where(np.isnan(proposed), np.nan, proposed)
-        columns = [np.broadcast_to(a, out.shape)[doubtful].tolist() for a in arguments]
+        chosen = [np.ascontiguousarray(np.broadcast_to(a, out.shape)[doubtful]) for a in arguments]
+        # Blocks are padded, with one value in most of a small tensor's lanes: each argument is enclosed once.
+        bits = chosen[0].view(np.int64) if len(chosen) == 1 else _rows(chosen)
+        _, first, places = np.unique(bits, return_index=True, return_inverse=True)
+        columns = [a[first].tolist() for a in chosen]
         before = flint.ctx.prec
         try:
-            proposals = zip(*columns, out[doubtful].tolist(), strict=True)
-            out[doubtful] = [self._value(values, guess, read) for *values, guess in proposals]
+            proposals = zip(*columns, out[doubtful][first].tolist(), strict=True)
+            settled = np.array([self._value(values, guess, read) for *values, guess in proposals], np.float64)
         finally:
             flint.ctx.prec = before
+        out[doubtful] = settled[places.reshape(-1)]
         return out
 
     def _value(self, values: list[float], guess: float, read: Callable[[Any], float]) -> float:
@@ -89,6 +94,12 @@ class Evaluated:
                 return guess
             low = read(_short(ball.mid()))  # no precision tells it from a boundary, so it lies on one
         return math.copysign(low, guess) if low == 0.0 or 0.0 in values else low
+
+
+def _rows(columns: Sequence[F64]) -> Array:
+    """Columns of equal length as one array of opaque rows, which compare by their bits."""
+    rows = np.stack(columns, axis=-1)
+    return rows.view(np.dtype((np.void, rows.itemsize * len(columns))))[:, 0]
 
 
 def _short(exact: Any) -> Any:

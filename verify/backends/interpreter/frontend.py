@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, _get_np_dtype
@@ -46,6 +47,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         (interpreter, "_patch_builtin", partial(_patching, builder=builder, semantic=semantic)),
         (core.tensor, "__init__", _tensor),
         (core.block_type, "__init__", _block),
+        (core.pointer_type, "__init__", _pointer),
         (core.block_type, "with_element_ty", _of_other_elements),
         (core.dtype, "__eq__", _same),
         (core, "_unwrap_if_constexpr", _unwrapping),
@@ -87,7 +89,7 @@ def _block(original: Callable[..., None]) -> Callable[..., None]:
         if not all(type(side) is int for side in sides):
             original(self, element_ty, shape)
             return
-        key = (id(element_ty), *sides)
+        key = (id(vars(element_ty)), *sides)
         if key in known:
             self.__dict__ = known[key][1]
             return
@@ -99,14 +101,34 @@ def _block(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+def _pointer(original: Callable[..., None]) -> Callable[..., None]:
+    """pointer_type.__init__: each launch makes those of its arguments, and equal ones are one set of attributes."""
+    known: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
+
+    def init(self: Any, element_ty: Any, address_space: int = 1, const: bool = False) -> None:
+        if type(element_ty) is not core.dtype:
+            original(self, element_ty, address_space, const)
+            return
+        key = (id(vars(element_ty)), address_space, const)
+        if key in known:
+            self.__dict__ = known[key][1]
+            return
+        original(self, element_ty, address_space, const)
+        known[key] = (element_ty, self.__dict__)
+
+    return init
+
+
 def _of_other_elements(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """block_type.with_element_ty: made once for each pair of types."""
 
     def with_element_ty(self: Any, element_ty: Any) -> Any:
-        others = vars(self).setdefault(_OTHERS, {})
-        if id(element_ty) not in others:
-            others[id(element_ty)] = element_ty, original(self, element_ty)
-        return others[id(element_ty)][1]
+        others, key = vars(self).setdefault(_OTHERS, {}), id(vars(element_ty))
+        if key not in others:
+            if len(others) >= _NUMBERS:
+                others.clear()
+            others[key] = element_ty, original(self, element_ty)
+        return others[key][1]
 
     return with_element_ty
 
@@ -166,8 +188,9 @@ def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
     def pair(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
         left, right = type(lhs) is core.tensor, type(rhs) is core.tensor
         if left and right:
-            dtype = lhs.type.scalar
-            if dtype is rhs.type.scalar and id(dtype) in settled:
+            one, other = lhs.type.scalar, rhs.type.scalar
+            offset = one.is_ptr() and flags[:1] == (True,) and (other is core.int32 or other is core.int64)
+            if offset or (one is other and id(one) in settled):
                 return self.broadcast_impl_value(lhs, rhs)
             return original(self, lhs, rhs, *flags, **named)
         tensor, number = (lhs, rhs) if left else (rhs, lhs)
@@ -206,15 +229,36 @@ def _fitting(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]
 
 
 def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TritonSemantic.broadcast_impl_value: two scalars, or two blocks of one shape, are left alone."""
+    """TritonSemantic.broadcast_impl_value, without the frontend's way of comparing shapes."""
+
+    def filled(scalar: Any, block: Any) -> Any:
+        handle, kind = scalar.handle, block.with_element_ty(scalar.type.scalar)
+        data = np.full(tuple(block.shape), handle.data, dtype=np_dtype(handle.dtype))
+        return core.tensor(TensorHandle(data, handle.dtype.scalar), kind)
+
+    def stretched(block: Any, sides: list[int]) -> Any:
+        if list(block.type.shape) == sides:
+            return block
+        handle, kind = block.handle, core.block_type(block.type.scalar, sides)
+        return core.tensor(TensorHandle(np.broadcast_to(handle.data, sides), handle.dtype.scalar), kind)
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
         one, other = lhs.type, rhs.type
-        if one.is_block():
-            alike = other.is_block() and (one.shape is other.shape or list(one.shape) == list(other.shape))
-        else:
-            alike = not other.is_block()
-        return (lhs, rhs) if alike else original(self, lhs, rhs)
+        interpreted = type(lhs.handle) is TensorHandle and type(rhs.handle) is TensorHandle
+        if not one.is_block():
+            if not other.is_block():
+                return lhs, rhs
+            return (filled(lhs, other), rhs) if interpreted else original(self, lhs, rhs)
+        if not other.is_block():
+            return (lhs, filled(rhs, one)) if interpreted else original(self, lhs, rhs)
+        left, right = list(one.shape), list(other.shape)
+        if left == right:
+            return lhs, rhs
+        fit = len(left) == len(right) and all(a in (1, b) or b == 1 for a, b in zip(left, right, strict=True))
+        if not (fit and interpreted):
+            return original(self, lhs, rhs)
+        sides = [b if a == 1 else a for a, b in zip(left, right, strict=True)]
+        return stretched(lhs, sides), stretched(rhs, sides)
 
     return broadcast
 
