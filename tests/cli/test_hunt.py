@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.here import Here, hears_ctrl_c
+from tests.cli.here import Here, hears_ctrl_c, said
 from verify.records import record
 
 KERNELS = (Path(__file__).parent.parent / "hunt" / "quarry.py").read_text()
@@ -50,14 +50,7 @@ def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project:
     (result,) = run.kernels[0].results
     assert result.source == "hunt" and result.basis == record.Basis("observed", 40_000, 0) and len(result.properties)
     assert run.profile == "hunt" and run.verdict == "fail"
-    replayed = subprocess.run(
-        [sys.executable, "-m", "verify", "replay", "--json", "-", *_words(result)],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    replayed = said("replay", "--json", "-", *_words(result), cwd=project)
     assert replayed.returncode == 1
     assert json.loads(replayed.stdout)["worst"] == json.loads(json.dumps(_plain(result.worst[0])))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.here import Here, Said, hears_ctrl_c
+from tests.cli.here import Here, Said, hears_ctrl_c, said
 from verify import worker
 from verify.cli import main
 from verify.records.record import Run, load, replay_command
@@ -57,9 +57,9 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return call
 
 
-def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
+def test_all_16_bit_inputs_of_a_wrong_kernel(here, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
-    done = swept(f"{SUBJECTS}::naive", "--dtype", "bfloat16", "--hardest", "2", "--json", str(record))
+    done = here(f"{SUBJECTS}::naive", "--dtype", "bfloat16", "--hardest", "2", "--json", str(record))
     assert done.returncode == 1, done.stderr
     assert "exhaustive, 65,536 inputs" in done.stdout and "255.2 ULP, the limit is 4" in done.stdout
     run = load(record)
@@ -70,14 +70,7 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
     result = run.kernels[0].results[0]
     assert len(result.hardest) == 2 and result.curve is not None and result.source == "sweep"
     replay = shlex.split(replay_command(result.worst[0].origin))
-    again = subprocess.run(
-        [sys.executable, "-m", *replay, "--backend", "interpreter"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    again = said(*replay[1:], "--backend", "interpreter", cwd=ROOT)
     assert again.returncode == 1 and "+255.195 ULP" in again.stdout
 
 
