@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mpmath
+import msgspec
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from verify.hunt import outcome
 from verify.hunt.outcome import Hunted, hunt
 from verify.hunt.settings import Settings
 from verify.hunt.space import searchable, space_of
-from verify.records.record import Worst, value_of
+from verify.records.record import Origin, Worst, replay_command, value_of
 from verify.truth.formats import named
 
 FILE = Path(__file__).parent / "quarry.py"
@@ -209,7 +210,10 @@ def test_an_error_that_needs_company_is_judged_and_said_to_be_so(backend: Backen
 
 @pytest.mark.parametrize(("length", "kept"), [(100, 5), (900, 3), (2_900, 1), (50_000, 1)])
 def test_the_record_keeps_as_many_finds_as_their_rows_leave_room_for(length: int, kept: int) -> None:
-    worst = Worst((0,), {"x": "1"}, "1", "0x3f80", "1", 0.5, None, "r" * length)
+    origin = Origin("k.py::k", "", "y", 0)
+    origin = msgspec.structs.replace(origin, case="r" * (length - len(replay_command(origin)) + 2))  # less two quotes
+    assert len(replay_command(origin)) == length
+    worst = Worst((0,), {"x": "1"}, "1", "0x3f80", "1", 0.5, None, origin)
     finds: list[Any] = [SimpleNamespace(worst=worst) for _ in range(8)]
     assert len(outcome._kept(finds)) == kept
     assert outcome._kept([]) == []
