@@ -154,7 +154,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
         for regime, part in zip(regimes, outcome.tallies, strict=True):
             special = regime.name == NONFINITE
             upper = part.scaled_upper if scaled else part.upper
-            within = not part.nonfinite if special else upper <= limit and not part.nan
+            within = upper <= limit and not part.nan
             if not special:
                 largest = max(largest, upper)
             if within or not part.worst:

@@ -28,7 +28,7 @@ _SETTLED = Fraction(1, 1 << 40)  # an error figure is known once its interval is
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on one element. `ulp` is signed, in units of 2^exponent, infinite for a mismatch.
+    """The verdict on one element. `ulp` is signed, in units of 2^exponent, infinite where `ulp.Errors` has it so.
 
     `right_bits` is the correctly rounded pattern, None where the truth is NaN. `error` is what `ulp` is the nearest
     float to, None where no number says it.
@@ -109,6 +109,8 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
     enclosure, precision, routes = settle(point, decided, both=both)
     right, error, exponent = _compare(fmt, got, enclosure, policy)
     ulp = _to_float(error) if isinstance(error, Fraction) else error
+    if enclosure.kind == "real" and fmt.is_inf(got) and max(abs(enclosure.low), abs(enclosure.high)) <= fmt.max_finite:
+        ulp = float("inf")
     misrounded = not _same(fmt, got, right)
     if ulp == 0.0 and right is not None and enclosure.kind == "real":
         misrounded = False  # exact, or excused by the policy
@@ -150,10 +152,8 @@ def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tup
         return right, (place - (low + high) / 2) / power_of_two(exponent), exponent
     if enclosure.kind != "real" and fmt.is_inf(got) and fmt.is_negative(got) != negative:
         return right, infinite, exponent
-    if policy.overflow == "strict" and fmt.is_inf(got) != (enclosure.kind != "real"):
-        beyond = enclosure.kind == "real" and max(abs(low), abs(high)) > fmt.max_finite
-        if not beyond:
-            return right, infinite, exponent
+    if enclosure.kind != "real" and not fmt.is_inf(got) and policy.overflow != "saturate":
+        return right, infinite, exponent
     flushed = policy.subnormals == "flush" and max(abs(low), abs(high)) < fmt.min_normal
     if flushed and _magnitude(fmt, got) == 0:
         return right, 0.0, exponent
