@@ -25,7 +25,7 @@ from verify.ops.define_rows import row_op
 from verify.ops.elements import mpf_to_arb, to_mp
 from verify.ops.elementwise import pointwise
 from verify.ops.formula import Formula
-from verify.ops.numeric import call, derivative_at, limit_at, value_at
+from verify.ops.numeric import call, derivative_at, limit_at, sides_at, value_at
 from verify.ops.op import Fast, Op, Operand, Params, Problem, Regime
 from verify.ops.precision import GUARD, arb_bits
 from verify.ops.registry import register
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["op", "row_op"]
+
+_KINK = 2.0**-30  # of the scale: no smooth slope changes by as much between two float64 numbers
+_TINY = 2.0**-1000  # what float64 makes of a slope that is zero
 
 Gradients = Callable[..., Any] | Mapping[str, Callable[..., Any]] | None
 Regimes = Sequence[Regime | tuple[str, float, float]]
@@ -106,9 +109,19 @@ class _Elementwise:
         def finite(values: Sequence[Any], prec: int) -> Any:
             if operand is None:
                 return value_at(self.name, self.exact, values, prec)
+            between = ends(*values, prec=prec)
+            if between is not None:
+                return between[0]
             if operand in self.grad:
                 return value_at(self.name, self.grad[operand], values, prec)
             return derivative_at(self.name, self.exact, values, position, prec)
+
+        @lru_cache(maxsize=256)
+        def ends(*values: Any, prec: int) -> tuple[Any, Any] | None:
+            if operand is None or not all(map(mp.isfinite, values)):
+                return None
+            slope = self.grad.get(operand)
+            return sides_at(self.name, self.exact, values, position, prec, slope=slope)
 
         @lru_cache(maxsize=2)
         def limit(infinity: Any) -> Any:
@@ -143,14 +156,19 @@ class _Elementwise:
             fast = self._value(values) if operand is None else self._slope(values, position, operand)
             if len(values) > 1:
                 return fast
-            value, scale = fast.value, fast.scale
+            value, scale, between = fast.value, fast.scale, fast.ends
             for infinity in (mp.inf, mp.ninf):
                 there = values[0] == float(infinity)
                 value = value.masked_fill(there, float(limit(infinity)))
                 scale = scale.masked_fill(there, abs(float(limit(infinity))))
-            return Fast(value, scale)
+                if between is not None:
+                    low, high = (end.masked_fill(there, float(limit(infinity))) for end in between)
+                    between = low, high
+            return Fast(value, scale, between)
 
-        return Formula(mp=by_mp, arb=None if arb is None else by_arb, fast=by_float)
+        return Formula(
+            mp=by_mp, arb=None if arb is None else by_arb, fast=by_float, ends=None if operand is None else ends
+        )
 
     def _value(self, values: Sequence[Tensor]) -> Fast:
         value = self.reference(*values).detach()
@@ -166,8 +184,22 @@ class _Elementwise:
         """The derivative, and as its scale |f'| + sum |x_j d f' / d x_j|.
 
         The second part is what relative errors of the arguments would do to the derivative: it
-        keeps the scale away from zero where the derivative crosses zero.
+        keeps the scale away from zero where the derivative crosses zero. Where the derivative at the next
+        float64 to the left or to the right is another by more than rounding, all between them is right.
         """
+        slope, scale = self._slope_at(values, position, operand)
+        beside = []
+        for side in (-torch.inf, torch.inf):
+            there = torch.nextafter(values[position], torch.full_like(values[position], side))
+            beside.append(self._slope_at([*values[:position], there, *values[position + 1 :]], position, operand)[0])
+        low = torch.minimum(torch.minimum(*beside), slope)
+        high = torch.maximum(torch.maximum(*beside), slope)
+        kinks = (high - low > _KINK * scale + _TINY) & torch.isfinite(high - low)
+        if not bool(kinks.any()):
+            return Fast(slope, scale)
+        return Fast(slope, scale, (torch.where(kinks, low, slope), torch.where(kinks, high, slope)))
+
+    def _slope_at(self, values: Sequence[Tensor], position: int, operand: str) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             leaves = [value.detach().requires_grad_() for value in values]
             if operand in self.grad_reference:
@@ -187,7 +219,7 @@ class _Elementwise:
                 for value, bend in zip(values, bends, strict=True):
                     if bend is not None:
                         scale = scale + (value * bend.detach()).abs().nan_to_num(0.0, 0.0, 0.0)
-        return Fast(slope.detach(), scale)
+        return slope.detach(), scale
 
 
 def _probe(name: str, op: Op) -> None:

@@ -11,7 +11,7 @@ ACM TOMS 17 (1991).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -96,8 +96,11 @@ def settle(
 
 
 def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Policy | None = None) -> Judged:
-    """Judge one output pattern against the exact value."""
+    """Judge one output pattern against the exact value, or the nearest one where several are right."""
     policy = policy or Policy()
+    between = point.ends() if point.ends is not None else None
+    if between is not None:
+        return _judge_between(*between, fmt, got, both=both, policy=policy)
 
     def decided(enclosure: Enclosure) -> bool:
         if not fmt.is_nan(got):
@@ -122,6 +125,17 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
     told = error if isinstance(error, Fraction) else None
     return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
+
+
+def _judge_between(least: Point, greatest: Point, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
+    """The verdict where every number from one exact value to another is right."""
+    low, high = (judge(end, fmt, got, both=both, policy=policy) for end in (least, greatest))
+    whole = Enclosure(low.enclosure.low, high.enclosure.high)
+    finite = not fmt.is_nan(got) and not fmt.is_inf(got)
+    if finite and low.enclosure.kind == high.enclosure.kind == "real" and whole.low <= fmt.value(got) <= whole.high:
+        return replace(low, ulp=0.0, error=Fraction(0), misrounded=False, right_bits=got, enclosure=whole)
+    nearer = min(low, high, key=lambda end: abs(end.ulp))
+    return replace(nearer, enclosure=whole) if low.enclosure.kind == high.enclosure.kind == "real" else nearer
 
 
 def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tuple[int | None, Fraction | float, int]:
@@ -205,9 +219,13 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
 
 
 def digits(point: Point, count: int = 30) -> str:
-    """The exact value in decimal, `count` significant digits, from mpmath."""
+    """The exact value in decimal, `count` significant digits, from mpmath; of several right ones the two ends."""
     import mpmath
 
+    between = point.ends() if point.ends is not None else None
+    if between is not None:
+        least, greatest = (digits(end, count) for end in between)
+        return least if least == greatest else f"{least} to {greatest}"
     value: Any = point.mp(int(count * 3.4) + 40)
     if mpmath.isnan(value):
         return "nan"
