@@ -213,7 +213,7 @@ def _proven_within(
         names = [name for name in truths if kinds[name] is fmt]
         if not names:
             continue
-        some = [truths[name] for name in names]
+        some = [truths[name].for_result(results[name]) for name in names]
         lows = [truth.low for truth in some]
         got = _joined([results[name] for name in names])
         value, bound = _joined([truth.value for truth in some]), _joined([truth.bound for truth in some])
