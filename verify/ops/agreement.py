@@ -102,7 +102,7 @@ def _of_every_binade() -> Iterator[float]:
 
 
 def _rows(values: Sequence[float], beside: Sequence[float], operands: int) -> Iterator[tuple[float, ...]]:
-    """The values, for one operand; for more of them each has the values in an order of its own, then pairs of constants."""
+    """The values; of several operands each has them in an order of its own, and then come pairs of constants."""
     if operands == 1:
         yield from ((value,) for value in values)
         return
