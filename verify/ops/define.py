@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace as with_
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,9 @@ class _Elementwise:
 
         def by_float(*values: Tensor) -> Fast:
             fast = self._value(values) if operand is None else self._slope(values, position, operand)
+            # autograd gives numbers at NaN where a comparison decides, as for ReLU
+            undefined = torch.stack([torch.isnan(value) for value in values]).any(0)
+            fast = with_(fast, value=fast.value.masked_fill(undefined, torch.nan))
             if len(values) > 1:
                 return fast
             value, scale, between = fast.value, fast.scale, fast.ends

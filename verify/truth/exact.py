@@ -103,6 +103,8 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         return _judge_between(*between, fmt, got, both=both, policy=policy)
 
     def decided(enclosure: Enclosure) -> bool:
+        if fmt.is_inf(got) and _overflows(fmt, enclosure.low) != _overflows(fmt, enclosure.high):
+            return False
         if not fmt.is_nan(got):
             low, high = error_range(fmt, got, enclosure)
             if not high - low <= _SETTLED * max(Fraction(1), abs(low)):
@@ -112,7 +114,7 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
     enclosure, precision, routes = settle(point, decided, both=both)
     right, error, exponent = _compare(fmt, got, enclosure, policy)
     ulp = _to_float(error) if isinstance(error, Fraction) else error
-    if enclosure.kind == "real" and fmt.is_inf(got) and max(abs(enclosure.low), abs(enclosure.high)) <= fmt.max_finite:
+    if enclosure.kind == "real" and fmt.is_inf(got) and not _overflows(fmt, enclosure.low):
         ulp = float("inf")
     misrounded = not _same(fmt, got, right)
     if ulp == 0.0 and right is not None and enclosure.kind == "real":
@@ -125,6 +127,11 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
     told = error if isinstance(error, Fraction) else None
     return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
+
+
+def _overflows(fmt: Format, real: Fraction) -> bool:
+    """Whether a real number is beyond the largest finite one: only there infinity may be a rounding of it."""
+    return abs(real) > fmt.max_finite
 
 
 def _judge_between(least: Point, greatest: Point, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
