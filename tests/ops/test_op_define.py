@@ -19,7 +19,7 @@ from verify.ops.define import op, row_op
 from verify.truth.exact import digits, judge
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
-from verify.truth.ulp import errors
+from verify.truth.ulp import errors, pattern_at
 
 
 @pytest.fixture(autouse=True)
@@ -358,3 +358,22 @@ def test_a_slope_that_only_bends_has_one_value() -> None:
         fmt = named("float32")
         assert abs(judge(point, fmt, fmt.from_float(slope)).ulp) < 1e-30
         assert evaluate(defined, problem, {"dx": fmt})["dx"].ends is None
+
+
+def test_where_the_reference_has_a_slope_at_nan_any_slope_is_right_there() -> None:
+    """PyTorch's ReLU has the derivative 1 at NaN, its SiLU has none."""
+    fmt = named("float32")
+    x = torch.full((3,), torch.nan)
+    got = torch.tensor([1.0, 0.0, torch.nan])
+    for defined, free in (
+        (op("relu at nan", exact=lambda x: max(x, mp.zero), reference=torch.relu), True),
+        (silu2(), False),
+    ):
+        problem = Problem({"x": x}, {}, {"y": torch.ones(3)}, ("dx",))
+        near = evaluate(defined, problem, {"dx": fmt})["dx"].for_result(got)
+        found = errors(got, near.value, fmt, bound=near.bound)
+        judged = [
+            judge(point, fmt, pattern_at(got, index)).ulp
+            for index, point in enumerate(defined.points(problem, "dx", range(3)))
+        ]
+        assert found.ulp.tolist() == judged == ([0.0, 0.0, 0.0] if free else [math.inf, math.inf, 0.0])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace as with_
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +94,10 @@ class _Elementwise:
         reference: Callable[..., Any],
         arb: Callable[..., Any] | None,
         grads: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]],
+        operands: int,
     ) -> None:
         self.name = name
+        self.operands = operands
         self.exact = _bind(exact, params)
         self.reference = _bind(reference, params)
         self.arb = None if arb is None else _bind(arb, params)
@@ -118,8 +119,16 @@ class _Elementwise:
                 return value_at(self.name, self.grad[operand], values, prec)
             return derivative_at(self.name, self.exact, values, position, prec)
 
+        @lru_cache(maxsize=1)
+        def anything_at_nan() -> bool:
+            """Whether the reference has a slope at NaN: where a comparison decides, as in ReLU, autograd gives one."""
+            nothing = [torch.full((1,), torch.nan, dtype=torch.float64)] * self.operands
+            return not bool(torch.isnan(self._slope_at(nothing, position, str(operand))[0]))
+
         @lru_cache(maxsize=256)
         def ends(*values: Any, prec: int) -> tuple[Any, Any] | None:
+            if operand is not None and any(map(mp.isnan, values)) and anything_at_nan():
+                return mp.ninf, mp.inf
             if operand is None or not all(map(mp.isfinite, values)):
                 return None
             slope = self.grad.get(operand)
@@ -156,9 +165,12 @@ class _Elementwise:
 
         def by_float(*values: Tensor) -> Fast:
             fast = self._value(values) if operand is None else self._slope(values, position, operand)
-            # autograd gives numbers at NaN where a comparison decides, as for ReLU
             undefined = torch.stack([torch.isnan(value) for value in values]).any(0)
-            fast = with_(fast, value=fast.value.masked_fill(undefined, torch.nan))
+            between = fast.ends
+            if operand is not None and bool(undefined.any()) and anything_at_nan():
+                low, high = between or (fast.value, fast.value)
+                between = low.masked_fill(undefined, -torch.inf), high.masked_fill(undefined, torch.inf)
+            fast = Fast(fast.value.masked_fill(undefined, torch.nan), fast.scale, between)
             if len(values) > 1:
                 return fast
             value, scale, between = fast.value, fast.scale, fast.ends
@@ -271,7 +283,7 @@ def op(
         return known[key]
 
     def assembled(chosen: Params) -> dict[str, Formula]:
-        made = _Elementwise(name, chosen, exact, reference, arb, grads)
+        made = _Elementwise(name, chosen, exact, reference, arb, grads, len(names))
         table = {"y": made.formula(None, 0)}
         for position, operand in enumerate(names):
             table["d" + operand] = made.formula(operand, position)

@@ -137,6 +137,8 @@ def _overflows(fmt: Format, real: Fraction) -> bool:
 def _judge_between(least: Point, greatest: Point, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
     """The verdict where every number from one exact value to another is right."""
     low, high = (judge(end, fmt, got, both=both, policy=policy) for end in (least, greatest))
+    if low.enclosure.kind == "-inf" and high.enclosure.kind == "inf":  # nothing is wrong, NaN neither
+        return replace(low, ulp=0.0, error=Fraction(0), misrounded=False, right_bits=got)
     whole = Enclosure(low.enclosure.low, high.enclosure.high)
     finite = not fmt.is_nan(got) and not fmt.is_inf(got)
     if finite and low.enclosure.kind == high.enclosure.kind == "real" and whole.low <= fmt.value(got) <= whole.high:
