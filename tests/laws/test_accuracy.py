@@ -22,7 +22,6 @@ POLICIES = [
     Policy(),
     Policy(nan="any"),
     Policy(overflow="saturate"),
-    Policy(overflow="strict"),
     Policy(subnormals="flush", signed_zero="strict"),
 ]
 COUNT = 20_000
@@ -47,7 +46,7 @@ def results_and_truths(fmt: formats.Format, seed: int) -> tuple[torch.Tensor, to
     return got, truth, torch.where(torch.isfinite(truth), bound, 0.0)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=["plain", "any", "saturate", "strict", "flush"])
+@pytest.mark.parametrize("policy", POLICIES, ids=["plain", "any", "saturate", "flush"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
 def test_what_the_short_proof_accepts_is_within_the_limit(name: str, policy: Policy) -> None:
     fmt = formats.named(name)

@@ -10,14 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from mpmath import mp
 
 import verify
 from verify.backends import Backend
 from verify.cases.plan import EFFORTS, plan
-from verify.cases.regimes import NONFINITE
+from verify.cases.regimes import NONFINITE, REST
 from verify.measure import kernel as running
 from verify.measure.kernel import measure_kernel
 from verify.measure.result import only_at_special
+from verify.ops import registry
 from verify.ops.op import Op, Point, Problem
 from verify.records.record import KernelRun, Result, value_of
 
@@ -256,3 +258,73 @@ def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: 
 @pytest.mark.parametrize(("count", "said"), [(1, "1 infinite or NaN input,"), (2, "2 infinite or NaN inputs,")])
 def test_one_input_is_not_many(count: int, said: str) -> None:
     assert only_at_special(count) == f"wrong at {said} right at all others"
+
+
+def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:
+    """SiLU tends to 0 at minus infinity: -5 there is no mismatch of kinds, and is wrong all the same."""
+
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1)
+    def minus_five(x: torch.Tensor) -> torch.Tensor:
+        y = x.double() * torch.sigmoid(x.double())
+        return torch.where(x == -torch.inf, -5.0, y).to(x.dtype)
+
+    [result] = measured(minus_five).results
+    assert result.status == "wrong"
+    assert result.reason == "8.389e+07 ULP at an infinite input, the limit is 1"
+    assert result.worst[0].inputs["x"].startswith("-inf")
+    assert value_of(result.figures.max_upper) <= 1  # of all other inputs
+
+
+def test_infinity_for_the_largest_finite_number_is_wrong() -> None:
+    @verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1)
+    def overflows_early(x: torch.Tensor) -> torch.Tensor:
+        y = torch.where(x == -torch.inf, 0.0, x.double() * torch.sigmoid(x.double())).to(x.dtype)
+        return torch.where(y == 65504, torch.inf, y)
+
+    [result] = measured(overflows_early).results
+    assert (result.status, result.figures.max_ulp) == ("wrong", "inf")
+    assert result.worst[0].inputs["x"] == "6.55e+04 (0x7bff)"
+
+
+def test_what_no_regime_covers_is_judged_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    gappy = verify.op("gappy", exact=lambda x: x * 2, reference=lambda x: x * 2, regimes=[("middle", -1.0, 2.0)])
+
+    @verify.kernel(op=gappy, dtypes=["float16"], gradients=False, max_ulp=1)
+    def wrong_in_the_gap(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.where((x > 2) & (x < 100), y * 1.5, y)
+
+    [result] = measured(wrong_in_the_gap).results
+    assert result.status == "wrong" and value_of(result.figures.max_ulp) > 1000
+    assert [regime.name for regime in result.regimes] == ["middle", REST, NONFINITE]
+    assert sum(regime.figures.n for regime in result.regimes) == result.basis.n == 1 << 16
+
+
+def test_a_kernel_may_return_any_slope_at_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 0 ReLU has the derivatives 0 and 1, and at NaN PyTorch's own has a number."""
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    relu = verify.op("kinked", exact=lambda x: max(x, mp.zero), reference=torch.relu)
+
+    class Slope(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, at_zero: float) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            ctx.at_zero = at_zero
+            return torch.relu(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+            (x,) = ctx.saved_tensors
+            return torch.where(x == 0, ctx.at_zero * dy, torch.where(x > 0, dy, 0 * dy)), None
+
+    for at_zero, right in ((0.0, True), (0.5, True), (1.0, True), (2.0, False), (-0.25, False)):
+
+        @verify.kernel(op=relu, dtypes=["float16"], max_ulp=1, name=f"slope {at_zero}")
+        def kernel(x: torch.Tensor, at_zero: float = at_zero) -> torch.Tensor:
+            return Slope.apply(x, at_zero)  # type: ignore[no-any-return]
+
+        slopes = [result for result in measured(kernel).results if result.output.startswith("d")]
+        assert [result.status for result in slopes] == (["ok"] if right else ["wrong"]) * len(slopes), at_zero
+        if not right:
+            assert slopes[0].worst[0].truth == "0.0 to 1.0"

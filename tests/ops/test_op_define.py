@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import flint
+import numpy as np
 import pytest
 import torch
 from mpmath import mp
 
 from verify.errors import UsageError
 from verify.ops import Problem, get, names, registry
+from verify.ops.agreement import constants
 from verify.ops.define import op, row_op
+from verify.truth.exact import digits, judge
+from verify.truth.fast import evaluate
+from verify.truth.formats import named
+from verify.truth.ulp import errors, pattern_at
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +28,9 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
 
 
-def silu2(**options: Any) -> Any:
+def silu2(name: str = "silu2", **options: Any) -> Any:
     return op(
-        "silu2",
+        name,
         exact=lambda x: x / (1 + mp.exp(-x)),
         reference=lambda x: x * torch.sigmoid(x),
         **options,
@@ -70,16 +77,19 @@ def test_a_defined_op_equals_the_builtin_one() -> None:
 
 
 def test_gradients_can_be_given() -> None:
+    """Each formula says which it is by an offset that is too small to make it another function."""
     defined = silu2(
-        grad=lambda x: mp.mpf(7),
-        grad_reference=lambda x: torch.full_like(x, 8.0),
+        grad=lambda x: (1 + mp.exp(-x) * (1 + x)) / (1 + mp.exp(-x)) ** 2 + mp.mpf(7) / 10**8,
+        grad_reference=lambda x: torch.sigmoid(x) * (1 + x * torch.sigmoid(-x)) + 8e-8,
         arb=lambda x: x / (1 + (-x).exp()),
         grad_arb=lambda x: flint.arb(9),
     )
     problem = Problem({"x": torch.ones(1)}, {}, {"y": torch.ones(1)}, ("y", "dx"))
     point = defined.points(problem, "dx", [0])[0]
     assert point.arb is not None
-    assert point.mp(100) == 7 and defined.fast(problem)["dx"].value.item() == 8
+    slope = 1 / (1 + math.exp(-1)) * (1 + 1 / (1 + math.exp(1)))
+    assert float(point.mp(100)) == pytest.approx(slope + 7e-8, abs=1e-12)
+    assert defined.fast(problem)["dx"].value.item() == pytest.approx(slope + 8e-8, abs=1e-12)
     assert float(point.arb(100).mid()) == 9
     value = defined.points(problem, "y", [0])[0]
     assert value.arb is not None
@@ -230,7 +240,7 @@ def test_what_a_definition_refuses() -> None:
         "op 'a': a gradient names 'c'; operands are: a, b\n  next: use the names of exact's positional arguments"
     )
     assert refusal(lambda: op("a", exact=lambda x: x, reference=lambda x: x.sum())) == (
-        "op 'a': reference returned shape () for inputs of shape (1,)\n"
+        "op 'a': reference returned shape () for inputs of shape (1109,)\n"
         "  next: an elementwise reference keeps the shape; verify.row_op works on rows"
     )
     assert "a" not in names()
@@ -263,3 +273,107 @@ def test_replace_defines_again() -> None:
     first = silu2()
     second = silu2(replace=True)
     assert get("silu2") is second is not first
+
+
+# -- the formulas are one function ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exact", "reference", "place"),
+    [
+        (lambda x: mp.sin(x) if x < 1 else mp.sin(x) * (1 + mp.mpf(1) / 1000), torch.sin, "1"),
+        (lambda x: x * 2 + (3 < x < mp.mpf("3.01")), lambda x: x * 2, "3"),
+        (lambda x: max(x, mp.zero), lambda x: torch.where(x > 0.1, x, 0 * x), "0.0996"),
+        (lambda x: x if x < 2**90 else 2 * x, lambda x: x, "1.85196453e+27"),
+    ],
+    ids=["beyond a constant", "between two constants", "at another constant", "in a tail"],
+)
+def test_formulas_that_differ_anywhere_are_refused(exact: Any, reference: Any, place: str) -> None:
+    message = refusal(lambda: op("slip", exact=exact, reference=reference))
+    assert re.match(rf"op 'slip': at {re.escape(place)}\S* exact gives \S+, reference ", message), message
+
+
+def test_a_gradient_of_another_function_is_refused() -> None:
+    message = refusal(lambda: silu2(name="slope", grad=lambda x: mp.mpf(7)))
+    assert re.match(r"op 'slope': at 0.5 exact gives 7.0 of the gradient dx, reference 0.7", message), message
+
+
+def test_the_numbers_of_a_formula_are_found_wherever_it_has_them() -> None:
+    inner = 0.125
+
+    def scaled(x: Any, by: float = 6.5) -> Any:
+        return x * by if x < inner else mp.mpf("3.01") * x
+
+    assert constants(lambda x: scaled(x) + 17) == {0.125, 6.5, 3.01, 17.0}
+
+
+# -- kinks --------------------------------------------------------------------------------------------
+
+
+KINKED = {
+    "relu": (lambda x: max(x, mp.zero), torch.relu, {0.0: (0, 1)}),
+    "hard-swish": (lambda x: x * min(max(x + 3, mp.zero), 6) / 6, torch.nn.functional.hardswish, {-3.0: (-0.5, 0)}),
+    "clamp": (lambda x: min(max(x, -mp.one), mp.one), lambda x: x.clamp(-1, 1), {1.0: (0, 1), -1.0: (0, 1)}),
+    "abs": (lambda x: abs(x), torch.abs, {0.0: (-1, 1)}),
+    "floor": (mp.floor, torch.floor, {0.0: (0, 0), 2.0: (0, 0)}),
+}
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_at_a_kink_every_number_between_the_two_derivatives_is_right(name: str) -> None:
+    exact, reference, kinks = KINKED[name]
+    defined = op(f"kinked {name}", exact=exact, reference=reference)
+    x = torch.tensor([*kinks, 0.75])
+    fmt = named("float32")
+    for upstream in (1.0, -2.0):
+        problem = Problem({"x": x}, {}, {"y": torch.full_like(x, upstream)}, ("dx",))
+        *points, smooth = defined.points(problem, "dx", range(len(x)))
+        assert smooth.ends is not None and smooth.ends() is None
+        truth = evaluate(defined, problem, {"dx": fmt})["dx"]
+        for index, (point, ends) in enumerate(zip(points, kinks.values(), strict=True)):
+            low, high = sorted(upstream * end + 0.0 for end in ends)
+            within = {low: 0.0, (low + high) / 2: 0.0, high: 0.0}
+            for got, error in (within | {low - 1: -1.0, high + 1: 1.0, math.nan: math.inf}).items():
+                judged = judge(point, fmt, fmt.from_float(got))
+                fast = torch.full_like(x, got)
+                near = truth.for_result(fast)
+                other = errors(fast, near.value, fmt, low=near.low, bound=near.bound).ulp[index]
+                sides = (np.sign(judged.ulp), np.sign(float(other))) if error and error != math.inf else ()
+                assert sides == ((error, error) if sides else ()), (got, judged, other)
+                # the ends of the fast truth are rounded to float64
+                assert sides or judged.ulp == error == pytest.approx(float(other), abs=1e-8), (got, judged, other)
+            assert digits(point, 5) == (f"{low:.1f} to {high:.1f}" if low < high else f"{abs(low):.1f}")
+
+
+def test_a_slope_that_only_bends_has_one_value() -> None:
+    """The second derivative of ELU jumps at 0; at the minimum of a parabola both sides tend to zero."""
+    for name, exact, reference, slope in (
+        ("elu2", lambda x: x if x > 0 else mp.expm1(x), torch.nn.functional.elu, 1.0),
+        ("square2", lambda x: x * x, lambda x: x * x, 0.0),
+    ):
+        defined = op(name, exact=exact, reference=reference)
+        problem = Problem({"x": torch.zeros(1)}, {}, {"y": torch.ones(1)}, ("dx",))
+        [point] = defined.points(problem, "dx", [0])
+        assert point.ends is not None and point.ends() is None
+        fmt = named("float32")
+        assert abs(judge(point, fmt, fmt.from_float(slope)).ulp) < 1e-30
+        assert evaluate(defined, problem, {"dx": fmt})["dx"].ends is None
+
+
+def test_where_the_reference_has_a_slope_at_nan_any_slope_is_right_there() -> None:
+    """PyTorch's ReLU has the derivative 1 at NaN, its SiLU has none."""
+    fmt = named("float32")
+    x = torch.full((3,), torch.nan)
+    got = torch.tensor([1.0, 0.0, torch.nan])
+    for defined, free in (
+        (op("relu at nan", exact=lambda x: max(x, mp.zero), reference=torch.relu), True),
+        (silu2(), False),
+    ):
+        problem = Problem({"x": x}, {}, {"y": torch.ones(3)}, ("dx",))
+        near = evaluate(defined, problem, {"dx": fmt})["dx"].for_result(got)
+        found = errors(got, near.value, fmt, bound=near.bound)
+        judged = [
+            judge(point, fmt, pattern_at(got, index)).ulp
+            for index, point in enumerate(defined.points(problem, "dx", range(3)))
+        ]
+        assert found.ulp.tolist() == judged == ([0.0, 0.0, 0.0] if free else [math.inf, math.inf, 0.0])

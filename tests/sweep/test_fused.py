@@ -168,8 +168,8 @@ def test_who_is_judged_by_this_route() -> None:
     assert supported(subjects.good, "float32") and supported(subjects.silu, "float32")
     assert supported(subjects.geglu, "bfloat16") and supported(subjects.split, "float16")
     assert not supported(subjects.good, "bfloat16"), "65,536 inputs are not worth a kernel"
-    strict = dataclasses.replace(subjects.good, policy=Policy(overflow="strict"))
-    assert not supported(strict, "float32")
+    saturating = dataclasses.replace(subjects.good, policy=Policy(overflow="saturate"))
+    assert not supported(saturating, "float32")
     other = dataclasses.replace(subjects.good, op=dataclasses.replace(ops.get("gelu")))
     assert not supported(other, "float32"), "an op of the same name need not be the same op"
 

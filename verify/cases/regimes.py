@@ -12,21 +12,39 @@ from verify.ops.op import Op, Problem, Regime
 from verify.truth.ulp import widen
 
 NONFINITE = "infinite or NaN input"
+REST = "outside the named regimes"
 
 
 def segments_of(
     op: Op, case: Case, problem: Problem, result: str, shape: tuple[int, ...]
 ) -> tuple[Tensor | None, tuple[Regime, ...]]:
-    """The regime number of every element of a result, and the regimes."""
+    """The regime number of every element of a result, and the regimes.
+
+    Of an elementwise op every element has one: what no declared regime covers is a regime of its own, `REST`, which is
+    there only if the declared ones leave a number out; infinite and NaN inputs are the last.
+    """
     if op.kind != "elementwise":
         return None, (Regime(case.regime or "all", -math.inf, math.inf),)
-    regimes = op.regimes(problem.params) or (Regime("all", -math.inf, math.inf),)
+    regimes = covering(op.regimes(problem.params))
     numbers = widen(deciding_values(op, problem, result).detach()).reshape(-1)
-    segments = torch.full(numbers.shape, len(regimes), dtype=torch.int64, device=numbers.device)
-    for place, regime in enumerate(regimes):
+    # the last regime begins with all that the others leave
+    segments = torch.full(numbers.shape, len(regimes) - 1, dtype=torch.int64, device=numbers.device)
+    for place, regime in enumerate(regimes[: -1 if regimes[-1].name == REST else None]):
         segments[(numbers >= regime.low) & (numbers < regime.high)] = place
     segments[_nonfinite_inputs(problem, result, shape).reshape(-1)] = len(regimes)
     return segments, (*regimes, Regime(NONFINITE, math.nan, math.nan))
+
+
+def covering(declared: tuple[Regime, ...]) -> tuple[Regime, ...]:
+    """The declared regimes; with `REST` behind them where they leave a number out, one for all numbers without any."""
+    if not declared:
+        return (Regime("all", -math.inf, math.inf),)
+    reached = -math.inf
+    for regime in sorted(declared, key=lambda each: each.low):
+        if regime.low > reached:
+            break
+        reached = max(reached, regime.high)
+    return declared if reached == math.inf else (*declared, Regime(REST, math.nan, math.nan))
 
 
 def deciding_operand(op: Op) -> str:

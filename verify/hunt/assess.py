@@ -63,6 +63,7 @@ class Assessor:
                 f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
                 f"it returned {tuple(got.shape)}"
             )
+        truth = truth.for_result(got)
         judged = errors(
             got,
             truth.value,

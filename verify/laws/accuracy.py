@@ -155,7 +155,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
         for regime, part in zip(regimes, outcome.tallies, strict=True):
             special = regime.name == NONFINITE
             upper = value_of(part.maximum(kernel.op.gate).upper)
-            within = not part.nonfinite if special else upper <= limit and not part.nan
+            within = upper <= limit and not part.nan
             if not special:
                 largest = max(largest, upper)
             if within or not part.leaders:
@@ -214,7 +214,7 @@ def _proven_within(
         names = [name for name in truths if kinds[name] is fmt]
         if not names:
             continue
-        some = [truths[name] for name in names]
+        some = [truths[name].for_result(results[name]) for name in names]
         lows = [truth.low for truth in some]
         got = _joined([results[name] for name in names])
         value, bound = _joined([truth.value for truth in some]), _joined([truth.bound for truth in some])

@@ -62,12 +62,13 @@ def judge_result(
     `keep` is how many of the worst elements of each regime are judged exactly besides the maximum itself, `open_limit`
     how many of those whose rounding is open: the others are counted as undecided.
     """
+    near = truth.for_result(got)
     found = errors(
         got,
-        truth.value,
+        near.value,
         fmt,
-        low=truth.low,
-        bound=truth.bound,
+        low=near.low,
+        bound=near.bound,
         scale=truth.scale if op.gate == "scaled" else None,
         policy=policy,
     )

@@ -246,6 +246,7 @@ def _remembering(op: Op, problem: Problem) -> Op:
             Point(
                 mp=kept(result, index, "mpmath", point.mp),
                 arb=None if point.arb is None else kept(result, index, "Arb", point.arb),
+                ends=point.ends,
             )
             for index, point in zip(indices, op.points(problem, result, indices), strict=True)
         ]

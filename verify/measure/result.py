@@ -53,8 +53,15 @@ def check_limit(kernel: Kernel, dtype: str, regimes: Mapping[str, Tally]) -> Lim
     # not (x <= limit): a NaN must fail
     if not judged <= limit:
         return LimitCheck(_over_the_limit(figures, judged, limit, gate), only_special=False)
-    wrong = regimes.get(NONFINITE, Tally()).nonfinite
-    return LimitCheck(only_at_special(wrong) if wrong else "", only_special=bool(wrong))
+    special = regimes.get(NONFINITE, Tally()).figures()
+    if special.nonfinite:
+        return LimitCheck(only_at_special(special.nonfinite), only_special=True)
+    upper = special.scaled_upper if gate == "scaled" else special.max_upper
+    if upper is not None and not value_of(upper) <= limit:
+        return LimitCheck(
+            f"{shown(value_of(upper))} ULP at an infinite input, the limit is {limit:g}", only_special=True
+        )
+    return LimitCheck("", only_special=False)
 
 
 def result_of(

@@ -20,6 +20,8 @@ from verify.ops.precision import GUARD, arb_bits, exact_product
 if TYPE_CHECKING:
     from torch import Tensor
 
+_ENDS_BITS = 160  # of the first look for a kink
+
 Formulas = Callable[[Params], Mapping[str, Formula]]
 
 
@@ -39,7 +41,7 @@ def scalar_point(formula: Formula, values: Sequence[float], upstream: float | No
         return result if upstream is None else exact_product(to_mp(upstream), result)
 
     if formula.arb is None:
-        return Point(mp=mp_route)
+        return Point(mp=mp_route, ends=_ends(formula, mp_values, upstream))
     arb_formula = formula.arb
 
     def arb_route(prec: int) -> Any:
@@ -49,7 +51,30 @@ def scalar_point(formula: Formula, values: Sequence[float], upstream: float | No
         with arb_bits(prec + GUARD):
             return to_arb(upstream) * result
 
-    return Point(mp=mp_route, arb=arb_route)
+    return Point(mp=mp_route, arb=arb_route, ends=_ends(formula, mp_values, upstream))
+
+
+def _ends(
+    formula: Formula, values: Sequence[Any], upstream: float | None
+) -> Callable[[], tuple[Point, Point] | None] | None:
+    """What `Point.ends` is for a formula, times the upstream gradient."""
+    if formula.ends is None:
+        return None
+    between = formula.ends
+
+    def at(prec: int) -> tuple[Any, Any] | None:
+        found = between(*values, prec=prec)
+        if found is None or upstream is None:
+            return found
+        low, high = (exact_product(to_mp(upstream), end) for end in found)
+        return (low, high) if upstream >= 0 else (high, low)
+
+    def ends() -> tuple[Point, Point] | None:
+        if at(_ENDS_BITS) is None:
+            return None
+        return tuple(Point(mp=lambda prec, side=side: at(prec)[side]) for side in (0, 1))  # type: ignore
+
+    return ends
 
 
 def apply_upstream(formula: Formula, values: Sequence[Tensor], upstream: Tensor | None) -> Fast:
@@ -58,7 +83,11 @@ def apply_upstream(formula: Formula, values: Sequence[Tensor], upstream: Tensor 
     if upstream is None:
         return fast
     gradient = upstream.to(torch.float64)
-    return Fast(gradient * fast.value, gradient.abs() * fast.scale)
+    ends = None
+    if fast.ends is not None:
+        one, other = (gradient * end for end in fast.ends)
+        ends = torch.minimum(one, other), torch.maximum(one, other)
+    return Fast(gradient * fast.value, gradient.abs() * fast.scale, ends)
 
 
 def pointwise(

@@ -22,12 +22,14 @@ class Formula:
     `mp(*values, prec)` takes exact mpf arguments (of any length) and returns an mpf within
     2^-(prec - 8) relative. `arb(*values, prec)` takes exact arb arguments and returns an enclosing
     ball. `fast(*tensors)` takes float64 tensors. All three give the limit at infinite arguments
-    and NaN where there is none.
+    and NaN where there is none. `ends(*values, prec)` gives the least and the greatest value where every
+    number between them is right (a derivative at a kink), and None elsewhere.
     """
 
     mp: Callable[..., Any]
     fast: Callable[..., Fast]
     arb: Callable[..., Any] | None = None
+    ends: Callable[..., tuple[Any, Any] | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,8 @@ def _empty(problem: Problem, summands: tuple[str, ...]) -> dict[str, Fast]:
     assert x is not None
     vectors = ("dweight", "dbias", "dinput_bias")
     shapes = {name: x.shape[-1:] if name in vectors else x.shape for name in problem.results}
-    return {name: Fast(*(x.new_zeros(shape, dtype=torch.float64) for _ in range(2))) for name, shape in shapes.items()}
+    nothing = {name: x.new_zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    return {name: Fast(zeros, zeros) for name, zeros in nothing.items()}
 
 
 def _fast(problem: Problem, centre: bool, summands: tuple[str, ...]) -> dict[str, Fast]:
@@ -229,7 +230,8 @@ def _evaluated(problem: Problem, row: _Row, centre: bool) -> dict[str, Fast]:
             if result == "dinput_bias":
                 sums[result] = slopes
             else:
-                results[result] = Fast(*map(tensor_of, slopes))
+                value, scale = map(tensor_of, slopes)
+                results[result] = Fast(value, scale)
     if sums:
         results |= zip(sums, _columns(list(sums.values())), strict=True)
     return results

@@ -56,10 +56,14 @@ class Fast:
     The certificate bounds |value - exact| by a multiple of 2^-53 * scale, so `scale` must not be smaller
     than the terms whose rounding errors enter `value`; for an elementwise function that does not cancel it
     is |value|.
+
+    `ends` are the least and the greatest right answer of every element, equal where there is only one (see `Point`);
+    None where there is nowhere more than one.
     """
 
     value: Tensor
     scale: Tensor
+    ends: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,14 @@ class Point:
 
     `mp(prec)` returns an `mpmath.mpf` within about 2^-(prec - 8) relative of the truth; `arb(prec)` returns
     a `flint.arb` ball that encloses it. `arb` is None for user-defined ops that gave no Arb formula.
+
+    `ends()` is given where more than one answer may be right: at a kink every number between the derivatives from
+    both sides is. It returns the points of the least and the greatest right answer, or None where there is only one.
     """
 
     mp: Callable[[int], Any]
     arb: Callable[[int], Any] | None = None
+    ends: Callable[[], tuple[Point, Point] | None] | None = None
 
 
 @dataclass(frozen=True)

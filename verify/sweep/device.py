@@ -201,19 +201,20 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     truth_infinite = tl.abs(value) == inf
     opposite = infinite & truth_infinite & ((got < 0) != (value < 0))
     largest = (full - 1.0) * _power(unit * 0 + (EMAX - MANTISSA))
-    overflowed = infinite & (tl.abs(value) <= largest)
+    # infinity for a truth that is at most the largest number; whether it is, its bound may leave open
+    early = infinite & (tl.abs(value) + bound <= largest)
+    unsure_early = infinite & ~early & (bound > 0) & (tl.abs(value) - bound <= largest)
     missing = truth_infinite & (tl.abs(got) < inf)
-    endless = mismatch | opposite
+    endless = mismatch | opposite | early | missing
     settled = truth_nan & got_nan
     clean = ~endless & ~settled
-    undecided = clean & ((tl.abs(margin) <= width) & (width > 0) | (unsure & (tl.abs(error) > 0.125)))
+    undecided = clean & ((tl.abs(margin) <= width) & (width > 0) | (unsure & (tl.abs(error) > 0.125)) | unsure_early)
     error = tl.where(endless, inf, tl.where(settled, 0.0, error))
     magnitude = tl.abs(error)
     # the last term covers the rounding of the figure itself
     upper = tl.where(clean, magnitude + (width + magnitude * _power(exponent * 0 - 50)), magnitude)
     misrounded = endless | (clean & (margin > 0))
-    nonfinite = mismatch | overflowed | missing | opposite
-    return error, upper, misrounded, undecided, nonfinite, got_nan & ~truth_nan, simple, rest
+    return error, upper, misrounded, undecided, endless, got_nan & ~truth_nan, simple, rest
 
 
 @triton.jit

@@ -80,7 +80,8 @@ class _Collector:
         problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
         truth = evaluate(kernel.op, problem, {result: self.fmt})[result]
         self._sample(problem, truth, first)
-        found = errors(got, truth.value, self.fmt, low=truth.low, bound=truth.bound, policy=kernel.policy)
+        near = truth.for_result(got)
+        found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, policy=kernel.policy)
         places = self._places(got, first)
         patterns = bits_of(got.reshape(-1))
         found, escalated = self._settled(found, places, patterns)

@@ -11,7 +11,7 @@ ACM TOMS 17 (1991).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -28,7 +28,7 @@ _SETTLED = Fraction(1, 1 << 40)  # an error figure is known once its interval is
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on one element. `ulp` is signed, in units of 2^exponent, infinite for a mismatch.
+    """The verdict on one element. `ulp` is signed, in units of 2^exponent, infinite where `ulp.Errors` has it so.
 
     `right_bits` is the correctly rounded pattern, None where the truth is NaN. `error` is what `ulp` is the nearest
     float to, None where no number says it.
@@ -96,10 +96,15 @@ def settle(
 
 
 def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Policy | None = None) -> Judged:
-    """Judge one output pattern against the exact value."""
+    """Judge one output pattern against the exact value, or the nearest one where several are right."""
     policy = policy or Policy()
+    between = point.ends() if point.ends is not None else None
+    if between is not None:
+        return _judge_between(*between, fmt, got, both=both, policy=policy)
 
     def decided(enclosure: Enclosure) -> bool:
+        if fmt.is_inf(got) and _overflows(fmt, enclosure.low) != _overflows(fmt, enclosure.high):
+            return False
         if not fmt.is_nan(got):
             low, high = error_range(fmt, got, enclosure)
             if not high - low <= _SETTLED * max(Fraction(1), abs(low)):
@@ -109,6 +114,8 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
     enclosure, precision, routes = settle(point, decided, both=both)
     right, error, exponent = _compare(fmt, got, enclosure, policy)
     ulp = _to_float(error) if isinstance(error, Fraction) else error
+    if enclosure.kind == "real" and fmt.is_inf(got) and not _overflows(fmt, enclosure.low):
+        ulp = float("inf")
     misrounded = not _same(fmt, got, right)
     if ulp == 0.0 and right is not None and enclosure.kind == "real":
         misrounded = False  # exact, or excused by the policy
@@ -120,6 +127,24 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
     told = error if isinstance(error, Fraction) else None
     return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
+
+
+def _overflows(fmt: Format, real: Fraction) -> bool:
+    """Whether a real number is beyond the largest finite one: only there infinity may be a rounding of it."""
+    return abs(real) > fmt.max_finite
+
+
+def _judge_between(least: Point, greatest: Point, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
+    """The verdict where every number from one exact value to another is right."""
+    low, high = (judge(end, fmt, got, both=both, policy=policy) for end in (least, greatest))
+    if low.enclosure.kind == "-inf" and high.enclosure.kind == "inf":  # nothing is wrong, NaN neither
+        return replace(low, ulp=0.0, error=Fraction(0), misrounded=False, right_bits=got)
+    whole = Enclosure(low.enclosure.low, high.enclosure.high)
+    finite = not fmt.is_nan(got) and not fmt.is_inf(got)
+    if finite and low.enclosure.kind == high.enclosure.kind == "real" and whole.low <= fmt.value(got) <= whole.high:
+        return replace(low, ulp=0.0, error=Fraction(0), misrounded=False, right_bits=got, enclosure=whole)
+    nearer = min(low, high, key=lambda end: abs(end.ulp))
+    return replace(nearer, enclosure=whole) if low.enclosure.kind == high.enclosure.kind == "real" else nearer
 
 
 def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tuple[int | None, Fraction | float, int]:
@@ -150,10 +175,8 @@ def _compare(fmt: Format, got: int, enclosure: Enclosure, policy: Policy) -> tup
         return right, (place - (low + high) / 2) / power_of_two(exponent), exponent
     if enclosure.kind != "real" and fmt.is_inf(got) and fmt.is_negative(got) != negative:
         return right, infinite, exponent
-    if policy.overflow == "strict" and fmt.is_inf(got) != (enclosure.kind != "real"):
-        beyond = enclosure.kind == "real" and max(abs(low), abs(high)) > fmt.max_finite
-        if not beyond:
-            return right, infinite, exponent
+    if enclosure.kind != "real" and not fmt.is_inf(got) and policy.overflow != "saturate":
+        return right, infinite, exponent
     flushed = policy.subnormals == "flush" and max(abs(low), abs(high)) < fmt.min_normal
     if flushed and _magnitude(fmt, got) == 0:
         return right, 0.0, exponent
@@ -205,9 +228,13 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
 
 
 def digits(point: Point, count: int = 30) -> str:
-    """The exact value in decimal, `count` significant digits, from mpmath."""
+    """The exact value in decimal, `count` significant digits, from mpmath; of several right ones the two ends."""
     import mpmath
 
+    between = point.ends() if point.ends is not None else None
+    if between is not None:
+        least, greatest = (digits(end, count) for end in between)
+        return least if least == greatest else f"{least} to {greatest}"
     value: Any = point.mp(int(count * 3.4) + 40)
     if mpmath.isnan(value):
         return "nan"

@@ -10,7 +10,7 @@ rows (`Op.whole_rows`), unless the tensor is very large.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from verify.errors import TruthError
 from verify.ops.compensated import at_hand, library, tensor_of
-from verify.ops.op import Op, Point, Problem
+from verify.ops.op import Fast, Op, Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure, narrow_pair, to_double_double
 from verify.truth.exact import START_PRECISION, settle
 from verify.truth.formats import Format
-from verify.truth.ulp import ulp_exponent, usable_scale
+from verify.truth.ulp import ulp_exponent, usable_scale, widen
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
@@ -34,13 +34,27 @@ _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of 
 
 @dataclass(frozen=True)
 class Truth:
-    """The truth of one result: value + low within `bound`, in the shape of the result."""
+    """The truth of one result: value + low within `bound`, in the shape of the result.
+
+    `ends` are the least and the greatest right answer of each element, where an element has more than one.
+    """
 
     value: Tensor
     low: Tensor | None
     bound: Tensor
     scale: Tensor
     certificate: str
+    ends: tuple[Tensor, Tensor] | None = None
+
+    def for_result(self, got: Tensor) -> Truth:
+        """The truth that a result is judged by: of several right answers of an element the one next to it."""
+        if self.ends is None:
+            return self
+        actual = widen(got.detach()).reshape(self.value.shape)
+        nearest = torch.minimum(torch.maximum(actual, self.ends[0]), self.ends[1])
+        several = (self.ends[0] < self.ends[1]) & ~torch.isnan(actual)
+        low = None if self.low is None else torch.where(several, 0.0, self.low)
+        return replace(self, value=torch.where(several, nearest, self.value), low=low, ends=None)
 
     def scale_exponent(self, index: int, fmt: Format) -> int:
         """The exponent of the unit in which the scaled error of one element is told."""
@@ -50,7 +64,8 @@ class Truth:
     def cpu(self) -> Truth:
         """The same truth in the memory of the host."""
         low = None if self.low is None else self.low.cpu()
-        return Truth(self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate)
+        ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
+        return Truth(self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate, ends)
 
 
 def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:
@@ -62,7 +77,7 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
         reference = fast[result]
         by_rows = result in op.whole_rows and reference.value.numel() <= _EXACT_ELEMENTS
         if formats[result].name == "float64" or by_rows:
-            truths[result] = _exactly(op, problem, result, reference.scale)
+            truths[result] = _exactly(op, problem, result, reference)
             continue
         units, sentence = certificate.units_for(op.name, problem.params, result, kinds[reference.value.device])
         if op.kind == "contraction":
@@ -73,7 +88,7 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
         lib = library(value)
         bound = abs(scale) * (units * 2.0**-53) + certificate.SLACK
         bound = tensor_of(lib.where(lib.isfinite(value), bound, 0.0))
-        truths[result] = Truth(reference.value, None, bound, reference.scale, sentence)
+        truths[result] = Truth(reference.value, None, bound, reference.scale, sentence, reference.ends)
     return truths
 
 
@@ -85,7 +100,8 @@ def _terms(problem: Problem) -> int:
     )
 
 
-def _exactly(op: Op, problem: Problem, result: str, scale: Tensor) -> Truth:
+def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
+    scale = reference.scale
     count = scale.numel()
     pairs = []
     for first in range(0, count, _AT_ONCE):
@@ -98,7 +114,7 @@ def _exactly(op: Op, problem: Problem, result: str, scale: Tensor) -> Truth:
     # a pair cannot hold a tiny truth: `low` is then rounded to the spacing of subnormals
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
     settled = ~torch.isfinite(value) & (low == 0)
-    return Truth(value, low, torch.where(settled, 0.0, bound), scale, "exact")
+    return Truth(value, low, torch.where(settled, 0.0, bound), scale, "exact", reference.ends)
 
 
 def _pair(point: Point) -> tuple[float, float]:
@@ -131,6 +147,9 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
     for point, index in zip(points, indices, strict=True):
         high, low = to_double_double(_tight(point))
         value, bound = float(flat_value[index]), float(flat_bound[index])
+        if truth.ends is not None:  # between its ends the truth may be anywhere
+            least, greatest = (float(end.reshape(-1)[index]) for end in truth.ends)
+            value = min(max(high, least), greatest) if least < greatest else value
         if value != value and high != high:
             continue
         if value == high:

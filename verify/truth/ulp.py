@@ -32,15 +32,15 @@ class Policy:
 
     nan: "match" wants NaN exactly where the truth has none to offer (payloads are ignored); "any" accepts
         every value there. NaN against a number is wrong under both.
-    overflow: "continuous" places infinity one ulp above the largest finite number; "saturate" wants the
-        largest finite number instead of infinity; "strict" takes infinity against a finite truth, and the
-        reverse, as non-finite mismatches.
+    overflow: "continuous" places infinity one ulp above the largest finite number for truths beyond that number;
+        where the largest finite number or a smaller one is right, infinity is wrong by an infinite error, and so is a
+        finite value where the truth is an infinity. "saturate" wants the largest finite number instead of infinity.
     signed_zero: "ignore" or "strict" (a zero with the wrong sign counts as misrounded).
     subnormals: "gradual", or "flush": a zero is right wherever the truth is below the smallest normal.
     """
 
     nan: Literal["match", "any"] = "match"
-    overflow: Literal["continuous", "saturate", "strict"] = "continuous"
+    overflow: Literal["continuous", "saturate"] = "continuous"
     signed_zero: Literal["ignore", "strict"] = "ignore"
     subnormals: Literal["gradual", "flush"] = "gradual"
 
@@ -49,8 +49,9 @@ class Policy:
 class Errors:
     """Per element, flat: signed error and its half width in ULP, and what is known about rounding.
 
-    `ulp` is +inf where a non-finite value meets a finite truth (or the reverse): such an element is the
-    worst there can be. `scaled` is None when no scale was given.
+    `ulp` is +inf where NaN meets a number (or the reverse), where infinity stands for a truth that is at most the
+    largest finite number, and where a finite value stands for an infinite truth: such an element is the worst there
+    can be. `scaled` is None when no scale was given.
     """
 
     ulp: Tensor
@@ -268,15 +269,18 @@ def errors(
     if low is not None:  # float64: infinite with a nonzero low is a finite truth that overflows
         truth_inf = truth_inf & (low == 0)
         finite_truth = finite_truth & ~((value.abs() == largest) & (low * value > 0))
-    missing = torch.isfinite(actual) & truth_inf
-    strange = is_inf & finite_truth
-    if policy.overflow != "saturate":  # which wants the largest finite number there
-        strange = strange | missing
     wrong_infinity = is_inf & truth_inf & (torch.signbit(actual) != torch.signbit(value))
-    nonfinite = mismatch | (strange & ~truth_nan) | wrong_infinity
     infinite_error = mismatch | wrong_infinity
-    if policy.overflow == "strict":
+    if policy.overflow != "saturate":  # which wants the largest finite number there
+        infinite_error = infinite_error | (torch.isfinite(actual) & truth_inf)
+    early = is_inf & ~truth_nan & torch.where(bound > 0, upper <= largest, finite_truth)
+    nonfinite = infinite_error | early
+    if scale is None:
+        # of a sum that may be off by units of its terms the scaled error says whether that is much
         infinite_error = nonfinite
+        # whether a truth this close to the largest number is beyond it, its bound leaves open
+        unsure = is_inf & (bound > 0) & (lower <= largest) & (upper > largest)
+        width = torch.where(unsure, torch.full_like(width, torch.inf), width)
 
     settled = truth_nan & ~mismatch
     zero = torch.zeros_like(signed)
