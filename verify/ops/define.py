@@ -5,7 +5,8 @@
         "silu2", exact=lambda x: x / (1 + mp.exp(-x)), reference=lambda x: x * torch.sigmoid(x)
     )
 
-The exact gradient is a central difference of `exact` at raised precision unless `grad` gives it,
+The exact gradient is a central difference of `exact` at raised precision unless `grad` gives it (at a
+kink: every number between the slopes of both sides),
 the fast one comes from autograd in float64 through `reference` unless `grad_reference` gives it.
 Constants in `exact` mean what Python makes of them: 0.1 is the float64 nearest to a tenth,
 mp.mpf(1) / 10 is a tenth."""
