@@ -350,7 +350,7 @@ def python_blocks() -> list[tuple[Path, int, str]]:
     return [
         (path, number, block)
         for path in PAGES
-        if path.name not in HAS_ITS_OWN_TEST or path.parent.name == "tests"
+        if path.name not in HAS_ITS_OWN_TEST or path.parent == ROOT / "tests"
         for number, block in enumerate(
             block for language, block in FENCE.findall(path.read_text()) if language == "python"
         )

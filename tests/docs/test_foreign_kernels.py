@@ -90,5 +90,5 @@ def test_a_package_that_is_not_installed_is_a_skipped_kernel(tmp_path: Path) -> 
     (tmp_path / "theirs.py").write_text(text)
     done = said("run", "theirs.py", "--backend", "interpreter", cwd=tmp_path)
     assert done.returncode == 3
-    text = " ".join(done.stdout.split())  # the screen may be narrow
-    assert "liger_rms_norm was skipped: needs nobody_installs_this, which is not installed" in text
+    shown = " ".join(done.stdout.split())  # the screen may be narrow
+    assert "liger_rms_norm was skipped: needs nobody_installs_this, which is not installed" in shown
