@@ -120,7 +120,7 @@ def test_limits_and_nan_in_the_right_places_keep_the_law() -> None:
     ("function", "got"),
     [
         (lambda x: x * torch.exp(x) / (1 + torch.exp(x)), "nan"),  # inf / inf
-        (lambda x: torch.nan_to_num(stable(x)), "0 ("),  # a NaN that is swallowed
+        (lambda x: torch.where(torch.isnan(x), 0.0, stable(x)), "0 ("),  # a NaN that is swallowed
         (lambda x: stable(torch.where(x.abs() < 2.0**-126, 0.0, x)), "0 ("),  # subnormals flushed
         (lambda x: stable(x.clamp(-1e4, 1e4)), "1e+04 ("),  # saturation
     ],

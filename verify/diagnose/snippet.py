@@ -328,6 +328,8 @@ def _error(kernel: Kernel, found: Replay) -> str:
         f'EXACT = "{found.worst.truth}"  # the real number, 30 significant digits',
         f"ULP = {_power(found.ulp_exponent)}  # the spacing of {fmt.name} at that number",
         f"TOP = {_top(fmt)}  # where infinity stands: one ulp above the largest number",
+        # of a sum the scaled error says whether an infinity is far off
+        f"PLAIN = {found.worst.scaled_ulp is None}  # infinity for what is not beyond the largest number has no ulps",
         _SHOWN,
     ]
     shown = f"{value_of(found.worst.ulp):+.6g} ULP"
@@ -358,10 +360,14 @@ number = element.double().item()
 pattern = "0x" + bytes(element.cpu().reshape(1).view(torch.uint8).tolist())[::-1].hex()
 if EXACT == "nan" or math.isnan(number):
     error = 0.0 if EXACT == "nan" and math.isnan(number) else math.inf
+elif EXACT in ("inf", "-inf"):
+    error = 0.0 if number == float(EXACT) else math.inf
 else:
-    exact = TOP if EXACT == "inf" else -TOP if EXACT == "-inf" else min(max(Fraction(EXACT), -TOP), TOP)
     got = Fraction(number) if math.isfinite(number) else TOP if number > 0 else -TOP
-    error = float((got - exact) / ULP)
+    least, *greatest = map(Fraction, EXACT.split(" to "))  # at a kink all between two numbers is right
+    exact = min(max(got, least), *greatest) if greatest else min(max(least, -TOP), TOP)
+    early = PLAIN and math.isinf(number) and abs(exact) <= Fraction(torch.finfo(element.dtype).max)
+    error = math.inf if early else float((got - exact) / ULP)
 print(f"got       {number!r} ({pattern})")
 print(f"exact     {EXACT}")
 print(f"error     {error:+.6g} ULP")"""
