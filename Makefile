@@ -32,7 +32,8 @@ help:
 
 # `verify run` exits 1 when a kernel is wrong, 3 when something could not be measured: both fail the target.
 verify: $(STAMP)
-	$(BIN)/verify run --json $(OUT)/run.json --html $(OUT)/report.html
+	@$(BIN)/verify run --json $(OUT)/run.json --html $(OUT)/report.html; code=$$?; \
+	test ! -f $(OUT)/report.html || echo "report: $(abspath $(OUT)/report.html)"; exit $$code
 
 test: lint types unit
 
