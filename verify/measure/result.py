@@ -48,19 +48,16 @@ def ordinary(regimes: Mapping[str, Tally]) -> Tally:
 def check_limit(kernel: Kernel, dtype: str, regimes: Mapping[str, Tally]) -> LimitCheck:
     """The verdict on the tallies of one result by the kernel's own limit."""
     figures, gate, limit = ordinary(regimes).figures(), kernel.op.gate, kernel.limit(dtype)
-    upper = figures.scaled_upper if gate == "scaled" else figures.max_upper
-    judged = math.nan if upper is None else value_of(upper)
+    judged = _upper(figures, gate)
     # not (x <= limit): a NaN must fail
     if not judged <= limit:
         return LimitCheck(_over_the_limit(figures, judged, limit, gate), only_special=False)
     special = regimes.get(NONFINITE, Tally()).figures()
     if special.nonfinite:
         return LimitCheck(only_at_special(special.nonfinite), only_special=True)
-    upper = special.scaled_upper if gate == "scaled" else special.max_upper
-    if upper is not None and not value_of(upper) <= limit:
-        return LimitCheck(
-            f"{shown(value_of(upper))} ULP at an infinite input, the limit is {limit:g}", only_special=True
-        )
+    judged = _upper(special, gate)
+    if special.n and not judged <= limit:
+        return LimitCheck(f"{shown(judged)} ULP at an infinite input, the limit is {limit:g}", only_special=True)
     return LimitCheck("", only_special=False)
 
 
@@ -116,6 +113,12 @@ def result_of(
         properties=properties,
         curve=curve,
     )
+
+
+def _upper(figures: Figures, gate: str) -> float:
+    """The upper end of the maximum that is judged."""
+    upper = figures.scaled_upper if gate == "scaled" else figures.max_upper
+    return math.nan if upper is None else value_of(upper)
 
 
 def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str) -> str:

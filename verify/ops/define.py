@@ -95,10 +95,8 @@ class _Elementwise:
         reference: Callable[..., Any],
         arb: Callable[..., Any] | None,
         grads: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]],
-        operands: int,
     ) -> None:
         self.name = name
-        self.operands = operands
         self.exact = _bind(exact, params)
         self.reference = _bind(reference, params)
         self.arb = None if arb is None else _bind(arb, params)
@@ -121,14 +119,14 @@ class _Elementwise:
             return derivative_at(self.name, self.exact, values, position, prec)
 
         @lru_cache(maxsize=1)
-        def anything_at_nan() -> bool:
+        def anything_at_nan(operands: int) -> bool:
             """Whether the reference has a slope at NaN: where a comparison decides, as in ReLU, autograd gives one."""
-            nothing = [torch.full((1,), torch.nan, dtype=torch.float64)] * self.operands
-            return not bool(torch.isnan(self._slope_at(nothing, position, str(operand))[0]))
+            nothing = [torch.full((1,), torch.nan, dtype=torch.float64)] * operands
+            return not bool(torch.isnan(self._slope_at(nothing, position, str(operand))))
 
         @lru_cache(maxsize=256)
         def ends(*values: Any, prec: int) -> tuple[Any, Any] | None:
-            if operand is not None and any(map(mp.isnan, values)) and anything_at_nan():
+            if operand is not None and any(map(mp.isnan, values)) and anything_at_nan(len(values)):
                 return mp.ninf, mp.inf
             if operand is None or not all(map(mp.isfinite, values)):
                 return None
@@ -168,7 +166,7 @@ class _Elementwise:
             fast = self._value(values) if operand is None else self._slope(values, position, operand)
             undefined = torch.stack([torch.isnan(value) for value in values]).any(0)
             between = fast.ends
-            if operand is not None and bool(undefined.any()) and anything_at_nan():
+            if operand is not None and bool(undefined.any()) and anything_at_nan(len(values)):
                 low, high = between or (fast.value, fast.value)
                 between = low.masked_fill(undefined, -torch.inf), high.masked_fill(undefined, torch.inf)
             fast = Fast(fast.value.masked_fill(undefined, torch.nan), fast.scale, between)
@@ -205,11 +203,20 @@ class _Elementwise:
         keeps the scale away from zero where the derivative crosses zero. Where the derivative at the next
         float64 to the left or to the right is another by more than rounding, all between them is right.
         """
-        slope, scale = self._slope_at(values, position, operand)
+        with torch.enable_grad():
+            leaves = [value.detach().requires_grad_() for value in values]
+            slope = self._slope_at(leaves, position, operand, again=True)
+            scale = slope.detach().abs()
+            if slope.requires_grad:
+                bends = torch.autograd.grad(slope.sum(), leaves, allow_unused=True)
+                for value, bend in zip(values, bends, strict=True):
+                    if bend is not None:
+                        scale = scale + (value * bend.detach()).abs().nan_to_num(0.0, 0.0, 0.0)
+        slope = slope.detach()
         beside = []
         for side in (-torch.inf, torch.inf):
             there = torch.nextafter(values[position], torch.full_like(values[position], side))
-            beside.append(self._slope_at([*values[:position], there, *values[position + 1 :]], position, operand)[0])
+            beside.append(self._slope_at([*values[:position], there, *values[position + 1 :]], position, operand))
         low = torch.minimum(torch.minimum(*beside), slope)
         high = torch.maximum(torch.maximum(*beside), slope)
         kinks = (high - low > _KINK * scale + _TINY) & torch.isfinite(high - low)
@@ -217,27 +224,18 @@ class _Elementwise:
             return Fast(slope, scale)
         return Fast(slope, scale, (torch.where(kinks, low, slope), torch.where(kinks, high, slope)))
 
-    def _slope_at(self, values: Sequence[Tensor], position: int, operand: str) -> tuple[Tensor, Tensor]:
+    def _slope_at(self, values: Sequence[Tensor], position: int, operand: str, *, again: bool = False) -> Tensor:
+        """The reference's derivative; with `again` as a function of leaves that can be differentiated once more."""
         with torch.enable_grad():
-            leaves = [value.detach().requires_grad_() for value in values]
+            leaves = values if again else [value.detach().requires_grad_() for value in values]
             if operand in self.grad_reference:
-                slope = self.grad_reference[operand](*leaves)
+                slope: Tensor = self.grad_reference[operand](*leaves)
             else:
                 y = self.reference(*leaves)
-                slope = torch.autograd.grad(
-                    y,
-                    leaves[position],
-                    torch.ones_like(y),
-                    create_graph=True,
-                    materialize_grads=True,
-                )[0]
-            scale = slope.detach().abs()
-            if slope.requires_grad:
-                bends = torch.autograd.grad(slope.sum(), leaves, allow_unused=True)
-                for value, bend in zip(values, bends, strict=True):
-                    if bend is not None:
-                        scale = scale + (value * bend.detach()).abs().nan_to_num(0.0, 0.0, 0.0)
-        return slope.detach(), scale
+                [slope] = torch.autograd.grad(
+                    y, leaves[position], torch.ones_like(y), create_graph=again, materialize_grads=True
+                )
+        return slope if again else slope.detach()
 
 
 def _regime_table(given: Regimes) -> tuple[Regime, ...]:
@@ -284,7 +282,7 @@ def op(
         return known[key]
 
     def assembled(chosen: Params) -> dict[str, Formula]:
-        made = _Elementwise(name, chosen, exact, reference, arb, grads, len(names))
+        made = _Elementwise(name, chosen, exact, reference, arb, grads)
         table = {"y": made.formula(None, 0)}
         for position, operand in enumerate(names):
             table["d" + operand] = made.formula(operand, position)

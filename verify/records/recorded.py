@@ -31,7 +31,7 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", 
     """
     best: tuple[float, Recorded] | None = None
     for kernel, item in _results(run):
-        wanted = kernel.name in (target, target.partition("::")[2]) or kernel.target == target
+        wanted = kernel.name == _name(target) or kernel.target == target
         if (target and not wanted) or (not target and kernel.peer):
             continue
         if (dtype and item.dtype != dtype) or (result and result not in (item.output, item.output.split(" ")[0])):
