@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from verify.cases import counter
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.values import SMALL, fill
@@ -80,6 +81,9 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
                 raise UsageError(f"op {op.name!r}: operand {operand.name!r} is required; the case omits it")
             result[operand.name] = None
             continue
+        if operand.range is not None:
+            result[operand.name] = _whole_numbers(operand, case, shapes[operand.name], device)
+            continue
         recipe = case.fill
         if operand.role == "data":
             data += 1
@@ -105,6 +109,23 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         filled = override(filled, fmt, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
     return result
+
+
+def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+    """An integer operand: its range in turn first, so that both ends occur, then at random."""
+    assert operand.range is not None
+    low, high = operand.range(case.dims)
+    count = math.prod(shape)
+    if low >= high and count:
+        raise UsageError(
+            f"operand {operand.name!r} holds whole numbers from {low} to below {high}, of which there is none",
+            hint="integers= and where= together leave none for these sizes",
+        )
+    drawn = counter.below(case.seed, f"whole/{operand.name}", count, max(high - low, 1), device=torch.device(device))
+    if count > 1:
+        drawn[0], drawn[-1] = 0, high - low - 1
+    values = (drawn + low).reshape(shape)
+    return lay_out(values.bool() if (low, high) == (0, 2) and operand.boolean else values, "contiguous")
 
 
 def _known(op: Op, case: Case) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verify.cases import Case
+from verify.cases.sizes import sizes_of
 from verify.cases.values import ROW
 from verify.declare.declaration import Kernel
 from verify.ops.op import Op
@@ -56,6 +57,7 @@ class Effort:
     exact_width: int
     rows: int
     matrices: tuple[tuple[int, int, int], ...]
+    graph_elements: int  # of the largest operand of an op that a PyTorch function defines
     large: tuple[tuple[int, int, int], ...] = ()
     longest: int = 0
 
@@ -70,6 +72,7 @@ EFFORTS = {
         exact_width=33,
         rows=3,
         matrices=((17, 65, 33), (32, 256, 16)),
+        graph_elements=1 << 12,
     ),
     # what an exact verdict costs grows with the width, on a GPU as without one: a middle width serves every regime, and
     # blocks that a row fills or leaves almost half empty take turns
@@ -82,6 +85,7 @@ EFFORTS = {
         exact_width=33,
         rows=8,
         matrices=((17, 65, 33),),
+        graph_elements=1 << 18,
         large=((128, 512, 128), (257, 1024, 96)),
         longest=65_537,
     ),
@@ -95,6 +99,8 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
         return _elementwise(kernel, dtype, effort, seed)
     if kernel.op.kind == "rowwise":
         return [_rowwise(kernel, dtype, effort, seed)]
+    if kernel.op.kind == "graph":
+        return [_graph(kernel, dtype, effort, seed)]
     return [_contraction(kernel, dtype, effort, seed)]
 
 
@@ -161,6 +167,22 @@ def _rowwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
         if dtype == "float64":
             shapes = [(effort.rows, narrow), (effort.rows, effort.exact_width)]
         for dims in shapes:
+            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
+    return Group(tuple(cases))
+
+
+def _graph(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
+    """Every row regime at one small and one larger set of sizes, which take turns; each example with all regimes."""
+    upstream = "normal" if kernel.differentiable else ""
+    most = 64 if dtype == "float64" else effort.graph_elements
+    sizes = sizes_of(kernel.op, most)
+    small, larger = sizes[: max(1, len(sizes) // 2)], sizes[1:2] + sizes[len(sizes) // 2 :]
+    cases = []
+    for place, recipe in enumerate(ROW_REGIMES):
+        chosen = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
+        if kernel.op.examples:
+            chosen = list(sizes)
+        for dims in dict.fromkeys(chosen):
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
     return Group(tuple(cases))
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from verify.cases.case import Case
 from verify.cases.layouts import LAYOUTS
+from verify.cases.sizes import sizes_of
 from verify.cases.values import ELEMENT, ROW
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
@@ -108,6 +109,8 @@ def _shape(chance: Chance, kernel: Kernel, sizes: Sizes) -> tuple[int, ...]:
             chance.pick(interesting_sizes(sizes.depth)),
             chance.pick(small),
         )
+    if kind == "graph":
+        return chance.pick(sizes_of(kernel.op, sizes.elements))  # type: ignore[no-any-return]
     if kind == "rowwise":
         width = chance.pick(interesting_sizes(sizes.width))
         leading = chance.pick(((3,), (1,), (7,), (), (2, 3), (0,), (33,), (2, 1, 2)))
@@ -130,8 +133,8 @@ def _lines(elements: int) -> tuple[Dims, ...]:
 
 def recipes(kernel: Kernel) -> tuple[str, ...]:
     """The value recipes that make sense for the kernel's op."""
-    by_kind = {"elementwise": ELEMENT_RECIPES, "rowwise": ROW_RECIPES, "contraction": MATRIX_RECIPES}
-    return by_kind[kernel.op.kind]
+    by_kind = {"elementwise": ELEMENT_RECIPES, "contraction": MATRIX_RECIPES}
+    return by_kind.get(kernel.op.kind, ROW_RECIPES)
 
 
 def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
@@ -161,6 +164,8 @@ _FIXED_SHAPES: dict[str, tuple[Dims, ...]] = {
 
 def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
     """The shapes that `each_choice` takes where a law asks for none in particular."""
+    if kernel.op.kind == "graph":
+        return sizes_of(kernel.op, sizes.elements)[:7]
     base, *others = _FIXED_SHAPES[kernel.op.kind]
     most = {"elementwise": sizes.elements, "rowwise": sizes.width, "contraction": sizes.depth}[kernel.op.kind]
 
@@ -323,6 +328,11 @@ def _fits(kernel: Kernel, dims: Dims) -> None:
     """Dims that the kernel's op can have."""
     rule = {"elementwise": "any number of dims", "rowwise": "dims (..., N)", "contraction": "dims (M, K, N)"}
     kind = kernel.op.kind
+    if kind == "graph":
+        names, allowed = kernel.op.dims, kernel.op.allowed
+        if len(dims) != len(names) or (allowed is not None and not allowed(dims)):
+            raise UsageError(f"op {kernel.op.name!r} takes dims ({', '.join(names)}) that it allows; received {dims}")
+        return
     right = {"elementwise": True, "rowwise": len(dims) > 0, "contraction": len(dims) == 3}[kind]
     if not right or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in dims):
         raise UsageError(f"op {kernel.op.name!r} takes {rule[kind]}, none of them negative; received {tuple(dims)}")

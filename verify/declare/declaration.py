@@ -110,6 +110,11 @@ class Kernel:
 def kernel(
     *received: object,
     op: str | Op | None = None,
+    like: Callable[..., Any] | None = None,
+    shapes: Mapping[str, str] | None = None,
+    where: str = "",
+    integers: Mapping[str, str] | None = None,
+    examples: Any = None,
     params: Mapping[str, Any] | None = None,
     dtypes: Iterable[str] | None = None,
     operands: Iterable[str] | None = None,
@@ -127,6 +132,10 @@ def kernel(
     """Declare the function below as a kernel.
 
     op: the operation it computes, by name (`verify list --ops`) or as an `Op` from `verify.op(...)`.
+    like: instead of op, a PyTorch function or module that says what the kernel computes (docs/like.md). Its shapes
+        follow from shapes={"x": "n d", ...} in named dimensions, of which where="d % 16 == 0" promises some, or from
+        examples=[(x, ...)] or a function that returns one; without both it is elementwise. integers= says what
+        integer operands hold, {"label": "0 <= label < v"} or "bool". outputs= names what it returns.
     params: values of the op's parameters that this kernel implements.
     dtypes: the dtypes it promises, default float32, bfloat16, float16.
     operands: the operands it takes, default all of the op's; leave out optional ones such as "bias".
@@ -145,25 +154,39 @@ def kernel(
     # the declaring module, not the function's: a library function may be declared as it is
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
-    named_op = _op(received, op)
+    named_op = _op(received, op) if like is None else ""
+    if like is None and (shapes or where or integers or examples is not None):
+        raise UsageError(
+            "shapes, where, integers and examples belong to like=", hint="@verify.kernel(like=function, ...)"
+        )
+    if like is not None and (received or op is not None or params):
+        raise UsageError(
+            "like= says what the kernel computes, so that there is neither op= nor params=",
+            hint="@verify.kernel(like=functools.partial(function, eps=1e-6)) fixes a parameter of the function",
+        )
 
     def declare(function: Callable[..., Any]) -> Kernel:
         label = name or getattr(function, "__name__", None) or "kernel"
-        where = f"kernel {label!r}"
+        about = f"kernel {label!r}"
         if not callable(function):
             raise UsageError(
-                f"{where}: @verify.kernel decorates a function; received {function!r}",
+                f"{about}: @verify.kernel decorates a function; received {function!r}",
                 hint="def my_kernel(x): ... below it, or verify.kernel(op=...)(function)",
             )
         if isinstance(function, type):
             raise UsageError(
-                f"{where}: @verify.kernel decorates a function; received the class {function.__name__}",
+                f"{about}: @verify.kernel decorates a function; received the class {function.__name__}",
                 hint=f"decorate a function that calls it, as in: def my_kernel(x): return {_called(function)}",
             )
-        definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
+        taken: Iterable[str] | None = operands
+        if like is not None:
+            definition = _like(label, function, like, operands, outputs, shapes, where, integers, examples)
+            taken = None
+        else:
+            definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
         definition.resolve(params or {})
-        taken = _operands(where, definition, operands)
-        promised = _dtypes(where, dtypes)
+        taken = _operands(about, definition, taken)
+        promised = _dtypes(about, dtypes)
         declared = Kernel(
             name=label,
             function=function,
@@ -171,12 +194,12 @@ def kernel(
             params=dict(params or {}),
             dtypes=promised,
             operands=taken,
-            outputs=_outputs(where, definition, outputs),
-            layouts=_choice(where, "layouts", layouts, LAYOUTS),
-            gradients=_gradients(where, definition, gradients, taken),
-            max_ulp=_limits(where, max_ulp, promised),
+            outputs=_outputs(about, definition, outputs),
+            layouts=_choice(about, "layouts", layouts, LAYOUTS),
+            gradients=_gradients(about, definition, gradients, taken),
+            max_ulp=_limits(about, max_ulp, promised),
             backends=tuple(
-                _choice(where, "backends", item, BACKENDS) for item in _strings(where, "backends", backends)
+                _choice(about, "backends", item, BACKENDS) for item in _strings(about, "backends", backends)
             ),
             peer=bool(peer),
             policy=policy or Policy(),
@@ -184,10 +207,10 @@ def kernel(
             file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
-            requires=_requires(where, requires),
-            largest=_largest(where, largest, promised),
+            requires=_requires(about, requires),
+            largest=_largest(about, largest, promised),
         )
-        _takes(where, declared)
+        _takes(about, declared)
         code = getattr(function, "__code__", None)
         if code is not None and getattr(function, "__module__", None) == module:
             declared_lines.setdefault(module, {}).setdefault(function.__qualname__, set()).add(code.co_firstlineno)
@@ -269,6 +292,41 @@ def _takes(where: str, declared: Kernel) -> None:
             + f"; received a function that takes {signature}: {error}",
             hint=hint,
         ) from None
+
+
+def _like(
+    label: str,
+    function: Callable[..., Any],
+    like: Callable[..., Any],
+    operands: Iterable[str] | None,
+    outputs: Iterable[str] | None,
+    shapes: Mapping[str, str] | None,
+    where: str,
+    integers: Mapping[str, str] | None,
+    examples: Any,
+) -> Op:
+    """The op of a PyTorch function, whose operands have the names of the kernel's arguments."""
+    from verify.ops.graph.like import like_op
+
+    about = f"kernel {label!r}"
+    names = tuple(operands or ())
+    if not names:
+        try:
+            given = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            given = ()  # type: ignore[assignment]
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = tuple(each.name for each in given if each.kind in kinds and each.default is inspect.Parameter.empty)
+        names = names or tuple(shapes or ())
+        if not names:
+            raise UsageError(
+                f"{about}: its operands are the arguments of the function, which has none with a name",
+                hint='operands=["x"] names them in their order',
+            )
+    labels = None if outputs is None else _strings(about, "outputs", outputs)
+    return like_op(
+        like, names, shapes=shapes, where=where, integers=integers, examples=examples, outputs=labels, name=label
+    )
 
 
 def _requires(where: str, requires: str | Iterable[str]) -> tuple[str, ...]:
@@ -414,7 +472,9 @@ def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
 
 
 def expected_shape(op: Op, dims: Shape, params: Params, output: str) -> Shape:
-    """The shape of an output: the dims themselves, except for contractions, whose dims are (M, K, N)."""
+    """The shape of an output: the dims themselves, except for contractions (M, K, N) and ops that say it themselves."""
+    if op.result_shapes is not None:
+        return op.result_shapes(dims, params)[output]
     if op.kind != "contraction":
         return tuple(dims)
     if output == "y":

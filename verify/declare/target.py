@@ -74,7 +74,7 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: str  # with the kernel's name
     name: str
     op: str
-    kind: Literal["elementwise", "rowwise", "contraction"]
+    kind: Literal["elementwise", "rowwise", "contraction", "graph"]
     params: dict[str, Any]
     promise: str
     backends: tuple[str, ...]

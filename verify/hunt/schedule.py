@@ -145,7 +145,7 @@ def _hunted_kernels(pool: Pool, target: str, backend: str, session: HuntSession)
     return found
 
 
-_SLOWEST = ("rowwise", "contraction", "elementwise")  # a call of rows is the largest, and has the most steps
+_SLOWEST = ("graph", "rowwise", "contraction", "elementwise")  # a call of rows is the largest, and has the most steps
 
 _Place = tuple[_HuntedKernel, Hunt]
 

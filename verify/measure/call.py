@@ -277,7 +277,7 @@ def _run(
         value = given[operand.name]
         if operand.name in case.absent:
             continue
-        if value is not None and case.upstream and operand.name in wanted:
+        if value is not None and case.upstream and operand.name in wanted and value.is_floating_point():
             value = value.detach().requires_grad_(True)
             leaves[operand.name] = value
         arguments.append(value)

@@ -128,7 +128,7 @@ def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[
     return list({part.key: part for part in found}.values())
 
 
-LONGEST = ("contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
+LONGEST = ("graph", "contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
 _SLOWEST = ("float64", "float32")  # dtypes, by how much of their judging is exact arithmetic
 
 

@@ -31,13 +31,16 @@ class Operand:
     """One tensor argument, in the order in which a kernel receives it.
 
     `role` says how cases make its values: "data" follows the value recipe of the case, "scale" is a weight
-    around 1, "shift" a bias around 0, "matrix" a weight matrix.
+    around 1, "shift" a bias around 0, "matrix" a weight matrix, "integer" whole numbers of a
+    range, or truth values where `boolean`.
     """
 
     name: str
-    role: Literal["data", "scale", "shift", "matrix"] = "data"
+    role: Literal["data", "scale", "shift", "matrix", "integer"] = "data"
     optional: bool = False
     differentiable: bool = True
+    range: Callable[[Shape], tuple[int, int]] | None = None  # of dims: the least value of an "integer", and one above
+    boolean: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,14 @@ class Fast:
     is |value|.
 
     `ends` are the least and the greatest right answer of every element, equal where there is only one (see `Point`);
-    None where there is nowhere more than one.
+    None where there is nowhere more than one. `bound` is how far the exact value may be, where the reference knows it
+    itself; else the certificate does.
     """
 
     value: Tensor
     scale: Tensor
     ends: tuple[Tensor, Tensor] | None = None
+    bound: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -111,12 +116,14 @@ class Op:
     it where that operand has another shape than the result: the deciding value for each element.
     `whole_rows` names the results of a row-wise op for which `points` evaluates a row at the price of an element: where
     nobody has measured how good `fast` is, tensors of ordinary size are then evaluated exactly throughout.
+    An op of kind "graph" has operands of any shape: `dims` names the sizes that decide them, `allowed` says which sizes
+    are promised, `examples` lists the only ones there are, if so, and `result_shapes` are those of the outputs.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
 
     name: str
-    kind: Literal["elementwise", "rowwise", "contraction"]
+    kind: Literal["elementwise", "rowwise", "contraction", "graph"]
     operands: tuple[Operand, ...]
     outputs: tuple[str, ...]
     shapes: Callable[[Shape, Params], dict[str, Shape]]
@@ -133,6 +140,10 @@ class Op:
     boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
     whole_rows: tuple[str, ...] = ()
     summary: str = ""
+    dims: tuple[str, ...] = ()
+    allowed: Callable[[Shape], bool] | None = None
+    examples: tuple[Shape, ...] = ()
+    result_shapes: Callable[[Shape, Params], dict[str, Shape]] | None = None
 
     @property
     def required_outputs(self) -> tuple[str, ...]:

@@ -79,6 +79,10 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
         if formats[result].name == "float64" or by_rows:
             truths[result] = _exactly(op, problem, result, reference)
             continue
+        if reference.bound is not None:
+            told = "an interval for every element"
+            truths[result] = Truth(reference.value, None, reference.bound, reference.scale, told, reference.ends)
+            continue
         units, sentence = certificate.units_for(op.name, problem.params, result, kinds[reference.value.device])
         if op.kind == "contraction":
             # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the

@@ -1,0 +1,215 @@
+"""A traced program: PyTorch's float64, its intervals and its single elements in Arb and mpmath are one function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flint
+import pytest
+import torch
+from mpmath import mp
+from torch import Tensor
+from torch.nn import functional
+
+from verify.errors import UsageError
+from verify.ops.graph.arithmetic import Balls, Decimals
+from verify.ops.graph.like import like_op
+from verify.ops.graph.program import trace
+from verify.ops.graph.steps import Run
+from verify.ops.op import Problem
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32).double()
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _loss(x: Tensor, label: Tensor) -> Tensor:
+    return functional.cross_entropy(x, label, ignore_index=1, label_smoothing=0.1)
+
+
+def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+def _scan(x: Tensor, a: Tensor) -> Tensor:
+    state, seen = torch.zeros_like(x[:, 0]), []
+    for step in range(x.shape[1]):
+        state = torch.sigmoid(a) * state + x[:, step]
+        seen.append(state)
+    return torch.stack(seen, 1)
+
+
+LABELS = torch.tensor([0, 1, 4, 2])
+PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "mish": (functional.mish, [_random(3, 5)]),
+    "gelu": (functional.gelu, [_random(3, 5)]),
+    "gelu tanh": (lambda x: functional.gelu(x, approximate="tanh"), [_random(3, 5)]),
+    "log sigmoid": (functional.logsigmoid, [_random(3, 5)]),
+    "hardswish": (functional.hardswish, [_random(3, 5)]),
+    "power": (lambda x: x.abs() ** 1.5 + x**3, [_random(3, 5)]),
+    "swiglu": (lambda a, b: functional.silu(a) * b, [_random(3, 5), _random(3, 5, seed=1)]),
+    "broadcast": (lambda a, b: a * b + b, [_random(3, 1, 5), _random(4, 1, seed=1)]),
+    "softmax": (lambda x: functional.softmax(x, -1), [_random(3, 5)]),
+    "logsumexp": (lambda x: torch.logsumexp(x, -1), [_random(3, 5)]),
+    "cosine": (functional.cosine_similarity, [_random(3, 5), _random(3, 5, seed=1)]),
+    "layer norm": (lambda x, w: functional.layer_norm(x, (5,), w), [_random(3, 5), _random(5, seed=1)]),
+    "group norm": (lambda x: functional.group_norm(x, 2), [_random(2, 4, 5)]),
+    "batch norm": (lambda x: functional.batch_norm(x, None, None, training=True), [_random(3, 4, 5)]),
+    "norm": (lambda x: functional.normalize(x, dim=-1), [_random(3, 5)]),
+    "cross entropy": (_loss, [_random(4, 5), LABELS]),
+    "huber": (functional.huber_loss, [_random(3, 5), _random(3, 5, seed=1)]),
+    "linear": (functional.linear, [_random(3, 4), _random(5, 4, seed=1), _random(5, seed=2)]),
+    "einsum": (lambda a, b: torch.einsum("bik,bjk->bij", a, b), [_random(2, 3, 4), _random(2, 5, 4, seed=1)]),
+    "convolution": (
+        lambda x, w: functional.conv2d(x, w, stride=2, padding=1, groups=2),
+        [_random(2, 4, 6, 6), _random(4, 2, 3, 3, seed=1)],
+    ),
+    "transposed convolution": (
+        lambda x, w: functional.conv_transpose2d(x, w, stride=2, output_padding=1),
+        [_random(1, 2, 3, 3), _random(2, 3, 3, 3, seed=1)],
+    ),
+    "max pool": (lambda x: functional.max_pool2d(x, 3, 2, 1), [_random(1, 2, 6, 6)]),
+    "average pool": (lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True), [_random(1, 2, 6, 6)]),
+    "attention": (_attention, [_random(1, 2, 4, 3), _random(1, 2, 4, 3, seed=1), _random(1, 2, 4, 3, seed=2)]),
+    "rope": (_rope, [_random(2, 4, 6), _random(4, 6, seed=1), _random(4, 6, seed=2)]),
+    "embedding": (lambda w, i: functional.embedding(i, w).sum(1), [_random(7, 3), torch.tensor([[1, 3], [3, 6]])]),
+    "scan": (_scan, [_random(2, 5, 3), _random(3, seed=1)]),
+    "cumulative sums": (lambda x: x.flip(-1).cumsum(-1), [_random(3, 5)]),
+    "top k": (lambda x: x.topk(2, -1), [_random(3, 5)]),
+    "fake quantisation": (lambda x: torch.round(x * 8).clamp(-9, 9) / 8, [_random(3, 5)]),
+    "in place": (lambda x: x.clone().mul_(2).relu_(), [_random(3, 5)]),
+    "interpolation": (lambda x: functional.interpolate(x, scale_factor=2), [_random(1, 2, 3, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_intervals_hold_what_pytorch_and_both_arithmetics_compute(name: str) -> None:
+    function, given = PROGRAMS[name]
+    operands = {f"x{place}": value for place, value in enumerate(given)}
+    smooth = [key for key, value in operands.items() if value.is_floating_point()]
+    program = trace(function, operands, differentiable=smooth)
+    leaves = dict(operands)
+    for leaf in program.leaves:
+        if leaf.startswith("grad "):
+            leaves[leaf] = _random(*program.results[leaf.removeprefix("grad ")].shape, seed=7)
+    run = Run(leaves, torch.device("cpu"))
+    found = program.spans(run, list(program.results))
+
+    values = [value.clone().requires_grad_() if value.is_floating_point() else value for value in given]
+    made = function(*values)
+    outputs = list(made) if isinstance(made, tuple | list) else [made]
+    names = [key for key in program.results if key.removeprefix("d") not in operands]
+    ends = [(o, leaves[f"grad {key}"]) for o, key in zip(outputs, names, strict=True) if o.is_floating_point()]
+    gradients = torch.autograd.grad(
+        [end[0] for end in ends], [v for v in values if v.is_floating_point()], [end[1] for end in ends]
+    )
+    expected = dict(zip(names, outputs, strict=True)) | {
+        f"d{key}": gradient for key, gradient in zip(smooth, gradients, strict=True)
+    }
+    for key, want in expected.items():
+        span = found[key]
+        if not want.is_floating_point():
+            assert torch.equal(span.value, want)
+            continue
+        assert span.lo.shape == want.shape
+        room = span.scale() * 2.0**-44 + 1e-300
+        assert bool(((want.detach() >= span.lo - room) & (want.detach() <= span.hi + room)).all())
+        assert bool(((span.hi - span.lo) <= span.scale() * 2.0**-34 + 1e-300).all()), "far wider than it has to be"
+        wanted = [0, want.numel() // 2, want.numel() - 1]
+        flint.ctx.prec, mp.prec = 100, 140
+        balls = program.elements(run, Balls(), key, wanted)
+        decimals = program.elements(run, Decimals(), key, wanted)
+        for place, ball, decimal in zip(wanted, balls, decimals, strict=True):
+            low, high = (flint.arb(float(end.reshape(-1)[place])) for end in (span.lo, span.hi))
+            assert low <= ball.upper() and ball.lower() <= high
+            assert abs(ball.mid() - flint.arb(str(mp.nstr(decimal, 40)))) <= flint.arb(1e-24) + ball.rad()
+
+
+def test_a_kink_has_both_slopes_and_an_exact_decision_in_the_forward_pass() -> None:
+    op = like_op(functional.relu, ["x"])
+    x = torch.tensor([0.0, -1.0, 2.0])
+    found = op.fast(Problem({"x": x}, {}, {"y": torch.tensor([3.0, 3.0, 3.0])}, ("y", "dx")))
+    ends = found["dx"].ends
+    assert found["y"].ends is None and ends is not None
+    assert ends[0].tolist() == [0.0, 0.0, 3.0] and ends[1].tolist() == [3.0, 0.0, 3.0]
+
+
+def test_a_decision_by_computed_numbers_may_go_both_ways_where_a_few_roundings_decide() -> None:
+    op = like_op(lambda x, s: torch.round(x * s), ["x", "s"], shapes={"x": "n", "s": ""})
+    x, s = torch.tensor([2.5, 2.4, 7.0]), torch.tensor(1.0 + 2.0**-23)
+    ends = op.fast(Problem({"x": x, "s": s}, {}, {}, ("y",)))["y"].ends
+    assert ends is not None
+    assert ends[0].tolist() == [2.0, 2.0, 7.0] and ends[1].tolist() == [3.0, 2.0, 7.0]
+
+
+def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
+    def masked(x: Tensor) -> Tensor:
+        mask = torch.tensor([[0.0, -math.inf], [-math.inf, -math.inf]], dtype=x.dtype)
+        return functional.softmax(x * 1e4 + mask, -1)
+
+    program = trace(masked, {"x": torch.zeros(2, 2)})
+    run = Run({"x": torch.tensor([[1.0, 5.0], [1.0, 2.0]])}, torch.device("cpu"))
+    span = program.spans(run, ["y"])["y"]
+    assert span.hi[0].tolist()[1] == 0.0 and abs(span.lo[0, 0] - 1) < 1e-14
+    assert bool(torch.isnan(span.lo[1]).all())
+    balls = program.elements(run, Balls(), "y", [1, 2])
+    assert balls[0] == 0 and math.isnan(balls[1])
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: functional.dropout(x, 0.5), "random"),
+        (lambda x: x if bool(x.sum() > 0) else -x, "cannot be followed"),
+        (lambda x: torch.linalg.svd(x)[1], "no real meaning"),
+        (lambda x: 3.0, "returns tensors"),
+        (lambda x: _Twice.apply(x), "written by hand"),
+    ],
+)
+def test_what_cannot_be_followed_is_named(function: Callable[..., Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        trace(function, {"x": torch.zeros(2, 2)})
+
+
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def test_shapes_where_and_integers_say_what_is_promised() -> None:
+    op = like_op(
+        functional.cross_entropy,
+        ["logits", "label"],
+        shapes={"logits": "n v", "label": "n"},
+        where="v % 4 == 0 and n in (3, 5)",
+        integers={"label": "0 <= label < v"},
+    )
+    assert op.kind == "graph" and op.dims == ("n", "v") and op.allowed is not None
+    assert op.allowed((3, 8)) and not op.allowed((3, 7)) and not op.allowed((4, 8))
+    assert op.operands[1].range is not None and op.operands[1].range((3, 8)) == (0, 8)
+    assert op.gradients == ("dlogits",) and op.result_shapes is not None
+    assert op.result_shapes((3, 8), {})["y"] == ()
+    with pytest.raises(UsageError, match="names of dimensions"):
+        like_op(torch.exp, ["x"], shapes={"x": "n"}, where="__import__('os')")
+    with pytest.raises(UsageError, match="not elementwise"):
+        like_op(torch.cumsum, ["x", "dim"]) if False else like_op(lambda x: x.sum(-1), ["x"])
+
+
+def test_parameters_of_a_module_are_operands_where_the_kernel_names_them() -> None:
+    torch.manual_seed(0)
+    op = like_op(torch.nn.Linear(5, 3), ["x", "weight"], shapes={"x": "n 5"})
+    assert op.shapes((2,), {}) == {"weight": (3, 5), "x": (2, 5)}
+    assert {operand.name: operand.role for operand in op.operands} == {"x": "data", "weight": "matrix"}
+    x, weight = _random(2, 5), _random(3, 5, seed=3)
+    y = op.fast(Problem({"x": x, "weight": weight}, {}, {}, ("y",)))["y"].value
+    bias = op.fast(Problem({"x": x, "weight": 0 * weight}, {}, {}, ("y",)))["y"].value
+    assert torch.allclose(y, x @ weight.T + bias, rtol=1e-12, atol=0)

@@ -1,0 +1,40 @@
+"""Which sizes of named dimensions cases have, for an op that a PyTorch function defines."""
+
+from __future__ import annotations
+
+import math
+
+from verify.errors import UsageError
+from verify.ops.graph.shapes import sizes_within
+from verify.ops.op import Op
+
+Dims = tuple[int, ...]
+_COUNT = 40
+_known: dict[tuple[str, int], tuple[Dims, ...]] = {}
+
+
+def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
+    """Sizes that the declaration allows, the plainest first, no operand above `elements` elements."""
+    if op.examples:
+        return op.examples
+    if (op.name, elements) not in _known:
+        _known[op.name, elements] = _found(op, elements)
+    return _known[op.name, elements]
+
+
+def _found(op: Op, elements: int) -> tuple[Dims, ...]:
+    fitting: list[tuple[int, Dims]] = []
+    for dims in sizes_within(op.dims, op.allowed, elements):
+        size = max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
+        if size <= elements:
+            fitting.append((size, dims))
+        if len(fitting) >= 4 * _COUNT:
+            break
+    if not fitting:
+        raise UsageError(
+            f"op {op.name!r} allows no sizes with operands of at most {elements:,} elements",
+            hint="widen where=, or name fewer dimensions in shapes=",
+        )
+    by_size = sorted(fitting)
+    spread = [by_size[place * (len(by_size) - 1) // (_COUNT - 1)][1] for place in range(_COUNT)]
+    return tuple(dict.fromkeys([fitting[0][1], by_size[-1][1], *spread]))

@@ -1,0 +1,255 @@
+"""Two arithmetics for single elements: Arb balls, which enclose, and mpmath, another library for the same numbers.
+
+A finite number is an `arb` or an `mpf`; infinities and NaN (a value that is not defined) are Python floats in both. A
+ball that is not finite says nothing: it asks for more bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flint
+from mpmath import mp
+
+from verify.ops.graph.functions import Function
+from verify.ops.precision import arb_bits, mp_bits
+
+
+class Pole(float):
+    """A number divided by an exact zero: infinite, with the sign of a zero that real numbers do not have."""
+
+
+POLE = Pole("nan")
+Number = Any
+Answer = bool | None  # None: not decided at this precision, or two answers are right
+
+
+class Arithmetic:
+    """What both share: infinities, values that are not defined, and answers that are not known."""
+
+    def number(self, value: float) -> Number:
+        """The same real number; infinities and NaN as they are."""
+        return value if math.isinf(value) or value != value else self.finite(value)
+
+    def add(self, a: Number, b: Number) -> Number:
+        if isinstance(a, float) or isinstance(b, float):
+            if isinstance(a, float) and isinstance(b, float):
+                return a + b
+            special, other = (a, b) if isinstance(a, float) else (b, a)
+            return special if special != special or self.is_known(other) else self.unknown()
+        return a + b
+
+    def negative(self, a: Number) -> Number:
+        return -a if isinstance(a, float) else self.opposite(a)
+
+    def subtract(self, a: Number, b: Number) -> Number:
+        return self.add(a, self.negative(b))
+
+    def multiply(self, a: Number, b: Number) -> Number:
+        if isinstance(a, float) or isinstance(b, float):
+            if isinstance(a, float) and isinstance(b, float):
+                return a * b
+            special, other = (a, b) if isinstance(a, float) else (b, a)
+            sign = self.sign(other)
+            return special if special != special else self.unknown() if sign is None else special * sign
+        return a * b
+
+    def divide(self, a: Number, b: Number) -> Number:
+        if isinstance(b, float):
+            if isinstance(b, Pole):
+                return self.finite(0.0) if not isinstance(a, float) else math.nan
+            return math.nan if b != b or isinstance(a, float) else self.finite(0.0)
+        sign = self.sign(b)
+        if sign == 0:
+            return math.nan if (not isinstance(a, float) and self.sign(a) == 0) or a != a else POLE
+        if isinstance(a, float):
+            return a if a != a else self.unknown() if sign is None else a * sign
+        return self.unknown() if sign is None else a / b
+
+    def apply(self, function: Function, x: Number) -> Number:
+        """f(x)."""
+        if isinstance(x, float):
+            limit = function.limits[int(x > 0)] if x == x else x
+            return limit(self) if callable(limit) else self.number(limit)
+        least = function.domain[0]
+        if math.isfinite(least):
+            side = self.sign(self.add(x, self.finite(-least)))
+            if side == -1:
+                return math.nan
+            if side == 0:
+                import torch
+
+                return self.number(float(function.torch(torch.tensor(least, dtype=torch.float64))))
+            if side is None:
+                return self.unknown()
+        return self.evaluated(function, x)
+
+    def less(self, a: Number, b: Number) -> Answer:
+        """a < b; None where that is not decided."""
+        order = self.order(a, b)
+        return None if order is None else order == -1
+
+    def order(self, a: Number, b: Number) -> int | None:
+        """-1, 0, 1, or 2 where one is NaN; None where it is not decided."""
+        if isinstance(a, Pole) or isinstance(b, Pole):
+            return None
+        if (a != a and isinstance(a, float)) or (b != b and isinstance(b, float)):
+            return 2
+        if isinstance(a, float) and isinstance(b, float):
+            return (a > b) - (a < b)
+        if isinstance(a, float) or isinstance(b, float):
+            known = self.is_known(b if isinstance(a, float) else a)
+            return (
+                None if not known else int(math.copysign(1, a)) if isinstance(a, float) else -int(math.copysign(1, b))
+            )
+        return self.sign(self.add(a, self.opposite(b)))
+
+    def extreme(self, a: Number, b: Number, largest: bool) -> Number:
+        """The larger, or the smaller, of two."""
+        order = self.order(a, b)
+        if order == 2:
+            return math.nan
+        if order is None:
+            return self.doubtful_extreme(a, b, largest)
+        return a if (order >= 0) == largest else b
+
+    def total(self, terms: Sequence[Number]) -> Number:
+        """The sum."""
+        if any(isinstance(term, float) for term in terms):
+            result: Number = self.finite(0.0)
+            for term in terms:
+                result = self.add(result, term)
+            return result
+        return self.summed(terms)
+
+    def dot(self, a: Sequence[Number], b: Sequence[Number]) -> Number:
+        """The sum of products."""
+        if any(isinstance(each, float) for each in (*a, *b)):
+            return self.total([self.multiply(x, y) for x, y in zip(a, b, strict=True)])
+        return self.dotted(a, b)
+
+    # what each arithmetic does itself, with finite numbers only
+
+    bits: Any
+
+    def finite(self, value: float) -> Number:
+        raise NotImplementedError
+
+    def unknown(self) -> Number:
+        raise NotImplementedError
+
+    def pi(self) -> Number:
+        raise NotImplementedError
+
+    def is_known(self, a: Number) -> bool:
+        raise NotImplementedError
+
+    def opposite(self, a: Number) -> Number:
+        raise NotImplementedError
+
+    def sign(self, a: Number) -> int | None:
+        raise NotImplementedError
+
+    def evaluated(self, function: Function, x: Number) -> Number:
+        raise NotImplementedError
+
+    def union(self, a: Number, b: Number) -> Number:
+        raise NotImplementedError
+
+    def doubtful_extreme(self, a: Number, b: Number, largest: bool) -> Number:
+        raise NotImplementedError
+
+    def summed(self, terms: Sequence[Number]) -> Number:
+        raise NotImplementedError
+
+    def dotted(self, a: Sequence[Number], b: Sequence[Number]) -> Number:
+        raise NotImplementedError
+
+
+class Balls(Arithmetic):
+    """Arb: every result encloses the real number."""
+
+    bits = arb_bits
+
+    def finite(self, value: float) -> Number:
+        return flint.arb(value)
+
+    def unknown(self) -> Number:
+        return flint.arb.nan()
+
+    def pi(self) -> Number:
+        return flint.arb.pi()
+
+    def is_known(self, a: Number) -> bool:
+        return bool(a.is_finite())
+
+    def opposite(self, a: Number) -> Number:
+        return a.neg(exact=True) if hasattr(a, "neg") else -a
+
+    def sign(self, a: Number) -> int | None:
+        if a > 0:
+            return 1
+        if a < 0:
+            return -1
+        return 0 if a.is_zero() else None
+
+    def evaluated(self, function: Function, x: Number) -> Number:
+        return function.arb(x)
+
+    def union(self, a: Number, b: Number) -> Number:
+        if isinstance(a, float) or isinstance(b, float):
+            same = a == b or (a != a and b != b and isinstance(a, float) and isinstance(b, float))
+            return a if same else self.unknown()
+        return a.union(b)
+
+    def doubtful_extreme(self, a: Number, b: Number, largest: bool) -> Number:
+        if isinstance(a, float) or isinstance(b, float):
+            return self.unknown()
+        return a.max(b) if largest else a.min(b)
+
+    def summed(self, terms: Sequence[Number]) -> Number:
+        return sum(terms, flint.arb(0))
+
+    def dotted(self, a: Sequence[Number], b: Sequence[Number]) -> Number:
+        count = len(a)
+        if not count:
+            return flint.arb(0)
+        return (flint.arb_mat(1, count, list(a)) * flint.arb_mat(count, 1, list(b)))[0, 0]
+
+
+class Decimals(Arithmetic):
+    """mpmath: a number to the working precision, without an enclosure. It always has an answer."""
+
+    bits = staticmethod(mp_bits)
+
+    def finite(self, value: float) -> Number:
+        return mp.mpf(value)
+
+    def unknown(self) -> Number:
+        return math.nan
+
+    def pi(self) -> Number:
+        return +mp.pi
+
+    def is_known(self, a: Number) -> bool:
+        return True
+
+    def opposite(self, a: Number) -> Number:
+        return mp.fneg(a, exact=True)
+
+    def sign(self, a: Number) -> int | None:
+        return int(mp.sign(a))
+
+    def evaluated(self, function: Function, x: Number) -> Number:
+        return function.mp(x)
+
+    def union(self, a: Number, b: Number) -> Number:
+        return a
+
+    def summed(self, terms: Sequence[Number]) -> Number:
+        return mp.fsum(terms)
+
+    def dotted(self, a: Sequence[Number], b: Sequence[Number]) -> Number:
+        return mp.fdot(a, b)

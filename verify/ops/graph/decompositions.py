@@ -1,0 +1,526 @@
+"""PyTorch's larger operators in terms of smaller ones: sums, products of matrices, elements moved and added up.
+
+These are definitions, read as formulas over the real numbers; how fast they run is of no concern. PyTorch's own
+decompositions serve for everything else that `verify.ops.graph.rewrite` has no rule for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_aten = torch.ops.aten
+_Sizes = Sequence[int]
+
+
+def _full(values: _Sizes, count: int) -> list[int]:
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _dims(x: Tensor, dim: Any) -> list[int]:
+    if dim is None or (isinstance(dim, Sequence) and not dim):
+        return list(range(x.ndim))
+    return [each % max(x.ndim, 1) for each in ([dim] if isinstance(dim, int) else dim)] if x.ndim else []
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    dims = _dims(x, dim)
+    return x.sum(dims, keepdim) / math.prod(x.shape[each] for each in dims)
+
+
+def _var_mean(x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    dims = _dims(x, dim)
+    count = math.prod(x.shape[each] for each in dims) - (1 if correction is None else correction)
+    mean = _mean(x, dims, True)
+    around = x - mean
+    total = (around * around).sum(dims, keepdim)
+    return total / max(count, 0), mean if keepdim else mean.squeeze(dims)
+
+
+def _var(x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def _normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean = _mean(x, dims, True)
+    around = x - mean
+    rstd = (_mean(around * around, dims, True) + eps).rsqrt()
+    return around * rstd, mean, rstd
+
+
+def _layer_norm(
+    x: Tensor, shape: _Sizes, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, rstd = _normalised(x, list(range(x.ndim - len(shape), x.ndim)), eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias, mean, rstd
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, rstd = _normalised(x.reshape(n, groups, c // groups * inner), [2], eps)
+    y = y.reshape(x.shape)
+    channels = [1, c] + [1] * (x.ndim - 2)
+    y = y if weight is None else y * weight.reshape(channels)
+    return y if bias is None else y + bias.reshape(channels), mean.squeeze(2), rstd.squeeze(2)
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    channels = [1, x.shape[1]] + [1] * (x.ndim - 2)
+    if training or running_mean is None or running_var is None:
+        y, mean, rstd = _normalised(x, [0, *range(2, x.ndim)], eps)
+        mean, rstd = mean.reshape(-1), rstd.reshape(-1)
+    else:
+        rstd = (running_var + eps).rsqrt()
+        y = (x - running_mean.reshape(channels)) * rstd.reshape(channels)
+        mean, rstd = x.new_zeros(0), x.new_zeros(0)
+    y = y if weight is None else y * weight.reshape(channels)
+    return y if bias is None else y + bias.reshape(channels), mean, rstd
+
+
+def _batch_norm_legit(x: Tensor, w: Any, b: Any, mean: Any, var: Any, training: bool, m: float, eps: float) -> Any:
+    return _batch_norm(x, w, b, mean, var, training, m, eps)
+
+
+def _batch_norm_no_stats(x: Tensor, w: Any, b: Any, training: bool, m: float, eps: float) -> Any:
+    return _batch_norm(x, w, b, None, None, True, m, eps)
+
+
+def _batch_norm_no_training(x: Tensor, w: Any, b: Any, mean: Any, var: Any, m: float, eps: float) -> Any:
+    return _batch_norm(x, w, b, mean, var, False, m, eps)
+
+
+def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = a @ b
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (c if beta == 1 else c * beta)
+
+
+def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    dims = _dims(x, dim)
+    if ord == 2:
+        return (x * x).sum(dims, keepdim).sqrt()
+    size = x.abs()
+    if ord == 1:
+        return size.sum(dims, keepdim)
+    if math.isinf(ord):
+        return size.amax(dims, keepdim) if ord > 0 else size.amin(dims, keepdim)
+    if ord == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim)
+    return size.pow(ord).sum(dims, keepdim).pow(1 / ord)
+
+
+# -- windows: convolution and pooling ---------------------------------------------------------------------
+
+
+def _places(size: _Sizes, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes, device: Any) -> Tensor:
+    """For each of `count` windows, in rows, the flat places of its elements in a block of `size`."""
+    flat = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    for whole, k, s, d, n in zip(size, kernel, stride, dilation, count, strict=True):
+        at = torch.arange(n, device=device)[:, None] * s + torch.arange(k, device=device)[None, :] * d
+        flat = (flat[:, None, :, None] * whole + at[None, :, None, :]).reshape(flat.shape[0] * n, flat.shape[1] * k)
+    return flat
+
+
+def _padded(x: Tensor, before: _Sizes, after: _Sizes, value: float = 0.0) -> Tensor:
+    pads = [each for pair in zip(reversed(before), reversed(after), strict=True) for each in pair]
+    return functional.pad(x, pads, value=value) if any(pads) else x
+
+
+def _cut(x: Tensor, before: _Sizes, size: _Sizes) -> Tensor:
+    for dim, (first, length) in enumerate(zip(before, size, strict=True), start=2):
+        x = x.narrow(dim, first, length)
+    return x
+
+
+def _columns(x: Tensor, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes) -> Tensor:
+    """(N, C, windows, elements of a window) of an x that is padded."""
+    places = _places(x.shape[2:], kernel, stride, dilation, count, x.device)
+    return x.reshape(*x.shape[:2], math.prod(x.shape[2:]))[:, :, places]
+
+
+def _summed_columns(
+    columns: Tensor, size: _Sizes, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes
+) -> Tensor:
+    """What `_columns` is the transpose of."""
+    n, c = columns.shape[:2]
+    places = _places(size, kernel, stride, dilation, count, columns.device).reshape(-1)
+    flat = columns.new_zeros(n, c, math.prod(size)).index_add(2, places, columns.reshape(n, c, places.shape[0]))
+    return flat.reshape(n, c, *size)
+
+
+def _counted(size: _Sizes, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dilation: _Sizes) -> list[int]:
+    return [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+    ]
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """(N, C, L, K) to (groups, N L, C/groups K)."""
+    n, c, windows, k = x.shape
+    x = x.reshape(n, groups, c // groups, windows, k).permute(1, 0, 3, 2, 4)
+    return x.reshape(groups, n * windows, c // groups * k)
+
+
+def _ungrouped(x: Tensor, n: int, k: int) -> Tensor:
+    """(groups, N L, C/groups K) to (N, C, L, K)."""
+    groups, rows, inner = x.shape
+    x = x.reshape(groups, n, rows // n, inner // k, k).permute(1, 0, 3, 2, 4)
+    return x.reshape(n, groups * inner // k, rows // n, k)
+
+
+def _matrix(weight: Tensor, groups: int) -> Tensor:
+    """(C, D/groups, *kernel) to (groups, C/groups, D/groups K)."""
+    return weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:]))
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Sizes,
+    padding: _Sizes,
+    dilation: _Sizes,
+    transposed: bool,
+    output_padding: _Sizes,
+    groups: int,
+) -> Tensor:
+    rank = weight.ndim - 2
+    single = x.ndim == rank + 1
+    x = x[None] if single else x
+    stride, padding, dilation = (_full(each, rank) for each in (stride, padding, dilation))
+    kernel = weight.shape[2:]
+    if transposed:
+        extra = _full(output_padding, rank)
+        size = [
+            (n - 1) * s - 2 * p + d * (k - 1) + e + 1
+            for n, k, s, p, d, e in zip(x.shape[2:], kernel, stride, padding, dilation, extra, strict=True)
+        ]
+        y = _scattered(x, weight, size, stride, padding, dilation, groups)
+    else:
+        y = _gathered(x, weight, stride, padding, dilation, groups)
+    if bias is not None:
+        y = y + bias.reshape([1, -1] + [1] * rank)
+    return y[0] if single else y
+
+
+def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    """A convolution."""
+    n, kernel = x.shape[0], weight.shape[2:]
+    count = _counted(x.shape[2:], kernel, stride, padding, dilation)
+    columns = _columns(_padded(x, padding, padding), kernel, stride, dilation, count)
+    y = _grouped(columns, groups) @ _matrix(weight, groups).transpose(1, 2)
+    return _ungrouped(y, n, 1).reshape(n, weight.shape[0], *count)
+
+
+def _scattered(x: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    """A transposed convolution, to an output of `size`."""
+    n, kernel = x.shape[0], weight.shape[2:]
+    flat = x.reshape(n, x.shape[1], math.prod(x.shape[2:]), 1)
+    columns = _ungrouped(_grouped(flat, groups) @ _matrix(weight, groups), n, math.prod(kernel))
+    whole = [a + 2 * p for a, p in zip(size, padding, strict=True)]
+    return _cut(_summed_columns(columns, whole, kernel, stride, dilation, x.shape[2:]), padding, size)
+
+
+def _convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: _Sizes,
+    padding: _Sizes,
+    dilation: _Sizes,
+    transposed: bool,
+    output_padding: _Sizes,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    rank = weight.ndim - 2
+    single = x.ndim == rank + 1
+    x, grad = (x[None], grad[None]) if single else (x, grad)
+    stride, padding, dilation = (_full(each, rank) for each in (stride, padding, dilation))
+    kernel = weight.shape[2:]
+    dx = dw = db = None
+    if mask[0]:
+        if transposed:
+            dx = _gathered(grad, weight, stride, padding, dilation, groups)
+        else:
+            dx = _scattered(grad, weight, x.shape[2:], stride, padding, dilation, groups)
+        dx = dx[0] if single else dx
+    if mask[1]:
+        wide, narrow = (grad, x) if transposed else (x, grad)
+        columns = _grouped(
+            _columns(_padded(wide, padding, padding), kernel, stride, dilation, narrow.shape[2:]), groups
+        )
+        flat = _grouped(narrow.reshape(*narrow.shape[:2], math.prod(narrow.shape[2:]), 1), groups)
+        dw = (flat.transpose(1, 2) @ columns).reshape(weight.shape)
+    if mask[2]:
+        db = grad.sum([0, *range(2, grad.ndim)])
+    return dx, dw, db
+
+
+def _pooled(
+    x: Tensor, rank: int, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dilation: _Sizes, ceil: bool, value: float
+) -> tuple[Tensor, list[int], Callable[[Tensor], Tensor]]:
+    kernel, padding, dilation = (_full(each, rank) for each in (kernel, padding, dilation))
+    stride = _full(stride, rank) if stride else kernel
+    size = x.shape[2:]
+    count = _counted(size, kernel, stride, padding, dilation)
+    if ceil:
+        count = [
+            n + 1 if (n * s < whole + p) and (whole + 2 * p - d * (k - 1) - 1) % s else n
+            for n, whole, k, s, p, d in zip(count, size, kernel, stride, padding, dilation, strict=True)
+        ]
+    after = [
+        max((n - 1) * s + d * (k - 1) + 1 - whole - p, p)
+        for n, whole, k, s, p, d in zip(count, size, kernel, stride, padding, dilation, strict=True)
+    ]
+    whole_size = [a + p + q for a, p, q in zip(size, padding, after, strict=True)]
+    columns = _columns(_padded(x, padding, after, value), kernel, stride, dilation, count)
+
+    def back(grads: Tensor) -> Tensor:
+        return _cut(_summed_columns(grads, whole_size, kernel, stride, dilation, count), padding, size)
+
+    return columns, count, back
+
+
+def _batched(x: Tensor, rank: int) -> tuple[Tensor, bool]:
+    return (x[None], True) if x.ndim == rank + 1 else (x, False)
+
+
+def _max_pool(rank: int) -> Callable[..., Any]:
+    def forward(
+        x: Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        x, single = _batched(x, rank)
+        columns, count, _ = _pooled(x, rank, kernel, stride, padding, dilation, ceil, -math.inf)
+        values, indices = columns.max(-1)
+        shaped = [each.reshape(*x.shape[:2], *count) for each in (values, indices)]
+        return (shaped[0][0], shaped[1][0]) if single else (shaped[0], shaped[1])
+
+    return forward
+
+
+def _max_pool_backward(rank: int) -> Callable[..., Any]:
+    def backward(
+        grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Tensor
+    ) -> Tensor:
+        x, single = _batched(x, rank)
+        columns, _, back = _pooled(x, rank, kernel, stride, padding, dilation, ceil, -math.inf)
+        best = columns.max(-1, keepdim=True).indices
+        grads = torch.zeros_like(columns).scatter(-1, best, grad.reshape(best.shape))
+        return back(grads)[0] if single else back(grads)
+
+    return backward
+
+
+def _divisors(x: Tensor, rank: int, args: Any, include: bool, given: int | None, elements: int) -> Any:
+    if given is not None:
+        return given
+    kernel, stride, padding, ceil = args
+    inside = torch.ones(1, 1, *x.shape[2:], dtype=torch.int64, device=x.device)
+    if include:
+        padding = _full(padding, rank)
+        inside = _padded(inside, padding, padding, 1)
+        columns, _, _ = _pooled(inside, rank, kernel, stride or kernel, [0], [1], ceil, 0)
+    else:
+        columns, _, _ = _pooled(inside, rank, kernel, stride, padding, [1], ceil, 0)
+    return columns.sum(-1)
+
+
+def _avg_pool(rank: int) -> Callable[..., Any]:
+    def forward(
+        x: Tensor,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        ceil: bool = False,
+        include: bool = True,
+        divisor: Any = None,
+    ) -> Tensor:
+        x, single = _batched(x, rank)
+        columns, count, _ = _pooled(x, rank, kernel, stride, padding, [1], ceil, 0.0)
+        sums = columns.sum(-1) / _divisors(
+            x, rank, (kernel, stride, padding, ceil), include, divisor, columns.shape[-1]
+        )
+        y = sums.reshape(*x.shape[:2], *count)
+        return y[0] if single else y  # type: ignore[no-any-return]
+
+    return forward
+
+
+def _avg_pool_backward(rank: int) -> Callable[..., Any]:
+    def backward(
+        grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool, include: bool, divisor: Any
+    ) -> Tensor:
+        x, single = _batched(x, rank)
+        columns, count, back = _pooled(x, rank, kernel, stride, padding, [1], ceil, 0.0)
+        flat = grad.reshape(*x.shape[:2], math.prod(count))
+        each = flat / _divisors(x, rank, (kernel, stride, padding, ceil), include, divisor, columns.shape[-1])
+        grads = back(each[..., None].expand(columns.shape))
+        return grads[0] if single else grads
+
+    return backward
+
+
+def _adaptive_avg_pool(x: Tensor, size: _Sizes) -> Tensor:
+    for dim, wanted in zip(range(x.ndim - len(size), x.ndim), size, strict=True):
+        whole = x.shape[dim]
+        parts = []
+        for place in range(wanted):
+            first, last = place * whole // wanted, -(-(place + 1) * whole // wanted)
+            parts.append(x.narrow(dim, first, last - first).sum(dim, keepdim=True) / (last - first))
+        x = torch.cat(parts, dim)
+    return x
+
+
+def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor) -> Tensor:
+    rank = x.ndim - 2 if x.ndim > 3 else 2
+    for dim in range(x.ndim - rank, x.ndim):
+        whole, wanted = x.shape[dim], grad.shape[dim]
+        spread = grad.new_zeros([whole if d == dim else n for d, n in enumerate(grad.shape)])
+        for place in range(wanted):
+            first, last = place * whole // wanted, -(-(place + 1) * whole // wanted)
+            part = grad.narrow(dim, place, 1) / (last - first)
+            pads = [0, 0] * (x.ndim - 1 - dim) + [first, whole - last]
+            spread = spread + functional.pad(
+                part.expand([last - first if d == dim else n for d, n in enumerate(part.shape)]), pads
+            )
+        grad = spread
+    return grad
+
+
+def _nearest_backward(rank: int) -> Callable[..., Tensor]:
+    def backward(grad: Tensor, size: _Sizes, input_size: _Sizes, *scales: float | None) -> Tensor:
+        for dim in range(2, 2 + rank):
+            scale = scales[dim - 2] if len(scales) == rank else None
+            ratio = input_size[dim] / grad.shape[dim] if scale is None else 1 / scale
+            at = (
+                (torch.arange(grad.shape[dim], device=grad.device) * ratio)
+                .to(torch.int64)
+                .clamp(max=input_size[dim] - 1)
+            )
+            room = grad.new_zeros([input_size[dim] if d == dim else n for d, n in enumerate(grad.shape)])
+            grad = room.index_add(dim, at, grad)
+        return grad
+
+    return backward
+
+
+def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
+    return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
+
+
+def _cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    if not x.ndim:
+        return x
+    parts = list(x.unbind(dim))
+    for place in range(1, len(parts)):
+        parts[place] = parts[place - 1] * parts[place]
+    return torch.stack(parts, dim) if parts else x
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    largest = x.amax(dim, True)
+    return (x - largest).exp().cumsum(dim).log() + largest
+
+
+def _cdist(a: Tensor, b: Tensor, p: float, mode: Any) -> Tensor:
+    return _norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
+
+
+def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
+    apart = a.unsqueeze(-2) - b.unsqueeze(-3)
+    far = distance.unsqueeze(-1)
+    if p == 1:
+        slope = torch.sign(apart)
+    else:
+        slope = torch.where(far == 0, 0.0, apart * apart.abs().pow(p - 2) / far.pow(p - 1)) if p != 2 else apart / far
+        slope = torch.where(far == 0, 0.0, slope)
+    return (grad.unsqueeze(-1) * slope).sum(-2)
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[Any, Callable[..., Any]]:
+    """Every operator that is taken apart while a program is traced."""
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    made = dict(core_aten_decompositions())
+    for name in ("upsample_bilinear2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"):
+        for overload in getattr(_aten, name).overloads():
+            found = decomposition_table.get(getattr(getattr(_aten, name), overload))
+            if found is not None:
+                made[getattr(getattr(_aten, name), overload)] = found
+    own: dict[Any, Callable[..., Any]] = {
+        _aten.mean.default: lambda x, dtype=None: _mean(x),
+        _aten.mean.dim: _mean,
+        _aten.var.correction: _var,
+        _aten.var_mean.correction: _var_mean,
+        _aten.native_layer_norm.default: _layer_norm,
+        _aten.native_group_norm.default: _group_norm,
+        _aten.native_batch_norm.default: _batch_norm,
+        _aten._native_batch_norm_legit.default: _batch_norm_legit,
+        _aten._native_batch_norm_legit.no_stats: _batch_norm_no_stats,
+        _aten._native_batch_norm_legit_no_training.default: _batch_norm_no_training,
+        _aten.addmm.default: _addmm,
+        _aten.baddbmm.default: _addmm,
+        _aten.linalg_vector_norm.default: _norm,
+        _aten.convolution.default: _convolution,
+        _aten.convolution_backward.default: _convolution_backward,
+        _aten.max_pool2d_with_indices.default: _max_pool(2),
+        _aten.max_pool3d_with_indices.default: _max_pool(3),
+        _aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
+        _aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
+        _aten.avg_pool2d.default: _avg_pool(2),
+        _aten.avg_pool3d.default: _avg_pool(3),
+        _aten.avg_pool2d_backward.default: _avg_pool_backward(2),
+        _aten.avg_pool3d_backward.default: _avg_pool_backward(3),
+        _aten.upsample_nearest1d_backward.default: _nearest_backward(1),
+        _aten.upsample_nearest2d_backward.default: _nearest_backward(2),
+        _aten.upsample_nearest3d_backward.default: _nearest_backward(3),
+        _aten.softshrink_backward.default: _softshrink_backward,
+        _aten.hardshrink_backward.default: _softshrink_backward,
+        _aten.cumprod.default: _cumprod,
+        _aten.logcumsumexp.default: _logcumsumexp,
+        _aten._cdist_forward.default: _cdist,
+        _aten._cdist_backward.default: _cdist_backward,
+        _aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
+        _aten._adaptive_avg_pool3d.default: _adaptive_avg_pool,
+        _aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward,
+        _aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward,
+    }
+    made.update(own)
+    for kept in KEPT:
+        for overload in getattr(_aten, kept).overloads():
+            made.pop(getattr(getattr(_aten, kept), overload), None)
+    return made
+
+
+# `verify.ops.graph.rewrite` has a form of these that loses nothing where PyTorch's decomposition cancels
+KEPT = (
+    "gelu",
+    "gelu_backward",
+    "tanh_backward",
+    "sigmoid_backward",
+    "log_sigmoid_forward",
+    "log_sigmoid_backward",
+    "index_add",
+    "native_dropout",
+)

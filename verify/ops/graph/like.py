@@ -1,0 +1,412 @@
+"""An `Op` whose meaning is a PyTorch function: `@verify.kernel(like=...)`.
+
+Its exact values and its fast reference are the function's own program (`verify.ops.graph.program`), its gradients those
+that autograd makes of it, its scale follows from the sums on the way (docs/reductions.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.ops.elements import to_arb
+from verify.ops.graph.arithmetic import Balls, Decimals, Pole
+from verify.ops.graph.program import Program, trace
+from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
+from verify.ops.graph.spans import Span
+from verify.ops.graph.steps import Run, Truths
+from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
+from verify.ops.precision import GUARD, arb_bits, mp_bits
+
+_FEWEST = 128  # bits of any evaluation
+_LIMIT = 1 << 14  # bits at which a ball that still has no relative accuracy is a zero
+_HOLDS = 32  # programs kept: one for each set of shapes
+
+
+def like_op(
+    function: Callable[..., Any],
+    names: Sequence[str],
+    *,
+    shapes: Mapping[str, str] | None = None,
+    where: str = "",
+    integers: Mapping[str, str] | None = None,
+    examples: Any = None,
+    outputs: Sequence[str] | None = None,
+    name: str = "",
+) -> Op:
+    """The op of a function or module, for a kernel that takes operands of these `names` in this order."""
+    meaning = _Meaning(function, tuple(names), name or _name_of(function))
+    given = _examples(meaning, examples)
+    parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
+    table = Shapes.made(meaning.names, parameters, shapes, given, where)
+    ranges = ranges_of(meaning.names, integers or {}, table, given)
+    labels = tuple(outputs) if outputs else None
+    made = _Like(meaning, table, ranges, labels)
+    return made.op()
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, torch.nn.Module):
+        return type(function).__name__
+    name = getattr(function, "__name__", "") or type(function).__name__
+    return "like" if name == "<lambda>" else str(name)
+
+
+@dataclass
+class _Meaning:
+    """The function, called with the operands of a kernel, some of which may be parameters of a module."""
+
+    function: Any
+    names: tuple[str, ...]
+    name: str
+
+    @cached_property
+    def module(self) -> torch.nn.Module | None:
+        if not isinstance(self.function, torch.nn.Module):
+            return None
+        return copy.deepcopy(self.function).to(torch.float64).cpu().requires_grad_(False)
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """Operand to the dotted name of the module's parameter or buffer that it stands for."""
+        if self.module is None:
+            return {}
+        known = [name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())]
+        flat = {name.replace(".", "_"): name for name in known}
+        return {name: flat[name] for name in self.names if name in flat}
+
+    @cached_property
+    def by_name(self) -> tuple[str, ...]:
+        """Operands that the function takes under their own names; the others come by position."""
+        target = self.module.forward if self.module is not None else self.function
+        try:
+            known = inspect.signature(target).parameters
+        except (TypeError, ValueError):
+            return ()
+        own = [name for name in self.names if name not in self.parameters]
+        taken = [name for name in own if name in known and known[name].kind is not inspect.Parameter.POSITIONAL_ONLY]
+        return tuple(taken) if len(taken) == len(own) else ()
+
+    def held(self, operand: str) -> Tensor:
+        """What the module holds for an operand."""
+        assert self.module is not None
+        held = dict((*self.module.named_parameters(), *self.module.named_buffers()))
+        return held[self.parameters[operand]].detach()
+
+    def __call__(self, present: Sequence[str], values: Sequence[Tensor]) -> Any:
+        given = dict(zip(present, values, strict=True))
+        inner = {self.parameters[name]: given.pop(name) for name in list(given) if name in self.parameters}
+        if self.by_name:
+            args, kwargs = [], given
+        else:
+            args, kwargs = list(given.values()), {}
+        if self.module is None:
+            return self.function(*args, **kwargs)
+        return torch.func.functional_call(self.module, inner, tuple(args), kwargs)
+
+
+def _examples(meaning: _Meaning, examples: Any) -> list[dict[str, Any]]:
+    """Each example as a value for each operand that no parameter of a module serves."""
+    if examples is None:
+        return []
+    found = examples() if callable(examples) else examples
+    found = list(found)
+    if found and not isinstance(found[0], tuple | list):
+        found = [found]
+    own = [name for name in meaning.names if name not in meaning.parameters]
+    listed = []
+    for each in found:
+        values = list(each)
+        if len(values) != len(own):
+            raise UsageError(
+                f"an example has a value for each operand, {', '.join(own)}; received {len(values)} values",
+                hint="examples=[(x, weight), ...] in the order of the kernel's arguments",
+            )
+        listed.append(dict(zip(own, values, strict=True)))
+    return listed
+
+
+# -- the op -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Like:
+    meaning: _Meaning
+    shapes: Shapes | None
+    ranges: dict[str, Range]
+    outputs: tuple[str, ...] | None
+    programs: dict[Any, Program] = field(default_factory=dict)
+
+    def op(self) -> Op:
+        """The op, after the function was followed once."""
+        names = self.meaning.names
+        dims = self._plain_dims()
+        shapes = self._shapes(dims)
+        program = self._program({name: shapes[name] for name in names}, ())
+        outputs = self.outputs or tuple(program.results)
+        elementwise = self.shapes is None
+        if elementwise and not program.elementwise:
+            raise UsageError(
+                f"like={self.meaning.name} is not elementwise, so that verify cannot know the shapes of its operands",
+                hint="shapes={" + ", ".join(f"{name!r}: 'n d'" for name in names) + "}, or examples=[(tensor, ...)]",
+            )
+        smooth = [name for name, step in program.results.items() if step.real]
+        return Op(
+            name=f"like {self.meaning.name} {self._digest()}",
+            kind="elementwise" if elementwise else "graph",
+            operands=tuple(self._operand(name, shapes[name], bool(smooth)) for name in names),
+            outputs=outputs,
+            shapes=lambda dims, params: self._shapes(dims),
+            fast=self.fast,
+            points=self.points,
+            baseline=self._baseline,
+            gate="scaled" if program.sums else "plain",
+            regime_of=names[-1],
+            summary=f"what PyTorch's {self.meaning.name} denotes",
+            dims=() if self.shapes is None else self.shapes.dims,
+            allowed=None if self.shapes is None else self.shapes.allowed,
+            examples=() if self.shapes is None else tuple((n,) for n in range(len(self.shapes.numbered))),
+            result_shapes=None if elementwise else self._result_shapes,
+        )
+
+    def _digest(self) -> str:
+        """Eight digits that tell two functions of one name apart."""
+        code = getattr(self.meaning.function, "__code__", None)
+        text = repr(self.shapes) + (code.co_code.hex() + repr(code.co_consts) + repr(code.co_names) if code else "")
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
+        if name in self.ranges:
+            given = self.ranges[name]
+            return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean)
+        role = "data"
+        if name in self.meaning.parameters or any(word in name for word in ("weight", "bias", "gamma", "beta")):
+            role = "matrix" if len(shape) > 1 else "shift" if "bias" in name or "beta" in name else "scale"
+        return Operand(name, role, differentiable=smooth)  # type: ignore[arg-type]
+
+    def _plain_dims(self) -> Shape:
+        if self.shapes is None:
+            return (2, 3)
+        if self.shapes.numbered:
+            return (0,)
+        count = len(self.shapes.dims)
+        for dims in sizes_within(self.shapes.dims, self.shapes.allowed, 64):
+            return dims
+        raise UsageError(
+            f"where={self.shapes.where!r} allows none of the sizes up to 4,096 that verify tries",
+            hint=f"test the expression with your own {count} sizes",
+        )
+
+    def _shapes(self, dims: Shape) -> dict[str, Shape]:
+        return dict.fromkeys(self.meaning.names, tuple(dims)) if self.shapes is None else self.shapes(dims)
+
+    def _result_shapes(self, dims: Shape, params: Params) -> dict[str, Shape]:
+        shapes = self._shapes(dims)
+        program = self._program({name: shapes[name] for name in self.meaning.names}, ())
+        return {name: step.shape for name, step in program.results.items()}
+
+    def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
+        values = [value for value in operands if value is not None]
+        meaning = self.meaning
+        if meaning.module is not None:
+            kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
+            module = copy.deepcopy(meaning.module).to(dtype=kind, device=values[0].device)
+            meaning = _Meaning(module, meaning.names, meaning.name)
+            meaning.__dict__["module"] = module
+        return meaning(meaning.names, values)
+
+    def _program(self, shapes: Mapping[str, Shape], gradients: Sequence[str]) -> Program:
+        key = (tuple(shapes.items()), tuple(gradients))
+        if key not in self.programs:
+            if len(self.programs) >= _HOLDS:
+                self.programs.pop(next(iter(self.programs)))
+            operands = {name: torch.zeros(shape, dtype=self._dtype(name)) for name, shape in shapes.items()}
+            self.programs[key] = trace(
+                lambda *values: self.meaning(tuple(shapes), values),
+                operands,
+                outputs=self.outputs,
+                differentiable=gradients,
+            )
+        return self.programs[key]
+
+    def _dtype(self, operand: str) -> torch.dtype:
+        if operand not in self.ranges:
+            return torch.float64
+        return torch.bool if self.ranges[operand].boolean else torch.int64
+
+    def _followed(self, problem: Problem) -> tuple[Program, Run]:
+        """The program of a problem, and its tensors."""
+        present = {name: value for name, value in problem.inputs.items() if value is not None}
+        wanted = [name[1:] for name in problem.results if name.startswith("d") and name[1:] in present]
+        wanted = [name for name in wanted if name not in problem.upstream or name in present]
+        gradients = tuple(name for name in present if name in wanted) if problem.upstream else ()
+        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients)
+        leaves = dict(present)
+        for name in program.leaves:
+            if name.startswith("grad "):
+                held = problem.upstream.get(name.removeprefix("grad "))
+                shape = program.results[name.removeprefix("grad ")].shape
+                device = next(iter(present.values())).device
+                leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
+        return program, Run(leaves, next(iter(present.values())).device, scaled=program.sums or program.decides)
+
+    def fast(self, problem: Problem) -> dict[str, Fast]:
+        """Intervals in float64."""
+        program, run = self._followed(problem)
+        with torch.no_grad():
+            spans = program.spans(run, problem.results)
+            opened = self._opened(program, run, problem) if run.met_tie else {}
+        problem.cache["opened"] = opened
+        found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
+        if program.elementwise:
+            for name in self._gradients(problem):
+                found[name] = _anything_at_nan(found[name], [v for v in run.leaves.values() if v.is_floating_point()])
+        return found
+
+    def _gradients(self, problem: Problem) -> list[str]:
+        return [name for name in problem.results if name.startswith("d") and name[1:] in problem.inputs]
+
+    def _opened(self, program: Program, run: Run, problem: Problem) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Where decisions that may go both ways matter, and the least and greatest number then; by result."""
+        gradients = self._gradients(problem)
+        found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        faces = program.spans(Run(run.leaves, run.device, "face", scaled=run.scaled), problem.results)
+        for names, opens in (
+            ([name for name in problem.results if name not in gradients], "rounding"),
+            (gradients, "ties"),
+        ):
+            made = program.spans(Run(run.leaves, run.device, opens, scaled=run.scaled), names)  # type: ignore[arg-type]
+            for name, span in made.items():
+                if isinstance(span, Span):
+                    face = faces[name]
+                    wide = (span.hi - span.lo) > 4 * (face.hi - face.lo) + 2.0**-40 * face.scale()
+                    found[name] = wide, span.lo, span.hi
+        return found
+
+    def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        """Single elements, evaluated together at the precision that most need."""
+        program, run = self._followed(problem)
+        if "opened" not in problem.cache:
+            self.fast(problem)
+        asked = _Asked(program, run, result, list(indices), problem.cache["opened"].get(result))
+        asked.gradient = result in self._gradients(problem)
+        return [asked.point(place) for place in range(len(asked.indices))]
+
+
+def _fast(span: Any, opened: Any) -> Fast:
+    if isinstance(span, Truths):
+        value = span.value.to(torch.float64)
+        bound = torch.zeros_like(value) if span.open is None else torch.where(span.open, math.inf, 0.0)
+        return Fast(value, value.abs().clamp(min=1.0), bound=bound)
+    value = span.mid()
+    bound = torch.maximum(span.hi - value, value - span.lo) * (1 + 2.0**-51)
+    bound = torch.where(torch.isinf(value) | torch.isnan(value), 0.0, bound)
+    bound = torch.where((span.lo == -math.inf) & (span.hi == math.inf), math.inf, bound)
+    ends = None
+    if opened is not None and bool(opened[0].any()):
+        several, least, most = opened
+        ends = (torch.where(several, least, value), torch.where(several, most, value))
+    return Fast(value, span.scale(), ends, bound)
+
+
+def _anything_at_nan(fast: Fast, values: Sequence[Tensor]) -> Fast:
+    """A derivative where the function has no value: every answer is right."""
+    undefined = torch.stack([torch.isnan(value.expand(fast.value.shape)) for value in values]).any(0)
+    if not bool(undefined.any()):
+        return fast
+    low, high = fast.ends or (fast.value, fast.value)
+    return replace(fast, ends=(low.masked_fill(undefined, -math.inf), high.masked_fill(undefined, math.inf)))
+
+
+class _Asked:
+    """Elements of one result. Those that are asked for together are evaluated together, at the first precision."""
+
+    def __init__(self, program: Program, run: Run, result: str, indices: list[int], opened: Any) -> None:
+        self.program, self.run, self.result, self.indices, self.opened = program, run, result, indices, opened
+        self.gradient = False
+        self.shape = program.results[result].shape
+        self.known: list[Any] = []
+        self.first = 0  # bits at which all are evaluated together: those that were asked for first
+        self.span: Span | None = None
+
+    def ball(self, place: int, bits: int) -> Any:
+        """The enclosure of one element, or a special value."""
+        with arb_bits(bits):
+            self.first = self.first or bits
+            if bits != self.first:
+                return self.program.elements(self.run, Balls(), self.result, [self.indices[place]])[0]
+            if not self.known:
+                self.known = self.program.elements(self.run, Balls(), self.result, self.indices)
+            return self.known[place]
+
+    def point(self, place: int) -> Point:
+        return Point(
+            lambda prec: self._decimal(place, prec),
+            lambda prec: _as_ball(self._signed(place, self.ball(place, max(prec, _FEWEST)))),
+            lambda: self._ends(place),
+        )
+
+    def _signed(self, place: int, value: Any) -> Any:
+        """A pole with the sign that IEEE arithmetic gives it."""
+        if not isinstance(value, Pole):
+            return value
+        return float(self._closed().lo.reshape(-1)[self.indices[place]])
+
+    def _decimal(self, place: int, prec: int) -> Any:
+        """mpmath at the precision at which a ball has `prec` bits: it says how much cancels on the way."""
+        bits = max(prec + GUARD, _FEWEST)
+        while True:
+            ball = self.ball(place, bits)
+            if isinstance(ball, float) or (ball.is_finite() and ball.rel_accuracy_bits() >= prec):
+                break
+            if bits >= _LIMIT:
+                return mp.zero if not ball.is_nan() else mp.nan
+            bits *= 2
+        with mp_bits(bits + GUARD):
+            value = self._signed(
+                place, self.program.elements(self.run, Decimals(), self.result, [self.indices[place]])[0]
+            )
+            return mp.mpf(value)
+
+    def _closed(self) -> Span:
+        if self.span is None:
+            self.span = self.program.spans(self.run, [self.result])[self.result]
+        return self.span
+
+    def _ends(self, place: int) -> tuple[Point, Point] | None:
+        if self.gradient and self.undefined(place):
+            return _fixed(-math.inf), _fixed(math.inf)
+        if self.opened is None:
+            return None
+        at = self.indices[place]
+        several, least, most = (each.reshape(-1)[at].item() for each in self.opened)
+        return (_fixed(least), _fixed(most)) if several else None
+
+    def undefined(self, place: int) -> bool:
+        """Whether a derivative is asked for where the function has no value: anything is right there."""
+        if not self.program.elementwise:
+            return False
+        at = self.indices[place]
+        known = (leaf for leaf in self.run.leaves.items() if leaf[1].is_floating_point())
+        values = (float(value.reshape(-1)[at]) for name, value in known if value.shape == self.shape)
+        return any(value != value for value in values)
+
+
+def _fixed(value: float) -> Point:
+    """A number that is known."""
+    return Point(lambda prec: mp.mpf(value), lambda prec: to_arb(value))
+
+
+def _as_ball(value: Any) -> Any:
+    return to_arb(value) if isinstance(value, float) else value

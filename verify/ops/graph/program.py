@@ -1,0 +1,270 @@
+"""A PyTorch function as a program over the real numbers: traced, rewritten into steps, evaluated in two ways.
+
+What a program means is the real-valued function that the PyTorch code denotes: its casts between formats of floating
+point are the identity, its constants are the numbers that Python holds. Gradients are the program's own, traced through
+autograd. Two routes lead to its values, PyTorch's float64 arithmetic with a bound of its error that runs along
+(`spans`), and the same steps in Arb and in mpmath for the elements that are asked for (`elements`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
+from verify.ops.graph.arithmetic import Arithmetic
+from verify.ops.graph.decompositions import table
+from verify.ops.graph.elementwise import Map
+from verify.ops.graph.functions import FUNCTIONS
+from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.rewrite import Rewriter
+from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
+from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
+
+RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
+
+
+@dataclass
+class Program:
+    """The steps in order, and which of them are results: outputs by name, then gradients ("d" + operand)."""
+
+    steps: list[Step]
+    results: dict[str, Step]
+    leaves: tuple[str, ...]
+    needed: dict[str, list[Step]] = field(default_factory=dict)
+
+    @property
+    def sums(self) -> bool:
+        """Whether anything is added up: errors are then told by the scale of the terms."""
+        return any(isinstance(step, Contract | Reduce | Running | Spread) and step.real for step in self.steps)
+
+    @property
+    def decides(self) -> bool:
+        """Whether anything is decided by comparing, selecting or rounding to integers."""
+        return any(
+            isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank)
+            or (
+                isinstance(step, Map) and (step.ties or (step.function in FUNCTIONS and FUNCTIONS[step.function].steps))
+            )
+            for step in self.steps
+        )
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether every element of every result depends on elements at its own place alone."""
+        inner = [step for step in self.steps if not isinstance(step, Leaf | Plain)]
+        views = all(
+            isinstance(step, Move) and step.inputs[0].shape == step.shape for step in inner if isinstance(step, Move)
+        )
+        return views and all(type(step).__name__ == "Map" or isinstance(step, Move) for step in inner)
+
+    def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
+        """Intervals of the wanted results; what is not needed any more is let go."""
+        steps = self._needed_for(wanted)
+        uses: dict[int, int] = {}
+        for step in steps:
+            for each in step.inputs:
+                uses[id(each)] = uses.get(id(each), 0) + 1
+        for name in wanted:
+            uses[id(self.results[name])] = uses.get(id(self.results[name]), 0) + 1
+        held: dict[int, Any] = {}
+        for step in steps:
+            held[id(step)] = step.span(run, [held[id(each)] for each in step.inputs])
+            for each in step.inputs:
+                uses[id(each)] -= 1
+                if not uses[id(each)]:
+                    del held[id(each)]
+        return {name: held[id(self.results[name])] for name in wanted}
+
+    def elements(self, run: Run, arithmetic: Arithmetic, result: str, wanted: Sequence[int]) -> list[Any]:
+        """Single elements of a result, from those elements of every step that they need."""
+        steps = self._needed_for([result])
+        demands: dict[int, list[Places]] = {id(self.results[result]): [np.asarray(wanted, dtype=np.int64)]}
+        asked: dict[int, Places] = {}
+        sources: dict[int, list[Places]] = {}
+        for step in reversed(steps):
+            if id(step) not in demands:
+                continue
+            places = np.unique(np.concatenate([each.reshape(-1) for each in demands.pop(id(step))]))
+            asked[id(step)] = places = places[places >= 0]
+            sources[id(step)] = step.sources(run, places)
+            for each, found in zip(step.inputs, sources[id(step)], strict=True):
+                demands.setdefault(id(each), []).append(found)
+        values: dict[int, list[Any]] = {}
+        for step in steps:
+            if id(step) not in asked:
+                continue
+            given = []
+            for each, places in zip(step.inputs, sources[id(step)], strict=True):
+                known = values[id(each)]
+                flat = places.reshape(-1)
+                at = np.searchsorted(asked[id(each)], flat)
+                given.append([known[n] if p >= 0 else ABSENT for n, p in zip(at.tolist(), flat.tolist(), strict=True)])
+            values[id(step)] = step.elements(run, arithmetic, asked[id(step)], given)
+        last = id(self.results[result])
+        at = np.searchsorted(asked[last], np.asarray(wanted, dtype=np.int64))
+        return [values[last][n] for n in at.tolist()]
+
+    def _needed_for(self, wanted: Sequence[str]) -> list[Step]:
+        key = ",".join(wanted)
+        if key not in self.needed:
+            keep = set()
+            for step in reversed(self.steps):
+                if id(step) in keep or any(step is self.results[name] for name in wanted):
+                    keep.add(id(step))
+                    keep.update(id(each) for each in step.inputs)
+            self.needed[key] = [step for step in self.steps if id(step) in keep]
+        return self.needed[key]
+
+
+def trace(
+    function: Callable[..., Any],
+    operands: Mapping[str, Tensor],
+    *,
+    outputs: Sequence[str] | None = None,
+    differentiable: Sequence[str] = (),
+) -> Program:
+    """Follow a function once. `operands` give shapes and dtypes; numbers are traced in float64.
+
+    The program's leaves are the operands and, for each output with a gradient, "grad " + its name.
+    """
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    names = list(operands)
+    examples = [_example(value) for value in operands.values()]
+    plain = _called(function, examples)
+    labels = list(outputs or names_of(len(plain)))
+    if len(labels) != len(plain):
+        raise UsageError(
+            f"like= returns {len(plain)} tensors; outputs= names {len(labels)}: {', '.join(labels)}",
+            hint="name each tensor that the function returns, in its order",
+        )
+    smooth = [place for place, value in enumerate(plain) if value.is_floating_point()]
+    upstream = [torch.zeros_like(plain[place]) for place in smooth] if differentiable else []
+
+    def joint(*given: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
+        values, gradients = list(given[: len(names)]), given[len(names) :]
+        if not differentiable:
+            return _called(function, values), []
+        with torch.enable_grad():
+            for place, name in enumerate(names):
+                values[place] = values[place].detach().requires_grad_(name in differentiable)
+            made = _called(function, values)
+            ends = [(made[place], gradient) for place, gradient in zip(smooth, gradients, strict=True)]
+            ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
+            found: Sequence[Tensor | None] = [None] * len(differentiable)
+            if ends:
+                wanted = [values[names.index(name)] for name in differentiable]
+                found = torch.autograd.grad(
+                    [end[0] for end in ends], wanted, [end[1] for end in ends], allow_unused=True
+                )
+        return [value.detach() for value in made], list(found)
+
+    options: dict[str, Any] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True, "decomposition_table": table()}
+    if "record_stack_traces" in inspect.signature(make_fx).parameters:
+        options["record_stack_traces"] = True
+    everything = [*examples, *upstream]
+    with ExitStack() as around:
+        around.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        around.enter_context(sdpa_kernel(SDPBackend.MATH))
+        around.enter_context(_no_functions())
+        try:
+            first = make_fx(joint, **options)(*everything)
+            graph = make_fx(functionalize(first, remove="mutations_and_views"), **options)(*everything)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"like= cannot be followed: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
+                hint="a program without branches on the values of tensors; docs/like.md says what can be followed",
+            ) from error
+    graph.graph.eliminate_dead_code()
+
+    leaves: list[Step] = []
+    for name, value in operands.items():
+        leaves.append(Leaf(tuple(value.shape), (), value.is_floating_point(), name=name))
+    for place in smooth if differentiable else []:
+        leaves.append(Leaf(tuple(plain[place].shape), (), name=f"grad {labels[place]}", operand=False))
+    made, gradients = Rewriter(graph, leaves).steps()
+    results: dict[str, Step] = dict(zip(labels, made, strict=True))
+    for name, step in zip(differentiable, gradients, strict=True):
+        shape = tuple(operands[name].shape)
+        nothing = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
+        results["d" + name] = nothing if step is None else step
+    return Program(_in_order(results.values()), results, tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf)))
+
+
+def names_of(count: int) -> list[str]:
+    """What outputs are called that nobody named."""
+    return ["y"] if count == 1 else [f"y{place + 1}" for place in range(count)]
+
+
+def _example(value: Tensor) -> Tensor:
+    dtype = torch.float64 if value.is_floating_point() else value.dtype
+    return torch.zeros(value.shape, dtype=dtype)
+
+
+def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:
+    made = function(*values)
+    if isinstance(made, Mapping):
+        made = list(made.values())
+    made = list(made) if isinstance(made, tuple | list) else [made]
+    made = [value for value in made if value is not None]
+    if not made or not all(isinstance(value, Tensor) for value in made):
+        raise UsageError(
+            "like= is a function of tensors that returns tensors; "
+            f"it returned {type(made[0] if made else None).__name__}",
+            hint="a scalar is a tensor too: x.sum(), not float(x.sum())",
+        )
+    return made
+
+
+class _no_functions:  # noqa: N801
+    """While this is entered a torch.autograd.Function is refused: its gradient is whatever its author wrote."""
+
+    def __enter__(self) -> None:
+        self.before = torch.autograd.Function.__dict__["apply"]
+
+        def refused(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            raise UsageError(
+                f"like= calls the torch.autograd.Function {cls.__name__}, whose gradient is written by hand",
+                hint="the truth is made of PyTorch's own operators; write what the function computes",
+            )
+
+        torch.autograd.Function.apply = classmethod(refused)  # type: ignore[assignment]
+
+    def __exit__(self, *raised: object) -> None:
+        torch.autograd.Function.apply = self.before  # type: ignore[assignment]
+
+
+def _in_order(results: Any) -> list[Step]:
+    order: list[Step] = []
+    seen: set[int] = set()
+    for last in results:
+        pending = [(last, iter(last.inputs))]
+        if id(last) in seen:
+            continue
+        seen.add(id(last))
+        while pending:
+            step, rest = pending[-1]
+            for each in rest:
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    pending.append((each, iter(each.inputs)))
+                    break
+            else:
+                order.append(step)
+                pending.pop()
+    return order

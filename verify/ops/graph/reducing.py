@@ -1,0 +1,198 @@
+"""Sums over dimensions, products of matrices, elements added up at places, cumulative sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.ops.graph import spans
+from verify.ops.graph.arithmetic import Arithmetic
+from verify.ops.graph.elementwise import ELEMENTWISE, Map
+from verify.ops.graph.spans import Span
+from verify.ops.graph.steps import ABSENT, NOTHING, Places, Run, Step, Truths, offsets, rows_of, strides_of
+
+
+@dataclass(eq=False)
+class Reduce(Step):
+    """Over dimensions: "sum", "amax", "amin", "product" (of one dimension), "any" (of conditions)."""
+
+    function: str = "sum"
+    dims: tuple[int, ...] = ()
+    keep: bool = False
+
+    def span(self, run: Run, given: Sequence[Any]) -> Any:
+        [a] = given
+        if self.function == "any":
+            value = a.value.sum(self.dims, self.keep) > 0 if self.dims else a.value
+            if a.open is None:
+                return Truths(value)
+            settled = (a.value & ~a.open).sum(self.dims, self.keep) > 0
+            return Truths(value, (a.open.sum(self.dims, self.keep) > 0) & ~settled)
+        if not self.dims:
+            return a
+        if self.function == "sum":
+            found = spans.total(a, self.dims, self.keep)
+            if not run.scaled:
+                return found
+            terms = a.size() if a.excess is None else a.size() + a.excess
+            return found.with_excess((terms.sum(self.dims, self.keep) - found.mid().abs()).clamp(min=0.0))
+        if self.function == "product":
+            found = spans.product(a, self.dims[0])
+            return found.moved(lambda end: end.unsqueeze(self.dims[0])) if self.keep else found
+        pick = torch.amax if self.function == "amax" else torch.amin
+        lo = pick(a.lo, self.dims, self.keep)
+        hi = lo if a.is_point else pick(a.hi, self.dims, self.keep)
+        return Span(lo, hi, None if a.excess is None else a.excess.amax(self.dims, self.keep), a.given)
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        shape = self.inputs[0].shape
+        kept = [dim for dim in range(len(shape)) if dim not in self.dims]
+        outer = tuple(shape[dim] for dim in kept)
+        inner = tuple(shape[dim] for dim in self.dims)
+        strides = strides_of(shape)
+        base = offsets(wanted, outer, [strides[dim] for dim in kept])
+        step = offsets(np.arange(math.prod(inner)), inner, [strides[dim] for dim in self.dims])
+        return [base[:, None] + step[None, :]]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        rows = rows_of(given[0], len(wanted))
+        if self.function == "sum":
+            return [arithmetic.total(row) for row in rows]
+        if self.function == "any":
+            return [True if True in row else None if None in row else False for row in rows]
+        found = []
+        for row in rows:
+            result = row[0] if row else arithmetic.finite(1.0)
+            for value in row[1:]:
+                if self.function == "product":
+                    result = arithmetic.multiply(result, value)
+                else:
+                    result = arithmetic.extreme(result, value, self.function == "amax")
+            found.append(result)
+        return found
+
+
+@dataclass(eq=False)
+class Contract(Step):
+    """Products of matrices, (b, m, k) @ (b, k, n)."""
+
+    def span(self, run: Run, given: Sequence[Any]) -> Span:
+        a, b = given
+        found, terms = spans.contract(a, b)
+        if not run.scaled:
+            return found
+        if a.excess is not None:
+            terms = terms + a.excess @ b.size()
+        if b.excess is not None:
+            terms = terms + a.size() @ b.excess
+        return found.with_excess((terms - found.mid().abs().nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0))
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        batch, rows, inner = self.inputs[0].shape
+        columns = self.inputs[1].shape[2]
+        of, row, column = np.unravel_index(wanted, (batch, rows, columns))
+        each = np.arange(inner)[None, :]
+        first = (of * rows + row)[:, None] * inner + each
+        second = (of[:, None] * inner + each) * columns + column[:, None]
+        return [first, second]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        first, second = (rows_of(each, len(wanted)) for each in given)
+        if not self.inputs[0].shape[2]:
+            return [arithmetic.finite(0.0)] * len(wanted)
+        return [arithmetic.dot(a, b) for a, b in zip(first, second, strict=True)]
+
+
+@dataclass(eq=False)
+class Spread(Step):
+    """What a `Move` is the transpose of: each element is added to the place that `places` says (none below 0).
+
+    `places(fixed)` has the shape of the input. With a second input, it is added to that.
+    """
+
+    places: Callable[[list[Tensor]], Tensor] = lambda fixed: fixed[0]
+    by: tuple[Step, ...] = ()
+
+    def _destination(self, run: Run) -> Tensor:
+        return self.places([run.fixed(each) for each in self.by]).reshape(-1)
+
+    def span(self, run: Run, given: Sequence[Any]) -> Span:
+        a = given[0]
+        size = math.prod(self.shape)
+        where = self._destination(run)
+        where = torch.where(where < 0, size, where)
+
+        def gathered(values: Tensor) -> Tensor:
+            room = torch.zeros(size + 1, dtype=torch.float64, device=values.device)
+            return room.index_add_(0, where, values.reshape(-1))[:size].reshape(self.shape)
+
+        most = int(torch.bincount(where, minlength=size + 1)[:size].max()) if size and where.numel() else 0
+        sizes = gathered(a.size())
+        slack = sizes * (most * 2.0**-52) if most > 1 else torch.zeros_like(sizes)
+        lo = gathered(a.lo)
+        hi = lo if a.is_point else gathered(a.hi)
+        strange = ~torch.isfinite(sizes)
+        found = Span((lo - slack).masked_fill(strange, -math.inf), (hi + slack).masked_fill(strange, math.inf))
+        if run.scaled:
+            terms = sizes if a.excess is None else sizes + gathered(a.excess)
+            found = found.with_excess((terms - found.mid().abs().nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0))
+        if len(given) > 1:
+            found = ELEMENTWISE["add"].span(Map(self.shape, self.inputs), run, given[1], found)
+        return found
+
+    def _lists(self, run: Run) -> tuple[Places, Places]:
+        """The places of the input in the order of their destinations, and where each destination begins."""
+        if id(self) not in run.maps:
+            where = self._destination(run).cpu().numpy()
+            order = np.argsort(where, kind="stable")
+            starts = np.searchsorted(where[order], np.arange(math.prod(self.shape) + 1))
+            run.maps[id(self)] = (order, starts)
+        return run.maps[id(self)]  # type: ignore[no-any-return]
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        order, starts = self._lists(run)
+        counts = starts[wanted + 1] - starts[wanted]
+        most = int(counts.max()) if len(counts) else 0
+        at = starts[wanted][:, None] + np.arange(most)[None, :]
+        mine = np.arange(most)[None, :] < counts[:, None]
+        rows = np.where(mine, order[np.where(mine, at, 0)] if len(order) else 0, NOTHING)
+        return [rows, wanted] if len(self.inputs) > 1 else [rows]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        rows = rows_of(given[0], len(wanted))
+        sums = [arithmetic.total([value for value in row if value is not ABSENT]) for row in rows]
+        if len(given) > 1:
+            sums = [arithmetic.add(first, each) for first, each in zip(given[1], sums, strict=True)]
+        return sums
+
+
+@dataclass(eq=False)
+class Running(Step):
+    """Cumulative sums over a dimension."""
+
+    dim: int = 0
+
+    def span(self, run: Run, given: Sequence[Any]) -> Span:
+        [a] = given
+        found = spans.running(a, self.dim)
+        if not run.scaled:
+            return found
+        terms = a.size() if a.excess is None else a.size() + a.excess
+        return found.with_excess((terms.cumsum(self.dim) - found.mid().abs().nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0))
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        stride, count = strides_of(self.shape)[self.dim], self.shape[self.dim]
+        place = wanted // stride % count
+        each = np.arange(count)[None, :]
+        rows = (wanted - place * stride)[:, None] + each * stride
+        return [np.where(each <= place[:, None], rows, NOTHING)]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        rows = rows_of(given[0], len(wanted))
+        return [arithmetic.total([value for value in row if value is not ABSENT]) for row in rows]

@@ -1,0 +1,327 @@
+"""Rules for operators on single elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from verify.errors import UsageError
+from verify.ops.graph.elementwise import Map
+from verify.ops.graph.functions import FUNCTIONS
+from verify.ops.graph.reducing import Reduce
+from verify.ops.graph.rewrite import (
+    RULES,
+    Rewriter,
+    Rule,
+    condition_of,
+    constant,
+    line_of,
+    moved,
+    name_of,
+    rule,
+    through_moves,
+)
+from verify.ops.graph.selecting import IsExtreme
+from verify.ops.graph.steps import Leaf, Plain, Step
+
+_SAME_NAME = {
+    "special_ndtr": "ndtr",
+    "special_erfc": "erfc",
+    "special_expm1": "expm1",
+    **{name: name for name in FUNCTIONS if " " not in name},
+}
+
+
+def _unary(function: str) -> Rule:
+    return lambda r, a: r.map(function, a)
+
+
+for _name, _function in _SAME_NAME.items():
+    RULES[_name] = _unary(_function)
+RULES["neg"] = _unary("negative")
+RULES["abs"] = _unary("magnitude")
+RULES["square"] = lambda r, a: r.map("multiply", a, a)
+RULES["sgn"] = _unary("sign")
+RULES["reciprocal"] = lambda r, a: r.map("divide", 1.0, a)
+RULES["cosh"] = lambda r, a: r.map("multiply", r.map("add", r.map("exp", a), r.map("exp", r.map("negative", a))), 0.5)
+RULES["tan"] = lambda r, a: r.map("divide", r.map("sin", a), r.map("cos", a))
+RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
+
+
+@rule("log_sigmoid_backward")
+def _log_sigmoid_backward(r: Rewriter, grad: Step, a: Step, buffer: Step) -> Step:
+    return r.map("multiply", grad, r.map("sigmoid", r.map("negative", a)))
+
+
+@rule("tanh_backward")
+def _tanh_backward(r: Rewriter, grad: Step, y: Step) -> Step:
+    if isinstance(y, Map) and y.function == "tanh":
+        return r.map("multiply", grad, r.map("sech squared", y.inputs[0]))
+    return r.map("multiply", grad, r.map("subtract", 1.0, r.map("multiply", y, y)))
+
+
+@rule("sigmoid_backward")
+def _sigmoid_backward(r: Rewriter, grad: Step, y: Step) -> Step:
+    if isinstance(y, Map) and y.function == "sigmoid":
+        return r.map("multiply", grad, r.map("sigmoid slope", y.inputs[0]))
+    return r.map("multiply", grad, r.map("multiply", y, r.map("subtract", 1.0, y)))
+
+
+def _inner(r: Rewriter, a: Step) -> tuple[Step, Step]:
+    """2 u and its derivative, of the tanh form of GELU."""
+    cubic, factor = 0.044715, 2 * math.sqrt(2 / math.pi)
+    square = r.map("multiply", a, a)
+    u = r.map("multiply", r.map("multiply", a, factor), r.map("add", 1.0, r.map("multiply", square, cubic)))
+    return u, r.map("multiply", factor, r.map("add", 1.0, r.map("multiply", square, 3 * cubic)))
+
+
+@rule("gelu")
+def _gelu(r: Rewriter, a: Step, approximate: str = "none") -> Step:
+    share = r.map("ndtr", a) if approximate == "none" else r.map("sigmoid", _inner(r, a)[0])
+    return r.map("multiply", a, share)
+
+
+@rule("gelu_backward")
+def _gelu_backward(r: Rewriter, grad: Step, a: Step, approximate: str = "none") -> Step:
+    if approximate == "none":
+        slope = r.map("add", r.map("ndtr", a), r.map("multiply", a, r.map("normal", a)))
+    else:
+        u, du = _inner(r, a)
+        bell = r.map("multiply", r.map("multiply", a, du), r.map("sigmoid slope", u))
+        slope = r.map("add", r.map("sigmoid", u), bell)
+    return r.map("multiply", grad, slope)
+
+
+@rule("add", "sub", "rsub")
+def _sum_of_two(r: Rewriter, a: Any, b: Any, alpha: float = 1) -> Step:
+    name = name_of(r)
+    if name == "rsub":
+        a, b = b, a
+        a = a if alpha == 1 else r.map("multiply", a, alpha)
+    elif alpha != 1:
+        b = r.map("multiply", b, alpha)
+    if name != "add" and (found := _from_one(r, a, b)) is not None:
+        return found
+    function = "add" if name == "add" else "subtract"
+    return r.map(function, a, b, centred=name != "add" and _is_mean_of(b, a))
+
+
+def _from_one(r: Rewriter, a: Any, b: Any) -> Step | None:
+    """1 - tanh(u)^2 and 1 - sigmoid(u) as functions that do not cancel."""
+    if _number(a) != 1 or not isinstance(b, Map):
+        return None
+    if b.function == "sigmoid":
+        return r.map("sigmoid", r.map("negative", b.inputs[0]))
+    inner = b.inputs[0]
+    if b.function == "multiply" and b.inputs[1] is inner and isinstance(inner, Map) and inner.function == "tanh":
+        return r.map("sech squared", inner.inputs[0])
+    return None
+
+
+def _is_mean_of(mean: Any, values: Any) -> bool:
+    """Whether one operand is a mean of the other, which is an input: what is left when a row is centred."""
+    source = through_moves(values) if isinstance(values, Step) else None
+    if not isinstance(source, Leaf) or not source.operand or not isinstance(mean, Step):
+        return False
+    step, summed = mean, False
+    while True:
+        step = through_moves(step)
+        if isinstance(step, Reduce) and step.function == "sum":
+            step, summed = step.inputs[0], True
+        elif isinstance(step, Map) and step.function in ("divide", "multiply"):
+            rest = [each for each in step.inputs if not isinstance(each, Plain)]
+            if len(rest) != 1:
+                return False
+            step = rest[0]
+        else:
+            return summed and step is source
+
+
+@rule("mul")
+def _multiply(r: Rewriter, a: Any, b: Any) -> Step:
+    return r.map("multiply", a, b)
+
+
+@rule("div")
+def _divide(r: Rewriter, a: Any, b: Any, rounding_mode: str | None = None) -> Step:
+    quotient = r.map("divide", a, b)
+    return quotient if rounding_mode is None else r.map(rounding_mode, quotient)
+
+
+@rule("floor_divide")
+def _floor_divide(r: Rewriter, a: Any, b: Any) -> Step:
+    return r.map("floor", r.map("divide", a, b))
+
+
+@rule("remainder", "fmod")
+def _remainder(r: Rewriter, a: Any, b: Any) -> Step:
+    down = "floor" if "remainder" in str(r.node.target) else "trunc"
+    return r.map("subtract", a, r.map("multiply", r.map(down, r.map("divide", a, b)), b))
+
+
+@rule("pow")
+def _pow(r: Rewriter, a: Any, b: Any) -> Step:
+    if isinstance(b, Step):
+        return r.map("exp2", b) if a == 2 and not isinstance(a, Step) else r.map("power", a, b)
+    exponent = float(b)
+    if exponent in (0.5, -0.5):
+        return r.map("sqrt" if exponent > 0 else "rsqrt", a)
+    if exponent.is_integer() and abs(exponent) <= 64:
+        return _whole_power(r, r.real(a), int(exponent))
+    return r.map("power", a, exponent)
+
+
+def _whole_power(r: Rewriter, a: Step, exponent: int) -> Step:
+    if exponent < 0:
+        return r.map("divide", 1.0, _whole_power(r, a, -exponent))
+    if exponent == 0:
+        return constant(torch.ones(a.shape, dtype=torch.float64))
+    if exponent == 1:
+        return a
+    half = _whole_power(r, a, exponent // 2)
+    square = r.map("multiply", half, half)
+    return r.map("multiply", square, a) if exponent % 2 else square
+
+
+@rule("maximum", "fmax")
+def _maximum(r: Rewriter, a: Any, b: Any) -> Step:
+    return r.map("maximum", a, b)
+
+
+@rule("minimum", "fmin")
+def _minimum(r: Rewriter, a: Any, b: Any) -> Step:
+    return r.map("minimum", a, b)
+
+
+@rule("relu")
+def _relu(r: Rewriter, a: Step) -> Step:
+    return r.map("maximum", a, 0.0)
+
+
+@rule("clamp", "hardtanh", "clamp_min", "clamp_max")
+def _clamp(r: Rewriter, a: Step, low: Any = None, high: Any = None, **kwargs: Any) -> Step:
+    name = name_of(r)
+    low, high = kwargs.get("min", low), kwargs.get("max", high)
+    if name == "clamp_max":
+        low, high = None, low
+    if name == "hardtanh" and low is None:
+        low, high = -1.0, 1.0
+    found: Any = a
+    if low is not None:
+        found = r.map("maximum", found, low)
+    return r.map("minimum", found, high) if high is not None else found  # type: ignore[no-any-return]
+
+
+@rule("leaky_relu")
+def _leaky(r: Rewriter, a: Step, slope: float = 0.01) -> Step:
+    return r.map("where", r.map("gt", a, 0.0, real=False, ties=True), a, r.map("multiply", a, slope))
+
+
+@rule("elu")
+def _elu(r: Rewriter, a: Step, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Step:
+    negative = r.map("multiply", r.map("expm1", r.map("multiply", a, input_scale)), alpha * scale)
+    return r.map("where", r.map("gt", a, 0.0, real=False, ties=True), r.map("multiply", a, scale), negative)
+
+
+@rule("where")
+def _where(r: Rewriter, condition: Step, a: Any, b: Any) -> Step:
+    if r.node.meta["val"].is_floating_point():
+        return r.map("where", condition, r.real(a), r.real(b))
+    shape = r.shape
+    return Map(shape, (condition, a, b), False, function="where")
+
+
+@rule("masked_fill")
+def _masked_fill(r: Rewriter, a: Step, mask: Step, value: Any) -> Step:
+    return r.map("where", mask, value, a)
+
+
+@rule("tril", "triu")
+def _triangle(r: Rewriter, a: Step, diagonal: int = 0) -> Step:
+    call: Any = r.node.target
+    shape = a.shape
+    mask = Plain(shape[-2:], (), False, compute=lambda given: call(torch.ones(shape[-2:], dtype=torch.bool), diagonal))
+    return r.map("where", mask, a, 0.0)
+
+
+def _compare(name: str) -> Rule:
+    def compared(r: Rewriter, a: Any, b: Any) -> Step:
+        if not any(isinstance(each, Step) and each.real for each in (a, b)):
+            raise UsageError(f"like= compares conditions that it computes: {r.node.target}{line_of(r.node)}")
+        a = _beneath(name, a, b)
+        ties = name not in ("eq", "ne") or all(isinstance(e, Step) and not isinstance(e, Plain) for e in (a, b))
+        if name in ("eq", "ne") and (selected := _selection(r, a, b)) is not None:
+            return selected if name == "eq" else r.map("not", selected, real=False)
+        return r.map(name, a, b, real=False, ties=ties)
+
+    return compared
+
+
+def _beneath(name: str, a: Any, b: Any) -> Any:
+    """x in the place of max(x, c) that is compared with c, which is equal to c wherever x is smaller."""
+    clamp = {"le": "maximum", "gt": "maximum", "ge": "minimum", "lt": "minimum"}.get(name)
+    if isinstance(a, Map) and a.function == clamp and _number(a.inputs[1]) is not None:
+        return a.inputs[0] if _number(a.inputs[1]) == _number(b) else a
+    return a
+
+
+def _number(value: Any) -> float | None:
+    """The value of a scalar constant."""
+    if isinstance(value, Plain):
+        return float(value.compute([])) if not value.shape and not value.of else None
+    return None if isinstance(value, Step) else float(value)
+
+
+def _selection(r: Rewriter, a: Any, b: Any) -> Step | None:
+    """x == x.amax(dims): the elements that are the largest, of which there is always one."""
+    for values, best in ((a, b), (b, a)):
+        found = through_moves(best) if isinstance(best, Step) else None
+        if (
+            isinstance(found, Reduce)
+            and found.function in ("amax", "amin")
+            and found.inputs[0] is values
+            and found.dims
+        ):
+            return _largest_of(values, sorted(found.dims), found.function == "amax")
+    return None
+
+
+def _largest_of(values: Step, dims: list[int], largest: bool) -> Step:
+    rest = [dim for dim in range(len(values.shape)) if dim not in dims]
+    order = [*rest, *dims]
+    turned = tuple(values.shape[dim] for dim in order)
+    flat = (*(values.shape[dim] for dim in rest), math.prod(values.shape[dim] for dim in dims))
+    line = moved(values, lambda tensor: tensor.permute(order).reshape(flat), view=False)
+    chosen = IsExtreme(flat, (line,), False, largest=largest)
+    back = [order.index(dim) for dim in range(len(order))]
+    return moved(chosen, lambda tensor: tensor.reshape(turned).permute(back), view=False)
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    RULES[_name] = _compare(_name)
+
+
+def _logic(name: str) -> Rule:
+    def combined(r: Rewriter, a: Any, b: Any) -> Step:
+        given = [condition_of(r, each) for each in (a, b)]
+        return r.map(name, *given, real=False)
+
+    return combined
+
+
+for _name in ("and", "or", "xor"):
+    RULES[f"logical_{_name}"] = RULES[f"bitwise_{_name}"] = _logic(_name)
+RULES["__and__"], RULES["__or__"] = _logic("and"), _logic("or")
+
+
+@rule("logical_not", "bitwise_not")
+def _logical_not(r: Rewriter, a: Step) -> Step:
+    return r.map("not", condition_of(r, a), real=False)
+
+
+@rule("isnan", "isinf")
+def _is_special(r: Rewriter, a: Step) -> Step:
+    name = name_of(r)
+    return r.map(name, a, real=False)

@@ -1,0 +1,270 @@
+"""Rules for operators that move elements, or make constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.ops.graph.reducing import Spread
+from verify.ops.graph.rewrite import (
+    RULES,
+    Rewriter,
+    Rule,
+    constant,
+    is_integer,
+    line_of,
+    moved,
+    name_of,
+    rule,
+    steps_in,
+    through_moves,
+)
+from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
+from verify.ops.graph.steps import Move, Step
+
+_aten = torch.ops.aten
+
+
+def _is_view(operator_: str) -> Rule:
+    def rule_of(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Any:
+        overload = str(r.node.target).rsplit(".", 1)[-1]
+        packet = getattr(_aten, "view" if operator_ == "_unsafe_view" else operator_)
+        call = getattr(packet, overload if overload in packet.overloads() else "default")
+        if operator_ in ("view", "_unsafe_view"):
+            return (
+                moved(a, lambda tensor: tensor.reshape(r_shape), view=True) if (r_shape := r.shape) is not None else a
+            )
+        kwargs.pop("memory_format", None)
+        return moved(a, lambda tensor: call(tensor, *args, **kwargs))
+
+    return rule_of
+
+
+for (
+    _name
+) in "view _unsafe_view permute expand slice select unsqueeze squeeze transpose t as_strided diagonal unfold".split():
+    RULES[_name] = _is_view(_name)
+
+
+@rule("alias", "clone", "detach", "lift_fresh", "contiguous", "lift")
+def _identity(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    return a
+
+
+@rule("split_with_sizes", "split", "unbind", "chunk")
+def _parts(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> list[Step]:
+    overload: Any = r.node.target
+    name = overload._schema.name.split("::")[1].removesuffix("_copy")
+    packet = getattr(_aten, name)
+    call = getattr(packet, overload._overloadname if overload._overloadname in packet.overloads() else "default")
+    count = len(r.node.meta["val"])
+    return [moved(a, lambda tensor, n=n: call(tensor, *args, **kwargs)[n]) for n in range(count)]  # type: ignore[misc]
+
+
+@rule("cat", "stack")
+def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
+    call: Any = r.node.target
+    kept = [each for each in tensors if each.shape != (0,)]
+    real = r.node.meta["val"].is_floating_point()
+    kept = [r.real(each) for each in kept] if real else kept
+    return Move(r.shape, tuple(kept), real, move=lambda parts, fixed, fill: call(list(parts), dim))
+
+
+@rule("flip", "roll", "repeat", "pixel_shuffle", "pixel_unshuffle", "rot90")
+def _copied(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    call: Any = r.node.target
+    return Move(r.shape, (a,), a.real, move=lambda parts, fixed, fill: call(parts[0], *args, **kwargs))
+
+
+@rule("constant_pad_nd")
+def _pad(r: Rewriter, a: Step, pads: list[int], value: float = 0.0) -> Step:
+    def move(parts: list[Tensor], fixed: list[Tensor], fill: float) -> Tensor:
+        return torch.nn.functional.pad(parts[0], pads, value=fill)
+
+    return Move(r.shape, (a,), a.real, move=move, fill=float(value))
+
+
+@rule("gather", "index_select", "embedding", "index", "take_along_dim")
+def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    call: Any = r.node.target
+    fixed = steps_in(list(args))
+    _need_plain(r, fixed)
+    name = call._schema.name.split("::")[1]
+
+    def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
+        values = iter(by)
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, Step):
+                return next(values)
+            return [filled(each) for each in value] if isinstance(value, list) else value
+
+        used = filled(list(args))
+        result: Tensor = parts[0][used[0]] if name == "embedding" else call(parts[0], *used)
+        return result
+
+    return Move(r.shape, (a,), a.real, move=move, by=tuple(fixed))
+
+
+def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
+    if not all(is_integer(each) for each in steps):
+        raise UsageError(
+            f"like= picks elements by positions that it computes from its values: {r.node.target}{line_of(r.node)}",
+            hint="pass the positions as an integer operand: integers={...}",
+        )
+
+
+@rule("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+def _scattered_in(r: Rewriter, a: Step, b: Step, *args: Any, **kwargs: Any) -> Step:
+    call: Any = r.node.target
+    both = (r.real(a), r.real(b)) if r.node.meta["val"].is_floating_point() else (a, b)
+    return Move(r.shape, both, both[0].real, move=lambda parts, fixed, fill: call(*parts, *args, **kwargs))
+
+
+@rule("copy")
+def _copy(r: Rewriter, a: Step, b: Step, *args: Any) -> Step:
+    return moved(_cast(r, b, a), lambda tensor: tensor.expand(a.shape))
+
+
+def _cast(r: Rewriter, value: Any, like: Step) -> Step:
+    return r.real(value) if like.real else value
+
+
+@rule("_to_copy", "to", "prims_convert_element_type", "convert_element_type")
+def _to(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    found = r.node.meta["val"]
+    if found.is_floating_point():
+        return r.real(a)
+    if not a.real:
+        return a
+    if found.dtype == torch.bool:
+        return r.map("ne", a, 0.0, real=False)
+    return r.map("integer", r.map("trunc", a), real=False)
+
+
+@rule("index_put")
+def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, accumulate: bool = False) -> Step:
+    chosen = [each for each in indices if each is not None]
+    _need_plain(r, chosen)
+    shape = a.shape
+
+    def expanded(by: list[Tensor]) -> list[Tensor | None]:
+        given = iter(by)
+        return [None if each is None else next(given) for each in indices]
+
+    def places(by: list[Tensor]) -> Tensor:
+        return torch.arange(math.prod(shape), device=by[0].device).reshape(shape)[tuple(expanded(by))]
+
+    if accumulate:
+        shadows = [None if e is None else torch.zeros(e.shape, dtype=torch.int64, device="meta") for e in indices]
+        target = torch.empty(shape, device="meta")[tuple(shadows)].shape
+        wide = moved(r.real(values), lambda tensor: tensor.expand(target))
+        return Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen))
+
+    def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
+        return parts[0].index_put(expanded(by), parts[1])  # type: ignore[arg-type]
+
+    both = (r.real(a), r.real(values)) if a.real else (a, values)
+    return Move(shape, both, a.real, move=move, by=tuple(chosen))
+
+
+@rule("index_add")
+def _index_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step, alpha: float = 1) -> Step:
+    _need_plain(r, [index])
+    added = r.real(source) if alpha == 1 else r.map("multiply", source, alpha)
+    shape, size = a.shape, source.shape
+
+    def places(by: list[Tensor]) -> Tensor:
+        numbers = torch.arange(math.prod(shape), device=by[0].device).reshape(shape)
+        return numbers.index_select(dim, by[0]).expand(size)
+
+    return Spread(shape, (added, r.real(a)), places=places, by=(index,))
+
+
+@rule("scatter_add")
+def _scatter_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step) -> Step:
+    _need_plain(r, [index])
+    shape, size = a.shape, index.shape
+    part = moved(r.real(source), lambda tensor: tensor[tuple(slice(0, n) for n in size)])
+    return Spread(shape, (part, r.real(a)), places=lambda by: _along(shape, dim, by[0]), by=(index,))
+
+
+def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
+    """The flat places that `scatter` writes to."""
+    dim %= max(len(shape), 1)
+    numbers = torch.arange(math.prod(shape), device=index.device).reshape(shape)
+    corner = tuple(slice(None) if d == dim else slice(0, n) for d, n in enumerate(index.shape))
+    return numbers[corner].gather(dim, index)
+
+
+@rule("scatter")
+def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs: Any) -> Step:
+    best = through_moves(index)
+    if isinstance(best, WhereExtreme) and not kwargs:
+        return _at_extreme(r, a, dim, best, source)
+    if isinstance(best, RankIndex) and not kwargs:
+        return _at_rank(r, a, dim, best, source)
+    _need_plain(r, [index])
+    if kwargs.get("reduce") == "add":
+        return _scatter_add(r, a, dim, index, source)  # type: ignore[no-any-return]
+    values = source if isinstance(source, Step) else r.real(source)
+
+    def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
+        written = parts[1] if parts[1].ndim else parts[1].expand(by[0].shape)
+        return parts[0].scatter(dim, by[0], written)
+
+    both = (r.real(a), r.real(values)) if a.real else (a, values)
+    return Move(a.shape, both, a.real, move=move, by=(index,))
+
+
+def _at_extreme(r: Rewriter, a: Step, dim: int, best: WhereExtreme, source: Any) -> Step:
+    """A scatter to where the largest element is: that of the dimension itself, which needs no index."""
+    dim %= len(a.shape)
+    values = best.inputs[0]  # the dimension that was searched is the last one here
+    chosen: Step = IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
+    chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
+    given = source if isinstance(source, Step) else r.real(source)
+    return r.map("where", chosen, moved(r.real(given), lambda tensor: tensor.expand(a.shape)), a)
+
+
+def _at_rank(r: Rewriter, a: Step, dim: int, index: RankIndex, source: Any) -> Step:
+    """A scatter to the places of the largest elements."""
+    given = source if isinstance(source, Step) else r.real(source)
+    wide = moved(given, lambda tensor: tensor.expand(_swapped(index.shape, dim)).movedim(dim, -1))
+    values = index.inputs[0]
+    base = moved(a, lambda tensor: tensor.movedim(dim, -1))
+    made = AtRank(values.shape, (values, wide, base), largest=index.largest)
+    return moved(made, lambda tensor: tensor.movedim(-1, dim))
+
+
+def _swapped(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return tuple(torch.empty(shape, device="meta").movedim(-1, dim).shape)
+
+
+# -- creation ---------------------------------------------------------------------------------------------
+
+
+@rule(
+    "full_like",
+    "zeros_like",
+    "ones_like",
+    "new_full",
+    "new_zeros",
+    "new_ones",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+)
+def _like(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    name = name_of(r)
+    value = 1.0 if "ones" in name else 0.0
+    if "full" in name:
+        value = args[0] if name == "full_like" else args[1]
+    found = r.node.meta["val"]
+    dtype = torch.float64 if found.is_floating_point() else found.dtype
+    return constant(torch.full(tuple(found.shape), value, dtype=dtype))

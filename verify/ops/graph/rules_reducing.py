@@ -1,0 +1,125 @@
+"""Rules for sums, products of matrices, extremes and order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from verify.ops.graph.reducing import Contract, Reduce, Running
+from verify.ops.graph.rewrite import Rewriter, condition_of, moved, rule
+from verify.ops.graph.selecting import Ranked, RankIndex, WhereExtreme
+from verify.ops.graph.steps import Step
+
+
+def _dims_of(a: Step, dim: Any) -> tuple[int, ...]:
+    count = len(a.shape)
+    if dim is None or (isinstance(dim, Sequence) and not dim):
+        return tuple(range(count))
+    return tuple(each % max(count, 1) for each in ([dim] if isinstance(dim, int) else dim)) if count else ()
+
+
+def _reduced(r: Rewriter, function: str, a: Step, dim: Any, keep: bool) -> Step:
+    return Reduce(r.shape, (a,), a.real, function=function, dims=_dims_of(a, dim), keep=keep)
+
+
+@rule("sum")
+def _sum(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Step:
+    return _reduced(r, "sum", r.real(a), dim, keepdim)
+
+
+@rule("amax", "amin")
+def _amax(r: Rewriter, a: Step, dim: Any = (), keepdim: bool = False) -> Step:
+    return _reduced(r, r.node.target._schema.name.split("::")[1], a, dim, keepdim)  # type: ignore[union-attr]
+
+
+@rule("any", "all")
+def _any(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False) -> Step:
+    a = condition_of(r, a)
+    if "all" in str(r.node.target):
+        inverse = r.map("not", a, real=False)
+        return r.map("not", _reduced(r, "any", inverse, dim, keepdim), real=False)
+    return _reduced(r, "any", a, dim, keepdim)
+
+
+@rule("prod")
+def _prod(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Step:
+    a = r.real(a)
+    if dim is None:
+        flat = moved(a, lambda tensor: tensor.reshape(-1))
+        return Reduce(r.shape, (flat,), function="product", dims=(0,))
+    return _reduced(r, "product", a, dim, keepdim)
+
+
+@rule("max", "min")
+def _max(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False) -> Any:
+    largest = "max" in str(r.node.target)
+    function = "amax" if largest else "amin"
+    if dim is None:
+        return Reduce((), (a,), function=function, dims=tuple(range(len(a.shape))))
+    dims = _dims_of(a, dim)
+    shape = tuple(r.node.meta["val"][0].shape)
+    return [Reduce(shape, (a,), function=function, dims=dims, keep=keepdim), _argument(r, a, dim, keepdim, largest)]
+
+
+@rule("argmax", "argmin")
+def _argmax(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False) -> Step:
+    largest = "argmax" in str(r.node.target)
+    if dim is None:
+        return WhereExtreme((), (moved(a, lambda tensor: tensor.reshape(-1)),), False, largest=largest)
+    return _argument(r, a, dim, keepdim, largest)
+
+
+def _argument(r: Rewriter, a: Step, dim: int, keepdim: bool, largest: bool) -> Step:
+    last = moved(a, lambda tensor: tensor.movedim(dim, -1))
+    index: Step = WhereExtreme(last.shape[:-1], (last,), False, largest=largest)
+    return moved(index, lambda tensor: tensor.unsqueeze(dim)) if keepdim else index
+
+
+@rule("topk")
+def _topk(r: Rewriter, a: Step, k: int, dim: int = -1, largest: bool = True, sorted_: bool = True) -> list[Any]:
+    return _ordered(r, a, k, dim, largest)
+
+
+@rule("sort")
+def _sort(r: Rewriter, a: Step, dim: int = -1, descending: bool = False, **kwargs: Any) -> list[Any]:
+    return _ordered(r, a, a.shape[dim], dim, descending)
+
+
+def _ordered(r: Rewriter, a: Step, count: int, dim: int, largest: bool) -> list[Any]:
+    last = moved(a, lambda tensor: tensor.movedim(dim, -1))
+    ranked = Ranked((*last.shape[:-1], count), (last,), largest=largest)
+    index = RankIndex(ranked.shape, (last,), False, largest=largest)
+    return [moved(each, lambda tensor: tensor.movedim(-1, dim)) for each in (ranked, index)]
+
+
+@rule("cumsum")
+def _cumsum(r: Rewriter, a: Step, dim: int, dtype: Any = None) -> Step:
+    a = r.real(a)
+    return Running(a.shape, (a,), dim=dim % max(len(a.shape), 1)) if a.shape else a
+
+
+@rule("mm", "bmm")
+def _product(r: Rewriter, a: Step, b: Step) -> Step:
+    if len(a.shape) == 2:
+        first, second = (moved(r.real(each), lambda tensor: tensor.unsqueeze(0)) for each in (a, b))
+        made = Contract((1, a.shape[0], b.shape[1]), (first, second))
+        return moved(made, lambda tensor: tensor.squeeze(0))
+    return Contract((a.shape[0], a.shape[1], b.shape[2]), (r.real(a), r.real(b)))
+
+
+@rule("mv", "dot")
+def _vector_product(r: Rewriter, a: Step, b: Step) -> Step:
+    return Reduce(r.shape, (r.map("multiply", a, b),), function="sum", dims=(len(a.shape) - 1,))
+
+
+@rule("_softmax", "_log_softmax")
+def _softmax(r: Rewriter, a: Step, dim: int, half: bool = False) -> Step:
+    shape = tuple(1 if d == dim % max(len(a.shape), 1) else n for d, n in enumerate(a.shape))
+    dims = _dims_of(a, dim)
+    largest = Reduce(shape, (a,), function="amax", dims=dims, keep=True)
+    shifted = r.map("subtract", a, largest)
+    grown = r.map("exp", shifted)
+    sums = Reduce(shape, (grown,), function="sum", dims=dims, keep=True)
+    if "log" in str(r.node.target):
+        return r.map("subtract", shifted, r.map("log", sums))
+    return r.map("divide", grown, sums)

@@ -1,0 +1,218 @@
+"""Which elements of a row are the largest, in which order, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.ops.graph.arithmetic import Arithmetic, Number
+from verify.ops.graph.spans import Span
+from verify.ops.graph.steps import Places, Run, Step, Truths, rows_of
+
+
+@dataclass(eq=False)
+class IsExtreme(Step):
+    """Which elements of the last dimension are the largest, or the smallest: the inputs are the elements.
+
+    Of equal ones `first` answers with the first alone, as an index does; else all are. Where several are equal a
+    derivative may belong to any of them.
+    """
+
+    largest: bool = True
+    first: bool = False
+
+    def span(self, run: Run, given: Sequence[Any]) -> Truths:
+        [a] = given
+        side = 1.0 if self.largest else -1.0
+        best = (a.mid() * side).nan_to_num(nan=math.inf)
+        value = best == best.amax(-1, True)
+        if self.first:
+            value = value & (value.cumsum(-1) == 1)
+        if run.opens == "face":
+            return Truths(value)
+        doubt, several = _candidates(a, self.largest), _candidates(run.blurred(a), self.largest)
+        exactly = ((a.lo == a.hi) | ~doubt).all(-1, True)
+        doubt = doubt & ~exactly
+        if bool(several.any()):
+            run.met_tie = True
+            if run.opens == "ties" or (run.opens and not a.given):
+                doubt = several
+        return Truths(value, doubt if bool(doubt.any()) else None)
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        width = self.shape[-1]
+        return [(wanted // width * width)[:, None] + np.arange(width)[None, :]]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        found: list[bool | None] = []
+        for place, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
+            orders = [0 if at == place else arithmetic.order(row[place], other) for at, other in enumerate(row)]
+            worse = -1 if self.largest else 1
+            if worse in orders:
+                found.append(False)
+                continue
+            equal = [at for at, order in enumerate(orders) if order == 0]
+            found.append(None if None in orders else not self.first or equal[0] == place)
+        return found
+
+
+def _candidates(a: Span, largest: bool) -> Tensor:
+    """The elements that may be the largest, where there is more than one."""
+    low, high = (a.lo, a.hi) if largest else (-a.hi, -a.lo)
+    candidate = high >= low.amax(-1, True)
+    return candidate & (candidate.sum(-1, True) > 1)
+
+
+@dataclass(eq=False)
+class WhereExtreme(Step):
+    """The index of the largest, or the smallest, element of the last dimension."""
+
+    largest: bool = True
+
+    def span(self, run: Run, given: Sequence[Any]) -> Truths:
+        [a] = given
+        value = (a.mid().argmax if self.largest else a.mid().argmin)(-1)
+        several = _candidates(run.blurred(a), self.largest).any(-1)
+        return Truths(value, several if bool(several.any()) else None)
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        width = self.inputs[0].shape[-1]
+        return [(wanted * width)[:, None] + np.arange(width)[None, :]]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        found: list[int | None] = []
+        for row in rows_of(given[0], len(wanted)):
+            best = 0
+            sure = True
+            for place in range(1, len(row)):
+                order = arithmetic.order(row[place], row[best])
+                sure = sure and order not in (None, 0)
+                if order == (1 if self.largest else -1):
+                    best, sure = place, True
+            found.append(best if sure else None)
+        return found
+
+
+@dataclass(eq=False)
+class Ranked(Step):
+    """The `rank` largest (smallest) elements of the last dimension in order: order statistics of ends enclose them."""
+
+    largest: bool = True
+
+    def span(self, run: Run, given: Sequence[Any]) -> Span:
+        [a] = given
+        count = self.shape[-1]
+        lo = a.lo.topk(count, -1, self.largest).values
+        hi = lo if a.is_point else a.hi.topk(count, -1, self.largest).values
+        excess = None if a.excess is None else a.excess.amax(-1, True).expand(lo.shape)
+        return Span(lo, hi, excess, a.given)
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        width = self.inputs[0].shape[-1]
+        return [(wanted // self.shape[-1] * width)[:, None] + np.arange(width)[None, :]]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        found = []
+        for rank, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
+            ordered = list(row)
+            for end in range(int(rank) + 1):  # a selection by extremes works on balls that overlap, too
+                for place in range(len(ordered) - 1, end, -1):
+                    pair = ordered[place - 1], ordered[place]
+                    ordered[place - 1] = arithmetic.extreme(*pair, self.largest)
+                    ordered[place] = arithmetic.extreme(*pair, not self.largest)
+            found.append(ordered[int(rank)])
+        return found
+
+
+@dataclass(eq=False)
+class RankIndex(Step):
+    """The places in the last dimension of its largest (smallest) elements, in order."""
+
+    largest: bool = True
+
+    def span(self, run: Run, given: Sequence[Any]) -> Truths:
+        [a] = given
+        count = self.shape[-1]
+        value = a.mid().topk(count, -1, self.largest).indices
+        low, high = a.lo.gather(-1, value), a.hi.gather(-1, value)
+        doubt = ((_rivals(run.blurred(a)).gather(-1, value)) > 1) & ~torch.isnan(low + high)
+        return Truths(value, doubt if bool(doubt.any()) else None)
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        width = self.inputs[0].shape[-1]
+        return [(wanted // self.shape[-1] * width)[:, None] + np.arange(width)[None, :]]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        found: list[int | None] = []
+        for rank, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
+            ranks = [_rank(arithmetic, row, place, self.largest) for place in range(len(row))]
+            found.append(ranks.index(int(rank)) if int(rank) in ranks else None)
+        return found
+
+
+def _rivals(a: Span) -> Tensor:
+    """How many elements of its row, itself included, each element cannot be told apart from."""
+    overlap = (a.lo.unsqueeze(-1) <= a.hi.unsqueeze(-2)) & (a.lo.unsqueeze(-2) <= a.hi.unsqueeze(-1))
+    return overlap.sum(-1)
+
+
+def _rank(arithmetic: Arithmetic, row: Sequence[Number], place: int, largest: bool) -> int | None:
+    """How many elements come before one; None where it has an equal, or where that is not decided."""
+    orders = [arithmetic.order(other, row[place]) for at, other in enumerate(row) if at != place]
+    if None in orders or 0 in orders:
+        return None
+    return orders.count(1 if largest else -1)
+
+
+@dataclass(eq=False)
+class AtRank(Step):
+    """For each element of the first input's last dimension what the second holds for its rank, else the third's.
+
+    What `scatter` to the places of a `topk` makes. Elements that have an equal may have what any rank, or none, has.
+    """
+
+    largest: bool = True
+
+    def span(self, run: Run, given: Sequence[Any]) -> Span:
+        values, source, base = given
+        count = source.lo.shape[-1]
+        at = values.mid().topk(count, -1, self.largest).indices
+        lo, hi = (base_end.scatter(-1, at, end) for base_end, end in ((base.lo, source.lo), (base.hi, source.hi)))
+        doubt = _rivals(run.blurred(values)) > 1
+        if bool(doubt.any()) and run.opens != "face":
+            run.met_tie = True
+            least = torch.minimum(source.lo.amin(-1, True), base.lo)
+            most = torch.maximum(source.hi.amax(-1, True), base.hi)
+            if run.opens != "ties" and (values.given or not run.opens):
+                doubt = (_rivals(values) > 1) & (values.lo != values.hi)
+            lo, hi = torch.where(doubt, least, lo), torch.where(doubt, most, hi)
+        return Span(lo, hi)
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        width, count = self.shape[-1], self.inputs[1].shape[-1]
+        row = wanted // width
+        return [
+            (row * width)[:, None] + np.arange(width)[None, :],
+            (row * count)[:, None] + np.arange(count)[None, :],
+            wanted,
+        ]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        found = []
+        rows, sources = (rows_of(each, len(wanted)) for each in given[:2])
+        for place, row, source, base in zip(wanted % self.shape[-1], rows, sources, given[2], strict=True):
+            rank = _rank(arithmetic, row, int(place), self.largest)
+            if rank is not None:
+                found.append(source[rank] if rank < len(source) else base)
+                continue
+            either = base
+            for value in source:
+                either = arithmetic.union(either, value)
+            found.append(either)
+        return found

@@ -1,0 +1,225 @@
+"""The shapes of operands in named dimensions, which sizes are promised, and what integer operands hold."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.ops.op import Shape
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shape of each operand in named dimensions. `dims` are their names in the order in which they appear.
+
+    With examples alone the one dimension is "example", the number of an example.
+    """
+
+    table: Mapping[str, tuple[str | int, ...]]
+    dims: tuple[str, ...]
+    where: str = ""
+    numbered: tuple[Mapping[str, Shape], ...] = ()
+
+    @staticmethod
+    def made(
+        names: Sequence[str],
+        parameters: Mapping[str, Shape],
+        shapes: Mapping[str, str] | None,
+        examples: Sequence[Mapping[str, Any]],
+        where: str,
+    ) -> Shapes | None:
+        """None where nothing is said: the function is then to be elementwise."""
+        if shapes is None and examples:
+            numbered = tuple(
+                {
+                    **parameters,
+                    **{name: tuple(value.shape) for name, value in each.items() if isinstance(value, Tensor)},
+                }
+                for each in examples
+            )
+            return Shapes({}, ("example",), numbered=numbered)
+        if shapes is None and not parameters:
+            return None
+        table: dict[str, tuple[str | int, ...]] = dict(parameters)
+        for name, text in (shapes or {}).items():
+            if name not in names:
+                raise UsageError(
+                    f"shapes= names the operand {name!r}; the kernel's operands are {', '.join(names)}",
+                    hint="shapes={'x': 'n d'} with the names of the kernel's arguments",
+                )
+            table[name] = tuple(int(token) if token.isdigit() else _word(name, token) for token in text.split())
+        missing = [name for name in names if name not in table]
+        if missing:
+            raise UsageError(
+                f"shapes= says nothing about {', '.join(missing)}",
+                hint="one entry for each operand, such as shapes={'x': 'n d', 'weight': 'd'}; '' for a scalar",
+            )
+        dims = tuple(dict.fromkeys(token for shape in table.values() for token in shape if isinstance(token, str)))
+        if where:
+            _check(where, dims)
+        return Shapes(table, dims, where)
+
+    def __call__(self, dims: Shape) -> dict[str, Shape]:
+        if self.numbered:
+            if len(dims) != 1 or not 0 <= dims[0] < len(self.numbered):
+                raise UsageError(f"dims are the number of an example, 0 to {len(self.numbered) - 1}; received {dims}")
+            return dict(self.numbered[dims[0]])
+        if len(dims) != len(self.dims):
+            raise UsageError(
+                f"dims are ({', '.join(self.dims)}), {len(self.dims)} sizes; received {tuple(dims)}",
+                hint="in the order in which shapes= names them",
+            )
+        sizes = dict(zip(self.dims, dims, strict=True))
+        return {name: tuple(sizes[t] if isinstance(t, str) else t for t in shape) for name, shape in self.table.items()}
+
+    def allowed(self, dims: Shape) -> bool:
+        """Whether the declaration promises these sizes."""
+        if self.numbered or not self.where:
+            return True
+        return bool(_value(ast.parse(self.where, mode="eval").body, dict(zip(self.dims, dims, strict=True))))
+
+
+def _word(operand: str, token: str) -> str:
+    if not token.isidentifier():
+        raise UsageError(
+            f"shapes={{{operand!r}: ...}} is made of names of dimensions and numbers; received {token!r}",
+            hint="shapes={'query': 'b h s d', 'weight': '3 d'}",
+        )
+    return token
+
+
+_OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b if b else 0,
+    ast.Mod: lambda a, b: a % b if b else 0,
+    ast.Pow: lambda a, b: a**b if 0 <= b < 64 else 0,
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
+def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
+    """The value of an expression of sizes and numbers; nothing else is evaluated."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in sizes:
+        return sizes[node.id]
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return [_value(each, sizes) for each in node.elts]
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+    if isinstance(node, ast.UnaryOp):
+        inner = _value(node.operand, sizes)
+        return not inner if isinstance(node.op, ast.Not) else -inner
+    if isinstance(node, ast.BoolOp):
+        parts = [_value(each, sizes) for each in node.values]
+        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+    if isinstance(node, ast.Compare) and all(type(each) in _OPERATIONS for each in node.ops):
+        line = [_value(each, sizes) for each in (node.left, *node.comparators)]
+        return all(_OPERATIONS[type(o)](a, b) for o, a, b in zip(node.ops, line[:-1], line[1:], strict=True))
+    raise UsageError(
+        f"an expression of sizes has names of dimensions ({', '.join(sizes) or 'none'}), whole numbers, + - * // % **, "
+        f"comparisons, in, and, or, not; received {ast.unparse(node)!r}",
+        hint="where='d % 16 == 0 and d <= 4096'",
+    )
+
+
+def _check(text: str, dims: Sequence[str]) -> ast.expr:
+    try:
+        body = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise UsageError(
+            f"{text!r} is not an expression: {error.msg}", hint="where='d % 16 == 0 and d <= 4096'"
+        ) from None
+    _value(body, dict.fromkeys(dims, 1))
+    return body
+
+
+@dataclass(frozen=True)
+class Range:
+    """The whole numbers that an integer operand holds: low <= value < high, both expressions of sizes."""
+
+    low: ast.expr
+    high: ast.expr
+    dims: tuple[str, ...]
+    boolean: bool = False
+
+    def __call__(self, dims: Shape) -> tuple[int, int]:
+        sizes = dict(zip(self.dims, dims, strict=True)) if len(dims) == len(self.dims) else {}
+        return int(_value(self.low, sizes)), int(_value(self.high, sizes))
+
+
+def ranges_of(
+    names: Sequence[str], integers: Mapping[str, str], shapes: Shapes | None, examples: Sequence[Mapping[str, Any]]
+) -> dict[str, Range]:
+    dims = shapes.dims if shapes is not None else ()
+    found: dict[str, Range] = {}
+    for name, text in integers.items():
+        if name not in names:
+            raise UsageError(
+                f"integers= names the operand {name!r}; the kernel's operands are {', '.join(names)}",
+                hint="integers={'label': '0 <= label < v'}",
+            )
+        if text == "bool":
+            found[name] = Range(ast.Constant(0), ast.Constant(2), dims, True)
+            continue
+        body = _check(text, (*dims, name))
+        form = isinstance(body, ast.Compare) and len(body.ops) == 2 and ast.unparse(body.comparators[0]) == name
+        if not form or not all(isinstance(each, ast.Lt | ast.LtE) for each in body.ops):  # type: ignore[attr-defined]
+            raise UsageError(
+                f"integers={{{name!r}: ...}} says low <= {name} < high; received {text!r}",
+                hint=f"integers={{{name!r}: '0 <= {name} < v'}}, or 'bool'",
+            )
+        assert isinstance(body, ast.Compare)
+        one: ast.expr = ast.Constant(1)
+        low = body.left if isinstance(body.ops[0], ast.LtE) else ast.BinOp(body.left, ast.Add(), one)
+        high = body.comparators[1]
+        high = high if isinstance(body.ops[1], ast.Lt) else ast.BinOp(high, ast.Add(), one)
+        found[name] = Range(low, high, dims)
+    for each in examples:
+        for name, value in each.items():
+            if isinstance(value, Tensor) and not value.is_floating_point() and name not in found:
+                boolean = value.dtype == torch.bool
+                ends = (0, 2) if boolean else (int(value.min()), int(value.max()) + 1)
+                found[name] = Range(ast.Constant(ends[0]), ast.Constant(ends[1]), dims, boolean)
+    return found
+
+
+def sizes_within(names: Sequence[str], allowed: Callable[[Shape], bool] | None, elements: int) -> Iterable[Shape]:
+    """Sizes of the named dimensions that a declaration allows, the plainest first: small, not round, no two alike."""
+    from itertools import product
+
+    starts: tuple[int, ...] = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)
+    rotated = [starts[place % 3 :] + starts[: place % 3] for place in range(len(names))]
+    order = sorted(
+        product(*(range(len(starts)) for _ in names)) if len(names) <= 4 else _few(len(names), len(starts)), key=sum
+    )
+    for places in order:
+        dims = tuple(rotated[n][place] for n, place in enumerate(places))
+        if math.prod(dims) <= max(elements, 1) ** 2 and (allowed is None or allowed(dims)):
+            yield dims
+
+
+def _few(count: int, choices: int) -> Iterable[tuple[int, ...]]:
+    """One size for all dimensions but one: all combinations would be too many."""
+    for base in range(choices):
+        yield (base,) * count
+        for place in range(count):
+            for other in range(choices):
+                if other != base:
+                    yield (*(base,) * place, other, *(base,) * (count - place - 1))

@@ -1,0 +1,367 @@
+"""Intervals of float64 tensors: every operation rounds outwards, so that the real number lies inside.
+
+A `Span` whose ends are one infinity is that infinity; NaN at both ends is a value that is not defined; from -inf to inf
+says nothing, not even whether it is defined (`verify.ops.graph.exactly` then decides). `excess` is by how much the
+magnitude of the terms exceeds that of the value itself (docs/reductions.md), None where it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.ops.graph.functions import Function
+
+_EPSILON = 2.0**-52
+_TINY = 2.0**-1074
+_LARGEST = torch.finfo(torch.float64).max
+_SPLITTER = 2.0**27 + 1
+_FEW = 1 << 14  # elements up to which it is asked whether a product is exact
+_LOW = 2.0**-968  # below, a product may have lost what lies under the smallest subnormal
+
+
+@dataclass(frozen=True)
+class Span:
+    """lo <= the real numbers <= hi. `given` says that the values are inputs, moved but not computed with."""
+
+    lo: Tensor
+    hi: Tensor
+    excess: Tensor | None = None
+    given: bool = False
+
+    @property
+    def is_point(self) -> bool:
+        """Whether both ends are one tensor."""
+        return self.lo is self.hi
+
+    def mid(self) -> Tensor:
+        """A number inside; NaN where there is none, an infinity where the value is that."""
+        if self.is_point:
+            return self.lo
+        middle = self.lo * 0.5 + self.hi * 0.5
+        return torch.where(
+            torch.isnan(middle) & (self.lo == -self.hi), 0.0, torch.where(self.lo == self.hi, self.lo, middle)
+        )
+
+    def size(self) -> Tensor:
+        """The largest magnitude."""
+        return self.lo.abs() if self.is_point else torch.maximum(self.lo.abs(), self.hi.abs())
+
+    def terms(self) -> Tensor:
+        """The magnitude of the terms that a kernel must have rounded on the way here; an input was not."""
+        size = torch.zeros_like(self.lo) if self.given else self.size()
+        return size if self.excess is None else size + self.excess
+
+    def scale(self) -> Tensor:
+        """The magnitude of the terms of a result."""
+        size = self.mid().abs()
+        return size if self.excess is None else size + self.excess
+
+    def is_zero(self) -> Tensor:
+        return (self.lo == 0) & (self.hi == 0)
+
+    def is_infinite(self) -> Tensor:
+        return torch.isinf(self.lo) & (self.lo == self.hi)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Span:
+        """The same values elsewhere."""
+        lo = move(self.lo)
+        excess = None if self.excess is None else move(self.excess)
+        return Span(lo, lo if self.is_point else move(self.hi), excess, self.given)
+
+    def with_excess(self, excess: Tensor | None) -> Span:
+        if excess is not None:
+            excess = excess.expand(self.lo.shape).nan_to_num(nan=0.0, posinf=_LARGEST)
+        return Span(self.lo, self.hi, excess)
+
+
+def point(values: Tensor, *, given: bool = False) -> Span:
+    """Numbers that are known exactly."""
+    return Span(values, values, None, given)
+
+
+def _any(mask: Tensor) -> bool:
+    return bool(mask.any())
+
+
+def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The rounded sum, and whether it is rounded at all: 1 or 0."""
+    total = a + b
+    from_b = total - a
+    return total, ((a - (total - from_b)) + (b - from_b) != 0).to(total.dtype)
+
+
+def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | float]:
+    """The rounded product, and, of few small numbers, whether it is rounded at all: 1 or 0."""
+    product = a * b
+    if product.numel() > _FEW:
+        return product, 1.0
+    parts = []
+    for value in (a, b):
+        wide = value * _SPLITTER
+        high = wide - (wide - value)
+        parts.append((high, value - high))
+    (a_high, a_low), (b_high, b_low) = parts
+    rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, (~((rest == 0) & (product.abs() > _LOW) & (product.abs() < 1 / _LOW) | (product == 0))).to(
+        product.dtype
+    )
+
+
+def _rounded(lo: Tensor, hi: Tensor, ulps: tuple[Any, Any] | float) -> tuple[Tensor, Tensor]:
+    """Ends moved outwards by an error relative to them; zero and infinities stay."""
+    down_ulps, up_ulps = ulps if isinstance(ulps, tuple) else (ulps, ulps)
+    if lo is hi and lo.numel() <= _FEW and isinstance(down_ulps, Tensor) and not _any(down_ulps):
+        return lo, hi
+    down, up = lo - lo.abs() * (down_ulps * _EPSILON), hi + hi.abs() * (up_ulps * _EPSILON)
+    return torch.where(torch.isinf(lo), lo, down), torch.where(torch.isinf(hi), hi, up)
+
+
+def _settled(lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
+    """Ends that overflowed or mean nothing made ends again.
+
+    `undefined` is where the value is not defined; only where `pinned` may both ends be one infinity.
+    """
+    if lo is hi and bool(torch.isfinite(lo).all()):
+        return Span(lo, lo)
+    nothing = torch.isnan(lo) | torch.isnan(hi)
+    if _any(nothing):
+        lo, hi = torch.where(nothing, -math.inf, lo), torch.where(nothing, math.inf, hi)
+    lo = torch.where((lo == math.inf) & ~pinned, _LARGEST, lo)
+    hi = torch.where((hi == -math.inf) & ~pinned, -_LARGEST, hi)
+    if _any(undefined):
+        lo, hi = (end.masked_fill(undefined, math.nan) for end in (lo, hi))
+    return Span(lo, hi)
+
+
+def add(a: Span, b: Span, sign: int = 1) -> Span:
+    """a + b, or a - b with sign = -1."""
+    if sign < 0:
+        b = Span(-b.hi, -b.lo, b.excess, b.given) if not b.is_point else point(-b.lo)
+    lo, down = _sum(a.lo, b.lo)
+    hi, up = (lo, down) if a.is_point and b.is_point else _sum(a.hi, b.hi)
+    lo, hi = _rounded(lo, hi, (down, up))
+    undefined = torch.isnan(a.lo) | torch.isnan(b.lo) | (a.is_infinite() & b.is_infinite() & (a.lo == -b.lo))
+    return _settled(lo, hi, undefined, a.is_infinite() | b.is_infinite())
+
+
+def negative(a: Span) -> Span:
+    lo = -a.hi
+    return Span(lo, lo if a.is_point else -a.lo, a.excess, a.given)
+
+
+def _pairs(a: Span, b: Span) -> list[tuple[Tensor, Tensor]]:
+    return [
+        (first, second)
+        for first in ([a.lo] if a.is_point else [a.lo, a.hi])
+        for second in ([b.lo] if b.is_point else [b.lo, b.hi])
+    ]
+
+
+def _hull(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    lo = hi = ends[0]
+    for end in ends[1:]:
+        lo, hi = torch.minimum(lo, end), torch.maximum(hi, end)
+    return lo, hi
+
+
+def multiply(a: Span, b: Span) -> Span:
+    infinite, zero = a.is_infinite() | b.is_infinite(), a.is_zero() | b.is_zero()
+    undefined = torch.isnan(a.lo) | torch.isnan(b.lo)
+    ends: list[Tensor] = []
+    inexact: Tensor | float = 1.0
+    for first, second in _pairs(a, b):
+        product, rounds = _product(first, second)
+        if a.is_point and b.is_point:
+            inexact = rounds
+        # an end at infinity stands for numbers without a limit, and 0 times any number is 0
+        ends.append(torch.where(torch.isnan(product) & ~undefined, 0.0, product))
+    lo, hi = _rounded(*_hull(ends), (inexact, inexact))
+    small = ~zero & ((lo.abs() < _LOW) | (hi.abs() < _LOW))
+    if _any(small):
+        lo, hi = torch.where(small, lo - _TINY, lo), torch.where(small, hi + _TINY, hi)
+    if _any(infinite):
+        doubtful = infinite & ((_touches_zero(a) & ~a.is_infinite()) | (_touches_zero(b) & ~b.is_infinite()))
+        undefined = undefined | (infinite & zero)
+        lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
+    return _settled(lo, hi, undefined, infinite)
+
+
+def _touches_zero(a: Span) -> Tensor:
+    return (a.lo <= 0) & (a.hi >= 0)
+
+
+def square(a: Span) -> Span:
+    """a * a of one and the same number."""
+    least = torch.where(_touches_zero(a), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
+    size = a.size()
+    lo, hi = _rounded(least * least, size * size, 1.0)
+    small = (hi.abs() < _LOW) & ~a.is_zero()
+    lo, hi = torch.where(small, (lo - _TINY).clamp(min=0.0), lo), torch.where(small, hi + _TINY, hi)
+    return _settled(lo, hi, torch.isnan(a.lo), a.is_infinite())
+
+
+def divide(a: Span, b: Span) -> Span:
+    """a / b. A divisor that is exactly zero has the sign of its zero, as IEEE arithmetic says."""
+    ends = [first / second for first, second in _pairs(a, b)]
+    zero, infinite = b.is_zero(), a.is_infinite()
+    undefined = torch.isnan(a.lo) | torch.isnan(b.lo) | (a.is_zero() & zero) | (infinite & b.is_infinite())
+    inexact: Tensor | float = 1.0
+    if a.is_point and b.is_point and ends[0].numel() <= _FEW:
+        back, rounds = _product(ends[0], b.lo)
+        inexact = 1.0 - ((back == a.lo) & (rounds == 0.0)).to(back.dtype)
+    lo, hi = _rounded(*_hull(ends), (inexact, inexact))
+    exact = a.is_zero() | b.is_infinite() | zero
+    small = ~exact & ((lo.abs() < _LOW) | (hi.abs() < _LOW))
+    if _any(small):
+        lo, hi = torch.where(small, lo - _TINY, lo), torch.where(small, hi + _TINY, hi)
+    doubtful = _touches_zero(b) & ~(zero & ~_touches_zero(a))
+    lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
+    return _settled(lo, hi, undefined, infinite | (zero & ~_touches_zero(a)))
+
+
+def apply(function: Function, a: Span) -> Span:
+    """f(a)."""
+    if function.shape == "waves":
+        return _waves(function, a)
+    lo, hi = a.lo, a.hi
+    if function.shape == "even down":
+        far = a.size()
+        near = far if a.is_point else torch.where(_touches_zero(a), 0.0, torch.minimum(lo.abs(), hi.abs()))
+        lo, hi = far, near
+    elif function.shape == "down":
+        lo, hi = hi, lo
+    undefined = torch.isnan(a.lo)
+    least = function.domain[0]
+    if math.isfinite(least):
+        undefined = undefined | (a.hi < least)
+    ends = [_end(function, lo, -1)]
+    ends.append(_end(function, hi, 1))
+    found_lo, found_hi = ends
+    pinned = a.is_infinite() | (a.lo == least) & (a.hi == least)
+    if math.isfinite(least) and not a.is_point:
+        doubtful = (a.lo < least) & (a.hi >= least)
+        found_lo, found_hi = found_lo.masked_fill(doubtful, -math.inf), found_hi.masked_fill(doubtful, math.inf)
+    return _settled(found_lo, found_hi, undefined, pinned)
+
+
+def _end(function: Function, x: Tensor, side: int) -> Tensor:
+    """The result at one end, moved outwards by the error of the library."""
+    value = function.torch(x)
+    if function.steps:
+        return value
+    ulps = function.ulps(x) if callable(function.ulps) else function.ulps
+    moved = value + side * (value.abs() * (ulps * _EPSILON) + _TINY * 4)
+    moved = torch.where(torch.isinf(value), value, moved)
+    for exact in function.exact:
+        moved = torch.where(x == exact, value, moved)
+    least, most = function.codomain
+    moved = moved.clamp(least, most)
+    for limit, infinity in zip(function.limits, (-math.inf, math.inf), strict=True):
+        if isinstance(limit, float):
+            moved = torch.where(x == infinity, limit, moved)
+    return moved
+
+
+def _waves(function: Function, a: Span) -> Span:
+    middle = a.mid()
+    reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON)
+    value = function.torch(middle)
+    ulps = function.ulps if isinstance(function.ulps, float) else function.ulps(middle)
+    spread = reach + value.abs() * (ulps * _EPSILON) + middle.abs() * (0.0 if a.is_point else _EPSILON)
+    for exact in function.exact:
+        spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
+    lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
+    return _settled(lo, hi, torch.isnan(a.lo) | a.is_infinite(), torch.zeros_like(lo, dtype=torch.bool))
+
+
+def between(first: Span, second: Span) -> Span:
+    """What encloses both."""
+    lo, hi = torch.minimum(first.lo, second.lo), torch.maximum(first.hi, second.hi)
+    nothing = torch.isnan(lo) & ~(torch.isnan(first.lo) & torch.isnan(second.lo))
+    return Span(lo.masked_fill(nothing, -math.inf), hi.masked_fill(nothing, math.inf))
+
+
+def extreme(a: Span, b: Span, largest: bool) -> Span:
+    """The larger, or the smaller, of two."""
+    pick = torch.maximum if largest else torch.minimum
+    lo = pick(a.lo, b.lo)
+    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi))
+
+
+def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
+    """The sum over dimensions: n numbers in any order are off by at most n - 1 units of the sum of magnitudes."""
+    count = math.prod(a.lo.shape[dim] for dim in dims)
+    lo = a.lo.sum(dims, keep)
+    hi = lo if a.is_point else a.hi.sum(dims, keep)
+    return _summed(a, lo, hi, a.size().sum(dims, keep), count, lambda mask: mask.sum(dims, keep) > 0)
+
+
+def running(a: Span, dim: int) -> Span:
+    """Cumulative sums."""
+    lo = a.lo.cumsum(dim)
+    hi = lo if a.is_point else a.hi.cumsum(dim)
+    count = a.lo.shape[dim]
+    return _summed(a, lo, hi, a.size().cumsum(dim), count, lambda mask: mask.cumsum(dim) > 0)
+
+
+def _summed(a: Span, lo: Tensor, hi: Tensor, size: Tensor, count: int, anywhere: Callable[[Tensor], Tensor]) -> Span:
+    slack = size * (count * _EPSILON) if count > 1 else torch.zeros_like(size)
+    low, high = lo - slack, hi + slack
+    strange = ~(torch.isfinite(low) & torch.isfinite(high))
+    if not _any(strange):
+        return Span(low, high)
+    positive, negative_ = (anywhere(a.is_infinite() & (a.lo == end)) for end in (math.inf, -math.inf))
+    undefined = anywhere(torch.isnan(a.lo)) | (positive & negative_)
+    low, high = torch.where(strange, -math.inf, low), torch.where(strange, math.inf, high)
+    bounded = ~anywhere(~torch.isfinite(a.lo) & ~a.is_infinite()) & ~anywhere(~torch.isfinite(a.hi) & ~a.is_infinite())
+    low = torch.where(positive & bounded, math.inf, low)
+    high = torch.where(negative_ & bounded, -math.inf, high)
+    return _settled(low, high, undefined, positive | negative_)
+
+
+def product(a: Span, dim: int) -> Span:
+    """The product over a dimension, by halves."""
+    lo, hi = a.lo.movedim(dim, 0), a.hi.movedim(dim, 0)
+    if lo.shape[0] == 0:
+        return point(torch.ones(lo.shape[1:], dtype=lo.dtype, device=lo.device))
+    whole = Span(lo, lo if a.is_point else hi)
+    while whole.lo.shape[0] > 1:
+        whole = _halved(whole, whole.lo.shape[0] // 2)
+    return whole.moved(lambda end: end[0])
+
+
+def _halved(a: Span, half: int) -> Span:
+    made = multiply(a.moved(lambda end: end[:half]), a.moved(lambda end: end[half : 2 * half]))
+    rest = a.moved(lambda end: end[2 * half :])
+    return Span(torch.cat([made.lo, rest.lo]), torch.cat([made.hi, rest.hi]))
+
+
+def contract(a: Span, b: Span) -> tuple[Span, Tensor]:
+    """a @ b of batches of matrices, and the sums of the magnitudes of the products."""
+    count = a.lo.shape[-1]
+    middle_a, middle_b = a.mid(), b.mid()
+    size_a, size_b = middle_a.abs(), middle_b.abs()
+    value, terms = middle_a @ middle_b, size_a @ size_b
+    spread = terms * ((count + 1) * _EPSILON)
+    radius_a, radius_b = (None if each.is_point else _radius(each, mid) for each, mid in ((a, middle_a), (b, middle_b)))
+    if radius_b is not None:
+        spread = spread + size_a @ radius_b
+    if radius_a is not None:
+        spread = spread + radius_a @ (size_b if radius_b is None else size_b + radius_b)
+    spread = spread * (1 + (2 * count + 8) * _EPSILON)
+    if _any(terms < _LOW):  # what fell under the smallest subnormal, unless one factor of every product is zero
+        lost = (size_a > 0).to(value.dtype) @ (size_b > 0).to(value.dtype)
+        spread = spread + torch.where(terms < _LOW, lost * _TINY, 0.0)
+    known = torch.isfinite(value) & torch.isfinite(spread)
+    lo = torch.where(known, value - spread, -math.inf)
+    return Span(lo, torch.where(known, value + spread, math.inf)), terms
+
+
+def _radius(a: Span, middle: Tensor) -> Tensor:
+    return torch.maximum(a.hi - middle, middle - a.lo) * (1 + 2 * _EPSILON)
