@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from verify.records.files import encode
 from verify.records.history import History
 from verify.records.record import (
     SCHEMA,
@@ -33,7 +34,6 @@ from verify.records.record import (
     Result,
     Run,
     Worst,
-    encode,
 )
 
 REGIMES = ("vanishing", "negative tail", "negative", "slope root", "around zero", "positive", "saturated", "large")

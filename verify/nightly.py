@@ -34,8 +34,9 @@ from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthErro
 from verify.hunt.requests import Hunt, Hunts, ListHunts
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
+from verify.records.files import load, save, write_atomically
 from verify.records.merge import merge
-from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, load, save, value_of, write_atomically
+from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import own_digest
 from verify.records.stage_time import StageTime
 from verify.sweep.requests import ListSpaces

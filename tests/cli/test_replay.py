@@ -14,7 +14,7 @@ import pytest
 from tests.cli.here import Here, Said
 from verify import backends
 from verify.cli import main
-from verify.records import record
+from verify.records import files, record
 from verify.workers import process
 
 BACKEND = backends.select().name
@@ -77,7 +77,7 @@ def test_the_message_holds_everything(verify: Callable[..., Said], project: Path
 
 
 def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[..., Said], project: Path) -> None:
-    worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    worst = files.load(project / "run.json").kernels[0].results[0].worst[0]
     done = verify("replay", "--run", "run.json", "--json", "-")
     found = json.loads(done.stdout)
     assert found["recorded"] == {"got_hex": found["worst"]["got_hex"], "backend": BACKEND}
@@ -87,7 +87,7 @@ def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[
 
 def test_other_bits_than_recorded_are_called_so(verify: Callable[..., Said], project: Path) -> None:
     text = (project / "run.json").read_text()
-    changed = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    changed = files.load(project / "run.json").kernels[0].results[0].worst[0]
     (project / "edited.json").write_text(text.replace(f'"{changed.got_hex}"', '"0x1234"'))
     shown = verify("replay", *shlex.split(record.replay_command(changed.origin))[2:], "--run", "edited.json").stdout
     assert f"recorded  0x1234 on {BACKEND}: OTHER bits now" in shown
@@ -115,7 +115,7 @@ def test_a_law_is_made_smaller(verify: Callable[..., Said], project: Path) -> No
 
 
 def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: Path) -> None:
-    worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    worst = files.load(project / "run.json").kernels[0].results[0].worst[0]
     words = shlex.split(record.replay_command(worst.origin))[2:]
     done = verify("explain", *words)
     assert done.returncode == 0, done.stderr

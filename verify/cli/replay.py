@@ -125,7 +125,7 @@ def place(options: argparse.Namespace) -> Any:
                 hint="copy the replay command of a failure message, or give --run RUN.json",
             )
         return None
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.records.recorded import find, worst_of_run
 
     run = load(options.run)

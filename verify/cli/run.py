@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
     """Targets, seed and plan of the record whose cases are to be measured again."""
     from verify.errors import UsageError
-    from verify.records.record import load
+    from verify.records.files import load
 
     record = load(options.like)
     if options.seed not in (None, record.seed):

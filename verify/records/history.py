@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verify.errors import UsageError
+from verify.records.files import decode
 from verify.records.readings import Reading, inputs, leading, readings
-from verify.records.record import SCHEMA, Basis, Run, decode
+from verify.records.record import SCHEMA, Basis, Run
 
 INDEX = 1  # raised when the tables change: the old index is left to the old version
 EVERY = ""  # the regime of a whole result: its worst figure, wherever it is
