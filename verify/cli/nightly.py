@@ -116,7 +116,7 @@ def main(options: argparse.Namespace) -> int:
         kind="record",
         json=lambda: encode(record),
     )
-    screen.complain(night.usage)
+    screen.complain([*night.usage, *([f"what is finished is not kept: {night.lost}"] if night.lost else [])])
     sinks.write({**makes, folder / "exit": f"{code}\n".encode})
     return code
 

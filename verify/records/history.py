@@ -20,6 +20,7 @@ from pathlib import Path
 
 from verify.errors import UsageError
 from verify.records.files import decode
+from verify.records.kept import cache
 from verify.records.readings import Reading, inputs, leading, readings
 from verify.records.record import SCHEMA, Basis, Run
 
@@ -394,9 +395,7 @@ class History:
 
 def cache_folder() -> Path:
     """Where indexes are kept: they are caches, and stay out of the project."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "verify" / "history"
+    return cache("history")
 
 
 def _lines(found: Iterable[Reading]) -> dict[_Line, Reading]:
