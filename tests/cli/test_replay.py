@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cli.here import Here, Said
@@ -86,9 +87,10 @@ def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[
 
 
 def test_other_bits_than_recorded_are_called_so(verify: Callable[..., Said], project: Path) -> None:
-    text = (project / "run.json").read_text()
-    changed = files.load(project / "run.json").kernels[0].results[0].worst[0]
-    (project / "edited.json").write_text(text.replace(f'"{changed.got_hex}"', '"0x1234"'))
+    run = files.load(project / "run.json")
+    changed = run.kernels[0].results[0].worst[0]
+    text = msgspec.json.encode(run).replace(f'"{changed.got_hex}"'.encode(), b'"0x1234"')
+    files.save(msgspec.json.decode(text, type=record.Run), project / "edited.json")
     shown = verify("replay", *shlex.split(record.replay_command(changed.origin))[2:], "--run", "edited.json").stdout
     assert f"recorded  0x1234 on {BACKEND}: OTHER bits now" in shown
 

@@ -63,7 +63,8 @@ def test_a_screen_that_takes_nothing(
 ) -> None:
     with open("/dev/full", "w") as nowhere:
         monkeypatch.setattr(sys, "stdout", nowhere)
-        assert main(["compare", "a.json", "b.json"]) == exits.UNWRITTEN
+        assert main(["compare", "a.json", "b.json", "--json", "out.json"]) == exits.UNWRITTEN
+    assert (records / "out.json").exists()
     assert capsys.readouterr().err == "verify: cannot write standard output: No space left on device (ENOSPC)\n"
 
 

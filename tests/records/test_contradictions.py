@@ -35,6 +35,7 @@ def small(**changes: Any) -> Any:
     ("broken", "place", "text"),
     [
         (changed(GOOD, basis=Basis("exhaustive", 1)), ".basis.n", "over 1 inputs, and bfloat16 has 65,536 numbers"),
+        (changed(GOOD, source="sweep", basis=Basis("exhaustive", 8)), ".basis.n", "over 8 inputs"),
         (changed(GOOD, basis=Basis("exhaustive", 65_280)), ".basis.n", "over 65,280 inputs"),
         (with_regimes(LOW), ".regimes", "the regimes add up to 32,768 elements, n of the basis is 65,536"),
         (with_regimes(LOW, HIGH, SPECIAL), ".regimes", "add up to 65,792 elements, n of the basis is 65,536"),
@@ -98,5 +99,7 @@ def test_what_can_be() -> None:
     hunted = changed(GOOD, source="hunt", basis=Basis("observed", 8, 0), properties="")
     brief = changed(GOOD, regimes=[], figures=figures(3.0, n=65_280), worst=[worst(float("inf"))])
     brief = changed(brief, histogram=Histogram([0.0, 1.0], [65_280]))
-    for item in (GOOD, pairs, lost, hunted, brief):
+    part = changed(GOOD, output="y (0:1)", source="sweep", basis=Basis("exhaustive", 8), regimes=[], properties="")
+    part = changed(part, figures=figures(3.0, n=8), histogram=Histogram([0.0, 1.0], [8]))
+    for item in (GOOD, pairs, lost, hunted, brief, part):
         assert list(contradictions(kernel(item))) == []

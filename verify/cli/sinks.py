@@ -39,15 +39,17 @@ def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str =
     """
     given = {name: path for name in makers if (path := getattr(options, name, None))}
     shown = not quiet(options)
-    for name, path in given.items():
-        if path == "-":
-            sys.stdout.write(makers[name]().decode())
-        elif shown:
-            print(f"{kind if name == 'json' else SINKS[name]}: {Path(path).resolve()}")
-    if shown:
-        sys.stdout.write(text())
-    sys.stdout.flush()
-    write({path: makers[name] for name, path in given.items() if path != "-"})
+    try:
+        for name, path in given.items():
+            if path == "-":
+                sys.stdout.write(makers[name]().decode())
+            elif shown:
+                print(f"{kind if name == 'json' else SINKS[name]}: {Path(path).resolve()}")
+        if shown:
+            sys.stdout.write(text())
+        sys.stdout.flush()
+    finally:  # nor is a closed pipe in the way of the files
+        write({path: makers[name] for name, path in given.items() if path != "-"})
 
 
 def write(files: Mapping[str | Path, Make]) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from verify.records.readings import NONFINITE, judged
-from verify.records.record import Basis, Figures, KernelRun, Number, Result, value_of
+from verify.records.record import Figures, KernelRun, Number, Result, value_of
 
 Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
 
@@ -39,7 +39,7 @@ def _of_result(result: Result) -> Found:
     theirs = [result.baseline, *(part.baseline for part in result.regimes)]
     places = [".baseline", *(f".regimes[{at}].baseline" for at in range(len(result.regimes)))]
     inside += [(place, _of_figures(figures)) for place, figures in zip(places, theirs, strict=True) if figures]
-    inside += [(".basis", _of_basis(result.basis, result.dtype))]
+    inside += [(".basis", _of_basis(result))]
     inside += [(".histogram", _of_bins(result.histogram.edges, result.histogram.counts, result.figures.n))]
     if result.curve is not None:
         inside += [(".curve", _of_bins(result.curve.edges, result.curve.counts, result.figures.n))]
@@ -66,11 +66,16 @@ def _of_sums(result: Result) -> Found:
             yield ".regimes", f"the regimes add up to {total:,} elements, n of the {what} is {said:,}"
 
 
-def _of_basis(basis: Basis, dtype: str) -> Found:
-    """All inputs are all numbers of a format or all pairs of them; a packed result has two elements for each."""
+def _of_basis(result: Result) -> Found:
+    """All inputs are all numbers of a format or all pairs of them; a packed result has two elements for each.
+
+    A sweep of a range, which stands behind the name of the output, is of fewer, and of more than one.
+    """
+    basis, dtype = result.basis, result.dtype
     if basis.kind == "exhaustive" and (bits := re.search(r"float(\d+)", dtype)):
         numbers = 1 << int(bits[1])
-        if basis.n not in (numbers, 2 * numbers, numbers**2, 2 * numbers**2):
+        part = result.source == "sweep" and " (" in result.output and 1 < basis.n < 2 * numbers**2
+        if basis.n not in (numbers, 2 * numbers, numbers**2, 2 * numbers**2) and not part:
             yield ".n", f"exhaustive over {basis.n:,} inputs, and {dtype} has {numbers:,} numbers"
 
 
