@@ -258,7 +258,7 @@ def _replay(request: ReplayElement, backend: Backend, progress: OnProgress) -> R
     )
     if long:
         found = replay_smaller(kernel, request.target, backend, case, result=result, index=index)
-    return Replayed(msgspec.to_builtins(found), snippet(kernel, backend, found) if request.snippet else None)
+    return Replayed(found, snippet(kernel, backend, found) if request.snippet else None)
 
 
 def _law(request: ReplayLaw, backend: Backend, progress: OnProgress) -> LawReplayed:

@@ -170,3 +170,15 @@ def test_a_process_of_its_own_gives_the_same_answer(verify: Callable[..., Said],
     command = [sys.executable, "-m", "verify", *words]
     apart = subprocess.run(command, capture_output=True, text=True, cwd=project, timeout=300)
     assert (apart.returncode, apart.stdout) == (1, verify(*words).stdout)
+
+
+def test_a_case_that_could_not_be_made_smaller_says_so() -> None:
+    from tests.gate.gate_records import worst
+    from verify.cli.replay import element_lines
+    from verify.diagnose.requests import Replay, Smaller
+
+    smaller = Smaller(37, False, worst(3.0).origin)
+    fields = ("gelu", "gelu", "y", "bfloat16", "interpreter", worst(3.0), "{}", 7, -8, "1.0", "0x3f80", True, True)
+    lines = element_lines(Replay(*fields, None, 1.0, "plain", smaller), None)
+    assert "  smaller   nothing smaller breaks in the same way, in 37 evaluations" in lines
+    assert not any(line.startswith("  original") for line in lines)

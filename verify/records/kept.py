@@ -31,14 +31,14 @@ def cache(name: str) -> Path:
 
 def temporary(name: str) -> Path | None:
     """A new folder in the cache, whose name begins with a digest of `name`; None where none can be made."""
-    place = cache("runs")
     try:
+        place = cache("runs")
         place.mkdir(parents=True, exist_ok=True)
         for old in place.iterdir():
             if old.stat().st_mtime < time.time() - CACHED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=hashlib.sha256(name.encode()).hexdigest()[:12] + "-", dir=place))
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: nobody has a home here
         return None
 
 
