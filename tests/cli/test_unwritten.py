@@ -65,7 +65,7 @@ def test_a_screen_that_takes_nothing(
         monkeypatch.setattr(sys, "stdout", nowhere)
         assert main(["compare", "a.json", "b.json", "--json", "out.json"]) == exits.UNWRITTEN
     assert (records / "out.json").exists()
-    assert capsys.readouterr().err == "verify: cannot write standard output: No space left on device (ENOSPC)\n"
+    assert capsys.readouterr().err == "verify: cannot write: No space left on device (ENOSPC)\n"
 
 
 def test_an_error_of_the_harness_is_no_verdict(

@@ -108,8 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        place = error.filename or "standard output"
-        print(f"verify: cannot write {place}: {error.strerror} ({errno.errorcode[error.errno]})", file=sys.stderr)
+        place = f" {error.filename}" if error.filename else ""
+        print(f"verify: cannot write{place}: {error.strerror} ({errno.errorcode[error.errno]})", file=sys.stderr)
         _discard_output()
         return exits.UNWRITTEN
 

@@ -12,6 +12,7 @@ makes the record of a night a sixth as large; what is compressed is read under a
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import hashlib
 import json
@@ -169,6 +170,12 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@functools.cache
+def say_lost(path: Path, reason: str | None) -> None:
+    """Say once that what is finished cannot be kept there: the work goes on, another start does it again."""
+    print(f"verify: what is finished is not kept: cannot write {path}: {reason}", file=sys.stderr)
 
 
 def _unwritten(path: Path, error: OSError) -> WriteError:
