@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from verify.records.record import write_atomically
+from verify.records.files import write_atomically
 from verify.sweep.drive import SweepSettings, sweep
 from verify.workers.equal import check_equal
 from verify.workers.gpus import gpus

@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from verify.records.files import encode
 from verify.records.history import History
 from verify.records.record import (
     SCHEMA,
@@ -33,7 +34,6 @@ from verify.records.record import (
     Result,
     Run,
     Worst,
-    encode,
 )
 
 REGIMES = ("vanishing", "negative tail", "negative", "slope root", "around zero", "positive", "saturated", "large")
@@ -93,8 +93,11 @@ def result(state: State, kernel: str, output: str, dtype: str) -> Result:
         limit=4.0,
         status="ok",
         figures=figures(top, 65_536),
-        regimes=[RegimeFigures(name, -1.0, 1.0, figures(value), figures(2.0)) for name, value in values.items()],
-        histogram=Histogram([-1.0, -0.5, 0.0, 0.5, 1.0], [10, 32_000, 33_000, 12]),
+        regimes=[
+            RegimeFigures(name, -1.0, 1.0, figures(value, 65_536 // len(values)), figures(2.0))
+            for name, value in values.items()
+        ],
+        histogram=Histogram([-1.0, -0.5, 0.0, 0.5, 1.0], [10, 32_000, 33_514, 12]),
         worst=[worst(top - 0.01 * number, number) for number in range(3)],
         escalated=3,
         certificate="exact",

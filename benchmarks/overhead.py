@@ -313,7 +313,7 @@ def main() -> int:
     import torch
 
     from verify.laws import registry
-    from verify.records.record import write_atomically
+    from verify.records.files import write_atomically
 
     torch.set_num_threads(1)
     if backend.name == "cuda":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.report.browser import Browser
 from tests.report.test_html_browser import READY
-from verify.records import record
+from verify.records import files
 from verify.report.html import record_html
 
 LOADS = 5
@@ -26,12 +26,12 @@ TIMES = """(() => {
 
 
 def main(source: str) -> None:
-    run = record.load(source)
+    run = files.load(source)
     began = time.process_time()
     text = record_html.render(run)
     spent = time.process_time() - began
     results = sum(len(kernel.results) for kernel in run.kernels)
-    print(f"record {len(record.encode(run)):,} bytes: {len(run.kernels)} kernels, {results} results")
+    print(f"record {len(files.encode(run)):,} bytes: {len(run.kernels)} kernels, {results} results")
     print(f"page   {len(text.encode()):,} bytes, written in {spent:.1f} s of processor time")
     browser = Browser()
     try:

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from verify.records.record import Run, load
+from verify.records.files import load
+from verify.records.record import Run
 
 OF_RUN = ("id", "created", "command", "seconds")
 OF_ENVIRONMENT = ("commit", "dirty")

@@ -29,7 +29,8 @@ from verify.backends import probes
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
-from verify.records.record import KernelRun, write_atomically
+from verify.records.files import write_atomically
+from verify.records.record import KernelRun
 from verify.sweep import Space, check, finish, route_of, space_of
 from verify.sweep.fused import Sweep
 

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-from verify.records import record  # noqa: E402
+from verify.records import files  # noqa: E402
 from verify.records.compare import Comparison, Pair, compare  # noqa: E402
 from verify.records.readings import commit_of  # noqa: E402
 from verify.records.record import Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
@@ -65,7 +65,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _published() -> Run | None:
-    return record.load(RUN) if RUN.exists() else None
+    return files.load(RUN) if RUN.exists() else None
 
 
 def of_run(render: Callable[[Run], str]) -> Callable[[], str]:
@@ -240,7 +240,7 @@ def of_both(render: Callable[[Comparison], str]) -> Callable[[], str]:
             if not path.exists():
                 shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
                 return f"*Nothing is published yet: `{shown}` does not exist.*\n"
-        return render(compare(record.load(RUN), record.load(INTERPRETED)))
+        return render(compare(files.load(RUN), files.load(INTERPRETED)))
 
     return section
 

@@ -13,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from verify.records import record  # noqa: E402
+from verify.records import files, record  # noqa: E402
 from verify.report import words  # noqa: E402
 from verify.report.terminal import bench_table  # noqa: E402
 
@@ -28,7 +28,7 @@ speed is measured. A column of errors without entries means that the record was 
 def records() -> list[tuple[Path, record.Run]]:
     """The published records that hold timings, by hardware and name."""
     found = sorted([*PUBLISHED.glob("*/run.json*"), *PUBLISHED.glob("*/bench_*.json*")])
-    read = [(path, record.load(path)) for path in found]
+    read = [(path, files.load(path)) for path in found]
     return [(path, run) for path, run in read if any(kernel.speed for kernel in run.kernels)]
 
 

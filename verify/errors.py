@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Exit codes of every command; `verify.cli.exits` says what each means.
+PASS, WRONG, USAGE, INCOMPLETE, UNWRITTEN = range(5)
+
 # How lines say what was not judged.
 IN_ERROR = "the harness is in error, no verdict"
 SPENT = "the time budget was spent"
@@ -21,6 +24,14 @@ class UsageError(VerifyError):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  next: {self.hint}"
+
+
+class WriteError(VerifyError):
+    """A file could not be written: exit code 4. What was measured is on the screen by then. `hint` as above."""
+
+    def __init__(self, message: str, *, hint: str = "make room or name another file, then the same command") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class TruthError(VerifyError):

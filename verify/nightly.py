@@ -15,8 +15,6 @@ did not reach is listed in the record and makes the run incomplete: less measure
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,15 +26,18 @@ from typing import Any
 
 import msgspec
 
-from verify.declare.requests import ListKernels, declared_by
+from verify.declare import config
+from verify.declare.requests import declared_by, sources_of
 from verify.declare.target import Declared, Target
-from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError
+from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError, UsageError, WriteError
 from verify.hunt.requests import Hunt, Hunts, ListHunts
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
+from verify.records.files import load, save
+from verify.records.kept import Kept
 from verify.records.merge import merge
-from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, load, save, value_of, write_atomically
-from verify.records.source_digest import own_digest
+from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
+from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
 from verify.sweep.requests import ListSpaces
 from verify.workers.pool import Pool
@@ -69,6 +70,7 @@ class Night:
     pool: Pool | None = None  # of the caller, who stops it: it does all the work; else processes are started
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
+    lost: str = ""  # why what is finished could not be kept, if it could not
     own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), hunts and laws
 
 
@@ -173,45 +175,19 @@ def _claim(night: Night) -> None:
         "seed": night.seed,
         "profile": night.profile,
         "backend": night.backend or "",
-        "sources": _sources(night),
+        "sources": sources_of(_pool(night), (*night.targets, *night.peers)),
+        "pinned cases": digest(config.find().corpus, "*.json"),
         "verify": own_digest(),
     }
-    path = night.folder / SETTINGS
-    if not path.exists():
-        write_atomically(path, json.dumps(asked, indent=1, sort_keys=True).encode() + b"\n")
-        return
-    try:
-        begun = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is not the settings of a nightly run: {error}", hint=_fresh(night)) from error
-    for name, value in asked.items():
-        if not isinstance(begun, dict) or begun.get(name) != value:
-            raise UsageError(
-                f"{night.folder} holds a nightly run with other {name}: its figures cannot be mixed with this one's",
-                hint=_fresh(night),
-            )
-
-
-def _fresh(night: Night) -> str:
-    return f"verify nightly --output {night.folder}.2  (or remove {night.folder})"
-
-
-def _sources(night: Night) -> dict[str, str]:
-    """A digest for each target of every module of its project that it imports: a changed kernel is another kernel."""
-    found = {}
-    for target in (*night.targets, *night.peers):
-        try:
-            found[target] = _pool(night).ask(ListKernels(target), timeout=START_SECONDS).sources
-        except VerifyError as error:
-            # what cannot be imported is reported by the stages; that it could not is part of the settings
-            found[target] = error.message if isinstance(error, UsageError) else str(error)
-    return found
+    kept = Kept(night.folder)
+    fresh = f"verify nightly --output {night.folder}.2  (or remove {night.folder})"
+    kept.claim(asked, "nightly run", file=SETTINGS, fresh=fresh)
+    night.lost = kept.lost
 
 
 def unit_path(night: Night, stage: str, name: str) -> Path:
-    """Where the record of one unit lies; any name gives a file name of its own."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)[:80]
-    return night.folder / stage / f"{safe}.{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
+    """Where the record of one unit lies."""
+    return Kept(night.folder / stage).path(name)
 
 
 def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
@@ -221,7 +197,10 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
         return load(path)
     made = make()
     if not any(gap.kind == "out of time" for gap in made.incomplete):
-        save(made, path)
+        try:
+            save(made, path)
+        except WriteError as error:
+            night.lost = night.lost or str(error)
     return made
 
 
@@ -287,8 +266,10 @@ def hunt(night: Night, until: float | None) -> Run:
     if not asked:
         raise NothingToDoError("every input of every kernel is swept")
 
-    def path(target: str, hunt: Hunt) -> Path:
-        return unit_path(night, "hunt", f"{target} {hunt.result} {hunt.dtype}")
+    kept = Kept(night.folder / "hunt")
+
+    def name(target: str, hunt: Hunt) -> str:
+        return f"{target} {hunt.result} {hunt.dtype}"
 
     session = schedule.HuntSession(
         settings=Settings(seed=night.seed, generations=HUNT_GENERATIONS, seconds=HUNT_SECONDS),
@@ -296,13 +277,14 @@ def hunt(night: Night, until: float | None) -> Run:
         pool=_grown(night),
         until=until,
         asked=asked,
-        known=lambda target, hunt: _known(path(target, hunt)),
-        finished=lambda target, hunt, done: write_atomically(path(target, hunt), msgspec.json.encode(done)),
+        known=lambda target, hunt: kept.known(name(target, hunt)),
+        finished=lambda target, hunt, done: kept.keep(name(target, hunt), done),
         contain=True,
         progress=lambda name, progress: night.progress(f"hunt {name} {value_of(progress.best):.3g}"),
     )
-    (night.folder / "hunt").mkdir(parents=True, exist_ok=True)
-    return schedule.run(list(asked), session, "verify nightly: hunt")
+    found = schedule.run(list(asked), session, "verify nightly: hunt")
+    night.lost = night.lost or kept.lost
+    return found
 
 
 def bench(night: Night, until: float | None) -> Run:
@@ -370,27 +352,9 @@ def _said(night: Night, stage: str, text: str) -> None:
     night.progress(f"{stage} {text}")
 
 
-def _known(path: Path) -> KernelRun | None:
-    """A unit that an earlier start finished."""
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=KernelRun)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is damaged: {error}", hint=f"remove it: rm {path}") from error
-
-
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str]) -> Run:
     """`verify run` with a memory: a dtype of a kernel that an earlier start finished is not measured again."""
-    folder = night.folder / stage
-
-    def path(part: str) -> Path:
-        return unit_path(night, stage, part)
-
-    def finished(part: str, done: KernelRun) -> None:
-        write_atomically(path(part), msgspec.json.encode(done))
-
-    folder.mkdir(parents=True, exist_ok=True)
+    kept = Kept(night.folder / stage)
     session = Session(
         backend=night.backend,
         seed=night.seed,
@@ -400,12 +364,12 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         pool=night.pool,
         deadline=until,
         by_dtype=True,
-        known=lambda part: _known(path(part)),
-        finished=finished,
+        kept=kept,
         progress=partial(_said, night, stage),
     )
     found = run_kernels(targets, session, f"verify nightly: {stage}")
     night.usage += session.usage
+    night.lost = night.lost or kept.lost
     return _as_peers(night, found)
 
 

@@ -28,6 +28,7 @@ from verify.measure.requests import Certify, Contender, ListContenders, Measure,
 from verify.records.record import KernelRun, LawRun
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
+from verify.workers import family
 from verify.workers.frames import in_large_frame
 from verify.workers.process import OnProgress
 from verify.workers.requests import (
@@ -60,7 +61,8 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
     def emit(event: Event) -> None:
-        pipe.write(msgspec.json.encode(event) + b"\n")
+        # a kernel that wrote half a line there does not have the other half of ours
+        pipe.write(b"\n" + msgspec.json.encode(event) + b"\n")
 
     backend: Any = None
     for line in sys.stdin.buffer:
@@ -121,7 +123,8 @@ def _watch(parent: int) -> None:
     """End with the parent: one that was killed cannot stop its worker, whose kernel would run on."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
-    os.killpg(0, signal.SIGKILL)  # the worker leads a group of its own, with everything that it started
+    family.kill(os.getpid(), os.environ.get(family.MARK, ""))
+    os.killpg(0, signal.SIGKILL)  # the worker leads a group of its own
 
 
 @functools.cache
@@ -255,7 +258,7 @@ def _replay(request: ReplayElement, backend: Backend, progress: OnProgress) -> R
     )
     if long:
         found = replay_smaller(kernel, request.target, backend, case, result=result, index=index)
-    return Replayed(msgspec.to_builtins(found), snippet(kernel, backend, found) if request.snippet else None)
+    return Replayed(found, snippet(kernel, backend, found) if request.snippet else None)
 
 
 def _law(request: ReplayLaw, backend: Backend, progress: OnProgress) -> LawReplayed:
@@ -418,4 +421,5 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
 
 
 if __name__ == "__main__":
+    family.adopt_orphans()
     sys.exit(main(sys.argv[1:]))

@@ -65,7 +65,7 @@ class Here:
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
             worker.main([str(os.dup(answers.fileno()))])
             answers.seek(0)
-            *told, answer = (msgspec.json.decode(line, type=Event) for line in answers.read().splitlines())
+            *told, answer = (msgspec.json.decode(line, type=Event) for line in answers.read().split(b"\n") if line)
         for event in told if progress is not None else ():
             assert isinstance(event, Progress) and event.id == 7
             progress(event.text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.here import Said, said
-from verify.records import record
+from verify.records import files, record
 from verify.records.identity import identity
 
 KERNELS = """
@@ -68,7 +68,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(project: Path) -> tuple[Said, record.Run]:
     arguments = ("bench", "silu", "--backend", "interpreter", "--jobs", "1", "--json", "b.json", "--html", "b.html")
     done = said(*arguments, cwd=project)
-    return done, record.load(project / "b.json")
+    return done, files.load(project / "b.json")
 
 
 def test_an_op_means_everything_declared_that_computes_it(ran, project: Path) -> None:  # type: ignore[no-untyped-def]
@@ -97,7 +97,7 @@ def test_the_interpreter_is_never_a_clock(ran) -> None:  # type: ignore[no-untyp
 
 def test_accuracy_can_be_left_out(project: Path) -> None:
     done = said("bench", "silu", "--no-accuracy", "--backend", "interpreter", "--json", "-", cwd=project)
-    run = record.decode(done.stdout.encode())
+    run = files.decode(done.stdout.encode())
     assert {kernel.message for kernel in run.kernels} == {
         "accuracy was not asked for",
         "needs nobody_installs_this, which is not installed",

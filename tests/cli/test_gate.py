@@ -12,7 +12,7 @@ import pytest
 
 from tests.gate.gate_records import bound, kernel, result, run
 from verify.gate import bounds
-from verify.records import record
+from verify.records import files
 
 LIBRARY = """
 import torch
@@ -103,8 +103,8 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
     done = verify("gate", "--base", "HEAD", *options, cwd=project, code=1)
     assert "✗ worse: " in done.stdout
     assert "✗ breached  my_silu y float16 positive" in done.stdout
-    base, head = (record.load(project / "both" / f"{name}.json") for name in ("base", "head"))
-    assert base.kernels[0].results == record.load(project / "run.json").kernels[0].results
+    base, head = (files.load(project / "both" / f"{name}.json") for name in ("base", "head"))
+    assert base.kernels[0].results == files.load(project / "run.json").kernels[0].results
     assert head.kernels[0].results != base.kernels[0].results
     told = json.loads((project / "gate.json").read_text())
     assert (told["verdict"], told["comparison"]["exit_code"]) == ("fail", 1)
@@ -170,7 +170,7 @@ def test_outside_a_repository(tmp_path: Path) -> None:
 
 
 def test_a_damaged_bound_stops_the_gate(tmp_path: Path) -> None:
-    record.save(run(kernel(result(0.9))), tmp_path / "run.json")
+    files.save(run(kernel(result(0.9))), tmp_path / "run.json")
     path = tmp_path / "reports" / "bounds" / "sm_90" / "gelu.toml"
     path.parent.mkdir(parents=True)
     path.write_text(bounds.render("sm_90", "gelu", [bound(1.0)]).replace("1.0", "nan", 1))

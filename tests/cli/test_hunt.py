@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.here import Here, hears_ctrl_c, said
-from verify.records import record
+from verify.records import files, record
 
 KERNELS = (Path(__file__).parent.parent / "hunt" / "quarry.py").read_text()
 
@@ -46,7 +46,7 @@ def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project:
         "wrong: an input beyond its own limit was found for one_exponent",
         f"next: {again}",
     ]
-    run = record.load(project / "run.json")
+    run = files.load(project / "run.json")
     (result,) = run.kernels[0].results
     assert result.source == "hunt" and result.basis == record.Basis("observed", 40_000, 0) and len(result.properties)
     assert run.profile == "hunt" and run.verdict == "fail"
@@ -72,7 +72,7 @@ def test_one_bad_kernel_does_not_take_the_others_down(project: Path) -> None:
     (project / "few.py").write_text(source + _kernels("aborts", "refuses", "one_exponent", "sixteen_bits"))
     done = verify(project, "hunt", "few.py", "--evaluations", "200000", "--json", "-")
     assert done.returncode == 1
-    kernels = {kernel.name: kernel for kernel in record.decode(done.stdout.encode()).kernels}
+    kernels = {kernel.name: kernel for kernel in files.decode(done.stdout.encode()).kernels}
     assert kernels["aborts"].status == "crashed" and "SIGABRT" in kernels["aborts"].message
     (note,) = kernels["aborts"].notes
     assert re.search(r"before that \d+,\d+ evaluations had given 0\.5", note) and '"values":{"x":"' in note
@@ -108,7 +108,7 @@ def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 1, err
-    run = record.load(marker)
+    run = files.load(marker)
     (result,) = run.kernels[0].results
     assert result.status == "wrong" and result.basis.n > 0 and result.worst
     assert any("interrupted" in note for note in run.kernels[0].notes)
@@ -192,7 +192,7 @@ def test_impossible_requests_say_the_rule(local: Any) -> None:
 
 def test_what_a_target_of_many_kernels_leaves_out_is_listed(local: Any) -> None:
     code, out, _ = local("hunt", "k.py::right", "--evaluations", "100", "--json", "-")
-    assert code == 0 and record.decode(out.encode()).kernels[0].status == "ok"
+    assert code == 0 and files.decode(out.encode()).kernels[0].status == "ok"
     (kernel,) = [k for k in _load("k.py") if k.name == "sixteen_bits"]
     from verify.hunt.serve import allowed
 

@@ -18,12 +18,12 @@ from verify.cases.plan import EFFORTS, plan
 from verify.cli import main
 from verify.measure.kernel import measure_kernel
 from verify.measure.session import Session
-from verify.records import record
+from verify.records import files
 
 
 def saved(path: Path, *kernels: Any, **options: Any) -> Path:
     made = msgspec.structs.replace(run(*kernels), seed=20_260_101, backend="cuda", **options)
-    record.save(made, path)
+    files.save(made, path)
     return path
 
 
@@ -72,12 +72,12 @@ def test_seed_plan_and_targets_are_the_records(
 
     def measure(chosen: Any, session: Session, command: str) -> Any:
         asked.append((list(chosen), session.seed, session.plan, command))
-        return record.load(path)
+        return files.load(path)
 
     monkeypatch.setattr("verify.measure.session.run", measure)
     main(["run", *targets, "--like", "gpu.json", "--backend", "interpreter"])
     main(["run", "mine.py"])
-    judged = [item.target for item in record.load(path).kernels if item.name == "gelu"]
+    judged = [item.target for item in files.load(path).kernels if item.name == "gelu"]
     words = " ".join(["verify run", *targets, "--like gpu.json --backend interpreter"])
     assert asked == [(targets or judged, 20_260_101, "cuda", words), (["mine.py"], 0, "", "verify run mine.py")]
 

@@ -17,8 +17,9 @@ from verify.cli import main
 from verify.cli.nightly import _exit
 from verify.cli.options import seconds as duration
 from verify.gate.verdict import Row, Verdict
+from verify.records.files import load
 from verify.records.readings import Key
-from verify.records.record import Gap, load
+from verify.records.record import Gap
 
 KERNELS = """
 import torch

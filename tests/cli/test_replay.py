@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cli.here import Here, Said
 from verify import backends
 from verify.cli import main
-from verify.records import record
+from verify.records import files, record
 from verify.workers import process
 
 BACKEND = backends.select().name
@@ -77,7 +78,7 @@ def test_the_message_holds_everything(verify: Callable[..., Said], project: Path
 
 
 def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[..., Said], project: Path) -> None:
-    worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    worst = files.load(project / "run.json").kernels[0].results[0].worst[0]
     done = verify("replay", "--run", "run.json", "--json", "-")
     found = json.loads(done.stdout)
     assert found["recorded"] == {"got_hex": found["worst"]["got_hex"], "backend": BACKEND}
@@ -86,9 +87,10 @@ def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[
 
 
 def test_other_bits_than_recorded_are_called_so(verify: Callable[..., Said], project: Path) -> None:
-    text = (project / "run.json").read_text()
-    changed = record.load(project / "run.json").kernels[0].results[0].worst[0]
-    (project / "edited.json").write_text(text.replace(f'"{changed.got_hex}"', '"0x1234"'))
+    run = files.load(project / "run.json")
+    changed = run.kernels[0].results[0].worst[0]
+    text = msgspec.json.encode(run).replace(f'"{changed.got_hex}"'.encode(), b'"0x1234"')
+    files.save(msgspec.json.decode(text, type=record.Run), project / "edited.json")
     shown = verify("replay", *shlex.split(record.replay_command(changed.origin))[2:], "--run", "edited.json").stdout
     assert f"recorded  0x1234 on {BACKEND}: OTHER bits now" in shown
 
@@ -115,7 +117,7 @@ def test_a_law_is_made_smaller(verify: Callable[..., Said], project: Path) -> No
 
 
 def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: Path) -> None:
-    worst = record.load(project / "run.json").kernels[0].results[0].worst[0]
+    worst = files.load(project / "run.json").kernels[0].results[0].worst[0]
     words = shlex.split(record.replay_command(worst.origin))[2:]
     done = verify("explain", *words)
     assert done.returncode == 0, done.stderr
@@ -168,3 +170,15 @@ def test_a_process_of_its_own_gives_the_same_answer(verify: Callable[..., Said],
     command = [sys.executable, "-m", "verify", *words]
     apart = subprocess.run(command, capture_output=True, text=True, cwd=project, timeout=300)
     assert (apart.returncode, apart.stdout) == (1, verify(*words).stdout)
+
+
+def test_a_case_that_could_not_be_made_smaller_says_so() -> None:
+    from tests.gate.gate_records import worst
+    from verify.cli.replay import element_lines
+    from verify.diagnose.requests import Replay, Smaller
+
+    smaller = Smaller(37, False, worst(3.0).origin)
+    fields = ("gelu", "gelu", "y", "bfloat16", "interpreter", worst(3.0), "{}", 7, -8, "1.0", "0x3f80", True, True)
+    lines = element_lines(Replay(*fields, None, 1.0, "plain", smaller), None)
+    assert "  smaller   nothing smaller breaks in the same way, in 37 evaluations" in lines
+    assert not any(line.startswith("  original") for line in lines)

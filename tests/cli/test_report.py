@@ -11,7 +11,8 @@ import pytest
 
 from tests.report.sample import HOSTILE_NAME, passing, sample
 from verify.cli import main
-from verify.records.record import Result, Run, save
+from verify.records.files import save
+from verify.records.record import Result, Run
 
 
 def changed(run: Run, maximum: float, **more: object) -> Run:

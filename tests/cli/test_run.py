@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.here import Said, said
 from verify.cli import main
-from verify.records import record
+from verify.records import files, record
 
 KERNELS = """
 import os
@@ -97,7 +97,7 @@ def ran(
     (folder / "accuracy.py").write_text(KERNELS)
     options = ("--json", "run.json", "--backend", "interpreter")
     done = verify("run", "accuracy.py", *options, cwd=folder)
-    return done, record.load(folder / "run.json"), folder
+    return done, files.load(folder / "run.json"), folder
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_two_runs_give_the_same_record(ran) -> None:
     _, run, folder = ran
     for name in ("a.json", "b.json"):  # against a worker's process, which `ran` had
         said("run", "accuracy.py::textbook", "--json", name, "--backend", "interpreter", cwd=folder)
-    first, second = record.load(folder / "a.json"), record.load(folder / "b.json")
+    first, second = files.load(folder / "a.json"), files.load(folder / "b.json")
     assert first.id == second.id
     [item] = [item for item in run.kernels if item.name == "textbook"]
     assert first.kernels[0].results == item.results
@@ -312,7 +312,7 @@ def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
     )
     options = ("--timeout", "8", "--json", "hang.json", "--backend", "interpreter")
     done = verify("run", "hang.py", *options, cwd=folder)
-    hanging, raising = record.load(folder / "hang.json").kernels
+    hanging, raising = files.load(folder / "hang.json").kernels
     assert (hanging.status, hanging.message) == ("timeout", "no result within 8 s; stopped")
     assert hanging.hint == "verify run hang.py::hangs --timeout 16"
     assert done.stdout.count(hanging.hint) == 1 and "run hang.py::hangs\n" not in done.stdout
@@ -335,7 +335,7 @@ def test_a_broken_target_does_not_stop_the_others(ran) -> None:
         "interpreter",
         cwd=folder,
     )
-    run = record.load(folder / "mixed.json")
+    run = files.load(folder / "mixed.json")
     assert [item.name for item in run.kernels] == ["good"]
     assert done.returncode == 2
     assert "broken.py fails on import" in done.stderr

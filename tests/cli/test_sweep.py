@@ -17,7 +17,8 @@ import pytest
 from tests.cli.here import Here, Said, hears_ctrl_c, said
 from verify import worker
 from verify.cli import main
-from verify.records.record import Run, load, replay_command
+from verify.records.files import load
+from verify.records.record import Run, replay_command
 from verify.sweep.journal import checked
 from verify.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named

@@ -16,7 +16,8 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
-from verify.diagnose.replay import Replay, replay
+from verify.diagnose.replay import replay
+from verify.diagnose.requests import Replay
 from verify.diagnose.snippet import kernel_source, snippet, too_long
 from verify.errors import UsageError
 from verify.records.record import value_of

@@ -24,7 +24,7 @@ import torch
 from tests.docs.printed import COMPARABLE, rows
 from verify.cli import parser
 from verify.ops import registry
-from verify.records import record
+from verify.records import files
 from verify.records.record import SCHEMA, Basis, Figures, Histogram, KernelRun, LawRun, Result, Run, SpecialValue, Stage
 
 ROOT = Path(__file__).parents[2]
@@ -115,8 +115,9 @@ def result(output: str, maximum: float | str, *, gate: str = "plain", **options:
         scaled_max=maximum if gate == "scaled" else None,
         scaled_upper=maximum if gate == "scaled" else None,
     )
-    settings: dict = {"basis": Basis("observed", 65_536, 0), "status": "ok", "regimes": [], "worst": []}
-    settings |= {"histogram": Histogram([], []), "escalated": 0, "certificate": "", "dtype": "bfloat16"}
+    status = "ok" if float(maximum) <= 1.0 else "wrong"
+    settings: dict = {"basis": Basis("observed", 65_536, 0), "status": status, "regimes": [], "worst": []}
+    settings |= {"histogram": Histogram([0.0, 1.0], [65_536]), "escalated": 0, "certificate": "", "dtype": "bfloat16"}
     return Result(output=output, gate=gate, limit=1.0, figures=figures, **(settings | options))  # type: ignore[arg-type]
 
 
@@ -139,7 +140,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         SCHEMA, "abc", "2026-01-02T03:04:05Z", "verify nightly", "cuda", 0, "ci", about, [mine, peer], stages=stages
     )
     monkeypatch.setattr(FIGURES, "RUN", tmp_path / "run.json")
-    record.save(run, tmp_path / "run.json")
+    files.save(run, tmp_path / "run.json")
 
 
 SETTING = "`verify nightly` on NVIDIA H200, torch 2.11, Triton 3.6, 2026-01-02, record abc in `{}`."
@@ -172,7 +173,8 @@ def test_figures_of_a_published_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_figures_of_the_gpu_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(label: str, *results: Result) -> KernelRun:
-        return KernelRun(label, f"a.py::{label}", "gelu", {}, "", "ok", list(results))
+        status = "wrong" if any(item.status == "wrong" for item in results) else "ok"
+        return KernelRun(label, f"a.py::{label}", "gelu", {}, "", status, list(results))  # type: ignore[arg-type]
 
     def answered(output: str, value: float | str, bits: str, theirs: float | str, **options: object) -> Result:
         baseline = result(output, theirs, gate=str(options.get("gate", "plain"))).figures
@@ -212,7 +214,7 @@ def test_figures_of_the_gpu_beside_the_interpreter(tmp_path: Path, monkeypatch: 
     head = Run(SCHEMA, "def", "2026-01-03T03:04:05Z", "run", "interpreter", 0, "ci", here, list(cpu))
     for path, run in (("RUN", base), ("INTERPRETED", head)):
         monkeypatch.setattr(FIGURES, path, tmp_path / f"{path}.json")
-        record.save(run, tmp_path / f"{path}.json")
+        files.save(run, tmp_path / f"{path}.json")
     counted = (
         "3 of 5 results have the same bits, 327,680 elements compared. 1 of 1 answers to special values differ. "
         "Not measured on the same cases: 1 result. The records are of two commits: the kernels may differ too."

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from verify.records import record
+from verify.records import files
 from verify.records.record import SCHEMA, KernelRun, Run, Speed
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_a_record_becomes_a_section(generator: ModuleType, tmp_path: Path, monke
     speed = [Speed("bfloat16", "forward", (64, 64), 0.125, 0.5, spread=0.002, rounds=3)]
     kernel = KernelRun("mine", "a.py::mine", "gelu", {}, "", "skipped", [], speed=speed)
     run = Run(SCHEMA, "", "", "verify bench gelu", "cuda", 0, "bench", {"torch": "2.0"}, [kernel])
-    record.save(run, tmp_path / "sm_90" / "bench_gelu.json")
+    files.save(run, tmp_path / "sm_90" / "bench_gelu.json")
     assert generator.main([]) == 0
     text = generator.PAGE.read_text()
     assert "## sm_90: gelu\n\nMade by `verify bench gelu`.\n\ntorch 2.0\n" in text

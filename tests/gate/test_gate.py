@@ -17,7 +17,7 @@ from verify.gate import changes as ratchet
 from verify.gate import verdict as gate
 from verify.gate.bounds import Book
 from verify.gate.verdict import Verdict, judge
-from verify.records import readings, record
+from verify.records import files, readings, record
 from verify.records.record import Basis, Gap, KernelRun, RegimeFigures, Result, Run
 
 nan, inf = math.nan, math.inf
@@ -183,6 +183,14 @@ def test_all_readings_of_a_key_are_judged_and_the_worst_decides() -> None:
     assert row.leading is not None
     assert (row.leading.source, row.leading.value, len(row.readings)) == ("hunt", 1.2, 3)
     assert one(judge([run(kernel(seen, swept))], bounds_)) == ("ok", 0)
+
+
+def test_a_hash_of_another_source_is_incomparable() -> None:
+    assert one(judge([run(kernel(result(0.99, source="sweep", properties=OTHER)))], book(bound(1.0)))) == ("ok", 0)
+    foreign = msgspec.structs.replace(result(0.9), source="sweep")
+    found = judge([run(kernel(foreign))], book(bound(1.0)))
+    assert one(found) == ("incomparable", 3)
+    assert found.rows[0].reason == f"property {HASH} is that of a run; the record says sweep"
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -400,7 +408,7 @@ def test_a_pass_means_that_every_figure_and_every_bound_was_matched(runs: list[R
 @given(st.data())
 def test_a_damaged_record_is_refused_or_judged_but_never_passes_by_its_damage(data: st.DataObject) -> None:
     """Flips, cuts and edits of the file: a clear refusal, or a verdict on what the bytes now say."""
-    whole = record.encode(run(kernel(result(7.0))))  # a breach of the bound
+    whole = files.encode(run(kernel(result(7.0))))  # a breach of the bound
     place = data.draw(st.integers(0, len(whole) - 1))
     damage = data.draw(st.sampled_from(["cut", "flip", "drop"]))
     if damage == "cut":
@@ -410,7 +418,7 @@ def test_a_damaged_record_is_refused_or_judged_but_never_passes_by_its_damage(da
     else:
         broken = whole[:place] + whole[place + data.draw(st.integers(1, 12)) :]
     try:
-        found = record.decode(broken, source="run.json")
+        found = files.decode(broken, source="run.json")
         verdict = judge([found], BOOKS[0])
     except UsageError as error:
         refusal = str(error)

@@ -11,7 +11,7 @@ from tests.gate.gate_records import book
 from tests.report.test_long_replay import ROW, record
 from verify import cli
 from verify.gate import at_commit
-from verify.records.record import save
+from verify.records.files import save
 
 
 @pytest.fixture

@@ -21,13 +21,15 @@ from verify.hunt import outcome, schedule
 from verify.hunt.requests import DoHunt, Hunt, HuntReply, Hunts
 from verify.hunt.schedule import HuntSession
 from verify.hunt.settings import Settings
-from verify.records.record import Gap, KernelRun, Run
+from verify.records.record import Basis, Gap, KernelRun, Run
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment, WorkerTimeout
 
 KINDS: dict[str, Any] = {"pairs": "elementwise", "rows": "rowwise"}
 HUNTS = [Hunt(dtype, "y") for dtype in ("float32", "float64")]
-RESULT = msgspec.structs.replace(passing().kernels[0].results[0], source="hunt")
+RESULT = msgspec.structs.replace(
+    passing().kernels[0].results[0], source="hunt", basis=Basis("observed", 65_536, 0), properties=""
+)
 
 Reply = Callable[[DoHunt], HuntReply]
 

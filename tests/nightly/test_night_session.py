@@ -16,6 +16,7 @@ from verify.measure import session
 from verify.measure.requests import Measure
 from verify.measure.session import Session
 from verify.nightly import Night, PlannedStage
+from verify.records.kept import Kept
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers import process
 from verify.workers.pool import Pool
@@ -56,10 +57,24 @@ def measured(name: str, **more: Any) -> KernelRun:
     return KernelRun(name, f"k.py::{name}", "silu", {}, "", "ok", passing().kernels[0].results, **more)
 
 
+class Remembered(Kept):
+    """Parts that lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
+        self.parts: dict[str, KernelRun] = {}
+
+    def known(self, name: str) -> KernelRun | None:
+        return self.parts.get(name)
+
+    def keep(self, name: str, done: KernelRun) -> None:
+        self.parts[name] = done
+
+
 def run(replies: dict[str, Any]) -> tuple[Run, list[str], Fake]:
-    worker, finished = Fake(replies), []
-    settings = Session(pool=Pool.of([worker]), finished=lambda target, done: finished.append(target))
-    return session.run(["k.py"], settings, "verify run"), finished, worker
+    worker, kept = Fake(replies), Remembered()
+    found = session.run(["k.py"], Session(pool=Pool.of([worker]), kept=kept), "verify run")
+    return found, list(kept.parts), worker
 
 
 @pytest.mark.parametrize(
@@ -111,17 +126,12 @@ def test_a_kernel_measured_dtype_by_dtype_gives_the_record_of_the_whole(tmp_path
     source = tmp_path / "k.py"
     source.write_text(KERNEL, encoding="utf-8")
     whole = session.run([str(source)], Session(backend="interpreter", jobs=1), "verify run")
-    known: dict[str, KernelRun] = {}
+    kept = Remembered()
 
-    def finished(part: str, done: KernelRun) -> None:
-        known[part] = done
-
-    split = session.run(
-        [str(source)], Session(backend="interpreter", jobs=2, by_dtype=True, finished=finished), "verify run"
-    )
+    split = session.run([str(source)], Session(backend="interpreter", jobs=2, by_dtype=True, kept=kept), "verify run")
     assert split.id == whole.id and split.verdict == whole.verdict == "fail"
-    assert [*known] and {part.rpartition(" ")[2] for part in known} == {"bfloat16", "float16", "float32"}
-    again = session.run([str(source)], Session(backend="interpreter", by_dtype=True, known=known.get), "verify run")
+    assert {part.rpartition(" ")[2] for part in kept.parts} == {"bfloat16", "float16", "float32"}
+    again = session.run([str(source)], Session(backend="interpreter", by_dtype=True, kept=kept), "verify run")
     assert again.id == whole.id
 
 

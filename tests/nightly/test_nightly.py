@@ -74,7 +74,7 @@ def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Pat
     assert [kernel.status for kernel in short.kernels] == ["skipped", "skipped"]
     assert short.verdict == "incomplete"
     assert "first: not begun: the time budget was spent" in texts(short)
-    assert not list((tmp_path / "night" / "accuracy").iterdir()), "a kernel that was not measured leaves no record"
+    assert not (tmp_path / "night" / "accuracy").exists(), "a kernel that was not measured leaves no record"
     assert {kernel.hint for kernel in short.kernels} == {session.OUT_OF_TIME}
 
 

@@ -14,7 +14,8 @@ from tests.gate.gate_records import SEEN, kernel, result, run
 from verify.cli import compare as command
 from verify.cli import main
 from verify.records.compare import Comparison, compare
-from verify.records.record import Basis, Result, SpecialValue, save
+from verify.records.files import save
+from verify.records.record import Basis, Result, SpecialValue
 from verify.report import compare_words
 from verify.report.terminal import compare_text
 from verify.report.terminal.text_page import Terminal

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.gate.gate_records import SEEN, kernel, result, run
 from verify.errors import UsageError
-from verify.records import history, record
+from verify.records import files, history
 from verify.records.history import History
 from verify.records.record import Run
 from verify.report.terminal import history_text
@@ -29,7 +29,10 @@ nan, inf = math.nan, math.inf
 
 def dated(number: int, *values: float, **more: Any) -> Run:
     """Run `number`, one day after the one before; one result per value."""
-    results = [result(value, output=f"y{place or ''}", **more) for place, value in enumerate(values)]
+    results = [
+        result(value, output=f"y{place or ''}", properties=f"aa00aa00aa{place:02}", **more)
+        for place, value in enumerate(values)
+    ]
     created = f"2026-{1 + number // 28:02d}-{1 + number % 28:02d}T10:00:00+00:00"
     return run(kernel(*results), id=f"{number:012x}", created=created, environment={"arch": "sm_90"})
 
@@ -43,7 +46,7 @@ def place(tmp_path: Path) -> Path:
 
 def write(folder: Path, *values: float) -> None:
     for number, value in enumerate(values):
-        record.save(dated(number, value), folder / f"{number}.json")
+        files.save(dated(number, value), folder / f"{number}.json")
 
 
 def values(folder: Path, output: str = "y") -> list[float]:
@@ -95,7 +98,7 @@ def test_summary_agrees_with_the_list_of_figures(told: list[float], chance: rand
         order = list(enumerate(told))
         chance.shuffle(order)
         for position, (number, value) in enumerate(order):
-            record.save(dated(number, value), folder / f"{position}.json")
+            files.save(dated(number, value), folder / f"{position}.json")
         with History(folder, cache=Path(name) / "cache") as found:
             found.refresh()
             [line] = found.series("gelu")
@@ -112,7 +115,7 @@ def test_summary_agrees_with_the_list_of_figures(told: list[float], chance: rand
 
 
 def test_a_result_is_the_worst_of_its_regimes_and_each_regime_has_a_line(place: Path) -> None:
-    record.save(run(kernel(result(low=0.5, high=0.9, rest=0.7))), place / "a.json")
+    files.save(run(kernel(result(low=0.5, high=0.9, rest=0.7))), place / "a.json")
     with History(place, cache=place.parent / "cache") as found:
         found.refresh()
         [whole] = found.series("gelu")
@@ -122,9 +125,9 @@ def test_a_result_is_the_worst_of_its_regimes_and_each_regime_has_a_line(place: 
 
 
 def test_machines_sources_and_gates_are_lines_of_their_own(place: Path) -> None:
-    record.save(run(kernel(result(0.5), result(0.6, source="sweep"))), place / "a.json")
-    record.save(run(kernel(result(0.7)), arch="interpreter"), place / "b.json")
-    record.save(run(kernel(result(0.8, gate="scaled")), id="c" * 12), place / "c.json")
+    files.save(run(kernel(result(0.5), result(0.6, source="sweep"))), place / "a.json")
+    files.save(run(kernel(result(0.7)), arch="interpreter"), place / "b.json")
+    files.save(run(kernel(result(0.8, gate="scaled")), id="c" * 12), place / "c.json")
     with History(place, cache=place.parent / "cache") as found:
         found.refresh()
         lines = {(line.arch, line.source, line.gate): found.first(line).value for line in found.series("gelu")}
@@ -142,7 +145,7 @@ def test_machines_sources_and_gates_are_lines_of_their_own(place: Path) -> None:
 def test_new_changed_removed_renamed_and_copied_files(place: Path) -> None:
     write(place, 0.5, 0.6, 0.7)
     assert values(place) == [0.5, 0.6, 0.7]
-    record.save(dated(1, 0.9), place / "1.json")
+    files.save(dated(1, 0.9), place / "1.json")
     assert values(place) == [0.5, 0.9, 0.7]
     (place / "0.json").unlink()
     assert values(place) == [0.9, 0.7]
@@ -163,7 +166,7 @@ def test_a_change_of_the_same_size_and_time_is_seen(place: Path, monkeypatch: py
     status = (place / "0.json").stat()
     assert values(place) == [0.5]
     text = (place / "0.json").read_bytes()
-    changed = record.encode(dated(0, 0.6))
+    changed = files.encode(dated(0, 0.6))
     assert len(changed) == len(text)
     (place / "0.json").write_bytes(changed)
     os.utime(place / "0.json", ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -184,7 +187,7 @@ def test_unchanged_files_are_not_read_again(place: Path, monkeypatch: pytest.Mon
 FOREIGN = {
     "empty.json": b"",
     "text.json": b"hello",
-    "truncated.json": record.encode(dated(9, 0.9))[:-200],
+    "truncated.json": files.encode(dated(9, 0.9))[:-200],
     "other.json": b'{"schema": 1}',
     "future.json": b'{"schema": 999}',
     "list.json": b"[]",
@@ -209,13 +212,13 @@ def test_foreign_and_corrupt_files_are_named_and_skipped(place: Path) -> None:
     assert all(name in problem for name, problem in done.skipped)
     assert again.skipped == done.skipped  # told every time, not only the first
     assert values(place) == [0.5, 0.6]
-    (place / "empty.json").write_bytes(record.encode(dated(5, 0.7)))
+    (place / "empty.json").write_bytes(files.encode(dated(5, 0.7)))
     assert values(place) == [0.5, 0.6, 0.7]  # a file that is mended counts
 
 
 def test_file_names_of_any_bytes(place: Path) -> None:
     for number, name in enumerate([b"a\xff.json", b"<script>.json", b"\x1b[31m.json", "\u202e.json".encode()]):
-        (Path(os.fsdecode(os.fsencode(place) + b"/" + name))).write_bytes(record.encode(dated(number, 0.5 + number)))
+        (Path(os.fsdecode(os.fsencode(place) + b"/" + name))).write_bytes(files.encode(dated(number, 0.5 + number)))
     (Path(os.fsdecode(os.fsencode(place) + b"/bad\xff\x1b.json"))).write_bytes(b"x")
     assert values(place) == [0.5, 1.5, 2.5, 3.5]
     with History(place, cache=place.parent / "cache") as found:
@@ -273,7 +276,7 @@ def test_without_a_place_for_the_index_the_answer_is_the_same(place: Path) -> No
 def test_folders_have_indexes_of_their_own(tmp_path: Path) -> None:
     for name, value in (("a", 0.5), ("b", 0.6)):
         (tmp_path / name).mkdir()
-        record.save(dated(0, value), tmp_path / name / "0.json")
+        files.save(dated(0, value), tmp_path / name / "0.json")
     assert [values(tmp_path / name) for name in ("a", "b", "a")] == [[0.5], [0.6], [0.5]]
 
 
@@ -281,11 +284,11 @@ WORKER = """
 import sys, pathlib
 from tests.gate.gate_records import *
 from tests.records.test_history import dated
-from verify.records import record
+from verify.records import files
 from verify.records.history import History
 folder, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 for number in range(first, first + 12):
-    record.save(dated(number, 0.5 + number / 100), folder / f"{number}.json")
+    files.save(dated(number, 0.5 + number / 100), folder / f"{number}.json")
     with History(folder, cache=folder.parent / "cache") as found:
         found.refresh()
         [line] = found.series("gelu")
@@ -341,7 +344,7 @@ def test_sparkline() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits(place: Path, width: int) -> None:
     for number in range(30):
-        record.save(dated(number, 0.5, 0.6 + number % 7, basis=SEEN), place / f"{number}.json")
+        files.save(dated(number, 0.5, 0.6 + number % 7, basis=SEEN), place / f"{number}.json")
     with History(place, cache=place.parent / "cache") as found:
         refreshed = found.refresh()
         lines = found.series("gelu")

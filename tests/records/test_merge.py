@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.gate.gate_records import kernel, result
+from tests.gate.gate_records import run as of
 from tests.report.sample import sample
 from verify.errors import UsageError
-from verify.records.identity import identity
+from verify.records.files import decode, encode
+from verify.records.identity import identity, sealed
 from verify.records.merge import merge
-from verify.records.record import Gap, LawRun, Stage
+from verify.records.record import Basis, Gap, LawRun, Stage
 
 
 def test_results_stand_side_by_side_and_the_worst_status_counts() -> None:
@@ -60,3 +63,15 @@ def test_what_does_not_belong_together() -> None:
     )
     with pytest.raises(UsageError, match="declared differently in two records: op is"):
         merge([run, redeclared], command="", profile="")
+
+
+def test_a_kernel_whose_figures_contradict_each_other_has_no_verdict() -> None:
+    """The harness is in error then; what was measured of the others stands."""
+    good, doubtful = kernel(result(0.5)), kernel(result(0.5), name="doubtful")
+    wrong = msgspec.structs.replace(doubtful.results[0], basis=Basis("exhaustive", 1))
+    made = sealed(of(good, msgspec.structs.replace(doubtful, results=[wrong])), 1.0)
+    assert [item.status for item in made.kernels] == ["ok", "skipped"] and made.kernels[1].results == []
+    [gap] = made.incomplete
+    assert (gap.kind, gap.target, made.verdict) == ("harness error", "accuracy.py::doubtful", "incomplete")
+    assert gap.text.endswith("bfloat16 has 65,536 numbers - at `.results[0].basis.n`")
+    assert decode(encode(made)) == made

@@ -7,13 +7,16 @@ import itertools
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from verify.errors import IN_ERROR, SPENT, UsageError
-from verify.records import record
+from verify.errors import IN_ERROR, SPENT, UsageError, WriteError
+from verify.records import files, record
+from verify.records.files import decode, encode, load, save, write_atomically
+from verify.records.readings import NONFINITE
 from verify.records.record import (
     Basis,
     Figures,
@@ -25,15 +28,10 @@ from verify.records.record import (
     Result,
     Run,
     Worst,
-    decode,
-    encode,
-    load,
     number,
     octave_edges,
     replay_command,
-    save,
     value_of,
-    write_atomically,
 )
 
 
@@ -47,7 +45,6 @@ def figures(**changes: object) -> Figures:
         "misrounded": 3,
         "undecided": 0,
         "nonfinite": 1,
-        "scaled_max": "-inf",
         **changes,
     }
     return Figures(**fields)  # type: ignore[arg-type]
@@ -66,7 +63,7 @@ def worst() -> Worst:
     )
 
 
-def result(status: str = "ok") -> Result:
+def result(status: str = "wrong") -> Result:
     return Result(
         output="y",
         dtype="bfloat16",
@@ -74,16 +71,19 @@ def result(status: str = "ok") -> Result:
         gate="plain",
         limit=4.0,
         status=status,  # type: ignore[arg-type]
-        figures=figures(),
-        regimes=[RegimeFigures(name="all", low=None, high="inf", figures=figures())],
-        histogram=Histogram(edges=["-inf", 0.0, "inf"], counts=[1, 2]),
+        figures=figures(n=65280),
+        regimes=[
+            RegimeFigures(name="all", low=None, high="inf", figures=figures(n=65280)),
+            RegimeFigures(name=NONFINITE, low=None, high=None, figures=figures(n=256, max_ulp=0.0, nonfinite=0)),
+        ],
+        histogram=Histogram(edges=["-inf", 0.0, "inf"], counts=[5280, 60000]),
         worst=[worst()],
         escalated=3,
         certificate="exact",
     )
 
 
-def kernel_run(status: str = "ok", *, peer: bool = False) -> KernelRun:
+def kernel_run(status: str = "wrong", *, peer: bool = False) -> KernelRun:
     return KernelRun(
         name="k",
         target="a.py::k",
@@ -119,7 +119,7 @@ def test_a_record_comes_back_byte_for_byte(tmp_path: Path) -> None:
     raw = encode(first)
     assert decode(raw) == first
     assert encode(decode(raw)) == raw
-    assert raw.startswith(b'{"schema":5,') and raw.count(b"\n") == 1 and raw.endswith(b"}\n")
+    assert raw.startswith(b'{"schema":6,') and raw.count(b"\n") == 1 and raw.endswith(b"}\n")
     path = tmp_path / "deep" / "run.json"
     save(first, path)
     assert path.read_bytes() == raw
@@ -172,6 +172,7 @@ def inside(old: bytes, new: bytes) -> bytes:
 RERUN = "  next: rerun `verify run --json PATH` with this version"
 NOT = "r.json is not a verify run record: "
 WRITES = "\n  next: verify run --json PATH writes one"
+AGAIN = "\n  next: verify run --json PATH measures again"
 BREAKS = "r.json breaks the record schema: "
 
 
@@ -186,15 +187,15 @@ BREAKS = "r.json breaks the record schema: "
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
         (
-            edited(schema=6),
-            "r.json has schema 6; this verify reads schemas 1, 2, 5\n" + RERUN,
+            edited(schema=7),
+            "r.json has schema 7; this verify reads schemas 1, 2, 5, 6\n" + RERUN,
         ),
         (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
         (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
         (edited(seed=True), BREAKS + "Expected `int`, got `bool` - at `$.seed`"),
         (edited(kernels=None), BREAKS + "Expected `array`, got `null` - at `$.kernels`"),
         (
-            inside(b'"status": "ok"', b'"status": "fine"'),
+            inside(b'"status": "wrong"', b'"status": "fine"'),
             BREAKS + "Invalid enum value 'fine' - at `$.kernels[0].status`",
         ),
         (
@@ -214,7 +215,7 @@ BREAKS = "r.json breaks the record schema: "
 def test_a_bad_record_names_its_fault(data: bytes, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         decode(data, source="r.json")
-    assert str(caught.value) == message + (WRITES if message.startswith(NOT) else "")
+    assert str(caught.value) == message + {NOT: WRITES, BREAKS: AGAIN}.get(message[: message.index(": ") + 2], "")
 
 
 def test_a_bare_nan_is_no_json() -> None:
@@ -244,6 +245,44 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert caught.value.hint == "verify run --json PATH writes one"
 
 
+# -- digest and contradictions -------------------------------------------------------------------
+
+WRONG = "$.kernels[0].results[0]"
+
+
+def test_what_was_changed_after_it_was_written_is_refused() -> None:
+    """Wherever it is; another layout of the same content is not."""
+    assert decode(json.dumps(json.loads(encode(run(kernel_run()))), indent=2, sort_keys=True).encode()) == run(
+        kernel_run()
+    )
+    said = r"^r.json was changed after it was written: its digest is [0-9a-f]{12}..., its content has [0-9a-f]{12}..."
+    for data in (edited(seed=1), edited(digest="0" * 64), inside(b'"mean": 0.25', b'"mean": 0.125')):
+        with pytest.raises(UsageError, match=said) as caught:
+            decode(data, source="r.json")
+        assert caught.value.hint == "verify run --json PATH measures again"
+    with pytest.raises(UsageError, match="missing required field `digest`"):
+        decode(re.sub(rb',"digest":"[0-9a-f]+"', b"", encode(run())), source="r.json")
+
+
+def test_a_name_that_stands_twice_is_refused_at_its_place() -> None:
+    """JSON readers take the last, or the first, of the two."""
+    for old, new, place in (
+        (b'"mean": 0.25', b'"mean": 0.125, "mean": 0.25', f"{WRONG}.figures.mean"),
+        (b'"seed": 0', b'"seed": 1, "seed": 0', "$.seed"),
+        (b'"gpu": null', b'"gpu": "x", "gpu": null', "$.environment.gpu"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(f"a name stands twice in one object - at `{place}`")):
+            decode(inside(old, new))
+
+
+def test_a_record_that_contradicts_itself_is_refused_though_its_digest_is_right() -> None:
+    doubtful = kernel_run("ok")
+    place = "$.kernels[1].results[0].status"
+    with pytest.raises(UsageError) as caught:
+        decode(encode(run(kernel_run(), doubtful)), source="r.json")
+    assert str(caught.value) == f'r.json contradicts itself: "wrong", and the kernel k is "ok" - at `{place}`' + AGAIN
+
+
 # -- atomic -------------------------------------------------------------------------------------
 
 
@@ -260,20 +299,20 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(
         raise error
 
     monkeypatch.setattr(os, victim, fail)
-    expected = UsageError if isinstance(error, OSError) else KeyboardInterrupt
+    expected = WriteError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as caught:
         save(run(kernel_run()), path)
     if isinstance(error, OSError):
-        assert str(caught.value) == f"cannot write {path}: No space left on device"
+        assert str(caught.value) == f"cannot write {path}: No space left on device (ENOSPC)"
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="^cannot write .*: (Not a directory|File exists)$"):
+    with pytest.raises(WriteError, match=r"^cannot write .*: (Not a directory|File exists) \(E[A-Z]+\)$"):
         write_atomically(tmp_path / "file" / "run.json", b"")
-    with pytest.raises(UsageError, match="^cannot write .*: Is a directory$"):
+    with pytest.raises(WriteError, match=r"^cannot write .*: Is a directory \(EISDIR\)$"):
         write_atomically(tmp_path, b"")
 
 
@@ -314,7 +353,7 @@ def test_a_peer_is_never_judged_and_never_counts() -> None:
     for status in STATUSES:
         peer = kernel_run(status, peer=True)
         assert run(peer).verdict == "incomplete"
-        assert run(kernel_run(), peer).verdict == "pass"
+        assert run(kernel_run("ok"), peer).verdict == "pass"
         assert run(kernel_run("wrong"), peer).verdict == "fail"
 
 
@@ -331,14 +370,15 @@ def test_lines_of_older_records_become_gaps_by_what_they_say() -> None:
         "b.py fails on import": ("other", ""),
     }
     old = json.loads(encode(run(dead))) | {"incomplete": list(said)}
+    del old["digest"]
     for schema in (1, 2):
-        found = record.decode(json.dumps(old | {"schema": schema}).encode())
+        found = files.decode(json.dumps(old | {"schema": schema}).encode())
         assert found.incomplete == [Gap(kind, text, target) for text, (kind, target) in said.items()]  # type: ignore[arg-type]
         assert found.schema == record.SCHEMA and found.verdict == "fail"
     with pytest.raises(UsageError, match="Expected `object`, got `str`"):
-        record.decode(json.dumps(old | {"schema": 5}).encode())
+        files.decode(json.dumps(old | {"schema": 5}).encode())
     with pytest.raises(UsageError, match="breaks the record schema"):
-        record.decode(json.dumps(old | {"schema": 2, "incomplete": [5]}).encode())
+        files.decode(json.dumps(old | {"schema": 2, "incomplete": [5]}).encode())
 
 
 # -- lean ---------------------------------------------------------------------------------------
@@ -364,7 +404,7 @@ def test_a_path_that_ends_in_gz_is_compressed_and_the_same_every_time(tmp_path: 
 def test_a_compressed_file_that_is_cut_off_damaged_or_enormous(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = gzip.compress(encode(run(kernel_run())), mtime=0)
     damaged = raw[:40] + bytes([raw[40] ^ 255]) + raw[41:]
-    monkeypatch.setattr(record, "LARGEST", 1000)
+    monkeypatch.setattr(files, "LARGEST", 1000)
     for data, fault in (
         (raw, "it holds more than 1,000 bytes"),
         (gzip.compress(b"{}")[:-5], "the compressed data is truncated"),

@@ -13,8 +13,9 @@ from tests.measure.test_kernel import CPU, only, silu
 from verify.cases.regimes import NONFINITE
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
+from verify.records.files import decode, encode
 from verify.records.readings import judged, readings
-from verify.records.record import Result, Run, decode, encode, value_of
+from verify.records.record import Result, Run, value_of
 
 
 @verify.kernel(op="silu", dtypes=["float16"], gradients=False)

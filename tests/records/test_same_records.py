@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.same_records import comparable, differences, main
 from tests.report.sample import rich
-from verify.records.record import Run, save
+from verify.records.files import save
+from verify.records.record import Run
 
 replace = msgspec.structs.replace
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.report.browser import Browser
 from tests.report.sample import sample
-from verify.records import record
+from verify.records import files
 from verify.report.html import record_html
 
 VIEWS = (
@@ -25,7 +25,7 @@ VIEWS = (
 
 
 def main(folder: Path, source: str | None) -> None:
-    run = record.load(source) if source else sample()
+    run = files.load(source) if source else sample()
     folder.mkdir(parents=True, exist_ok=True)
     browser = Browser()
     try:

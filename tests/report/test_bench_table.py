@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from verify.records.record import SCHEMA, Basis, Figures, Histogram, KernelRun, Result, Run, Speed, decode, encode
+from verify.records.files import decode, encode
+from verify.records.record import SCHEMA, Basis, Figures, Histogram, KernelRun, Result, Run, Speed
 from verify.report.terminal import bench_table
 
 
@@ -18,7 +19,7 @@ def result(output: str, error: float, *, kind: str = "exhaustive", status: str =
         status=status,  # type: ignore[arg-type]
         figures=Figures(1000, "nan" if math.isnan(error) else error, error if error == error else "nan", 0, 0, 0, 0, 0),
         regimes=[],
-        histogram=Histogram([], []),
+        histogram=Histogram([0.0, 1.0], [1000]),
         worst=[],
         escalated=0,
         certificate="exact",

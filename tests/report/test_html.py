@@ -28,7 +28,7 @@ from tests.report.sample import (
     rich_many,
     sample,
 )
-from verify.records import record
+from verify.records import files, record
 from verify.report import words
 from verify.report.html import curve_plot, plot, record_html
 
@@ -126,7 +126,7 @@ def unpacked(page: str, name: str) -> bytes:
 
 
 def test_the_record_is_embedded_whole_and_byte_for_byte(page: str) -> None:
-    assert unpacked(page, "record") == record.encode(sample())
+    assert unpacked(page, "record") == files.encode(sample())
     assert record_html.render(sample()) == page  # the same bytes every time: no date in the compressed parts
 
 
@@ -345,7 +345,7 @@ def test_speed_self_test_and_stages_are_shown_when_there_are_any(everything: Rea
 
 
 def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
-    found = curve([255.0, 200.0, 12.0, 3.0])
+    found = curve([255.0, 200.0, 12.0, 3.0], 1520)
     drawn = str(curve_plot.curve_svg(found, 4.0, "bfloat16", name="k y", at="0.0"))
     ours = re.search(r'class="of-kernel" d="([^"]*)"', drawn)
     assert ours is not None
@@ -361,7 +361,7 @@ def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
 
 
 def test_the_curve_keeps_nan_in_a_lane_of_its_own() -> None:
-    drawn = str(curve_plot.curve_svg(curve(["nan", "inf", 3.0]), 4.0, "bfloat16", name="k", at="0.0"))
+    drawn = str(curve_plot.curve_svg(curve(["nan", "inf", 3.0], 1520), 4.0, "bfloat16", name="k", at="0.0"))
     assert 'class="cross"' in drawn
     assert "Worst: x from -16 to -15.6667: NaN ULP" in drawn
     assert "nan" not in re.sub(r'aria-label=".*?"', "", drawn)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.report.browser import Browser, Page
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
-from verify.records import record
+from verify.records import files, record
 from verify.report import words
 from verify.report.html import record_html
 
@@ -206,7 +206,7 @@ def test_the_download_is_the_record(page: Page) -> None:
         })()"""
     )
     assert got[:2] == ["verify-3f9ac07be215.json", "application/json"]
-    assert record.decode(got[2].encode()) == sample()
+    assert files.decode(got[2].encode()) == sample()
 
 
 def test_every_worst_input_copies_its_own_replay_command(page: Page) -> None:

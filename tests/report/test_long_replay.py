@@ -36,8 +36,8 @@ def breach(name: str, error: float) -> Result:
 
     high, low = at(error, 7), at(error / 2, 9)
     parts = [
-        RegimeFigures("high end", None, None, figures(error), worst=high),
-        RegimeFigures("low", None, None, figures(error / 2), worst=low),
+        RegimeFigures("high end", None, None, figures(error, n=32_768), worst=high),
+        RegimeFigures("low", None, None, figures(error / 2, n=32_768), worst=low),
     ]
     found = plain(error, basis=plain().basis, properties=HASH)
     return msgspec.structs.replace(found, regimes=parts, worst=[high], status="wrong", reason="beyond", limit=0.5)

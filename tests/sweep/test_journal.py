@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -118,3 +120,28 @@ def test_every_line_carries_its_checksum() -> None:
     assert checked(digest(body).encode() + b" " + body) == body
     assert checked(digest(body).encode() + b" " + body + b" ") is None
     assert checked(b"") is None
+
+
+def test_a_full_disk_costs_what_is_kept_and_not_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half a line is all that there was room for; what is added once there is room again counts."""
+    path, write, room = tmp_path / "j", os.write, [20]
+
+    def full(handle: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data[: room.pop()])
+
+    journal = Journal(path, header())
+    journal.add(partial(0, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        journal.add(partial(1, 2))
+        journal.add(partial(2, 3))
+    said = capsys.readouterr().err
+    assert said == f"verify: what is finished is not kept: cannot write {path}: No space left on device\n"
+    journal.add(partial(3, 4))  # stands behind the half line, and is lost with it
+    journal.add(partial(4, 5))
+    journal.close()
+    assert known(path) == [(0, 1), (4, 5)]

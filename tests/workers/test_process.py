@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +17,9 @@ import pytest
 from verify import worker as worker_side
 from verify.backends import Backend
 from verify.errors import InternalError, KernelError, TruthError, UsageError
+from verify.measure import session
 from verify.measure.requests import Measure
-from verify.workers import process
+from verify.workers import family, process
 from verify.workers.process import Worker, ask_about
 from verify.workers.requests import (
     CountGpus,
@@ -54,6 +57,7 @@ def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
             return popen([command[0], str(path), *command[3:]], **options)
 
         monkeypatch.setattr(process.subprocess, "Popen", talks)
+        monkeypatch.setattr(process, "new_number", itertools.count(1).__next__)
         return Worker()
 
     return start
@@ -70,7 +74,7 @@ def test_what_is_no_event_of_the_request_is_no_answer(talking: Any, capsys: pyte
         assert worker.ignored == 4 and heard == ["half"]
     said = capsys.readouterr().err
     assert "verify: ignored a line on a worker's pipe (1 so far): it is no event" in said
-    assert "(2 so far): it is of request 99, the request is 1" in said
+    assert "(2 so far): it is of another request" in said
 
 
 def test_a_reply_of_another_type_is_an_error_of_the_harness(talking: Any) -> None:
@@ -140,7 +144,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, handler: Any, backend: Backend | N
     with tempfile.TemporaryFile() as events:
         worker_side.main([str(os.dup(events.fileno()))])
         events.seek(0)
-        return [msgspec.json.decode(each, type=Event) for each in events.read().splitlines()]
+        return [msgspec.json.decode(each, type=Event) for each in events.read().split(b"\n") if each]
 
 
 def test_every_event_carries_the_number_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +206,87 @@ def test_every_request_has_a_name_of_its_own_and_says_what_its_reply_is() -> Non
 def test_a_request_that_no_worker_knows_is_an_error_of_the_harness() -> None:
     with pytest.raises(InternalError, match="no worker knows this request"):
         worker_side.answer(b'{"do": "dance"}', Backend("interpreter", "cpu", "", ""), print)
+
+
+# -- what cannot be ended, and what answers for others --------------------------------------------------
+
+
+def test_a_process_that_closes_its_pipe_and_lives_on_is_not_waited_for(
+    talking: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family, "END_SECONDS", 0.2)
+    body = """import time; os.closerange(3, 64); time.sleep(1000)"""
+    with talking(body) as worker, pytest.raises(WorkerDied, match=r"closed its pipe and did not end within 0.2 s"):
+        worker.ask(CountGpus(), timeout=20)
+
+
+def test_children_in_sessions_of_their_own_end_with_the_worker(talking: Any, tmp_path: Path) -> None:
+    """One that has the mark of the family and lost its parents; one that has lost the mark and has its parent."""
+    pids = tmp_path / "pids"
+    body = f"""import subprocess, time
+    first = subprocess.Popen(["sh", "-c", "setsid sleep 1000 & echo $!"], stdout=subprocess.PIPE, text=True)
+    second = subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
+    open({str(pids)!r}, "w").write(f"{{first.stdout.readline().strip()}} {{second.pid}}")
+    say("x"); time.sleep(1000)"""
+    with talking(body) as worker, pytest.raises(WorkerTimeout):
+        worker.ask(CountGpus(), timeout=1.0)
+    left = {int(pid) for pid in pids.read_text().split()}
+    assert len(left) == 2 and not left & family.living(left, "no mark")
+
+
+def test_a_process_that_does_not_read_has_its_time_and_no_more(talking: Any) -> None:
+    long = Measure("k.py" * (1 << 19))  # more than a pipe holds
+    with talking("import time; time.sleep(1000)") as worker, pytest.raises(WorkerTimeout):
+        worker.ask(long, timeout=0.5)
+
+
+def test_noise_without_an_end_costs_the_kernel_that_makes_it(talking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "the process wrote 1,000 lines where only events belong; stopped"
+    with (
+        talking("while True: say('noise')") as worker,
+        pytest.raises(WorkerDied, match=said),
+    ):
+        worker.ask(CountGpus(), timeout=20)
+    monkeypatch.setattr(process, "LONGEST_LINE", 1 << 16)
+    with (
+        talking("while True: os.write(int(sys.argv[1]), b'x' * 4096)") as worker,
+        pytest.raises(WorkerDied, match="the process wrote 1 lines"),
+    ):
+        worker.ask(CountGpus(), timeout=20)
+
+
+FORGES = """
+import os, sys, threading, time, torch, verify
+RUN = ('{"name":"NAME","target":"T","op":"silu","params":{},"promise":"","status":"ok","results":[]}')
+def forge():
+    for number in [*range(1, 200), 2**53]:
+        for name in ("a_forges", "b_wrong"):
+            line = '{"event":"reply","id":%d,"reply":%s}' % (number, RUN.replace("NAME", name))
+            os.write(int(sys.argv[1]), line.encode() + b"\\n")
+    os.write(int(sys.argv[1]), b'{"event":"reply","id":1,"rep')  # and half a line
+forge()
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def a_forges(x):
+    forge()
+    return x * 3
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def b_wrong(x):
+    return x * 3
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def c_good(x):
+    wide = x.double()
+    return torch.where(wide == -torch.inf, 0, wide * torch.sigmoid(wide)).to(x.dtype)
+"""
+
+
+def test_forged_answers_are_nobodys_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Numbers of requests are drawn: a line with one that looks right changes no verdict, this one or the next."""
+    file = tmp_path / "forges.py"
+    file.write_text(FORGES)
+    found = session.run([str(file)], session.Session(backend="interpreter", jobs=1), "verify run")
+    statuses = {kernel.name: kernel.status for kernel in found.kernels}
+    assert statuses == {"a_forges": "wrong", "b_wrong": "wrong", "c_good": "ok"}
+    assert 5 <= capfd.readouterr().err.count("verify: ignored a line") <= 5 * 4  # the first of each request

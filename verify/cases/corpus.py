@@ -23,7 +23,8 @@ import msgspec
 from verify.cases import Case
 from verify.declare import config
 from verify.errors import UsageError
-from verify.records.record import Number, write_atomically
+from verify.records.files import write_atomically
+from verify.records.record import Number
 from verify.truth.formats import named
 
 SCHEMA = 1

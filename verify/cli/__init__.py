@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 
@@ -29,7 +30,9 @@ from verify.cli import (
     sweep,
 )
 from verify.cli.parsing import Parser
-from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
+from verify.errors import InternalError, KernelError, TruthError, UsageError, WriteError, no_verdict
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # no command is wrong that meets these
 
 # in workflow order
 COMMANDS = (
@@ -80,7 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
         return exits.PASS
     try:
         sinks.check(options)
-        return int(options.handler(options))
+        code = int(options.handler(options))
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         shown = error if error.hint else UsageError(error.message, hint=f"{options.command.prog} --help")
         print(f"verify: {shown}", file=sys.stderr)
@@ -88,12 +93,27 @@ def main(arguments: list[str] | None = None) -> int:
     except KernelError as error:
         print(f"verify: {error}\n  next: {options.command.prog} --help", file=sys.stderr)
         return exits.USAGE
-    except TruthError as error:
-        print(f"verify: {IN_ERROR}: {error}", file=sys.stderr)
+    except (TruthError, InternalError) as error:
+        print(f"verify: {no_verdict(error)}", file=sys.stderr)
         return exits.INCOMPLETE
+    except WriteError as error:
+        print(f"verify: {error}\n  next: {error.hint}", file=sys.stderr)
+        return exits.UNWRITTEN
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)
         return exits.INCOMPLETE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return exits.INCOMPLETE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        place = f" {error.filename}" if error.filename else ""
+        print(f"verify: cannot write{place}: {error.strerror} ({errno.errorcode[error.errno]})", file=sys.stderr)
+        _discard_output()
+        return exits.UNWRITTEN
+
+
+def _discard_output() -> None:
+    """Stdout takes nothing any more; what is buffered for it would be tried again at the end, with a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -85,7 +85,7 @@ def _accept(steps: Any) -> None:
 def propose(options: argparse.Namespace) -> int:
     """New and tighter bounds; exit 1 when a figure is beyond what is promised already."""
     from verify.gate import bounds, changes
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
 
@@ -122,7 +122,7 @@ def review(options: argparse.Namespace) -> int:
     """Old and new; exit 1 when a promise was taken back."""
     from verify.gate import changes
     from verify.gate.at_commit import book_at
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
 
@@ -144,7 +144,7 @@ def accept(options: argparse.Namespace) -> int:
     import datetime
 
     from verify.gate import bounds, changes
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
 

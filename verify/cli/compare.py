@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Compare."""
     from verify.records.compare import compare
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.report.terminal import compare_text
 
     found = compare(load(options.base), load(options.head))

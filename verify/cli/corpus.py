@@ -157,7 +157,6 @@ def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:
 
     from verify.diagnose.requests import ReplayElement, ReplayLaw
     from verify.errors import UsageError
-    from verify.records.record import value_of
     from verify.workers.process import ask_about
 
     target, case = item["target"], json.dumps(item["case"])
@@ -170,11 +169,8 @@ def _again(worker: Any, item: dict[str, Any], timeout: float) -> dict[str, str]:
         found = ask_about(worker, element, target, timeout=timeout).replay
     except UsageError as error:
         return {"now": "not tried", "shows": error.message}
-    scaled = found["gate"] == "scaled"
-    size = abs(value_of(found["worst"]["scaled_ulp" if scaled else "ulp"]))
-    within = size <= found["limit"]
-    shows = f"now {size:.6g} {'scaled ' if scaled else ''}ULP, limit {found['limit']:g}"
-    return {"now": "right" if within else "wrong", "shows": shows}
+    shows = f"now {found.judged:.6g} {'scaled ' if found.gate == 'scaled' else ''}ULP, limit {found.limit:g}"
+    return {"now": "right" if found.judged <= found.limit else "wrong", "shows": shows}
 
 
 def _about(item: dict[str, Any]) -> str:

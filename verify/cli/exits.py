@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-PASS, WRONG, USAGE, INCOMPLETE = 0, 1, 2, 3
+from verify.errors import INCOMPLETE, PASS, UNWRITTEN, USAGE, WRONG
+
+__all__ = ["INCOMPLETE", "MEANING", "OF_VERDICT", "PASS", "UNWRITTEN", "USAGE", "WRONG"]
 
 # docs/cli.md and `verify --help` print this table; a command that deviates says so in its description
 MEANING = {
@@ -10,5 +12,6 @@ MEANING = {
     WRONG: "wrong, breached or failed",
     USAGE: "usage: the command cannot be carried out as it was typed",
     INCOMPLETE: "incomplete: something was not measured, so there is no verdict on it",
+    UNWRITTEN: "unwritten: a file could not be written, whatever the verdict on the screen: a full disk, no permission",
 }
 OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}

@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.gate import bounds
     from verify.gate import verdict as gate
     from verify.records.compare import compare
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.report import gate_data
     from verify.report.markdown import gate_markdown
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, screen, sinks, spread
+from verify.errors import UsageError
 
 if TYPE_CHECKING:
     from verify.gate.verdict import Verdict
@@ -62,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.declare import config
     from verify.laws.profiles import seed_of_today
     from verify.measure.session import command_line
-    from verify.records.record import encode, save, write_atomically
+    from verify.records.files import encode, packed
 
     settings = config.find()
     targets = tuple(given.targets(options, settings))
@@ -95,24 +96,29 @@ def main(options: argparse.Namespace) -> int:
             print(f"  next: {again}", file=sys.stderr)
             return exits.INCOMPLETE
     progress.clear()
-    save(record, folder / "run.json")
-    verdict = _judge(record, given.bounds_folder(options, settings, created=True))
+    try:
+        verdict = _judge(record, given.bounds_folder(options, settings, created=True))
+    except UsageError:  # bounds that cannot be read
+        sinks.write({folder / "run.json": lambda: encode(record)})
+        raise
     runs = given.runs_folder(options, settings)
-    paths = _report(night, record, verdict, runs)
+    paths = {"record": [folder / "run.json"], "report": [folder / "report.md", folder / "report.html"]}
+    makes: dict[str | Path, sinks.Make] = {paths["record"][0]: lambda: encode(record)}
+    makes |= dict(zip(paths["report"], _reports(night, record, verdict, runs), strict=True))
     if options.keep:
-        kept = runs / f"{record.created[:10]}-{record.id}.json.gz"
-        save(record, kept)
-        paths.append(("kept", kept))
-    listed = [f"{label}: {path.resolve()}" for label, path in [("record", folder / "run.json"), *paths]]
+        paths["kept"] = [kept] = [runs / f"{record.created[:10]}-{record.id}.json.gz"]
+        makes[kept] = lambda: packed(record, kept)
+    listed = [f"{label}: {path.resolve()}" for label, found in paths.items() for path in found]
+    code = _exit(record, verdict)
     sinks.deliver(
         options,
         lambda: sinks.lines(*listed) + _text(record, verdict, folder / "run.json", again),
         kind="record",
         json=lambda: encode(record),
     )
-    screen.complain(night.usage)
-    write_atomically(folder / "exit", f"{_exit(record, verdict)}\n".encode())
-    return _exit(record, verdict)
+    screen.complain([*night.usage, *([f"what is finished is not kept: {night.lost}"] if night.lost else [])])
+    sinks.write({**makes, folder / "exit": f"{code}\n".encode})
+    return code
 
 
 def _judge(record: Run, folder: Path) -> Verdict | None:
@@ -133,16 +139,16 @@ def _exit(record: Run, verdict: Verdict | None) -> int:
     return exits.WRONG if exits.WRONG in codes else max(codes)
 
 
-def _report(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> list[tuple[str, Path]]:
+def _reports(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> tuple[sinks.Make, sinks.Make]:
+    """What makes the comment and the page."""
     from verify.cli.report import comment, earlier
-    from verify.records.record import write_atomically
     from verify.report.html import record_html
 
-    page, text = night.folder / "report.html", night.folder / "report.md"
     history = earlier(runs, record) if runs.is_dir() else {}
-    write_atomically(page, record_html.render(record, gate=verdict, history=history).encode())
-    write_atomically(text, comment(record, str(night.folder / "run.json"), None, verdict).encode())
-    return [("report", text), ("report", page)]
+    return (
+        lambda: comment(record, str(night.folder / "run.json"), None, verdict).encode(),
+        lambda: record_html.render(record, gate=verdict, history=history).encode(),
+    )
 
 
 def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:

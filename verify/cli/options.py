@@ -113,6 +113,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "what is added to observed maxima: other seeds find larger ones (default 0.25, below 10,000 cases 2)",
     },
     "--on-ci": {"action": "store_true", "help": "write although this is a CI machine"},
+    "--resume": {"metavar": "PATH", "help": "keep what is finished there, and go on from what an earlier start kept"},
     "--gpus": {
         "metavar": "all|N|LIST",
         "help": "a worker on each of these GPUs of this machine: all, a count, or numbers such as 0,2",

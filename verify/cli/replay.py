@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, sinks
 
 if TYPE_CHECKING:
-    from verify.diagnose.requests import LawReplayed, Smaller
+    from verify.diagnose.requests import LawReplayed, Replay, Smaller
     from verify.records.record import Origin
+    from verify.records.recorded import Recorded
     from verify.workers.requests import R, Request
 
 
@@ -84,9 +86,10 @@ def main(options: argparse.Namespace) -> int:
     )
     reply = ask(options, request)
     found = reply.replay
-    if recorded is not None and found["smaller"] is None:
-        found["recorded"] = {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
-    within, snippet = _within(found), reply.snippet
+    if found.smaller is not None:
+        recorded = None  # it is about another element
+    # not (error > limit): a NaN is not within
+    within, snippet = found.judged <= found.limit, reply.snippet
     if within:
         end = sinks.ending("within its limit", f"verify run {shlex.quote(options.target)}")
     elif snippet is not None:
@@ -95,17 +98,27 @@ def main(options: argparse.Namespace) -> int:
         end = sinks.ending("wrong: beyond its limit", _explained(found, asked))
     sinks.deliver(
         options,
-        lambda: sinks.lines(*element_lines(found), *end),
-        json=lambda: sinks.as_json(found if snippet is None else {**found, "snippet": snippet}),
+        lambda: sinks.lines(*element_lines(found, recorded), *end),
+        json=lambda: sinks.as_json(_plain(found, recorded) | ({} if snippet is None else {"snippet": snippet})),
         snippet=lambda: str(snippet).encode(),
     )
     return exits.PASS if within else exits.WRONG
 
 
-def _explained(found: dict[str, Any], asked: list[str]) -> str:
+def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
+    """The element for programs, with what a record says of it."""
+    import msgspec
+
+    said = {} if recorded is None else {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
+    return dict(msgspec.to_builtins(found)) | ({"recorded": said} if said else {})
+
+
+def _explained(found: Replay, asked: list[str]) -> str:
     """The command that explains the element: the smaller one where there is one, else as it was asked for."""
-    if found["smaller"]:
-        return _command(found["worst"]["origin"]).replace("verify replay", "verify explain", 1)
+    from verify.records.record import replay_command
+
+    if found.smaller:
+        return replay_command(found.worst.origin).replace("verify replay", "verify explain", 1)
     return f"verify explain {shlex.join(asked[1:])}"
 
 
@@ -125,7 +138,7 @@ def place(options: argparse.Namespace) -> Any:
                 hint="copy the replay command of a failure message, or give --run RUN.json",
             )
         return None
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.records.recorded import find, worst_of_run
 
     run = load(options.run)
@@ -150,53 +163,34 @@ def ask(options: argparse.Namespace, request: Request[R]) -> R:
         return ask_about(worker, request, options.target, timeout=options.timeout)
 
 
-def _within(found: dict[str, Any]) -> bool:
-    from verify.records.record import value_of
-
-    worst = found["worst"]
-    judged = worst["scaled_ulp"] if found["gate"] == "scaled" else worst["ulp"]
-    return abs(value_of(judged)) <= float(found["limit"])
-
-
-def element_lines(found: dict[str, Any]) -> list[str]:
+def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
     """One element as a person reads it: where, from what, what came out, what it should be, how to see it again."""
-    import msgspec
+    from verify.records.record import replay_command
 
-    from verify.diagnose.requests import Smaller
-
-    worst = found["worst"]
-    smaller = None if found.get("smaller") is None else msgspec.convert(found["smaller"], Smaller)
-    lines = [f"{found['kernel']} ({found['op']}) {found['result']} {found['dtype']} on {found['backend']}"]
+    worst, smaller, baseline = found.worst, found.smaller, found.baseline
+    lines = [f"{found.kernel} ({found.op}) {found.result} {found.dtype} on {found.backend}"]
     if smaller:
-        lines.append(f"  smaller   {_effort(smaller, found['worst']['origin'])}")
+        lines.append(f"  smaller   {_effort(smaller, worst.origin)}")
     lines += [
-        f"  at        {_place(worst['index'])}",
-        *(f"  {name:<9} {text}" for name, text in worst["inputs"].items()),
-        f"  got       {worst['got']} ({worst['got_hex']})",
-        f"  truth     {worst['truth']}",
-        f"  rounded   {found['right']} ({found['right_hex']})",
-        f"  error     {_ulp(worst['ulp'])}"
-        + ("" if worst["scaled_ulp"] is None else f", {_ulp(worst['scaled_ulp'])} of scale"),
-        f"  limit     {found['limit']:g} ULP ({found['gate']})",
+        f"  at        {_place(worst.index)}",
+        *(f"  {name:<9} {text}" for name, text in worst.inputs.items()),
+        f"  got       {worst.got} ({worst.got_hex})",
+        f"  truth     {worst.truth}",
+        f"  rounded   {found.right} ({found.right_hex})",
+        f"  error     {_ulp(worst.ulp)}" + ("" if worst.scaled_ulp is None else f", {_ulp(worst.scaled_ulp)} of scale"),
+        f"  limit     {found.limit:g} ULP ({found.gate})",
     ]
-    baseline, recorded = found["baseline"], found.get("recorded")
     if baseline is not None:
-        lines.append(f"  PyTorch   {baseline['got']} ({baseline['got_hex']}), {_ulp(baseline['ulp'])}")
-    lines.append(f"  repeat    {'same bits' if found['repeatable'] else 'DIFFERENT bits on a second call'}")
+        lines.append(f"  PyTorch   {baseline.got} ({baseline.got_hex}), {_ulp(baseline.ulp)}")
+    lines.append(f"  repeat    {'same bits' if found.repeatable else 'DIFFERENT bits on a second call'}")
     if recorded is not None:
-        same = "the same bits" if recorded["got_hex"] == worst["got_hex"] else "OTHER bits now"
-        lines.append(f"  recorded  {recorded['got_hex']} on {recorded['backend']}: {same}")
-    lines.append(f"  case      {found['case']}")
-    lines.append(f"  replay    {_command(worst['origin'])}")
-    if smaller and smaller.original is not None and msgspec.to_builtins(smaller.original) != worst["origin"]:
-        lines.append(f"  original  {_command(msgspec.to_builtins(smaller.original))}")
+        same = "the same bits" if recorded.worst.got_hex == worst.got_hex else "OTHER bits now"
+        lines.append(f"  recorded  {recorded.worst.got_hex} on {recorded.backend}: {same}")
+    lines.append(f"  case      {found.case}")
+    lines.append(f"  replay    {replay_command(worst.origin)}")
+    if smaller and smaller.original is not None and smaller.original != worst.origin:
+        lines.append(f"  original  {replay_command(smaller.original)}")
     return lines
-
-
-def _command(origin: dict[str, Any]) -> str:
-    from verify.records.record import Origin, replay_command
-
-    return replay_command(Origin(**origin))
 
 
 def _effort(smaller: Smaller, origin: Origin | None) -> str:
@@ -241,7 +235,7 @@ def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
     return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{replayed} --shrink")
 
 
-def _place(index: list[int]) -> str:
+def _place(index: Sequence[int]) -> str:
     return "[" + ", ".join(str(i) for i in index) + "]"
 
 

@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     import tempfile
 
     from verify.errors import UsageError
-    from verify.records.record import load
+    from verify.records.files import load
     from verify.report.html import record_html
 
     page = bool(options.html or options.open)
@@ -89,7 +89,7 @@ def _base(path: str | None, run: Run) -> Comparison | None:
     if path is None:
         return None
     from verify.records.compare import compare
-    from verify.records.record import load
+    from verify.records.files import load
 
     return compare(load(path), run)
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, screen, sinks, spread
+
+if TYPE_CHECKING:
+    from verify.records.kept import Kept
+    from verify.records.record import Run
 
 
 def add(commands: Any) -> None:
@@ -19,6 +28,7 @@ def add(commands: Any) -> None:
             "verify run accuracy.py::my_gelu --dtype bfloat16",
             "verify run accuracy.py --profile quick                 # the laws too",
             "verify run accuracy.py --json run.json --html report.html",
+            "verify run accuracy.py --resume build/run        # or goes on there",
         ),
     )
     options.targets(parser)
@@ -32,7 +42,8 @@ def add(commands: Any) -> None:
         "the kernels that it judged",
     )
     options.add(parser, "--backend", "--jobs")
-    options.timeout(parser, "a kernel")
+    options.timeout(parser, "one dtype of a kernel")
+    options.add(parser, "--resume")
     options.spread(parser)
     options.sinks(parser, "the run record", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)
@@ -41,7 +52,9 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run and report; the exit code is the verdict."""
     from verify.declare import config
+    from verify.errors import WriteError
     from verify.measure.session import Session, command_line, run
+    from verify.records.kept import Kept, temporary
 
     settings = config.find()
     seed, plan = options.seed or 0, ""
@@ -51,7 +64,9 @@ def main(options: argparse.Namespace) -> int:
             given.enter(options, settings.root)  # which the record's targets are relative to
     else:
         targets = given.targets(options, settings)
-    progress = screen.Progress()
+    progress, command = screen.Progress(), command_line(given.words(options))
+    folder = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {command}")
+    kept = None if folder is None else Kept(folder)
     session = Session(
         backend=options.backend,
         seed=seed,
@@ -62,22 +77,68 @@ def main(options: argparse.Namespace) -> int:
         dtypes=tuple(options.dtype),
         progress=progress,
         plan=plan,
+        kept=kept,
+        whole=True,
+        by_dtype=True,
     )
-    with spread.pool(options, targets, options.backend) as session.pool:
-        result = run(targets, session, command_line(given.words(options)))
-    progress.clear()
-    # where nothing was measured, what is wrong with the command is all there is to say
-    sinks.deliver_run(options, result, (lambda: "") if session.usage and not result.kernels else None)
+    try:
+        with _terminated_as_interrupted(), spread.pool(options, targets, options.backend) as session.pool:
+            result = run(targets, session, command)
+        progress.clear()
+        # where nothing was measured, what is wrong with the command is all there is to say
+        sinks.deliver_run(options, result, (lambda: "") if session.usage and not result.kernels else None)
+    except WriteError as error:
+        raise error if kept is None or kept.lost else WriteError(str(error), hint=_on(options, kept)) from None
+    except BaseException:
+        if kept is not None and not options.resume and not kept.begun:
+            kept.clear()
+        raise
+    if kept is not None:
+        _keep_or_clear(options, result, kept)
     screen.complain(session.usage)
     if result.verdict == "fail":
         return exits.WRONG
     return exits.USAGE if session.usage else exits.OF_VERDICT[result.verdict]
 
 
+AGAIN = ("interrupted", "timeout", "crashed", "out of time")  # gaps that another start may fill
+
+
+def _keep_or_clear(options: argparse.Namespace, result: Run, kept: Kept) -> None:
+    """The finished parts stay where another start can go on from them."""
+    if not (kept.begun or kept.lost) or not any(gap.kind in AGAIN for gap in result.incomplete):
+        kept.clear()
+    elif kept.lost:
+        screen.complain([f"what is finished is not kept: {kept.lost}"])
+    else:
+        screen.complain([f"what is finished is kept in {kept.folder}\n  next: {_on(options, kept)}"])
+
+
+def _on(options: argparse.Namespace, kept: Kept) -> str:
+    """The command that goes on from what is kept."""
+    from verify.measure.session import command_line
+
+    again = argparse.Namespace(**{**vars(options), "resume": str(kept.folder)})
+    return command_line(given.words(again, everything=True))
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """A scheduler whose time is up sends SIGTERM: what was measured is shown then, as after Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
     """Targets, seed and plan of the record whose cases are to be measured again."""
     from verify.errors import UsageError
-    from verify.records.record import load
+    from verify.records.files import load
 
     record = load(options.like)
     if options.seed not in (None, record.seed):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen
-from verify.errors import UsageError
+from verify.errors import UsageError, WriteError
 
 if TYPE_CHECKING:
     from verify.records.record import Run
@@ -32,24 +32,38 @@ def quiet(options: argparse.Namespace) -> bool:
 
 
 def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str = "result", **makers: Make) -> None:
-    """Write what --json, --markdown and --html ask for and name the files; then print `text`.
+    """Name the files that --json, --markdown and --html ask for and print `text`; then write them.
 
     `makers` has what makes the bytes, by the option's name. With `-` stdout gets these bytes and nothing else. The line
-    that names the file of --json calls it `kind`.
+    that names the file of --json calls it `kind`. What was found is on the screen before a full disk can be in the way.
     """
-    from verify.records.record import write_atomically
-
     given = {name: path for name in makers if (path := getattr(options, name, None))}
-    for name, path in given.items():
-        if path == "-":
-            sys.stdout.write(makers[name]().decode())
-        else:
-            write_atomically(path, makers[name]())
-    if quiet(options):
-        return
-    for name, path in given.items():
-        print(f"{kind if name == 'json' else SINKS[name]}: {Path(path).resolve()}")
-    sys.stdout.write(text())
+    shown = not quiet(options)
+    try:
+        for name, path in given.items():
+            if path == "-":
+                sys.stdout.write(makers[name]().decode())
+            elif shown:
+                print(f"{kind if name == 'json' else SINKS[name]}: {Path(path).resolve()}")
+        if shown:
+            sys.stdout.write(text())
+        sys.stdout.flush()
+    finally:  # nor is a closed pipe in the way of the files
+        write({path: makers[name] for name, path in given.items() if path != "-"})
+
+
+def write(files: Mapping[str | Path, Make]) -> None:
+    """Write files; those that can be written are, also where others cannot."""
+    from verify.records.files import write_atomically
+
+    failed = []
+    for path, make in files.items():
+        try:
+            write_atomically(path, make())
+        except WriteError as error:
+            failed.append(str(error))
+    if failed:
+        raise WriteError("; ".join(failed))
 
 
 def deliver_data(options: argparse.Namespace, data: Callable[[], Any], text: Callable[[], str]) -> None:
@@ -59,7 +73,7 @@ def deliver_data(options: argparse.Namespace, data: Callable[[], Any], text: Cal
 
 def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
     """The same for a run record; without `text` the screen gets its table."""
-    from verify.records.record import encode
+    from verify.records.files import encode
 
     record = options.json if options.json and options.json != "-" else ""
 

@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="list the N inputs whose results are hardest to round",
     )
-    parser.add_argument("--resume", metavar="FILE", help="begin or continue the sweep whose finished chunks are there")
+    options.add(parser, "--resume")
     options.add(parser, "--backend", "--jobs")
     options.timeout(parser, "a span of inputs")
     options.spread(parser)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from verify.declare.target import Declared, Target
-from verify.errors import UsageError
+from verify.errors import UsageError, VerifyError
 from verify.workers.process import START_SECONDS, Answers
 from verify.workers.requests import Request, WorkerDied, WorkerTimeout
 
@@ -40,6 +42,18 @@ class ListOps(Request[list[OpAbout]], frozen=True, tag="ops"):
     """Every op, or the one of that name."""
 
     op: str = ""
+
+
+def sources_of(worker: Answers, targets: Iterable[str]) -> dict[str, str]:
+    """A digest for each target of every module of its project that it imports: a changed kernel is another kernel."""
+    found = {}
+    for target in targets:
+        try:
+            found[target] = worker.ask(ListKernels(target), timeout=START_SECONDS).sources
+        except VerifyError as error:
+            # what cannot be imported is reported when it is run; that it could not is part of the settings
+            found[target] = error.message if isinstance(error, UsageError) else str(error)
+    return found
 
 
 def declared_by(worker: Answers, target: str, timeout: float = START_SECONDS) -> list[Declared]:

@@ -5,7 +5,6 @@ Hypothesis loads only where a law is tried or a case made smaller.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,11 +13,11 @@ import torch
 from verify.backends import Backend
 from verify.cases import Case, problem_of
 from verify.declare.declaration import Kernel
-from verify.diagnose.requests import Smaller
+from verify.diagnose.requests import Replay, Smaller
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import describe
-from verify.records.record import LawRun, Number, Worst, value_of
+from verify.records.record import LawRun, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import evaluate
@@ -26,34 +25,6 @@ from verify.truth.ulp import bits_of, pattern_at
 
 if TYPE_CHECKING:
     from verify.laws.law import Law
-
-
-class Replay(msgspec.Struct, frozen=True):
-    """What the replayed element looks like now."""
-
-    kernel: str
-    op: str
-    result: str
-    dtype: str
-    backend: str
-    worst: Worst
-    case: str
-    flat_index: int
-    ulp_exponent: int  # of the spacing at the exact value: plain ULPs are in units of 2^this
-    right: str  # the correctly rounded value
-    right_hex: str
-    misrounded: bool
-    repeatable: bool  # a second call gave the same bits everywhere
-    baseline: Worst | None
-    limit: float
-    gate: str
-    smaller: Smaller | None = None
-
-    @property
-    def judged(self) -> float:
-        """The error that the limit is about."""
-        error: Number | None = self.worst.scaled_ulp if self.gate == "scaled" else self.worst.ulp
-        return math.nan if error is None else abs(value_of(error))
 
 
 def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:

@@ -1,12 +1,13 @@
-"""What a worker is asked about one case. Replies that the command line prints as JSON are plain values."""
+"""What a worker is asked about one case."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
-from verify.records.record import LawRun, Origin
+from verify.records.record import LawRun, Number, Origin, Worst, value_of
 from verify.workers.requests import Request
 
 
@@ -18,10 +19,38 @@ class Smaller(msgspec.Struct, frozen=True):
     original: Origin | None
 
 
-class Replayed(msgspec.Struct, frozen=True):
-    """A `verify.diagnose.replay.Replay` as plain values; the script, where it was asked for."""
+class Replay(msgspec.Struct, frozen=True):
+    """What the replayed element looks like now."""
 
-    replay: dict[str, Any]
+    kernel: str
+    op: str
+    result: str
+    dtype: str
+    backend: str
+    worst: Worst
+    case: str
+    flat_index: int
+    ulp_exponent: int  # of the spacing at the exact value: plain ULPs are in units of 2^this
+    right: str  # the correctly rounded value
+    right_hex: str
+    misrounded: bool
+    repeatable: bool  # a second call gave the same bits everywhere
+    baseline: Worst | None
+    limit: float
+    gate: str
+    smaller: Smaller | None = None
+
+    @property
+    def judged(self) -> float:
+        """The error that the limit is about."""
+        error: Number | None = self.worst.scaled_ulp if self.gate == "scaled" else self.worst.ulp
+        return math.nan if error is None else abs(value_of(error))
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """The element; the script that shows it, where it was asked for."""
+
+    replay: Replay
     snippet: str | None = None
 
 

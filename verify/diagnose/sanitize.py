@@ -14,11 +14,11 @@ Start of the process: python -m verify.diagnose.sanitize REQUEST.json ANSWER.jso
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from verify.workers import family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,9 +203,10 @@ def check(
 
 def _run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
     """(exit code, what it said); the code is None when the time was up."""
+    mark = family.new_mark()
     process = subprocess.Popen(
         arguments,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, family.MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -214,9 +217,10 @@ def _run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
         said, _ = process.communicate(timeout=timeout)
         return process.returncode, said
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        return None, said
+        family.end(process, mark)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return None, process.communicate(timeout=family.END_SECONDS)[0]
+        return None, ""
 
 
 def _outcome(

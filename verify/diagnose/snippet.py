@@ -24,7 +24,7 @@ from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.explicit import spell
 from verify.declare.declaration import Kernel
-from verify.diagnose.replay import Replay
+from verify.diagnose.requests import Replay
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
 from verify.records.record import Number, replay_command, value_of

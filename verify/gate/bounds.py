@@ -18,8 +18,9 @@ from typing import Any
 
 from verify.errors import UsageError
 from verify.gate import toml
+from verify.records.files import write_atomically
 from verify.records.readings import STRENGTH, Key, Reading, as_strong
-from verify.records.record import Basis, write_atomically
+from verify.records.record import Basis
 from verify.truth.figure import LEAST, rounded_up
 
 FORMAT = 1

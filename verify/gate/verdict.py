@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.errors import UsageError
+from verify.errors import INCOMPLETE as UNDECIDED
+from verify.errors import PASS, WRONG, UsageError
 from verify.gate.bounds import MARGIN, Book, Bound, tightens
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
 from verify.records.record import KernelRun, Run
@@ -74,16 +75,16 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 pass, 1 breach, 3 incomplete."""
+        """The verdict as a command ends with it."""
         found = {row.status for row in self.rows}
         if found & BREACH:
-            return 1
-        return 3 if found & INCOMPLETE or self.missing or not found else 0
+            return WRONG
+        return UNDECIDED if found & INCOMPLETE or self.missing or not found else PASS
 
     @property
     def word(self) -> Literal["pass", "fail", "incomplete"]:
         """The exit code as a word."""
-        return {0: "pass", 1: "fail", 3: "incomplete"}[self.exit_code]  # type: ignore[return-value]
+        return {PASS: "pass", WRONG: "fail", UNDECIDED: "incomplete"}[self.exit_code]  # type: ignore[return-value]
 
 
 def judge(
@@ -182,6 +183,8 @@ def _judge(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, s
     known = bound.properties.get(reading.source)
     if known is not None and known != reading.properties:
         return "incomparable", f"something else was measured: property {reading.properties}, the bound's is {known}"
+    if known is None and (of := [source for source, hash_ in bound.properties.items() if hash_ == reading.properties]):
+        return "incomparable", f"property {reading.properties} is that of a {of[0]}; the record says {reading.source}"
     # not (x <= bound): a NaN must fail
     if not (reading.value <= bound.value):
         return "breached", "beyond its bound"

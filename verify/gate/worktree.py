@@ -21,7 +21,8 @@ from pathlib import Path
 
 import verify
 from verify.errors import UsageError
-from verify.records.record import Run, load
+from verify.records.files import load
+from verify.records.record import Run
 
 
 @dataclass(frozen=True)

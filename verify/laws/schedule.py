@@ -28,6 +28,7 @@ from verify.declare.target import Declared, Status
 from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.session import LONGEST
+from verify.records.files import say_lost
 from verify.records.identity import assembled
 from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run
 from verify.workers.pool import Job, Pool
@@ -223,11 +224,14 @@ def _append(path: Path | None, unit: Unit) -> None:
     """Add a unit to the journal, at once: a line is whole or, after a power cut, the last and half."""
     if path is None:
         return
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(handle, msgspec.json.encode(unit) + b"\n")
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(handle, msgspec.json.encode(unit) + b"\n")
+        finally:
+            os.close(handle)
+    except OSError as error:
+        say_lost(path, error.strerror)
 
 
 def _read(path: Path | None) -> dict[tuple[str, str, str, int], Unit]:

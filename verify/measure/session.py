@@ -17,16 +17,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from verify.declare.requests import declared_by
+from verify.declare import config
+from verify.declare.requests import declared_by, sources_of
 from verify.declare.target import Declared, Status, Target
 from verify.errors import InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.measure.requests import Measure
 from verify.records.identity import assembled
+from verify.records.kept import Kept
 from verify.records.merge import together
 from verify.records.record import Gap, GapKind, KernelRun, Run
+from verify.records.source_digest import digest, own_digest
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import OutOfTime
-from verify.workers.requests import WorkerDied, WorkerTimeout
+from verify.workers.requests import About, WorkerDied, WorkerTimeout
 
 OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
 
@@ -47,8 +50,8 @@ class Session:
     by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
     pool: Pool | None = None  # of the caller, who stops it; else processes are started
     deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
-    known: Callable[[str], KernelRun | None] = lambda part: None  # what an earlier, interrupted run has done
-    finished: Callable[[str, KernelRun], None] = lambda part, done: None
+    kept: Kept | None = None  # where what is finished is written at once; what an earlier, interrupted run did is there
+    whole: bool = False  # this run is all that the folder is for: it claims it, and Ctrl-C ends in what was measured
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
 
@@ -67,10 +70,17 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
             except UsageError as error:
                 session.usage.append(str(error))
                 incomplete.append(Gap("not importable", error.message, target))
+        if session.whole and session.kept is not None:
+            claim(session.kept, session, about, sources_of(pool, targets))
         parts = _parts(declared, about.backend, session)
         pool.grow(min(session.jobs or about.workers, len(parts)))
         queue = _Queue(parts, about.backend, session)
-        pool.run(queue.take)
+        try:
+            pool.run(queue.take)
+        except KeyboardInterrupt:
+            if not session.whole:
+                raise
+            queue.interrupt()
     kernels: dict[str, KernelRun] = {}
     for part in parts:
         done = queue.ended[part.key]
@@ -88,6 +98,27 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
         incomplete=incomplete,
         seconds=time.monotonic() - started,
     )
+
+
+def claim(kept: Kept, session: Session, about: About, sources: dict[str, str]) -> None:
+    """Begin the folder of a run, or go on there where everything is equal that a figure depends on."""
+    settings = {
+        "options": {
+            "seed": session.seed,
+            "dtypes": list(session.dtypes),
+            "laws": session.laws,
+            "accuracy": session.accuracy,
+            "plan": session.plan,
+        },
+        "backend": about.backend,
+        "device or versions": {
+            name: value for name, value in about.environment.items() if name not in ("commit", "dirty")
+        },
+        "sources": sources,
+        "pinned cases": digest(config.find().corpus, "*.json"),
+        "verify": own_digest(),
+    }
+    kept.claim(settings, "run", file="run.json", fresh=f"verify run without --resume {kept.folder}", alone=True)
 
 
 def gaps_of(kernel: KernelRun) -> list[Gap]:
@@ -142,7 +173,7 @@ class _Queue:
     """The policy of a run: each part once, the longest first."""
 
     def __init__(self, parts: Sequence[_Part], backend: str, session: Session) -> None:
-        self.backend, self.session, self.total = backend, session, len(parts)
+        self.backend, self.session, self.total, self.parts = backend, session, len(parts), parts
         self.waiting = deque(sorted(parts, key=_turn))
         self.ended: dict[str, KernelRun] = {}
 
@@ -150,7 +181,7 @@ class _Queue:
         """The next part that neither an earlier run has done nor the declaration rules out."""
         while self.waiting:
             part = self.waiting.popleft()
-            known = self.session.known(part.key)
+            known = None if self.session.kept is None else self.session.kept.known(part.key)
             if known is not None:
                 self.ended[part.key] = known
             elif (unfit := self._unfit(part)) is not None:
@@ -212,8 +243,18 @@ class _Queue:
     def _end(self, part: _Part, done: KernelRun) -> None:
         self.ended[part.key] = done
         kinds: set[GapKind] = {gap.kind for gap in gaps_of(done)}
-        if not kinds & {"out of time", "harness error"}:  # those are tried again by the next start
-            self.session.finished(part.key, done)
+        # those are tried again by the next start; a night does not spend its time again on a kernel that hangs
+        again = {"out of time", "harness error", "interrupted", *(("timeout", "crashed") if self.session.whole else ())}
+        if self.session.kept is not None and not kinds & again:
+            self.session.kept.keep(part.key, done)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C left is a gap of the record."""
+        for part in self.parts:
+            if part.key not in self.ended:
+                message = f"{part.dtype and part.dtype + ': '}not finished: interrupted"
+                gap = Gap("interrupted", f"{part.kernel.name}: {message}", part.kernel.target)
+                self._end(part, part.kernel.run("skipped", message, hint=_again(part), gaps=[gap]))
 
 
 def _again(part: _Part) -> str:

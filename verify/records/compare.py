@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.readings import FAILED, Key, Reading, arch_of, leading, readings
 from verify.records.record import Result, Run, SpecialValue
 
@@ -105,11 +106,11 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 nothing got worse, 1 something did, 3 something could not be compared."""
+        """Whether something got worse, or could not be compared, as a command ends with it."""
         if self.of("worse") or self.broke or any(item.worse for item in self.special):
-            return 1
+            return WRONG
         alike = any(pair.change in ("same", "better") for pair in self.pairs)
-        return 3 if self.of("incomparable") or self.of("removed") or not alike else 0
+        return INCOMPLETE if self.of("incomparable") or self.of("removed") or not alike else PASS
 
 
 def _moved(name: str, before: str, after: str) -> tuple[str, str, str] | None:

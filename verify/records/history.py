@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verify.errors import UsageError
+from verify.records.files import decode
+from verify.records.kept import cache
 from verify.records.readings import Reading, inputs, leading, readings
-from verify.records.record import SCHEMA, Basis, Run, decode
+from verify.records.record import SCHEMA, Basis, Run
 
 INDEX = 1  # raised when the tables change: the old index is left to the old version
 EVERY = ""  # the regime of a whole result: its worst figure, wherever it is
@@ -393,9 +395,7 @@ class History:
 
 def cache_folder() -> Path:
     """Where indexes are kept: they are caches, and stay out of the project."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "verify" / "history"
+    return cache("history")
 
 
 def _lines(found: Iterable[Reading]) -> dict[_Line, Reading]:

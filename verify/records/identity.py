@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from verify.errors import IN_ERROR
+from verify.records.contradictions import contradictions
 from verify.records.record import SCHEMA, Gap, KernelRun, Run
 
 
@@ -52,7 +54,15 @@ def assembled(
 
 
 def sealed(run: Run, seconds: float) -> Run:
-    """A finished run with its identity, the moment and how long it took."""
+    """A finished run with its identity, the moment and how long it took. Figures that cannot be are no verdict."""
+    kernels, gaps = [], list(run.incomplete)
+    for kernel in run.kernels:
+        if found := next(contradictions(kernel), None):
+            said = f"{IN_ERROR}: {found[1]} - at `{found[0]}`"
+            gaps.append(Gap("harness error", f"{kernel.name}: {said}", kernel.target))
+            kernel = msgspec.structs.replace(kernel, status="skipped", message=said, results=[], laws=[])
+        kernels.append(kernel)
+    run = msgspec.structs.replace(run, kernels=kernels, incomplete=gaps)
     return msgspec.structs.replace(
         run,
         id=identity(run),

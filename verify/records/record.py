@@ -1,33 +1,19 @@
-"""The run record: everything one run measured, as one JSON file. Reports and gates read this and nothing else.
+"""The run record: everything one run measured. Reports and gates read this and nothing else.
 
-Strict on load (an unknown field, a wrong type or another schema version is an error that names the place),
-atomic on write, and without bare NaN: JSON has none, so numbers that may be infinite or NaN are written as
-the strings "inf", "-inf" and "nan" (type `Number`; `number()` makes one, `value_of()` reads one).
-
-The file is these classes as plain JSON, without the fields that hold their default; the default of a field therefore
-never changes within a schema. A path that ends in `.gz` is written with gzip, which makes the record of a night a
-sixth as large; what is compressed is read under any name.
+JSON has no NaN and no infinity, so numbers that may be either are written as the strings "inf", "-inf" and "nan" (type
+`Number`; `number()` makes one, `value_of()` reads one). The default of a field never changes within a schema, because
+files leave out what holds its default; `verify.records.files` reads and writes them.
 """
 
 from __future__ import annotations
 
-import gzip
 import math
-import os
 import shlex
-import tempfile
-import zlib
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from verify.errors import UsageError
-from verify.records.upgrade import UpgradeError, upgraded
-
-SCHEMA = 5
-READS = (1, 2, SCHEMA)  # older ones are upgraded on load
-LARGEST = 1 << 28  # bytes of a record: a small compressed file must not fill the memory
+SCHEMA = 6
 
 Number = float | Literal["inf", "-inf", "nan"]
 GapKind = Literal[
@@ -350,94 +336,3 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         if self.incomplete or "ok" not in judged:
             return "incomplete"
         return "pass"
-
-
-def encode(run: Run) -> bytes:
-    """The record as canonical JSON on one line: fields in the order of their class, names of a mapping sorted."""
-    return msgspec.json.encode(run, order="deterministic") + b"\n"
-
-
-def decode(data: bytes, *, source: str = "record") -> Run:
-    """A record from JSON, compressed or not. Raises UsageError that names the file, the bad field and the rule."""
-    try:
-        data = _expanded(data)
-        version = msgspec.json.decode(data, type=_Version).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, zlib.error) as error:
-        raise UsageError(
-            f"{source} is not a verify run record: {error}", hint="verify run --json PATH writes one"
-        ) from error
-    if version not in READS:
-        raise UsageError(
-            f"{source} has schema {version}; this verify reads schemas {', '.join(map(str, READS))}",
-            hint="rerun `verify run --json PATH` with this version",
-        )
-    try:
-        if version == SCHEMA:  # straight into the classes, in a third of the time
-            return msgspec.json.decode(data, type=Run)
-        return msgspec.structs.replace(msgspec.convert(upgraded(msgspec.json.decode(data)), Run), schema=SCHEMA)
-    except (msgspec.DecodeError, UnicodeDecodeError, UpgradeError, RecursionError) as error:
-        raise UsageError(f"{source} breaks the record schema: {error}") from error
-
-
-def _expanded(data: bytes) -> bytes:
-    """The text of a file, decompressed where it is gzip, with which no JSON begins."""
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    stream = zlib.decompressobj(wbits=31)
-    text = stream.decompress(data, LARGEST)
-    if stream.unconsumed_tail:
-        raise zlib.error(f"it holds more than {LARGEST:,} bytes")
-    if not stream.eof:
-        raise zlib.error("the compressed data is truncated")
-    return text
-
-
-def load(path: str | os.PathLike[str]) -> Run:
-    """The record in a file."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the record {os.fspath(path)}: {error.strerror}", hint="verify run --json PATH writes one"
-        ) from error
-    return decode(data, source=os.fspath(path))
-
-
-def save(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write the record, compressed where the path ends in `.gz`; a reader never sees half of it."""
-    data = encode(run)
-    # without a time, so that the same record is the same bytes
-    write_atomically(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
-
-
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file through a temporary neighbour and a rename, so that it is old or new, never half."""
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise UsageError(f"cannot write {target}: {error.strerror}") from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-class _Version(msgspec.Struct):
-    schema: int

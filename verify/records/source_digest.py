@@ -11,9 +11,9 @@ def own_digest() -> str:
     return digest(Path(__file__).parents[1])
 
 
-def digest(path: Path) -> str:
-    """12 hex digits of a file, or of every Python file below a folder."""
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def digest(path: Path, pattern: str = "*.py") -> str:
+    """12 hex digits of a file, or of every Python file below a folder; `pattern` names other ones."""
+    files = sorted(path.rglob(pattern)) if path.is_dir() else [path]
     total = hashlib.sha256()
     for file in files:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verify.errors import INCOMPLETE, WRONG
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading
 from verify.report import gate_words, words
@@ -36,7 +37,8 @@ def sentence(found: Comparison) -> str:
         parts.append(f"mended: {words.listed([words.clean(name) for name in found.mended])}")
     if not parts:
         parts.append("the records have no figure in common")
-    word = "worse" if found.exit_code == 1 else "incomplete" if found.exit_code == 3 else "better" if better else "same"
+    failing = {WRONG: "worse", INCOMPLETE: "incomplete"}
+    word = failing.get(found.exit_code, "better" if better else "same")
     return f"{word}: {'; '.join(parts)}"
 
 

@@ -99,7 +99,7 @@ class _Finished:
             Findings(found.regimes, escalated, self.part.certificates, each),
             peer,
             output=self.name + ("" if space.complete else f" ({self._where()})"),
-            basis=Basis(kind="exhaustive" if covered else "observed", n=points),
+            basis=Basis(kind="exhaustive" if covered and points > 1 else "observed", n=points),
             reason=judged.reason,
             bounds=self.bounds,
             # first the inputs that the reason names

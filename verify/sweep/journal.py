@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from verify.errors import UsageError
+from verify.records.files import say_lost
 from verify.sweep.partial import Partial
 from verify.sweep.space import Space
 
@@ -57,8 +58,11 @@ class Journal:
             self._append(msgspec.json.encode(header))
 
     def add(self, partial: Partial | bytes) -> None:
-        """Append a partial result, encoded or not; it is on the disk when this returns."""
-        self._append(partial if isinstance(partial, bytes) else partial.encode())
+        """Append a partial result, encoded or not; it is on the disk when this returns, unless that is full."""
+        try:
+            self._append(partial if isinstance(partial, bytes) else partial.encode())
+        except OSError as error:  # half a line, and what follows on it, is done again by another start
+            say_lost(self.path, error.strerror)
 
     def close(self) -> None:
         """Close the file."""

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from verify.errors import UsageError
-from verify.records.record import write_atomically
+from verify.records.files import write_atomically
 
 SAFETY = 4.0
 FLOOR = 8.0  # no certificate claims less than this many units: the rounding of a few operations

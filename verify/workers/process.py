@@ -1,15 +1,16 @@
 """A worker process for code that may hang, crash or exhaust memory: the parent goes on.
 
 The parent sends one request per line to the worker's stdin and reads events from a pipe of its own, so that whatever
-a kernel prints cannot be taken for an answer. A worker that dies or exceeds its time is killed with its whole process
-group and replaced by a fresh one at the next request; so is one that says it cannot be used any more.
+a kernel prints cannot be taken for an answer. Numbers of requests are drawn, so that what it writes to that pipe cannot
+either. A worker that dies or exceeds its time is killed with everything that it started and replaced by a fresh one at
+the next request; so is one that says it cannot be used any more. Nothing is waited for without a limit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -22,8 +23,12 @@ from typing import Any, Protocol
 import msgspec
 
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
+from verify.workers import family
 from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request, WorkerDied, WorkerTimeout
 
+MOST_NOISE = 1000  # lines on the pipe that are no event of the request, after which the worker is stopped
+SHOWN_NOISE = 5  # of them on stderr
+LONGEST_LINE = 1 << 28  # bytes
 START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
 
 OnProgress = Callable[[str], None]
@@ -62,8 +67,8 @@ class Worker:
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._events = -1
-        self._buffer = b""
-        self._numbers = itertools.count(1)
+        self._buffer = bytearray()
+        self._mark = ""
         self._changing = threading.RLock()  # held while a process begins or ends
         self.ignored = 0  # lines on the pipe that were no event of the request
 
@@ -85,23 +90,26 @@ class Worker:
     def exchange(self, request: bytes, *, timeout: float, progress: OnProgress) -> msgspec.Raw:
         """The same in JSON, for where the type of the request is not known."""
         self._start()
-        assert self._process is not None and self._process.stdin is not None
         deadline = time.monotonic() + timeout
-        number = next(self._numbers)
+        number, noise = new_number(), 0
+        late = WorkerTimeout(f"no answer within {timeout:g} s; stopped")
         try:
-            self._process.stdin.write(msgspec.json.encode(Numbered(number, msgspec.Raw(request))) + b"\n")
-            self._process.stdin.flush()
+            sent = self._send(msgspec.json.encode(Numbered(number, msgspec.Raw(request))) + b"\n", deadline)
         except BrokenPipeError:
             raise self._died() from None
         while True:
-            line = self._line(deadline)
+            line = self._line(deadline) if sent else None
             if line is None:
                 self.stop()
-                raise WorkerTimeout(f"no answer within {timeout:g} s; stopped")
+                raise late
             if not line:
                 raise self._died()
-            event = self._event(line, number)
+            event = self._event(line, number, shown=noise < SHOWN_NOISE)
             if event is None:
+                noise += 1
+                if noise >= MOST_NOISE or len(line) >= LONGEST_LINE:
+                    self.stop()
+                    raise WorkerDied(f"the process wrote {noise:,} lines where only events belong; stopped")
                 continue
             if isinstance(event, Progress):
                 progress(event.text)
@@ -118,14 +126,12 @@ class Worker:
             process, self._process = self._process, None
             if process is None:
                 return
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            family.end(process, self._mark)
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
-            process.wait()
             os.close(self._events)
-            self._events, self._buffer = -1, b""
+            self._events, self._buffer = -1, bytearray()
 
     def _start(self) -> None:
         with self._changing:
@@ -133,6 +139,7 @@ class Worker:
                 return
             self.stop()
             read, write = os.pipe()
+            self._mark = family.new_mark()
             command = [sys.executable, "-m", "verify.worker", str(write)]
             if self._backend is not None:
                 command.append(self._backend)
@@ -142,12 +149,25 @@ class Worker:
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=(write,),
                 start_new_session=True,
-                env={**os.environ, **self._environment},
+                bufsize=0,
+                env={**os.environ, **self._environment, family.MARK: self._mark},
             )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
             os.close(write)
             self._events = read
 
-    def _event(self, line: bytes, number: int) -> Event | None:
+    def _send(self, data: bytes, deadline: float) -> bool:
+        """Write to the process; False where it does not read in time."""
+        assert self._process is not None and self._process.stdin is not None
+        pipe = self._process.stdin.fileno()
+        while data:
+            if not select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))[1]:
+                return False
+            data = data[os.write(pipe, data) :]
+        return True
+
+    def _event(self, line: bytes, number: int, *, shown: bool) -> Event | None:
         """The event of a line; None where it is of no request, or of another one."""
         reason = ""
         try:
@@ -157,33 +177,42 @@ class Worker:
         else:
             if event.id == number:
                 return event
-            reason = f"it is of request {event.id}, the request is {number}"
+            reason = "it is of another request"
         self.ignored += 1
-        print(f"verify: ignored a line on a worker's pipe ({self.ignored} so far): {reason}", file=sys.stderr)
+        if shown:
+            print(f"verify: ignored a line on a worker's pipe ({self.ignored} so far): {reason}", file=sys.stderr)
         return None
 
     def _line(self, deadline: float) -> bytes | None:
         """The next line with something in it; b"" at the end of the pipe, None when time is up."""
+        searched = 0
         while True:
-            while b"\n" not in self._buffer:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                ready, _, _ = select.select([self._events], [], [], left)
-                if not ready:
-                    return None
-                data = os.read(self._events, 1 << 16)
-                if not data:
-                    return b""
-                self._buffer += data
-            line, self._buffer = self._buffer.split(b"\n", 1)
-            if line:
-                return line
+            end = self._buffer.find(b"\n", searched)
+            if end < 0 and len(self._buffer) >= LONGEST_LINE:
+                end = len(self._buffer)
+            if end >= 0:
+                line, searched = bytes(self._buffer[:end]), 0
+                del self._buffer[: end + 1]
+                if line:
+                    return line
+                continue
+            searched = len(self._buffer)
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._events], [], [], left)[0]:
+                return None
+            data = os.read(self._events, 1 << 16)
+            if not data:
+                return b""
+            self._buffer += data
 
     def _died(self) -> WorkerDied:
-        process = self._process
-        code = process.wait() if process is not None else 0
-        self.stop()
+        process, code = self._process, 0
+        try:
+            code = process.wait(timeout=family.END_SECONDS) if process is not None else 0
+        except subprocess.TimeoutExpired:
+            return WorkerDied(f"the process closed its pipe and did not end within {family.END_SECONDS:g} s; stopped")
+        finally:
+            self.stop()
         if code < 0:
             try:
                 name = signal.Signals(-code).name
@@ -192,6 +221,11 @@ class Worker:
             extra = " (out of memory?)" if name == "SIGKILL" else ""
             return WorkerDied(f"the process died of {name}{extra}")
         return WorkerDied(f"the process ended with exit code {code} and no result")
+
+
+def new_number() -> int:
+    """The number of a request, which the code that is measured has not been told."""
+    return secrets.randbits(53)
 
 
 def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: float) -> R:

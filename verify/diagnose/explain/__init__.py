@@ -29,7 +29,8 @@ from verify.cases.regimes import NONFINITE, segments_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.explain import elementwise, rows
 from verify.diagnose.explain.steps import BITS, Budget, Model, Share, budget, trace
-from verify.diagnose.replay import Replay, replay
+from verify.diagnose.replay import replay
+from verify.diagnose.requests import Replay
 from verify.errors import KernelError, UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.record import KernelRun, Number, Result, Worst
 from verify.report import gate_words, run_words, words
 from verify.report.gaps import GapLine, gathered
@@ -129,7 +130,7 @@ def base(found: Comparison) -> Against:
     return Against(
         anchor="base",
         title=f"Against run {words.clean(found.base.id)}",
-        standing={0: "ok", 1: "wrong", 3: "skipped"}[found.exit_code],
+        standing={PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code],
         sentence=sentence + (f"; {silent:,} unchanged and not listed" if silent else ""),
         before="Before",
         rows=rows[:MOST],

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from verify.records.record import KernelRun, Number, Result, Run, encode, replay_command, value_of
+from verify.records.files import encode
+from verify.records.record import KernelRun, Number, Result, Run, replay_command, value_of
 from verify.report import run_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import arch_of, commit_of, inputs
 from verify.records.record import Run, replay_command
@@ -47,7 +48,7 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
         page.line(Cell(f"{page.signs.status['wrong']} fails now  ", STYLE["worse"]), Cell(name, "bold"))
         page.line(message, indent=4)
     page.blank()
-    word = "wrong" if found.exit_code == 1 else "skipped" if found.exit_code == 3 else "ok"
+    word = {PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code]
     style = {"wrong": "bold red", "skipped": "yellow", "ok": "green"}[word]
     first, _, rest = compare_words.sentence(found).partition(":")
     page.line(Cell(f"{page.signs.status[word]} {first}:", style), rest)

@@ -1,0 +1,176 @@
+"""What a run has measured is shown and kept, whatever ends it, and the next start goes on from there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.gate.gate_records import result
+from verify.cli import exits, main
+from verify.declare.requests import Listed, ListKernels
+from verify.declare.target import Declared
+from verify.measure.requests import Measure
+from verify.records.files import load
+from verify.records.record import KernelRun
+from verify.workers import process
+from verify.workers.requests import About, Environment, WorkerTimeout
+
+
+class Fake:
+    """A worker that measures nothing: two kernels of two dtypes, and what becomes of some of them."""
+
+    alive = True
+    sources = "0"
+    gpu = "none"
+
+    def __init__(self) -> None:
+        self.raises: dict[tuple[str, str], BaseException] = {}
+        self.measured: list[tuple[str, str]] = []
+
+    def __call__(self, *_: Any) -> Fake:
+        return self
+
+    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+        match request:
+            case Environment():
+                return About("interpreter", "cpu", {"gpu": self.gpu, "commit": str(len(self.measured))})
+            case ListKernels():
+                fields = ("silu", "elementwise", {}, "", ("interpreter",), ("bfloat16", "float16"))
+                return Listed(self.sources, [Declared(f"k.py::{name}", name, *fields) for name in ("one", "two")])
+        assert isinstance(request, Measure)
+        (dtype,) = request.dtypes
+        part = (request.target.rpartition("::")[2], dtype)
+        if error := self.raises.pop(part, None):
+            raise error
+        self.measured.append(part)
+        return KernelRun(part[0], request.target, "silu", {}, "", "ok", [result(0.5, dtype=dtype)])
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = Fake()
+    monkeypatch.setattr(process, "Worker", made)
+    return made
+
+
+ALL = [("one", "bfloat16"), ("one", "float16"), ("two", "bfloat16"), ("two", "float16")]
+RUN = ["run", "k.py", "--jobs", "1", "--json", "run.json"]
+
+
+def parts(folder: Path) -> int:
+    return len(list(folder.glob("cache/verify/runs/*/k-py--*")))
+
+
+def going_on(said: str) -> list[str]:
+    """The arguments of the command that goes on."""
+    (line,) = [line for line in said.splitlines() if line.startswith("  next: verify run")]
+    return shlex.split(line)[2:]
+
+
+def test_a_run_that_is_whole_leaves_nothing_behind(fake: Fake, tmp_path: Path) -> None:
+    assert main(RUN) == exits.PASS and fake.measured == ALL
+    assert list((tmp_path / "cache" / "verify" / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [(KeyboardInterrupt(), "interrupted", exits.INCOMPLETE), (WorkerTimeout("late"), "timeout", exits.WRONG)],
+)
+def test_what_ends_in_the_middle_keeps_what_is_finished(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, kind: str, code: int
+) -> None:
+    """Finished dtypes are on the screen and in the record; the rest are gaps of their kind until a start goes on."""
+    fake.raises["two", "bfloat16"] = error
+    assert main(RUN) == code
+    said = capsys.readouterr()
+    seen = {(kernel.name, item.dtype) for kernel in load("run.json").kernels for item in kernel.results}
+    assert seen == set(fake.measured) and ("one", "float16") in seen and ("two", "bfloat16") not in seen
+    gap = load("run.json").incomplete[0]
+    assert (gap.kind, gap.target) == (kind, "k.py::two") and gap.text.startswith("two: bfloat16: ")
+    assert "exhaustive" in said.out and parts(tmp_path) == len(seen)
+    again = going_on(said.err)
+    assert main(again) == exits.PASS
+    assert sorted(fake.measured) == sorted(ALL), "each part once"
+    assert len([item for kernel in load("run.json").kernels for item in kernel.results]) == 4
+    assert parts(tmp_path) == 0
+
+
+def test_a_record_that_cannot_be_written_costs_no_measurement(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace, full = os.replace, ["run.json"]
+
+    def refuse(source: Any, target: Any) -> None:
+        if Path(target) == Path("run.json") and full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert main(RUN) == exits.UNWRITTEN
+    said = capsys.readouterr()
+    assert "✓ pass: all 2 kernels" in said.out
+    assert said.err.startswith(
+        "verify: cannot write run.json: No space left on device (ENOSPC)\n  next: verify run k.py"
+    )
+    full.clear()
+    assert main(going_on(said.err)) == exits.PASS
+    assert fake.measured == ALL and load("run.json").verdict == "pass" and parts(tmp_path) == 0
+
+
+def test_a_disk_without_any_room_is_said_and_the_run_goes_on(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(source: Any, target: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    fake.raises["two", "float16"] = WorkerTimeout("late")
+    assert main(["run", "k.py", "--jobs", "1"]) == exits.WRONG
+    said = capsys.readouterr()
+    assert "timed out" in said.out and len(fake.measured) == 3
+    assert "verify: what is finished is not kept: cannot write " in said.err and "--resume" not in said.err
+
+
+def test_what_was_measured_otherwise_is_refused_with_what_differs(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.raises["two", "float16"] = WorkerTimeout("late")
+    assert main([*RUN, "--resume", "kept"]) == exits.WRONG
+    for change, text in (
+        (lambda: None, "other options (seed: 0, now 3)"),
+        (lambda: setattr(fake, "gpu", "H200"), "other device or versions (gpu: 'none', now 'H200')"),
+        (lambda: setattr(fake, "sources", "1"), "other sources (k.py: '0', now '1')"),
+    ):
+        change()
+        seed = ["--seed", "3"] if "seed" in text else []
+        capsys.readouterr()
+        assert main([*RUN, "--resume", "kept", *seed]) == exits.USAGE
+        said = capsys.readouterr().err
+        assert f"verify: kept holds a run with {text}" in said and "next: verify run without --resume kept" in said
+        fake.gpu = "none"
+    assert len(fake.measured) == 3
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("")
+    assert main([*RUN, "--resume", "mine"]) == exits.USAGE
+    assert "mine holds other files and no run" in capsys.readouterr().err and Path("mine/notes.txt").exists()
+
+
+def test_a_part_that_is_damaged_is_named(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.raises["two", "float16"] = WorkerTimeout("late")
+    main([*RUN, "--resume", "kept"])
+    [path] = Path("kept").glob("*one-float16*")
+    whole = msgspec.json.decode(path.read_bytes(), type=KernelRun)
+    assert whole.results[0].dtype == "float16"
+    path.write_bytes(path.read_bytes()[:40])
+    assert main([*RUN, "--resume", "kept"]) == exits.USAGE
+    assert f"{path} is damaged: " in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""A full disk: what was found is on the screen, what can be written is, the exit code says neither right nor wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gate.gate_records import kernel, result, run
+from verify import errors
+from verify.cli import exits, main
+from verify.records.files import save
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save(run(kernel(result(0.5))), "a.json")
+    save(run(kernel(result(3.5))), "b.json")
+    return tmp_path
+
+
+def full(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """No room for files of these names."""
+    replace = os.replace
+
+    def refuse(source: Any, target: Any) -> None:
+        if Path(target).name in names:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+
+def test_what_was_found_is_shown_before_it_is_written(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full(monkeypatch, "out.json")
+    assert main(["compare", "a.json", "b.json", "--json", "out.json"]) == exits.UNWRITTEN == 4
+    found = capsys.readouterr()
+    assert "worse: " in found.out
+    assert found.err == (
+        "verify: cannot write out.json: No space left on device (ENOSPC)\n"
+        "  next: make room or name another file, then the same command\n"
+    )
+    assert sorted(path.name for path in records.iterdir()) == ["a.json", "b.json"]
+
+
+def test_one_file_that_cannot_be_written_does_not_cost_the_others(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full(monkeypatch, "r.md")
+    assert main(["report", "a.json", "--markdown", "r.md", "--html", "r.html"]) == exits.UNWRITTEN
+    assert "cannot write r.md" in capsys.readouterr().err and (records / "r.html").exists()
+
+
+def test_a_screen_that_takes_nothing(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as nowhere:
+        monkeypatch.setattr(sys, "stdout", nowhere)
+        assert main(["compare", "a.json", "b.json", "--json", "out.json"]) == exits.UNWRITTEN
+    assert (records / "out.json").exists()
+    assert capsys.readouterr().err == "verify: cannot write: No space left on device (ENOSPC)\n"
+
+
+def test_an_error_of_the_harness_is_no_verdict(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: str) -> None:
+        raise errors.InternalError("KeyError: 'x'")
+
+    monkeypatch.setattr("verify.records.files.load", fail)
+    assert main(["compare", "a.json", "b.json"]) == exits.INCOMPLETE
+    assert capsys.readouterr().err.startswith(
+        "verify: the harness is in error, no verdict: verify itself failed: KeyErr"
+    )

@@ -1,0 +1,105 @@
+"""What cannot be in a record has a name and a place, and nothing that was measured has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.gate.gate_records import figures, kernel, result, worst
+from verify.records.contradictions import contradictions
+from verify.records.readings import NONFINITE
+from verify.records.record import Basis, Histogram, LawRun, RegimeFigures, Result
+
+
+def changed(item: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(item, **changes)
+
+
+GOOD = result(low=0.5, high=3.0)  # two regimes of 32,768 elements
+LOW, HIGH = GOOD.regimes
+SPECIAL = RegimeFigures(NONFINITE, None, None, figures(0.0, n=256))
+
+
+def with_regimes(*parts: RegimeFigures, **changes: Any) -> Result:
+    return changed(GOOD, regimes=list(parts), **changes)
+
+
+def small(**changes: Any) -> Any:
+    """The figures of one regime."""
+    return changed(LOW.figures, **changes)
+
+
+@pytest.mark.parametrize(
+    ("broken", "place", "text"),
+    [
+        (changed(GOOD, basis=Basis("exhaustive", 1)), ".basis.n", "over 1 inputs, and bfloat16 has 65,536 numbers"),
+        (changed(GOOD, source="sweep", basis=Basis("exhaustive", 8)), ".basis.n", "over 8 inputs"),
+        (changed(GOOD, basis=Basis("exhaustive", 65_280)), ".basis.n", "over 65,280 inputs"),
+        (with_regimes(LOW), ".regimes", "the regimes add up to 32,768 elements, n of the basis is 65,536"),
+        (with_regimes(LOW, HIGH, SPECIAL), ".regimes", "add up to 65,792 elements, n of the basis is 65,536"),
+        (changed(GOOD, histogram=Histogram([-1.0, 1.0], [1])), ".histogram.counts", "add up to 1, the figures are of"),
+        (changed(GOOD, histogram=Histogram([0.0], [65_536])), ".histogram.edges", "1 edges of 1 bins"),
+        (changed(GOOD, histogram=Histogram([0, 1, 2], [-1, 65_537])), ".histogram.counts", "add up to 65,536"),
+        (with_regimes(changed(LOW, figures=small(max_ulp=-1.0)), HIGH), ".regimes[0].figures.max_ulp", "this is -1.0"),
+        (changed(GOOD, baseline=figures(1.0, mean=-0.5)), ".baseline.mean", "an error is at least 0, and this is -0.5"),
+        (
+            with_regimes(changed(LOW, figures=small(misrounded=32_769)), HIGH),
+            ".regimes[0].figures.misrounded",
+            "32,769 of",
+        ),
+        (
+            with_regimes(changed(LOW, figures=small(max_ulp=0.6)), HIGH),
+            ".regimes[0].figures.max_ulp",
+            "a maximum of 0.6",
+        ),
+        (changed(GOOD, figures=figures(float("nan"), n=65_536)), ".figures", 'nan ULP beside the status "ok"'),
+        (changed(GOOD, limit=2.0), ".figures", 'a maximum of 3 ULP beside the status "ok" with the limit 2'),
+        (changed(GOOD, worst=[worst(3.5)]), ".worst[0].ulp", "an error of 3.5 ULP, and no element exceeds 3"),
+        (changed(GOOD, worst=[worst(-3.5)]), ".worst[0].ulp", "an error of -3.5 ULP"),
+        (with_regimes(changed(LOW, worst=worst(0.7)), HIGH), ".regimes[0].worst.ulp", "no element exceeds 0.5"),
+        (changed(GOOD, baseline=figures(1.0), baseline_worst=[worst(2.0)]), ".baseline_worst[0].ulp", "exceeds 1"),
+    ],
+)
+def test_a_result_that_cannot_be(broken: Result, place: str, text: str) -> None:
+    assert any(where == ".results[0]" + place and text in said for where, said in contradictions(kernel(broken)))
+
+
+def test_wrong_at_infinities_is_not_ok() -> None:
+    parts = (changed(LOW, figures=small(n=32_512)), HIGH, changed(SPECIAL, figures=figures(0.0, n=256, nonfinite=1)))
+    broken = with_regimes(*parts, figures=figures(3.0, n=65_280), histogram=Histogram([0.0, 1.0], [65_280]))
+    assert [place for place, _ in contradictions(kernel(broken))] == [".results[0].regimes[2].figures"]
+    assert list(contradictions(kernel(changed(broken, status="wrong")))) == []
+
+
+def test_a_kernel_that_cannot_be() -> None:
+    law = LawRun("batch invariance", "bfloat16", "broken", 3)
+    for broken, place, text in (
+        (
+            kernel(GOOD, changed(GOOD, source="sweep")),
+            ".results[1].source",
+            "a sweep has the property hash aa00aa00aa00 of a run",
+        ),
+        (
+            kernel(changed(GOOD, status="wrong"), status="ok"),
+            ".results[0].status",
+            '"wrong", and the kernel gelu is "ok"',
+        ),
+        (kernel(GOOD, laws=[law]), ".laws[0].status", '"broken", and the kernel gelu is "ok"'),
+    ):
+        [(where, said)] = contradictions(broken)
+        assert where == place and text in said
+
+
+def test_what_can_be() -> None:
+    """Pairs, packed results, a NaN and its element, a hunt that counts cases, a peer without its regimes."""
+    pairs = changed(GOOD, basis=Basis("exhaustive", 2 << 32), regimes=[], worst=[])
+    lost = result(float("nan"), limit_keeps=float("nan"))
+    hunted = changed(GOOD, source="hunt", basis=Basis("observed", 8, 0), properties="")
+    brief = changed(GOOD, regimes=[], figures=figures(3.0, n=65_280), worst=[worst(float("inf"))])
+    brief = changed(brief, histogram=Histogram([0.0, 1.0], [65_280]))
+    part = changed(GOOD, output="y (0:1)", source="sweep", basis=Basis("exhaustive", 8), regimes=[], properties="")
+    part = changed(part, figures=figures(3.0, n=8), histogram=Histogram([0.0, 1.0], [8]))
+    for item in (GOOD, pairs, lost, hunted, brief, part):
+        assert list(contradictions(kernel(item))) == []

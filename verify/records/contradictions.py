@@ -1,0 +1,116 @@
+"""What cannot be in a record, whoever wrote it: figures that no set of elements has, a status that its figures deny.
+
+Asked when a record is made, where it is an error of the harness and costs that kernel its verdict, and when a file is
+read, where it is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from verify.records.readings import NONFINITE, judged
+from verify.records.record import Figures, KernelRun, Number, Result, value_of
+
+Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
+
+
+def contradictions(kernel: KernelRun) -> Found:
+    """What cannot be of one kernel, each with its place below it."""
+    asked: dict[str, str] = {}
+    for at, result in enumerate(kernel.results):
+        place = f".results[{at}]"
+        yield from ((place + below, text) for below, text in _of_result(result))
+        known = asked.setdefault(result.properties, result.source) if result.properties else result.source
+        if known != result.source:  # the hash covers which inputs a command tries
+            yield f"{place}.source", f"a {result.source} has the property hash {result.properties} of a {known}"
+        if kernel.status == "ok" and not kernel.peer and result.status == "wrong":
+            yield f"{place}.status", f'"wrong", and the kernel {kernel.name} is "ok"'
+    for at, law in enumerate(kernel.laws):
+        if kernel.status == "ok" and law.status == "broken":
+            yield f".laws[{at}].status", f'"broken", and the kernel {kernel.name} is "ok"'
+
+
+def _of_result(result: Result) -> Found:
+    parts = [("", ".figures", result.figures)]
+    parts += [(part.name, f".regimes[{at}].figures", part.figures) for at, part in enumerate(result.regimes)]
+    inside = [(place, _of_figures(figures)) for _, place, figures in parts]
+    theirs = [result.baseline, *(part.baseline for part in result.regimes)]
+    places = [".baseline", *(f".regimes[{at}].baseline" for at in range(len(result.regimes)))]
+    inside += [(place, _of_figures(figures)) for place, figures in zip(places, theirs, strict=True) if figures]
+    inside += [(".basis", _of_basis(result))]
+    inside += [(".histogram", _of_bins(result.histogram.edges, result.histogram.counts, result.figures.n))]
+    if result.curve is not None:
+        inside += [(".curve", _of_bins(result.curve.edges, result.curve.counts, result.figures.n))]
+    for place, found in inside:
+        yield from ((place + below, text) for below, text in found)
+    yield from _of_sums(result)
+    if result.status == "ok":
+        for name, place, figures in parts:
+            error = math.inf if name == NONFINITE and figures.nonfinite else judged(figures, result.gate)
+            # not (x <= limit): a NaN must not be ok
+            if figures.n and not error <= result.limit:
+                yield place, f'a maximum of {error:g} ULP beside the status "ok" with the limit {result.limit:g}'
+    yield from _of_worst(result)
+
+
+def _of_sums(result: Result) -> Found:
+    """Every element lies in one regime. A hunt counts cases, and its figures are of their elements."""
+    if not result.regimes or result.source == "hunt":
+        return
+    whole = sum(part.figures.n for part in result.regimes)
+    ordinary = sum(part.figures.n for part in result.regimes if part.name != NONFINITE)
+    for what, said, total in (("basis", result.basis.n, whole), ("figures", result.figures.n, ordinary)):
+        if said != total:
+            yield ".regimes", f"the regimes add up to {total:,} elements, n of the {what} is {said:,}"
+
+
+def _of_basis(result: Result) -> Found:
+    """All inputs are all numbers of a format or all pairs of them; a packed result has two elements for each.
+
+    A sweep of a range, which stands behind the name of the output, is of fewer, and of more than one.
+    """
+    basis, dtype = result.basis, result.dtype
+    if basis.kind == "exhaustive" and (bits := re.search(r"float(\d+)", dtype)):
+        numbers = 1 << int(bits[1])
+        part = result.source == "sweep" and " (" in result.output and 1 < basis.n < 2 * numbers**2
+        if basis.n not in (numbers, 2 * numbers, numbers**2, 2 * numbers**2) and not part:
+            yield ".n", f"exhaustive over {basis.n:,} inputs, and {dtype} has {numbers:,} numbers"
+
+
+def _of_bins(edges: list[Number], counts: list[int], n: int) -> Found:
+    if len(edges) != len(counts) + 1:
+        yield ".edges", f"{len(edges)} edges of {len(counts)} bins"
+    if min(counts, default=0) < 0 or sum(counts) != n:
+        yield ".counts", f"the counts add up to {sum(counts):,}, the figures are of {n:,} elements"
+
+
+def _of_figures(figures: Figures) -> Found:
+    for name in ("max_ulp", "max_upper", "p999", "mean", "scaled_max", "scaled_upper", "scaled_p999"):
+        if (value := getattr(figures, name)) is not None and value_of(value) < 0:
+            yield f".{name}", f"an error is at least 0, and this is {value}"
+    for name in ("n", "misrounded", "undecided", "nonfinite"):
+        if not 0 <= getattr(figures, name) <= figures.n:
+            yield f".{name}", f"{getattr(figures, name):,} of {figures.n:,} elements"
+    for name, upper in (("max_ulp", figures.max_upper), ("scaled_max", figures.scaled_upper)):
+        seen = getattr(figures, name)
+        if seen is not None and upper is not None and value_of(seen) > value_of(upper):
+            yield f".{name}", f"a maximum of {seen}, and no element exceeds {upper}"
+
+
+def _of_worst(result: Result) -> Found:
+    """Elements that are worse than the maximum of what they belong to."""
+    listed = [(f".regimes[{at}].worst", part.worst, [part.figures]) for at, part in enumerate(result.regimes)]
+    if result.regimes or result.basis.n == result.figures.n:  # else infinite inputs were left out with their regime
+        among = [result.figures, *(part.figures for part in result.regimes)]
+        listed += [(f".worst[{at}]", worst, among) for at, worst in enumerate(result.worst)]
+    if result.baseline is not None:
+        among = [result.baseline]
+        listed += [(f".baseline_worst[{at}]", worst, among) for at, worst in enumerate(result.baseline_worst)]
+    for place, worst, among in listed:
+        # a NaN result has a NaN maximum, and its element an infinite error
+        uppers = [value_of(figures.max_upper) for figures in among]
+        top = math.inf if any(map(math.isnan, uppers)) else max(uppers)
+        if worst is not None and abs(value_of(worst.ulp)) > top:
+            yield f"{place}.ulp", f"an error of {worst.ulp} ULP, and no element exceeds {top:g}"

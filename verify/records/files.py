@@ -1,0 +1,197 @@
+"""A run record as one JSON file: strict in, canonical out, never half written.
+
+An unknown field, a wrong type, a name that stands twice, figures that contradict each other and another schema version
+are errors that name the place. A file holds the classes of `verify.records.record` as plain JSON on one line, without
+the fields that hold their default. Its last field is a digest of the others: it shows what was changed by accident or
+by hand, and not what somebody wrote who computed the digest anew. A path that ends in `.gz` is written with gzip, which
+makes the record of a night a sixth as large; what is compressed is read under any name.
+
+    python -m verify.records.files RUN.json...   writes records of an older schema as they are now
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import gzip
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verify.errors import UsageError, WriteError
+from verify.records.contradictions import contradictions
+from verify.records.record import SCHEMA, Run
+from verify.records.upgrade import UpgradeError, upgraded
+
+READS = (1, 2, 5, SCHEMA)  # older ones, which have no digest, are upgraded on load
+LARGEST = 1 << 28  # bytes of a record: a small compressed file must not fill the memory
+_DIGEST = b',"digest":"%s"}\n'
+
+
+class _Sealed(Run, frozen=True, kw_only=True):
+    digest: str
+
+
+def encode(run: Run) -> bytes:
+    """The record as canonical JSON on one line: fields in the order of their class, names of a mapping sorted."""
+    # 0 in the place of 0.0 is read as 0.0, and would have another digest then
+    return _sealed(msgspec.json.decode(msgspec.json.encode(run), type=Run))
+
+
+def _sealed(run: Run) -> bytes:
+    content = msgspec.json.encode(run, order="deterministic")
+    return content[:-1] + _DIGEST % hashlib.sha256(content).hexdigest().encode()
+
+
+def decode(data: bytes, *, source: str = "record") -> Run:
+    """A record from JSON, compressed or not. Raises UsageError that names the file, the bad field and the rule."""
+    again = "verify run --json PATH measures again"
+    try:
+        data = _expanded(data)
+        version = msgspec.json.decode(data, type=_Version).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, zlib.error) as error:
+        raise UsageError(
+            f"{source} is not a verify run record: {error}", hint="verify run --json PATH writes one"
+        ) from error
+    if version not in READS:
+        raise UsageError(
+            f"{source} has schema {version}; this verify reads schemas {', '.join(map(str, READS))}",
+            hint="rerun `verify run --json PATH` with this version",
+        )
+    digest = ""
+    try:
+        if version == SCHEMA:  # straight into the classes, in a third of the time
+            fields = msgspec.structs.asdict(msgspec.json.decode(data, type=_Sealed))
+            digest = fields.pop("digest")
+            run = Run(**fields)
+        else:
+            old = msgspec.json.decode(data)
+            run = msgspec.structs.replace(msgspec.convert(upgraded(old, version), Run), schema=SCHEMA)
+        written = _sealed(run)
+        if data != written and (twice := _twice(data)):
+            raise UpgradeError(f"a name stands twice in one object - at `{twice}`")
+    except (msgspec.DecodeError, UnicodeDecodeError, UpgradeError, RecursionError) as error:
+        raise UsageError(f"{source} breaks the record schema: {error}", hint=again) from error
+    for at, kernel in enumerate(run.kernels):
+        for place, text in contradictions(kernel):
+            raise UsageError(f"{source} contradicts itself: {text} - at `$.kernels[{at}]{place}`", hint=again)
+    own = written[-67:-3].decode()
+    if version == SCHEMA and digest != own:
+        raise UsageError(
+            f"{source} was changed after it was written: its digest is {digest[:12]}..., its content has {own[:12]}...",
+            hint=again,
+        )
+    return run
+
+
+def _twice(data: bytes) -> str:
+    """Where a name stands twice in one object, of which JSON readers take one; empty where none does."""
+    doubled: dict[int, str] = {}
+
+    def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(members)
+        if len(made) < len(members):
+            names = [name for name, _ in members]
+            doubled[id(made)] = next(name for name in names if names.count(name) > 1)
+        return made
+
+    def place(value: Any, path: str) -> str:
+        if id(value) in doubled:
+            return f"{path}.{doubled[id(value)]}"
+        if isinstance(value, dict):
+            return next(filter(None, (place(item, f"{path}.{name}") for name, item in value.items())), "")
+        if isinstance(value, list):
+            return next(filter(None, (place(item, f"{path}[{at}]") for at, item in enumerate(value))), "")
+        return ""
+
+    document = json.loads(data, object_pairs_hook=object_of)
+    return place(document, "$") if doubled else ""
+
+
+def _expanded(data: bytes) -> bytes:
+    """The text of a file, decompressed where it is gzip, with which no JSON begins."""
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    stream = zlib.decompressobj(wbits=31)
+    text = stream.decompress(data, LARGEST)
+    if stream.unconsumed_tail:
+        raise zlib.error(f"it holds more than {LARGEST:,} bytes")
+    if not stream.eof:
+        raise zlib.error("the compressed data is truncated")
+    return text
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """The record in a file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the record {os.fspath(path)}: {error.strerror}", hint="verify run --json PATH writes one"
+        ) from error
+    return decode(data, source=os.fspath(path))
+
+
+def save(run: Run, path: str | os.PathLike[str]) -> None:
+    """Write the record, compressed where the path ends in `.gz`; a reader never sees half of it."""
+    write_atomically(path, packed(run, path))
+
+
+def packed(run: Run, path: str | os.PathLike[str]) -> bytes:
+    """The bytes of the record in a file of that name. Compressed without a time: the same record is the same bytes."""
+    return gzip.compress(encode(run), mtime=0) if os.fspath(path).endswith(".gz") else encode(run)
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file through a temporary neighbour and a rename, so that it is old or new, never half."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise _unwritten(target, error) from error
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise _unwritten(target, error) from error
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@functools.cache
+def say_lost(path: Path, reason: str | None) -> None:
+    """Say once that what is finished cannot be kept there: the work goes on, another start does it again."""
+    print(f"verify: what is finished is not kept: cannot write {path}: {reason}", file=sys.stderr)
+
+
+def _unwritten(path: Path, error: OSError) -> WriteError:
+    return WriteError(f"cannot write {path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, 'no errno')})")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class _Version(msgspec.Struct):
+    schema: int
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        save(load(name), name)
