@@ -42,8 +42,8 @@ CHUNK_SECONDS = 3.0  # what a chunk should take: short against a run, long again
 FIRST, MOST = 5, 1000  # cases of a pair's first chunks, and of any
 HANGS_SECONDS, GRACE_SECONDS = 600.0, 30.0  # for a chunk; for one that is under way when the time is over
 STAY_SECONDS = 20.0  # with one twin, if others are waiting
-# Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
-LARGE = ("many rows", "large offsets", "large tensors")
+# Far addresses, and more rows than a grid axis holds, belong to a GPU: the interpreter takes minutes for each case.
+LARGE = ("large offsets", "large tensors")
 SHARED = {"compiled": 25}  # cases with values of their own that share what is compiled
 # One at a time holds many gigabytes of a GPU, while two more make their cases, judge, or wait for the memory.
 HUGE, HUGE_AT_ONCE = ("large offsets", "large tensors"), 3
@@ -79,8 +79,10 @@ def sizes_for(law: str) -> dict[str, Any]:
     """How large the cases of a law are."""
     from verify.laws.engine import PROFILES
 
-    sizes = PROFILES["ci"].sizes
-    return {name: replace(size, many_rows=70_000) for name, size in sizes.items()} if law in LARGE else sizes
+    sizes = dict(PROFILES["ci"].sizes)
+    if law == "many rows" or law in LARGE:
+        sizes["cuda"] = replace(sizes["cuda"], many_rows=70_000)
+    return sizes
 
 
 def rolled(law: Any, subjects: list[Any], number: int, count: int) -> tuple[int, str]:

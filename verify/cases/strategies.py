@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any, Protocol
 
 import msgspec
@@ -28,12 +29,16 @@ ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
 ROW_RECIPES = tuple(name for name in ROW if not name.startswith("around"))
 MATRIX_RECIPES = ("randn", "mean 1e3", "outlier", "spread")
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
+# Recipes of the upstream gradient for what holds without one too: "" is a call in which no operand requires a gradient.
+EITHER_PATH = ("normal", "normal", "normal", "")
 Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the tensors of drawn cases may be. `many_rows` is a number of rows that outgrows a grid axis.
+    """How large the tensors of drawn cases may be.
+
+    `rows` outgrow the programs that a kernel launches at once, `many_rows` a grid axis.
 
     `every_pattern`: an op of one 16-bit number is tried on all of them.
     """
@@ -41,6 +46,7 @@ class Sizes:
     elements: int = 1 << 12
     width: int = 1 << 11
     depth: int = 300
+    rows: int = 1 << 10
     many_rows: int = 0
     every_pattern: bool = False
 
@@ -84,6 +90,15 @@ def _one_of(choices: Sequence[Any]) -> st.SearchStrategy[Any]:
     if key not in _STRATEGIES:
         _STRATEGIES[key] = st.sampled_from(choices)
     return _STRATEGIES[key]
+
+
+@lru_cache
+def row_counts(largest: int) -> tuple[int, ...]:
+    """Numbers of rows beyond 65, each a tenth more than the one before: few of them are round."""
+    counts = [66]
+    while (more := counts[-1] * 11 // 10 + 1) <= largest:
+        counts.append(more)
+    return tuple(counts)
 
 
 @lru_cache
@@ -243,13 +258,30 @@ class Space:
         for dims in forms[1:]:
             vary(dims=dims)
         if plain.upstream:
-            for arriving in self.upstream[1:]:
-                vary(upstream=arriving)
+            for arriving in dict.fromkeys(self.upstream):
+                if arriving != plain.upstream:
+                    vary(upstream=arriving)
             for output in kernel.outputs:
                 for layout in self.upstream_layouts:
                     if layout != "contiguous":
                         vary(layouts={"d" + output: layout})
         return tuple(found)
+
+    def each_pair(self) -> tuple[Case, ...]:
+        """The plain case with every other recipe together with every other value of every free parameter."""
+        plain, *varied = self.each_choice()
+        resolve = self.kernel.op.resolve
+        some = [case for case in varied if resolve(case.params) != resolve(plain.params)]
+        return tuple(
+            msgspec.structs.replace(case, fill=recipe, regime=recipe if plain.regime else "", seed=seed)
+            for seed, (recipe, case) in enumerate(product(self.fill[1:], some), len(varied) + 1)
+        )
+
+    def each_alone(self) -> tuple[Case, ...]:
+        """The plain case with None for each optional operand that the kernel takes, one at a time."""
+        plain, kernel = self.each_choice()[0], self.kernel
+        names = [operand.name for operand in kernel.op.operands if operand.optional and operand.name in kernel.operands]
+        return tuple(msgspec.structs.replace(plain, absent=(*plain.absent, name)) for name in names)
 
     def _case(
         self, dims: Dims, recipe: str, params: dict[str, Any], arriving: str, placed: dict[str, str], seed: int = 0
@@ -289,7 +321,7 @@ def space(
         fill=tuple(fill) if fill is not None else recipes(kernel),
         layouts=_some("layouts", layouts, LAYOUTS),
         upstream_layouts=_some("upstream layouts", upstream_layouts, LAYOUTS),
-        upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW)),
+        upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
         shapes=tuple(tuple(dims) for dims in shapes),
     )
     _some("recipes", chosen.fill, (*ELEMENT, *ROW))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, counter
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import EITHER_PATH, Space, space
 from verify.laws.compare import Comparison, demand_each_same
 from verify.laws.law import Law, Subject
 from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
@@ -31,7 +31,7 @@ def _space(subject: Subject) -> Space:
     if subject.kernel.op.kind == "contraction":
         depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
         shapes = list(product(_ROWS, depths, _ROWS))
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
 
 
 def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:

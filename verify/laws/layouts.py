@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import EITHER_PATH, Space, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject
@@ -27,7 +27,7 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
 
 
 def _operands(subject: Subject) -> Space:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS))
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS), upstream=EITHER_PATH)
 
 
 def _check_operands(subject: Subject, case: Case) -> None:
