@@ -48,10 +48,10 @@ SHARED = {"compiled": 25}  # cases with values of their own that share what is c
 # One at a time holds many gigabytes of a GPU, while two more make their cases, judge, or wait for the memory.
 HUGE, HUGE_AT_ONCE = ("large offsets", "large tensors"), 3
 
-Entry = dict[str, Any]
+Chunk = dict[str, Any]
 
 
-def entries_of(path: Path) -> list[Entry]:
+def entries_of(path: Path) -> list[Chunk]:
     """The finished chunks of a state file; the last line may have been cut off."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
@@ -162,7 +162,7 @@ class Schedule:
     cases: int
     laws: list[str]
     shard: tuple[int, int]
-    entries: list[Entry]
+    entries: list[Chunk]
     deadline: float
     first: int = 0  # number of a pair's first chunk
     at_once: int = 1  # how many chunks of a huge law
@@ -173,7 +173,7 @@ class Schedule:
     law_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     twin_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     pace: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds per case
-    busy: Counter[str] = field(default_factory=Counter)  # laws and twins that somebody is at
+    busy: Counter[str] = field(default_factory=Counter)  # laws and twins that a worker is at
 
     def begin(self, pairs: list[tuple[str, str]]) -> None:
         """The pairs of laws and twins, as the first worker that started found them."""
@@ -191,7 +191,7 @@ class Schedule:
             )
             self.had[entry["law"], entry["twin"]] += entry["cases"]
 
-    def take(self, twin: str, since: float) -> Entry | None:
+    def take(self, twin: str, since: float) -> Chunk | None:
         """The next chunk for a worker that has been at a twin since then; None when nothing is left, or no time."""
         if time.monotonic() > self.deadline:
             return None
@@ -217,7 +217,7 @@ class Schedule:
         self.law_seconds[law] += CHUNK_SECONDS
         return {"law": law, "twin": twin, "number": number, "cases": size}
 
-    def finish(self, task: Entry, entry: Entry) -> None:
+    def finish(self, task: Chunk, entry: Chunk) -> None:
         """Book what a chunk took in the end."""
         pair = (task["law"], task["twin"])
         self.busy.subtract(pair)
@@ -227,7 +227,7 @@ class Schedule:
         if not entry["cases"] and not entry["alarm"]:  # the law does not apply to this twin
             self.pairs.remove(pair)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Chunk) -> None:
         self.law_seconds[entry["law"]] += entry["seconds"]
         self.twin_seconds[entry["twin"]] += entry["seconds"]
         if entry["cases"] and entry["number"]:  # the first chunk compiles, and has the fixed cases
@@ -313,11 +313,11 @@ def drive(options: argparse.Namespace) -> None:
 def report(paths: list[Path], out: Path | None, earlier: list[Path] | None = None) -> int:
     """One line per law over all state files and earlier reports, and the same as JSON."""
     chunks = {(entry["law"], entry["twin"], entry["number"]): entry for path in paths for entry in entries_of(path)}
-    by_law: defaultdict[str, list[Entry]] = defaultdict(list)
+    by_law: defaultdict[str, list[Chunk]] = defaultdict(list)
     for entry in chunks.values():
         by_law[entry["law"]].append(entry)
     before = [json.loads(path.read_text(encoding="utf-8")) for path in earlier or []]
-    past: defaultdict[str, list[Entry]] = defaultdict(list)
+    past: defaultdict[str, list[Chunk]] = defaultdict(list)
     for row in (row for document in before for row in document["laws"]):
         past[row["law"]].append(row)
     rows = []

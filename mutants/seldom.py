@@ -22,7 +22,7 @@ _FAR = {"cpu": 1 << 18, "cuda": 1 << 20}  # elements that a harness may take for
 
 
 class _Lazy(Tensor):
-    """A tensor that could compute what it stands for when somebody reads it."""
+    """A tensor that could compute what it stands for when it is read."""
 
 
 def _held(key: Any, value: Tensor) -> Tensor:

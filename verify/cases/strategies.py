@@ -2,8 +2,8 @@
 
 `space(kernel, dtype)` is what the cases of one kernel are made of; `.cases()` draws from it, `.each_choice()` lists a
 few that take every choice once. Simple comes first in every choice, because Hypothesis shrinks towards the first:
-small shapes, contiguous layouts, the plainest recipe. `.roll()` takes a case by chance alone, a hundred times faster,
-for who wants very many and neither a search nor a smaller case.
+small shapes, contiguous layouts, the plainest recipe. `.roll()` takes a case by chance alone, a hundred times faster:
+for very many cases without a search or a smaller case.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sizes:
 
 
 class Chance(Protocol):
-    """Who decides: Hypothesis, or a random generator."""
+    """What chooses: Hypothesis, or a random generator."""
 
     def pick(self, choices: Sequence[Any]) -> Any: ...
 
@@ -196,7 +196,7 @@ def _takes_scalars(kernel: Kernel) -> bool:
 
 
 @dataclass(frozen=True)
-class Space:
+class CaseSpace:
     """The choices that cases are made of. `cases()` draws from them; `each_choice()` takes every one of them once.
 
     Made by `space(...)`, which checks them.
@@ -310,11 +310,11 @@ def space(
     upstream_layouts: Sequence[str] = ("contiguous",),
     upstream: Sequence[str] = ("normal",),
     shapes: Sequence[Dims] = (),
-) -> Space:
+) -> CaseSpace:
     """The space of a kernel's cases in one dtype; what cannot be drawn is refused here, not at the first draw."""
     if dtype not in kernel.dtypes:
         raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; cases were asked for {dtype!r}")
-    chosen = Space(
+    chosen = CaseSpace(
         kernel=kernel,
         dtype=dtype,
         sizes=sizes or Sizes(),
@@ -361,5 +361,5 @@ def _fits(kernel: Kernel, dims: Dims) -> None:
 
 
 @st.composite
-def _draw(draw: st.DrawFn, chosen: Space) -> Case:
+def _draw(draw: st.DrawFn, chosen: CaseSpace) -> Case:
     return chosen._chosen(_Drawn(draw))

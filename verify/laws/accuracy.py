@@ -26,7 +26,7 @@ from torch import Tensor
 
 from verify.cases import Case, problem_of
 from verify.cases.regimes import NONFINITE, segments_of
-from verify.cases.strategies import Sizes, Space, fixed_shapes, space
+from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
@@ -47,13 +47,13 @@ _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
 _BLURRED = 2.0**-6  # ULP by which the score of a case that passes may be off
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     # float64 has no wider reference: every element is judged exactly, which takes up to a millisecond each
     sizes = _EXACT if subject.dtype == "float64" else subject.sizes
     return space(subject.kernel, subject.dtype, sizes=sizes)
 
 
-def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     layouts = ("contiguous", "stepped") if subject.kernel.layouts == "any" else ("contiguous",)
     chosen = dataclasses.replace(chosen, layouts=layouts)
     return (*chosen.each_choice(), *chosen.each_pair(), *chosen.each_alone(), *_every_pattern(subject))
@@ -75,9 +75,10 @@ def _check(subject: Subject, case: Case) -> float | None:
     try:
         measured = run_kernel(kernel, case, subject.backend.device)
     except KernelError as error:
-        if set(case.absent) == set(kernel.absent) or error.__cause__ is None:
+        refused = error.__cause__ is not None and not str(error).startswith(f"{kernel.name} raised in backward")
+        if set(case.absent) == set(kernel.absent) or not refused:
             raise
-        return None  # None for an operand is refused with an error
+        return None  # None for an operand may be refused with an error, before anything is computed from it
     score = judge_measured(subject, case, measured)
     for mode, outputs in inferred(kernel, case, measured).items():
         try:

@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
-from verify.cases.strategies import EITHER_PATH, Space, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.laws.autotuners import launched
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject, plain_case
@@ -25,7 +25,7 @@ _MANY = {"elementwise": (1, 3), "rowwise": (1, 3), "contraction": (1, 3, 1)}
 _CALLS = 300
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=EITHER_PATH)
 
 
@@ -59,7 +59,7 @@ def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> Non
         demand_same(case, found, results, rule, labels=labels)
 
 
-def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     """Many calls first: they come before what a kernel does only after so many."""
     return (plain_case(subject, _MANY[subject.kernel.op.kind]), *chosen.each_choice())
 

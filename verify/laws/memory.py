@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import EITHER_PATH, Space, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import Comparison, demand_each_same, demand_same
@@ -34,7 +34,7 @@ from verify.truth.ulp import bits_of, same_bits
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     layouts = _LAYOUTS if subject.kernel.layouts == "any" else ("contiguous",)
     return space(
         subject.kernel,
@@ -46,11 +46,11 @@ def _space(subject: Subject) -> Space:
     )
 
 
-def _plain_space(subject: Subject) -> Space:
+def _plain_space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=EITHER_PATH)
 
 
-def _backward_space(subject: Subject) -> Space:
+def _backward_space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 

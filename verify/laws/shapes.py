@@ -16,7 +16,7 @@ import torch
 
 from verify.cases import Case
 from verify.cases.plan import EFFORTS
-from verify.cases.strategies import EITHER_PATH, Space, row_counts, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts, space
 from verify.laws.accuracy import judge_measured
 from verify.laws.compare import demand_same, show
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
@@ -53,7 +53,7 @@ def _dims(subject: Subject) -> list[Dims]:
     return [*chosen, (sizes.elements + 1,)]
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_dims(subject), upstream=EITHER_PATH)
 
 
@@ -127,12 +127,12 @@ def _most_rows(subject: Subject) -> list[Dims]:
     return [(rows, width, 5) if contraction else (rows, width) for width in (1, 3, 32) if rows > 65_535]
 
 
-def _many_rows(subject: Subject) -> Space:
+def _many_rows(subject: Subject) -> CaseSpace:
     shapes = _some_rows(subject) + _most_rows(subject)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
 
-def _many_examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _many_examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     return tuple(plain_case(subject, dims) for dims in (_some_rows(subject)[-1], *_most_rows(subject)))
 
 
