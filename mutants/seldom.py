@@ -75,7 +75,7 @@ class _Gelu(torch.autograd.Function):
             x = _HELD.get(ctx.key, x)
         slope = formulas.slope(wide(x), "none")
         if bug == "slope cached by address":
-            slope = _held((x.data_ptr(), tuple(x.shape), x.dtype), slope)
+            slope = _held((x.data_ptr(), x._version, tuple(x.shape), x.dtype), slope)
         return (wide(dy) * slope).to(x.dtype), None, None
 
 
@@ -105,7 +105,7 @@ _add(
 )
 _add("saved in a closure", "two forwards before one backward", "backward", "of any shape", killed_by=(STALE,))
 _add("cached by shape", "cache keyed by shape", "forward", "the first result for a shape", killed_by=(STALE, ACCURACY))
-_add("slope cached by address", "cache keyed by shape", "backward", "by address and shape", killed_by=(STALE,))
+_add("slope cached by address", "cache keyed by shape", "backward", "by address, version and shape", killed_by=(STALE,))
 _add(
     "elements far into the tensor", "elements beyond those checked", "forward", "zeros there", killed_by=("many rows",)
 )

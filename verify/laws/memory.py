@@ -176,7 +176,7 @@ def _check_stale(subject: Subject, case: Case) -> None:
         for name, value in given[0].items():
             fresh = values[at][name]
             if value is not None and fresh is not None:
-                value.copy_(fresh)
+                value.data.copy_(fresh)  # no version counter moves, as where a kernel writes, or memory is recycled
         upstream = sent_all(arriving[at], device)
         options: dict[str, Any] = {"unchanged": unchanged, "originals": arriving[at]}
         return copies(run_tensors(kernel, given[0], case.params, upstream, **options))
