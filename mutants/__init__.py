@@ -10,7 +10,18 @@ from importlib import import_module
 
 from mutants.mutant import Mutant
 
-FAMILIES = ("gelu", "geglu", "layer_norm", "layer_norm_rows", "rms_norm", "softmax", "linear", "memory", "launch")
+FAMILIES = (
+    "gelu",
+    "geglu",
+    "layer_norm",
+    "layer_norm_rows",
+    "rms_norm",
+    "softmax",
+    "linear",
+    "memory",
+    "seldom",
+    "launch",
+)
 
 
 @cache

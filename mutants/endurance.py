@@ -42,16 +42,16 @@ CHUNK_SECONDS = 3.0  # what a chunk should take: short against a run, long again
 FIRST, MOST = 5, 1000  # cases of a pair's first chunks, and of any
 HANGS_SECONDS, GRACE_SECONDS = 600.0, 30.0  # for a chunk; for one that is under way when the time is over
 STAY_SECONDS = 20.0  # with one twin, if others are waiting
-# Cases of many rows and far addresses belong to a GPU: the interpreter takes minutes for each.
-LARGE = ("many rows", "large offsets", "large tensors")
+# Far addresses, and more rows than a grid axis holds, belong to a GPU: the interpreter takes minutes for each case.
+LARGE = ("large offsets", "large tensors")
 SHARED = {"compiled": 25}  # cases with values of their own that share what is compiled
 # One at a time holds many gigabytes of a GPU, while two more make their cases, judge, or wait for the memory.
 HUGE, HUGE_AT_ONCE = ("large offsets", "large tensors"), 3
 
-Entry = dict[str, Any]
+Chunk = dict[str, Any]
 
 
-def entries_of(path: Path) -> list[Entry]:
+def entries_of(path: Path) -> list[Chunk]:
     """The finished chunks of a state file; the last line may have been cut off."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
@@ -79,8 +79,10 @@ def sizes_for(law: str) -> dict[str, Any]:
     """How large the cases of a law are."""
     from verify.laws.engine import PROFILES
 
-    sizes = PROFILES["ci"].sizes
-    return {name: replace(size, many_rows=70_000) for name, size in sizes.items()} if law in LARGE else sizes
+    sizes = dict(PROFILES["ci"].sizes)
+    if law == "many rows" or law in LARGE:
+        sizes["cuda"] = replace(sizes["cuda"], many_rows=70_000)
+    return sizes
 
 
 def rolled(law: Any, subjects: list[Any], number: int, count: int) -> tuple[int, str]:
@@ -160,7 +162,7 @@ class Schedule:
     cases: int
     laws: list[str]
     shard: tuple[int, int]
-    entries: list[Entry]
+    entries: list[Chunk]
     deadline: float
     first: int = 0  # number of a pair's first chunk
     at_once: int = 1  # how many chunks of a huge law
@@ -171,7 +173,7 @@ class Schedule:
     law_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     twin_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     pace: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds per case
-    busy: Counter[str] = field(default_factory=Counter)  # laws and twins that somebody is at
+    busy: Counter[str] = field(default_factory=Counter)  # laws and twins that a worker is at
 
     def begin(self, pairs: list[tuple[str, str]]) -> None:
         """The pairs of laws and twins, as the first worker that started found them."""
@@ -189,7 +191,7 @@ class Schedule:
             )
             self.had[entry["law"], entry["twin"]] += entry["cases"]
 
-    def take(self, twin: str, since: float) -> Entry | None:
+    def take(self, twin: str, since: float) -> Chunk | None:
         """The next chunk for a worker that has been at a twin since then; None when nothing is left, or no time."""
         if time.monotonic() > self.deadline:
             return None
@@ -215,7 +217,7 @@ class Schedule:
         self.law_seconds[law] += CHUNK_SECONDS
         return {"law": law, "twin": twin, "number": number, "cases": size}
 
-    def finish(self, task: Entry, entry: Entry) -> None:
+    def finish(self, task: Chunk, entry: Chunk) -> None:
         """Book what a chunk took in the end."""
         pair = (task["law"], task["twin"])
         self.busy.subtract(pair)
@@ -225,7 +227,7 @@ class Schedule:
         if not entry["cases"] and not entry["alarm"]:  # the law does not apply to this twin
             self.pairs.remove(pair)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Chunk) -> None:
         self.law_seconds[entry["law"]] += entry["seconds"]
         self.twin_seconds[entry["twin"]] += entry["seconds"]
         if entry["cases"] and entry["number"]:  # the first chunk compiles, and has the fixed cases
@@ -311,11 +313,11 @@ def drive(options: argparse.Namespace) -> None:
 def report(paths: list[Path], out: Path | None, earlier: list[Path] | None = None) -> int:
     """One line per law over all state files and earlier reports, and the same as JSON."""
     chunks = {(entry["law"], entry["twin"], entry["number"]): entry for path in paths for entry in entries_of(path)}
-    by_law: defaultdict[str, list[Entry]] = defaultdict(list)
+    by_law: defaultdict[str, list[Chunk]] = defaultdict(list)
     for entry in chunks.values():
         by_law[entry["law"]].append(entry)
     before = [json.loads(path.read_text(encoding="utf-8")) for path in earlier or []]
-    past: defaultdict[str, list[Entry]] = defaultdict(list)
+    past: defaultdict[str, list[Chunk]] = defaultdict(list)
     for row in (row for document in before for row in document["laws"]):
         past[row["law"]].append(row)
     rows = []

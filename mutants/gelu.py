@@ -191,7 +191,7 @@ _add(
     killed_by=(UPSTREAM,),
 )
 _add("dY assumed one", "strided or expanded upstream gradient", "backward", "written for `.sum().backward()` only")
-_add("backward always raises", "backward always raises", "backward", "a path that nobody ran")
+_add("backward always raises", "backward always raises", "backward", "a path that was never run")
 _add("backward raises for three dimensions", "backward always raises", "backward", "only matrices were ever tried")
 _add("NaN becomes zero", "NaN or infinity swallowed", "forward", "a NaN input is silently a number")
 MUTANTS = tuple(FAMILY.mutants)

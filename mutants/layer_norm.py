@@ -46,6 +46,12 @@ def _statistics(v: Tensor, eps: float, dtype: torch.dtype, bug: str | None) -> t
         eps = 1e-5
     elif bug == "eps in the input's dtype":
         eps = float(torch.tensor(eps, dtype=dtype))
+    if bug == "eps lost with a tiny variance":
+        return mean, torch.where(var + eps < 1e-10, 0.0, 1.0 / torch.sqrt(var + eps))
+    if bug == "sum carried on to a program's next row":
+        rows = formulas.rows(var).clone()
+        rows[PROGRAMS:] += rows[:-PROGRAMS] if len(rows) > PROGRAMS else 0.0
+        var = rows.reshape(var.shape)
     if bug == "eps outside the root":
         return mean, 1.0 / (torch.sqrt(var) + eps)
     if bug == "eps added to the mean":
@@ -110,6 +116,10 @@ def _backward(saved: tuple[Tensor, ...], dy: Tensor, *, eps: float, bug: str | N
     g = upstream * wide(weight)
     count = max(v.shape[-1], 1)
     mean_g, mean_gx = total(g) / count, total(g * xhat) / count
+    if bug == "sum carried on to a program's next row backward":
+        rows = formulas.rows(mean_gx).clone()
+        rows[PROGRAMS:] += rows[:-PROGRAMS] if len(rows) > PROGRAMS else 0.0
+        mean_gx = rows.reshape(mean_gx.shape)
     if bug == "mean(g) lost":
         mean_g = torch.zeros_like(mean_g)
     elif bug == "xhat term lost":
@@ -180,21 +190,34 @@ def make(
     dtypes: tuple[str, ...] = ("float32",),
     max_ulp: float = 2.0,
     op: str = "layer_norm",
+    optional: tuple[str, ...] = (),
 ) -> Kernel:
-    """A layer norm, or one of x + residual, with at most one bug."""
+    """A layer norm, or one of x + residual, with at most one bug. `optional` operands may be None."""
     residual = op == "layer_norm_residual"
 
     def function(*arguments: Any) -> Tensor:
         *operands, eps = arguments
+        if optional:
+            x, weight, bias = operands
+            if bug == "bias lost without a weight" and weight is None:
+                bias = None
+            elif bug == "weight lost without a bias" and bias is None:
+                weight = None
+            operands = [
+                x,
+                x.new_ones(x.shape[-1]) if weight is None else weight,
+                x.new_zeros(x.shape[-1]) if bias is None else bias,
+            ]
         pair = differentiable(
             partial(_forward, eps=eps, bug=bug, residual=residual),
             partial(_backward, eps=eps, bug=bug, residual=residual),
         )
         return pair(*operands)
 
-    return declare(op, function, name=name, dtypes=dtypes, max_ulp=max_ulp, eps=True, outputs=["y"])
+    return declare(op, function, name=name, dtypes=dtypes, max_ulp=max_ulp, eps=True, optional=optional, outputs=["y"])
 
 
+PROGRAMS = 96  # that go over all rows in turn
 BF16: dict[str, Any] = {"dtypes": ("bfloat16",), "max_ulp": 0.6}
 FP16: dict[str, Any] = {"dtypes": ("float16",), "max_ulp": 0.6}
 FAMILY = Family("layer_norm", make)
@@ -217,6 +240,13 @@ _add(
 )
 _add("eps in the input's dtype", "eps lost or misplaced", "forward", "1e-12 is 0 in float16", **FP16)
 _add("rstd recomputed without eps", "eps lost or misplaced", "backward", "forward has eps, backward has none")
+_add("eps lost with a tiny variance", "value recipe with a parameter", "backward", "constant rows with eps = 1e-12")
+NARROW = {"killed_by": ("many rows",)}
+_add("sum carried on to a program's next row", "more rows than programs", "forward", "never set to 0", **NARROW)
+_add("sum carried on to a program's next row backward", "more rows than programs", "backward", "likewise", **NARROW)
+EITHER: dict[str, Any] = {"optional": ("weight", "bias")}
+_add("bias lost without a weight", "None for an operand", "forward", "weight=None alone", **EITHER)
+_add("weight lost without a bias", "None for an operand", "forward", "bias=None alone", **EITHER)
 _add("square in float16", "square overflows", "forward", "centred values beyond 256", **FP16)
 _add("square in float32", "square overflows", "forward", "rows near 1e30")
 _add("variance in float32 backward", "square overflows", "backward", "recomputed for rows near 1e30")

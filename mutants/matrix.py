@@ -39,7 +39,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Row:
+class Fates:
     """One mutant under all laws."""
 
     mutant: Mutant
@@ -101,7 +101,7 @@ def try_law(law: Law, kernel: Kernel, backend: Backend, profile: Profile) -> Tri
     return Trial(law.name, "survived", tried) if applied else Trial(law.name, "not applicable", tried, skipped)
 
 
-def row_of(mutant: Mutant, laws: Sequence[Law], backend: Backend, profile: Profile, *, first: bool = False) -> Row:
+def row_of(mutant: Mutant, laws: Sequence[Law], backend: Backend, profile: Profile, *, first: bool = False) -> Fates:
     """One mutant under the given laws; with `first`, until one kills it, those written for it before all others.
 
     A kernel that damages foreign memory runs in processes of its own, unless guard bands surround it anyway.
@@ -114,17 +114,17 @@ def row_of(mutant: Mutant, laws: Sequence[Law], backend: Backend, profile: Profi
 
     seen = None if mutant.unsafe else seen_by_assert_close(mutant.kernel, mutant.twin, backend)
     if not first:
-        return Row(mutant, tuple(one(law) for law in laws), seen)
+        return Fates(mutant, tuple(one(law) for law in laws), seen)
     trials: dict[str, Trial] = {}
     visible = list(laws) if backend.name in mutant.backends else []
     for law in sorted(visible, key=lambda law: law.name not in mutant.killed_by):
         trials[law.name] = one(law)
         if trials[law.name].fate in ("killed", "crashed"):
             break
-    return Row(mutant, tuple(trials.get(law.name, Trial(law.name, "not tried", 0)) for law in laws), seen)
+    return Fates(mutant, tuple(trials.get(law.name, Trial(law.name, "not tried", 0)) for law in laws), seen)
 
 
-def self_test(rows: Sequence[Row], laws: Sequence[Law], backend: Backend, profile: Profile) -> SelfTest:
+def self_test(rows: Sequence[Fates], laws: Sequence[Law], backend: Backend, profile: Profile) -> SelfTest:
     """The matrix as a part of the run record. Twins are tried by `--twins` and by `mutants.endurance`."""
     kills = [
         Kill(

@@ -100,11 +100,13 @@ def declare(
     dtypes: tuple[str, ...],
     max_ulp: float,
     eps: bool = False,
+    optional: tuple[str, ...] = (),
     **options: Any,
 ) -> Kernel:
     """Declare a kernel that refuses what it does not promise: other dtypes, and operands that do not fit together."""
 
     def accept(operands: tuple[Any, ...]) -> None:
+        operands = tuple(operand for operand in operands if operand is not None) if optional else operands
         for operand in operands:
             if not isinstance(operand, Tensor):
                 raise TypeError(f"{name}: operands are tensors; received {type(operand).__name__}")

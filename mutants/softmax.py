@@ -35,7 +35,7 @@ def _forward_kernel(
         mask_in = row < M
     else:
         mask_in = mask
-    if BUG == "padded lanes join the sum" or BUG == "padded lanes join the maximum":
+    if BUG == "padded lanes join the sum" or BUG == "padded lanes join the maximum" or BUG == "rows padded with 0":
         x = tl.load(x_ptr + offset, mask=mask_in, other=0.0).to(tl.float64)
     else:
         x = tl.load(x_ptr + offset, mask=mask_in, other=-float("inf")).to(tl.float64)
@@ -46,6 +46,8 @@ def _forward_kernel(
         if BUG == "padded lanes join the maximum":  # in float32, as such kernels work: a far maximum underflows
             weights = tl.exp((x - top).to(tl.float32)).to(tl.float64)
             weights = tl.where(mask, weights, 0.0)
+        elif BUG == "rows padded with 0":  # in float64: all of a row beyond 745 below zero underflows
+            weights = tl.where(mask, tl.exp(x - top), 0.0)
         else:
             weights = tl.exp(x - top)
     y = weights / tl.sum(weights, 1)[:, None]
@@ -120,6 +122,7 @@ FAMILY = Family("softmax", make)
 _add = FAMILY.add
 _add("padded lanes join the sum", "padded lanes join the variance", "forward", "each adds exp(0 - max) to the sum")
 _add("padded lanes join the maximum", "padded lanes join the variance", "forward", "a zero tops rows far below it")
+_add("rows padded with 0", "rows far below zero", "forward", "a padded lane is the maximum of such a row")
 _add("maximum not subtracted", "square overflows", "forward", "exp overflows for x > 88")
 _add(
     "the next row is read too",

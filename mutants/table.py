@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mutants.matrix import Row, Trial
+from mutants.matrix import Fates, Trial
 
 _SIGNS = {"survived": ".", "not applicable": "-", "not tried": " ", "crashed": "!", "harness error": "E"}
 
 
-def render(rows: Sequence[Row], backend: str) -> str:
+def render(rows: Sequence[Fates], backend: str) -> str:
     """One line per mutant, one column per law: the number of cases until it died, "." survived, "-" does not apply."""
     if not rows:
         return "no mutant was chosen"
@@ -42,7 +42,7 @@ def _seen(verdict: str) -> str:
     return {"caught": "yes", "missed": "no"}.get(verdict, "twin")
 
 
-def _summary(rows: Sequence[Row], backend: str) -> list[str]:
+def _summary(rows: Sequence[Fates], backend: str) -> list[str]:
     visible = [row for row in rows if backend in row.mutant.backends]
     killed = [row for row in visible if row.killers]
     judged = [row for row in visible if row.seen is not None]

@@ -14,7 +14,7 @@ from verify.errors import UsageError
 CASE = Case(dtype="float32", dims=(1, 1), fill="ones", values={"x": "c0b729d2"})
 
 
-def entry(**fields: object) -> corpus.Entry:
+def entry(**fields: object) -> corpus.PinnedCase:
     given: dict[str, object] = {"result": "y", "index": 0, "error": 16777210.9, "gate": "plain", "why": "a hunt"}
     return corpus.entry("my_gelu", "accuracy.py::my_gelu", "gelu", CASE, **{**given, **fields})  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import verify
 from verify.cases import inputs_of
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import (
+    EITHER_PATH,
     ELEMENT_RECIPES,
     EPSILONS,
     ROW_RECIPES,
@@ -19,6 +21,7 @@ from verify.cases.strategies import (
     cases,
     fixed_shapes,
     interesting_sizes,
+    row_counts,
     space,
 )
 from verify.cases.values import SMALL, fill
@@ -61,6 +64,29 @@ def test_all_but_one_choice_stay_plain() -> None:
     for case in others:
         changed = [case.fill != plain.fill, case.dims != plain.dims, case.params != {}, case.layouts != {}]
         assert sum(changed) == 1, case
+
+
+def test_each_recipe_meets_each_parameter_and_each_optional_operand_is_left_out_alone() -> None:
+    chosen = space(norm, "float32")
+    pairs = [(case.fill, case.params["eps"]) for case in chosen.each_pair()]
+    assert sorted(pairs) == sorted((recipe, eps) for recipe in ROW_RECIPES[1:] for eps in EPSILONS[1:])
+    assert ("constant", 1e-12) in pairs and ("mean -1e3", 1e-12) in pairs
+    assert [case.absent for case in chosen.each_alone()] == [("weight",), ("bias",)]
+    assert space(silu, "float32").each_pair() == space(silu, "float32").each_alone() == ()
+
+
+def test_a_call_without_gradients_is_one_choice_of_the_upstream() -> None:
+    chosen = space(silu, "float32", upstream=EITHER_PATH)
+    assert [case.upstream for case in chosen.each_choice()].count("") == 1
+    rolled = [chosen.roll(random.Random(seed)).upstream for seed in range(200)]
+    assert 20 < rolled.count("") < 90
+
+
+def test_numbers_of_rows_lie_beyond_65_and_are_seldom_round() -> None:
+    counts = row_counts(65_534)
+    assert counts[0] == 66 and 60_000 < counts[-1] <= 65_534
+    assert all(more <= less * 1.1 + 2 for less, more in pairwise(counts))
+    assert sum(count % 16 == 0 for count in counts) <= len(counts) // 8
 
 
 def test_a_rolled_case_is_one_of_the_space_and_every_choice_comes_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,12 @@ import torch
 import verify
 from verify import Policy, backends
 from verify.cases import Case
+from verify.cases.strategies import Sizes
+from verify.errors import KernelError
+from verify.laws import registry
 from verify.laws.accuracy import _surely_within, fetched, judge_results
 from verify.laws.law import Broken, Subject
+from verify.measure.call import INFERENCE
 from verify.truth import formats
 from verify.truth.ulp import bits_of, errors, from_bits, widen
 
@@ -126,3 +131,56 @@ def test_terms_within_the_format_leave_the_limit_as_it_is() -> None:
     assert judged(LARGE, 32736.0, 16.0) < 0.01
     with pytest.raises(Broken, match="beyond the kernel's own limit"):
         judged(LARGE, 32640.0, 16.0)
+
+
+# -- None for an operand, calls for inference --------------------------------------------------------------
+
+
+def judge_plain(function, op: str, fill: str, **fields) -> float | None:
+    """What the law says of one plain case."""
+    kernel = verify.kernel(op=op, dtypes=["float32"], max_ulp=64, gradients=True)(function)
+    case = Case(dtype="float32", dims=(5, 8), fill=fill, upstream="normal", **fields)
+    return registry.get("accuracy").check(Subject(kernel, "float32", backends.select(), Sizes()), case)
+
+
+def test_none_for_an_operand_may_be_refused_but_not_by_the_backward_pass() -> None:
+    def refuses(x, weight, bias, *, eps):
+        if bias is None:
+            raise TypeError("bias is a tensor")
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def no_slot(gradient):
+        raise RuntimeError("no slot for dbias")
+
+    def takes(x, weight, bias, *, eps):
+        y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        if bias is None:
+            y.register_hook(no_slot)
+        return y
+
+    def loses(x, weight, bias, *, eps):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], None if bias is None else weight, bias, eps)
+
+    without: dict[str, Any] = {"op": "layer_norm", "fill": "randn", "absent": ("bias",)}
+    assert judge_plain(refuses, **without) is None
+    with pytest.raises(KernelError, match="takes raised in backward: RuntimeError: no slot for dbias"):
+        judge_plain(takes, **without)
+    with pytest.raises((Broken, KernelError)):
+        judge_plain(loses, **without)
+    assert all(judge_plain(each, "layer_norm", "randn") < 64 for each in (refuses, takes, loses))
+
+
+@pytest.mark.parametrize("mode", INFERENCE)
+def test_a_call_for_inference_is_judged_and_its_mode_named(mode: str) -> None:
+    def silu(x):
+        y = torch.nn.functional.silu(x)
+        wrong = {
+            "under torch.no_grad()": x.requires_grad and not torch.is_grad_enabled(),
+            "under torch.inference_mode()": torch.is_inference_mode_enabled(),
+        }.get(mode, not x.requires_grad)
+        return y * 1.001 if wrong else y
+
+    with pytest.raises(Broken) as caught:
+        judge_plain(silu, "silu", "normal")
+    assert caught.value.rule == f"beyond the kernel's own limit {mode}"
+    assert judge_plain(torch.nn.functional.silu, "silu", "normal") < 64

@@ -28,7 +28,7 @@ from verify.truth.ulp import same_bits
 
 # At most so many operations, and questions, of a plain case (with a stride where the law is about strides).
 LIMITS = {
-    "accuracy": (6, 1),
+    "accuracy": (11, 2),
     "mixed dtypes": (6, 1),
     "special values": (7, 1),
     "layout independence": (12, 2),
@@ -121,7 +121,7 @@ def as_on_a_gpu(host: Host) -> Iterator[None]:
         for module, name in shared:
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, host.shared(getattr(module, name))))
-        for module in (measure, compare, guard):
+        for module in (measure, compare, guard, memory):
             stack.enter_context(mock.patch.object(module, "same_bits", host.same_bits))
         for module in (measure, special, accuracy):
             stack.enter_context(mock.patch.object(module, "fetched", host.fetched))

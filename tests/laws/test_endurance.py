@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import verify
-from mutants.endurance import FIRST, Entry, Schedule, entries_of, report, rolled
+from mutants.endurance import FIRST, Chunk, Schedule, entries_of, report, rolled
 from verify.cases import Case
 from verify.cases.strategies import Sizes
 from verify.laws import registry
@@ -21,22 +21,22 @@ PAIRS = [(law, twin) for law in ("cheap", "dear") for twin in ("a", "b")]
 SECONDS = {"cheap": 0.001, "dear": 1.0}  # per case
 
 
-def run(schedule: Schedule, chunks: int) -> list[Entry]:
+def run(schedule: Schedule, chunks: int) -> list[Chunk]:
     """One worker that stays with no twin, and takes as long for a case as its law does."""
-    done: list[Entry] = []
+    done: list[Chunk] = []
     while len(done) < chunks and (task := schedule.take("a", -math.inf)) is not None:
         done.append(task | {"seconds": SECONDS[task["law"]] * task["cases"], "alarm": ""})
         schedule.finish(task, done[-1])
     return done
 
 
-def schedule(entries: list[Entry], **changed: object) -> Schedule:
+def schedule(entries: list[Chunk], **changed: object) -> Schedule:
     made = Schedule(**{"cases": 100, "laws": [], "shard": (0, 1), "entries": entries, "deadline": math.inf} | changed)
     made.begin(PAIRS)
     return made
 
 
-def cases(entries: list[Entry], law: str) -> int:
+def cases(entries: list[Chunk], law: str) -> int:
     return sum(entry["cases"] for entry in entries if entry["law"] == law)
 
 

@@ -116,6 +116,14 @@ def test_a_buffer_that_another_shape_disturbs_is_found() -> None:
     breaks("determinism", elementwise(remembers), rule)
 
 
+def test_a_kernel_that_changes_after_many_calls_is_found_by_its_first_case() -> None:
+    calls = itertools.count()
+    found = breaks(
+        "determinism", elementwise(lambda x: silu(x) * (1 + (next(calls) >= 250) * 1e-3)), "the results change"
+    )
+    assert found.message == "the results change after 249 calls" and found.cases == 1
+
+
 # -- shapes --------------------------------------------------------------------------------------------
 
 
@@ -172,8 +180,24 @@ def test_a_matrix_product_that_loses_its_last_block_is_found() -> None:
     breaks("shapes", matrix(blocks_of_sixteen), "beyond the kernel's own limit")
 
 
+def test_sums_that_a_program_carries_on_to_its_next_row_are_found() -> None:
+    def carried(x, weight, bias, *, eps):
+        y = layer_norm(x, weight, bias, eps=eps)
+        return torch.cat([y[:128], y[128:] + y[:-128] * 1e-6]) if len(y) > 128 else y
+
+    breaks("many rows", rowwise(carried), "many rows at once give other results than a few at a time")
+    holds("many rows", rowwise(layer_norm))
+
+
+def test_elements_beyond_those_that_are_judged_one_by_one_are_found() -> None:
+    def far(x):
+        y = silu(x).reshape(-1)
+        return torch.cat([y[: 1 << 18], 2 * y[1 << 18 :]]).reshape(x.shape)
+
+    breaks("many rows", elementwise(far, gradients=False), "many rows at once give other results than a few at a time")
+
+
 def test_many_rows_are_tried_where_the_profile_has_them() -> None:
-    skips("many rows", elementwise(silu), "this profile has no case of more than 65,535 rows")
     large = Sizes(elements=300, width=300, depth=64, many_rows=65_600)
     profile = Profile("large", 20, {"interpreter": large, "cuda": large})
     assert attempt("many rows", elementwise(silu), profile=profile).status == "ok"

@@ -101,6 +101,46 @@ def test_results_cached_by_shape_are_found() -> None:
     breaks("no stale results", declared(cached, gradients=False), rule)
 
 
+def test_results_cached_by_shape_alone_are_found_although_each_call_gives_the_same() -> None:
+    cache: dict[Any, torch.Tensor] = {}
+    kernel = declared(lambda x: cache.setdefault(x.shape, torch.nn.functional.silu(x)).clone(), gradients=False)
+    found = breaks("no stale results", kernel, "new values in the same memory do not give the results of those values")
+    assert found.facts["result"] == "y, the same bits as for the values before"
+
+
+def test_the_last_result_for_an_address_is_found_by_the_first_values_again() -> None:
+    seen: dict[int, torch.Tensor] = {}
+
+    def third(x):
+        """From its third call at an address on, what the second gave."""
+        y = torch.nn.functional.silu(x)
+        calls = seen.setdefault(x.data_ptr(), [])
+        calls.append(y)
+        return calls[1].clone() if len(calls) > 2 and calls[1].shape == y.shape else y
+
+    breaks("no stale results", declared(third, gradients=False), "new values in the same memory do not give")
+
+
+@pytest.mark.parametrize("kept", ["of the shape", "of the last call"])
+def test_a_forward_pass_between_another_and_its_backward_pass_is_found(kept: str) -> None:
+    held: dict[Any, torch.Tensor] = {}
+
+    class Held(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.key = tuple(x.shape) if kept == "of the shape" else "last"
+            held[ctx.key] = x.clone()
+            return silu(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            x = held[ctx.key].double()
+            return (dy * torch.sigmoid(x) * (1 + x * torch.sigmoid(-x))).to(dy.dtype)
+
+    rule = "the gradients of a call depend on another call before its backward pass"
+    breaks("no stale results", declared(Held.apply, gradients=True), rule)
+
+
 def test_a_recycled_output_buffer_is_found() -> None:
     buffers: dict[Any, torch.Tensor] = {}
 

@@ -24,5 +24,5 @@ def test_every_law_of_every_module_is_registered_once() -> None:
 
 
 def test_an_unknown_law_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"no law is named 'speed'; the laws are: accuracy, mixed dtypes, "):
+    with pytest.raises(UsageError, match=r"no law is named 'speed'; the laws are: determinism, accuracy, "):
         registry.get("speed")

@@ -14,7 +14,7 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError
 from verify.measure import call as measure
-from verify.measure.call import Unchanged, copies, describe, run_baseline, run_kernel, run_tensors
+from verify.measure.call import INFERENCE, Unchanged, copies, describe, inferred, run_baseline, run_kernel, run_tensors
 from verify.truth import ulp
 from verify.truth.ulp import bits_of, same_bits
 
@@ -66,6 +66,96 @@ def gelu(x: Tensor) -> Tensor:
 def test_a_wrong_return_value(function: Callable[..., object], message: str) -> None:
     assert refusal(function) == message
     assert refusal(function, FORWARD) == message
+
+
+class Late(Tensor):
+    """A subclass may compute when it is read."""
+
+
+LAZY = "k must return {} as a plain tensor with its values in memory; it returned {}"
+
+
+@pytest.mark.parametrize(
+    ("lazily", "what"),
+    [
+        (lambda y: y.as_subclass(Late), "the subclass Late"),
+        (lambda y: y.to_sparse(), "one with the layout torch.sparse_coo"),
+        (lambda y: torch._neg_view(-y), "a lazy view, whose values are computed when it is read"),
+        (lambda y: torch._efficientzerotensor(y.shape), "a lazy view, whose values are computed when it is read"),
+    ],
+)
+def test_values_that_are_not_in_memory_are_refused(lazily: Callable[[Tensor], Tensor], what: str) -> None:
+    assert refusal(lambda x: lazily(gelu(x)), FORWARD) == LAZY.format("y", what)
+
+
+def test_a_storage_that_was_freed_is_refused() -> None:
+    def freed(x: Tensor) -> Tensor:
+        y = gelu(x)
+        y.untyped_storage().resize_(4)
+        return y
+
+    assert refusal(freed, FORWARD) == LAZY.format("y", "one whose storage has 4 of 96 bytes")
+
+
+def test_a_gradient_of_a_subclass_is_refused_and_a_parameter_is_a_tensor() -> None:
+    class Subclassed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return gelu(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy.clone().as_subclass(Late)
+
+    assert refusal(Subclassed.apply, gradients=True) == LAZY.format("dx", "the subclass Late")
+    kept = declare(lambda x: torch.nn.Parameter(gelu(x)))
+    assert same_bits(
+        [run_kernel(kept, FORWARD, "cpu").results["y"]], [run_kernel(declare(gelu), FORWARD, "cpu").results["y"]]
+    )
+
+
+def test_a_call_for_inference_is_shown_where_its_bits_differ() -> None:
+    def trained(x: Tensor) -> Tensor:
+        return gelu(x) * (1.0 if x.requires_grad and torch.is_grad_enabled() else 2.0)
+
+    case, right = CASE, declare(gelu)
+    measured = run_kernel(right, case, "cpu")
+    assert inferred(right, case, measured) == {}
+    assert inferred(right, FORWARD, run_kernel(right, FORWARD, "cpu")) == {}
+    found = inferred(declare(trained), case, run_kernel(declare(trained), case, "cpu"))
+    assert list(found) == list(INFERENCE)
+    for outputs in found.values():
+        assert torch.equal(outputs["y"], 2.0 * measured.results["y"]) and not outputs["y"].is_inference()
+
+    def refuses(x: Tensor) -> Tensor:
+        if torch.is_inference_mode_enabled():
+            raise ValueError("no graph")
+        return gelu(x)
+
+    with pytest.raises(KernelError, match=r"k under torch.inference_mode\(\) raised ValueError: no graph"):
+        inferred(declare(refuses), case, measured)
+
+    def overwrites(x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            x.detach().zero_()
+        return gelu(x)
+
+    with pytest.raises(KernelError, match="k for inference must not change its inputs; x differs after the call"):
+        inferred(declare(overwrites), case, run_kernel(declare(overwrites), case, "cpu"))
+
+
+def test_an_operand_that_a_case_leaves_out_is_none_to_a_kernel_that_takes_it() -> None:
+    seen = []
+
+    def norm(x, weight, bias, *, eps):
+        seen.append((weight is None, bias is None))
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    for absent in ((), ("bias",), ("weight",)):
+        case = Case(dtype="float32", dims=(4, 6), fill="randn", upstream="normal", absent=absent)
+        results = run_kernel(declare(norm, op="layer_norm"), case, "cpu").results
+        assert set(results) == {"y", "dx", "dweight", "dbias"} - {"d" + name for name in absent}
+    assert seen == [(False, False), (False, True), (True, False)]
 
 
 def test_two_outputs_are_both_checked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -253,6 +254,26 @@ def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: 
     assert sizes == (matrices if op == "linear" else widths - {0})
     regimes = [case.regime for case in group.cases]
     assert min(map(regimes.count, regimes)) >= 2
+
+
+def test_a_plan_for_elementwise_kernels_holds_more_elements_than_any_effort_names_whatever_the_seed() -> None:
+    kernel = verify.kernel(op="geglu", dtypes=["float32", "bfloat16", "float64"])(lambda x: x)
+    for backend, effort in EFFORTS.items():
+        for dtype in kernel.dtypes:
+            [[case], [other]] = [plan(kernel, dtype, backend, seed)[0].cases for seed in (0, 1)]
+            named = effort.float64_elements if dtype == "float64" else effort.elements
+            assert case.dims == other.dims and named < math.prod(case.dims) < named * 1.1
+
+
+def test_what_is_wrong_for_inference_alone_is_a_result_of_its_own() -> None:
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return silu(x) * (0.5 if torch.is_inference_mode_enabled() else 1.0)
+
+    run = measured(verify.kernel(op="silu", dtypes=["float16"])(halved))
+    assert [item.output for item in run.results][:3] == ["y", "dx", "y under torch.inference_mode()"]
+    result = only(run, "y under torch.inference_mode()")
+    assert (only(run).status, result.status, run.status) == ("ok", "wrong", "wrong")
+    assert result.properties != only(run).properties and result.worst[0].origin.law == "accuracy"
 
 
 @pytest.mark.parametrize(("count", "said"), [(1, "1 infinite or NaN input,"), (2, "2 infinite or NaN inputs,")])

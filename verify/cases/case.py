@@ -65,7 +65,7 @@ def operand_dtype(case: Case, operand: Operand) -> str:
 def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = False) -> dict[str, Tensor | None]:
     """The operands of a case on a device, in the op's order; absent ones are None.
 
-    With `shared` nobody may write to them: they may be those of other callers. Where all are small they then lie in
+    With `shared` they must not be written to: they may be those of other callers. Where all are small they then lie in
     the memory of the host, whatever the device.
     """
     params = op.resolve(case.params)

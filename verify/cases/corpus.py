@@ -30,7 +30,7 @@ from verify.truth.formats import named
 SCHEMA = 1
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class PinnedCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One pinned case. Either `law` is named, or `result` and `index`."""
 
     schema: int
@@ -78,9 +78,9 @@ def entry(
     backend: str = "",
     commit: str = "",
     why: str = "",
-) -> Entry:
+) -> PinnedCase:
     """A new entry, dated now."""
-    made = Entry(
+    made = PinnedCase(
         schema=SCHEMA,
         kernel=kernel,
         target=target,
@@ -107,7 +107,7 @@ def folder() -> Path:
     return config.find().corpus
 
 
-def cases_for(kernel: str, dtype: str | None = None, where: Path | None = None) -> list[Entry]:
+def cases_for(kernel: str, dtype: str | None = None, where: Path | None = None) -> list[PinnedCase]:
     """The entries of a kernel, of one dtype or of all, in the order of their files; none where nothing is pinned.
 
     `verify run` judges those with a `result`, `verify.laws_for` tries those with a `law`.
@@ -118,14 +118,14 @@ def cases_for(kernel: str, dtype: str | None = None, where: Path | None = None) 
     return [item for item in found if item.kernel == kernel and dtype in (None, item.dtype)]
 
 
-def load(where: Path | None = None) -> list[Entry]:
+def load(where: Path | None = None) -> list[PinnedCase]:
     """Every entry, in the order of kernels and files."""
     inside = where or folder()
     paths = sorted(inside.glob("*/*.json"), key=lambda path: path.relative_to(inside).parts)
     return [_read(path) for path in paths]
 
 
-def add(item: Entry, where: Path | None = None) -> tuple[Path, bool]:
+def add(item: PinnedCase, where: Path | None = None) -> tuple[Path, bool]:
     """Pin an entry: its file, and whether it is new. What is pinned already stays as it is."""
     _check(item, "the entry")
     path = (where or folder()) / _slug(item.kernel) / f"{item.id}.json"
@@ -137,7 +137,7 @@ def add(item: Entry, where: Path | None = None) -> tuple[Path, bool]:
     return path, True
 
 
-def remove(identity: str, where: Path | None = None) -> Entry:
+def remove(identity: str, where: Path | None = None) -> PinnedCase:
     """Unpin one entry by its id."""
     inside = where or folder()
     paths = sorted(inside.glob(f"*/{identity}.json")) if re.fullmatch(r"[0-9a-f]{12}", identity) else []
@@ -157,9 +157,9 @@ def _slug(kernel: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", kernel) + "-" + hashlib.sha256(kernel.encode()).hexdigest()[:6]
 
 
-def _read(path: Path) -> Entry:
+def _read(path: Path) -> PinnedCase:
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Entry)
+        found = msgspec.json.decode(path.read_bytes(), type=PinnedCase)
     except OSError as error:
         raise UsageError(f"cannot read the corpus entry {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -175,7 +175,7 @@ def _read(path: Path) -> Entry:
     return found
 
 
-def _check(item: Entry, where: str) -> None:
+def _check(item: PinnedCase, where: str) -> None:
     """The rules that types cannot say."""
     if item.schema != SCHEMA:
         raise UsageError(f"{where} has corpus schema {item.schema}; this verify reads {SCHEMA}")

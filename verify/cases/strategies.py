@@ -2,8 +2,8 @@
 
 `space(kernel, dtype)` is what the cases of one kernel are made of; `.cases()` draws from it, `.each_choice()` lists a
 few that take every choice once. Simple comes first in every choice, because Hypothesis shrinks towards the first:
-small shapes, contiguous layouts, the plainest recipe. `.roll()` takes a case by chance alone, a hundred times faster,
-for who wants very many and neither a search nor a smaller case.
+small shapes, contiguous layouts, the plainest recipe. `.roll()` takes a case by chance alone, a hundred times faster:
+for very many cases without a search or a smaller case.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any, Protocol
 
 import msgspec
@@ -29,12 +30,16 @@ ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
 ROW_RECIPES = tuple(name for name in ROW if not name.startswith("around"))
 MATRIX_RECIPES = ("randn", "mean 1e3", "outlier", "spread")
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
+# Recipes of the upstream gradient for what holds without one too: "" is a call in which no operand requires a gradient.
+EITHER_PATH = ("normal", "normal", "normal", "")
 Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the tensors of drawn cases may be. `many_rows` is a number of rows that outgrows a grid axis.
+    """How large the tensors of drawn cases may be.
+
+    `rows` outgrow the programs that a kernel launches at once, `many_rows` a grid axis.
 
     `every_pattern`: an op of one 16-bit number is tried on all of them.
     """
@@ -42,12 +47,13 @@ class Sizes:
     elements: int = 1 << 12
     width: int = 1 << 11
     depth: int = 300
+    rows: int = 1 << 10
     many_rows: int = 0
     every_pattern: bool = False
 
 
 class Chance(Protocol):
-    """Who decides: Hypothesis, or a random generator."""
+    """What chooses: Hypothesis, or a random generator."""
 
     def pick(self, choices: Sequence[Any]) -> Any: ...
 
@@ -85,6 +91,15 @@ def _one_of(choices: Sequence[Any]) -> st.SearchStrategy[Any]:
     if key not in _STRATEGIES:
         _STRATEGIES[key] = st.sampled_from(choices)
     return _STRATEGIES[key]
+
+
+@lru_cache
+def row_counts(largest: int) -> tuple[int, ...]:
+    """Numbers of rows beyond 65, each a tenth more than the one before: few of them are round."""
+    counts = [66]
+    while (more := counts[-1] * 11 // 10 + 1) <= largest:
+        counts.append(more)
+    return tuple(counts)
 
 
 @lru_cache
@@ -186,7 +201,7 @@ def _takes_scalars(kernel: Kernel) -> bool:
 
 
 @dataclass(frozen=True)
-class Space:
+class CaseSpace:
     """The choices that cases are made of. `cases()` draws from them; `each_choice()` takes every one of them once.
 
     Made by `space(...)`, which checks them.
@@ -248,13 +263,30 @@ class Space:
         for dims in forms[1:]:
             vary(dims=dims)
         if plain.upstream:
-            for arriving in self.upstream[1:]:
-                vary(upstream=arriving)
+            for arriving in dict.fromkeys(self.upstream):
+                if arriving != plain.upstream:
+                    vary(upstream=arriving)
             for output in kernel.outputs:
                 for layout in self.upstream_layouts:
                     if layout != "contiguous":
                         vary(layouts={"d" + output: layout})
         return tuple(found)
+
+    def each_pair(self) -> tuple[Case, ...]:
+        """The plain case with every other recipe together with every other value of every free parameter."""
+        plain, *varied = self.each_choice()
+        resolve = self.kernel.op.resolve
+        some = [case for case in varied if resolve(case.params) != resolve(plain.params)]
+        return tuple(
+            msgspec.structs.replace(case, fill=recipe, regime=recipe if plain.regime else "", seed=seed)
+            for seed, (recipe, case) in enumerate(product(self.fill[1:], some), len(varied) + 1)
+        )
+
+    def each_alone(self) -> tuple[Case, ...]:
+        """The plain case with None for each optional operand that the kernel takes, one at a time."""
+        plain, kernel = self.each_choice()[0], self.kernel
+        names = [operand.name for operand in kernel.op.operands if operand.optional and operand.name in kernel.operands]
+        return tuple(msgspec.structs.replace(plain, absent=(*plain.absent, name)) for name in names)
 
     def _case(
         self, dims: Dims, recipe: str, params: dict[str, Any], arriving: str, placed: dict[str, str], seed: int = 0
@@ -283,18 +315,18 @@ def space(
     upstream_layouts: Sequence[str] = ("contiguous",),
     upstream: Sequence[str] = ("normal",),
     shapes: Sequence[Dims] = (),
-) -> Space:
+) -> CaseSpace:
     """The space of a kernel's cases in one dtype; what cannot be drawn is refused here, not at the first draw."""
     if dtype not in kernel.dtypes:
         raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; cases were asked for {dtype!r}")
-    chosen = Space(
+    chosen = CaseSpace(
         kernel=kernel,
         dtype=dtype,
         sizes=sizes or Sizes(),
         fill=tuple(fill) if fill is not None else recipes(kernel),
         layouts=_some("layouts", layouts, LAYOUTS),
         upstream_layouts=_some("upstream layouts", upstream_layouts, LAYOUTS),
-        upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW)),
+        upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
         shapes=tuple(tuple(dims) for dims in shapes),
     )
     _some("recipes", chosen.fill, (*ELEMENT, *ROW))
@@ -339,5 +371,5 @@ def _fits(kernel: Kernel, dims: Dims) -> None:
 
 
 @st.composite
-def _draw(draw: st.DrawFn, chosen: Space) -> Case:
+def _draw(draw: st.DrawFn, chosen: CaseSpace) -> Case:
     return chosen._chosen(_Drawn(draw))

@@ -300,7 +300,7 @@ def _operands(kernel: Kernel, case: Case, measured: Measured) -> str:
 
 def _call(kernel: Kernel, case: Case, name: str, found: Replay) -> str:
     params = kernel.op.resolve(case.params)
-    arguments = [item for item in kernel.operands if item not in case.absent]
+    arguments = ["None" if item in case.absent else item for item in kernel.operands]
     arguments += [f"{item}={value!r}" for item, value in params.items() if item in kernel.accepted]
     lines = [
         f"outputs = {name}({', '.join(arguments)})",
@@ -309,7 +309,7 @@ def _call(kernel: Kernel, case: Case, name: str, found: Replay) -> str:
     if found.result in kernel.outputs:
         lines.append(f"{found.result} = outputs[{kernel.outputs.index(found.result)}]")
     else:
-        leaves = [operand.name for operand in kernel.differentiable]
+        leaves = [operand.name for operand in kernel.differentiable if operand.name not in case.absent]
         arriving = ", ".join("d" + output for output in kernel.outputs)
         lines += [
             f"pairs = [(y, dy) for y, dy in zip(outputs, ({arriving},)) if y.requires_grad]",

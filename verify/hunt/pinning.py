@@ -31,7 +31,7 @@ def unpin(identities: Sequence[str]) -> list[dict[str, Any]]:
     return [plain(corpus.remove(identity)) for identity in dict.fromkeys(identities)]
 
 
-def plain(item: corpus.Entry) -> dict[str, Any]:
+def plain(item: corpus.PinnedCase) -> dict[str, Any]:
     """An entry as JSON values, with its id."""
     return {"id": item.id, **msgspec.to_builtins(item)}
 

@@ -1,7 +1,10 @@
 """Accuracy: every output and gradient is within the kernel's own limit of the exact answer.
 
 * accuracy: the search tries to make the error large (Hypothesis' `target`), over shapes, value recipes and
-  parameters. Before it, every recipe, parameter and shape is tried once, and every operand with a stride of its own.
+  parameters. Before it, every recipe, parameter and shape is tried once, every recipe with every parameter, every
+  operand with a stride of its own, and None for each optional operand that the kernel takes, which it may refuse with
+  an error. Outputs are asked for again where no operand requires a gradient, under `torch.no_grad()` and under
+  `torch.inference_mode()`, and judged where their bits are others.
   Where the profile says so, an op of one 16-bit number is tried on all 65,536 of them. For inputs beyond the magnitude
   that a kernel names as `largest`, the limit of a sum whose terms leave the format is widened by as much as they do:
   65,504 x 65,504 - 65,504 x 65,504 + 2 in float16 is 2, and a float32 sum of it is off by up to 256.
@@ -23,12 +26,12 @@ from torch import Tensor
 
 from verify.cases import Case, problem_of
 from verify.cases.regimes import NONFINITE, segments_of
-from verify.cases.strategies import Sizes, Space, fixed_shapes, space
+from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case
-from verify.measure.call import Measured, run_kernel
+from verify.measure.call import Measured, inferred, run_kernel
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
 from verify.ops.op import Problem
@@ -44,15 +47,16 @@ _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
 _BLURRED = 2.0**-6  # ULP by which the score of a case that passes may be off
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     # float64 has no wider reference: every element is judged exactly, which takes up to a millisecond each
     sizes = _EXACT if subject.dtype == "float64" else subject.sizes
     return space(subject.kernel, subject.dtype, sizes=sizes)
 
 
-def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     layouts = ("contiguous", "stepped") if subject.kernel.layouts == "any" else ("contiguous",)
-    return (*dataclasses.replace(chosen, layouts=layouts).each_choice(), *_every_pattern(subject))
+    chosen = dataclasses.replace(chosen, layouts=layouts)
+    return (*chosen.each_choice(), *chosen.each_pair(), *chosen.each_alone(), *_every_pattern(subject))
 
 
 def _every_pattern(subject: Subject) -> tuple[Case, ...]:
@@ -66,8 +70,22 @@ def _every_pattern(subject: Subject) -> tuple[Case, ...]:
     return (msgspec.structs.replace(plain, fill="patterns", upstream=upstream),)
 
 
-def _check(subject: Subject, case: Case) -> float:
-    return judge_measured(subject, case, run_kernel(subject.kernel, case, subject.backend.device))
+def _check(subject: Subject, case: Case) -> float | None:
+    kernel = subject.kernel
+    try:
+        measured = run_kernel(kernel, case, subject.backend.device)
+    except KernelError as error:
+        refused = error.__cause__ is not None and not str(error).startswith(f"{kernel.name} raised in backward")
+        if set(case.absent) == set(kernel.absent) or not refused:
+            raise
+        return None  # None for an operand may be refused with an error, before anything is computed from it
+    score = judge_measured(subject, case, measured)
+    for mode, outputs in inferred(kernel, case, measured).items():
+        try:
+            score = max(score, judge_results(subject, case, measured.inputs, {}, outputs))
+        except Broken as broken:
+            raise broken.restated(f"{broken.rule} {mode}", case, broken.facts) from None
+    return score
 
 
 def judge_measured(subject: Subject, case: Case, measured: Measured) -> float:
@@ -342,7 +360,7 @@ def _weights(subject: Subject) -> tuple[str, ...]:
 def _check_mixed(subject: Subject, case: Case) -> float | None:
     mixed = msgspec.structs.replace(case, dtypes=dict.fromkeys(_weights(subject), "float32"))
     try:
-        return _check(subject, mixed)
+        return judge_measured(subject, mixed, run_kernel(subject.kernel, mixed, subject.backend.device))
     except KernelError as error:
         if error.__cause__ is None:  # it took them, and returned something that it must not
             raise

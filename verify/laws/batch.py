@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, counter
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.laws.compare import Comparison, demand_each_same
 from verify.laws.law import Law, Subject
 from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
@@ -25,16 +25,16 @@ _WIDTHS = (3, 1, 8, 65, 257, 1000)
 _DEPTHS = (3, 16, 65, 300)
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     widths = [width for width in _WIDTHS if width <= subject.sizes.width]
     shapes: list[tuple[int, ...]] = list(product(_ROWS, widths))
     if subject.kernel.op.kind == "contraction":
         depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
         shapes = list(product(_ROWS, depths, _ROWS))
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
 
 
-def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     # each number of rows once, and each width (depth) once: the pairs are for the search
     count = max(len(set(sizes)) for sizes in zip(*chosen.shapes, strict=True))
     sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=True)]

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from verify.backends.interpreter.install import untraced
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import CaseSpace, space
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
@@ -38,13 +38,13 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
     fill = ("normal",) if kind == "elementwise" else ("randn",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[kind], fill=fill)
 
 
-def _one(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _one(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     return (plain_case(subject, chosen.shapes[0]),)  # seconds each
 
 

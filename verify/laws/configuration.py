@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from verify.cases import Case
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.accuracy import judge_measured
 from verify.laws.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
@@ -31,7 +31,7 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[subject.kernel.op.kind])
 
 

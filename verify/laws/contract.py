@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
@@ -36,7 +36,7 @@ Change = Callable[[Tensor], Tensor]
 Mistake = tuple[str, str, Change]  # what is wrong, operand, change
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
     fill = ("normal",) if kind == "elementwise" else ("randn",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[kind], fill=fill)

@@ -2,7 +2,8 @@
 
 The first call is made with the caches of every Triton autotuner empty, so that it is the one that tunes (and runs
 the kernel twice per configuration); the second repeats it; a call on another shape follows; the third must still
-give the first call's bits, gradients included.
+give the first call's bits, gradients included. One case of three elements is called 300 times first: what a kernel
+counts, collects or tunes over many calls must not show.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from torch import Tensor
 
 from verify.cases import Case, inputs_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.laws.autotuners import launched
 from verify.laws.compare import demand_same
-from verify.laws.law import Law, Subject
+from verify.laws.law import Law, Subject, plain_case
 from verify.measure.call import run_kernel, run_tensors
 
+# Dims of the case that is called many times: as few elements as have a neighbour, and not those of a fixed case.
+_MANY = {"elementwise": (1, 3), "rowwise": (1, 3), "contraction": (1, 3, 1)}
+_CALLS = 300
 
-def _space(subject: Subject) -> Space:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes)
+
+def _space(subject: Subject) -> CaseSpace:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=EITHER_PATH)
 
 
 def _other_shape(case: Case) -> tuple[int, ...]:
@@ -42,6 +48,20 @@ def _check(subject: Subject, case: Case) -> None:
         rule = "the same call gives other bits after a call on another shape"
         facts = {"call between": f"dims {list(other.dims)}"}
         demand_same(case, third.to_read.results, results, rule, labels=("third call", "first call"), facts=facts)
+        if case.dims == _MANY[kernel.op.kind]:
+            _check_many(subject, case, results)
+
+
+def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> None:
+    for count in range(4, _CALLS + 1):
+        found = run_kernel(subject.kernel, case, subject.backend.device).to_read.results
+        rule, labels = f"the results change after {count - 1} calls", (f"call {count}", "first call")
+        demand_same(case, found, results, rule, labels=labels)
+
+
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    """Many calls first: they come before what a kernel does only after so many."""
+    return (plain_case(subject, _MANY[subject.kernel.op.kind]), *chosen.each_choice())
 
 
 LAWS: Sequence[Law] = (
@@ -50,5 +70,6 @@ LAWS: Sequence[Law] = (
         summary="the same call gives the same bits every time",
         space=_space,
         check=_check,
+        examples=_examples,
     ),
 )

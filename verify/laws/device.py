@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import demand_same
@@ -39,7 +39,7 @@ _SPARE = 1 << 30  # bytes that stay free
 _BUSY = 20_000_000  # clock cycles for which the default stream is kept busy: about 10 ms
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 
@@ -138,13 +138,13 @@ def _room(subject: Subject) -> str | None:
     return _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
 
 
-def _far_space(subject: Subject) -> Space:
+def _far_space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
     shapes = [(2, 40, 5), (2, 129, 17)] if kind == "contraction" else [(2, 40), (2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
 
-def _plain(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     # where and when a kernel runs is the question here, not what on
     return chosen.each_choice()[:1]
 
@@ -219,7 +219,7 @@ def _room_for_rows(subject: Subject) -> str | None:
     return _lacking(subject, "more than 2^31 elements", _memory_of_rows(subject, gradients=False))
 
 
-def _large_space(subject: Subject) -> Space:
+def _large_space(subject: Subject) -> CaseSpace:
     # of a product, once the operand and once the result is the large one
     shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.kind == "contraction" else [(2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)

@@ -47,14 +47,15 @@ class Profile:
     fixed: int | None = None
 
 
-_SMALL = Sizes(elements=1 << 8, width=1 << 8, depth=64)
-_CPU, _GPU = Sizes(), Sizes(elements=1 << 20, width=1 << 14, depth=2048, many_rows=70_000)
+_SMALL = Sizes(elements=1 << 8, width=1 << 8, depth=64, rows=200)
+_CPU, _CUDA = Sizes(), Sizes(rows=1 << 14)
+_GPU = Sizes(elements=1 << 20, width=1 << 14, depth=2048, rows=65_534, many_rows=70_000)
 _ALL_CPU = Sizes(elements=1 << 16, width=1 << 13, depth=1024, many_rows=70_000, every_pattern=True)
-_ALL_GPU = Sizes(elements=1 << 24, width=1 << 16, depth=8192, many_rows=200_000, every_pattern=True)
+_ALL_GPU = Sizes(elements=1 << 24, width=1 << 16, depth=8192, rows=65_534, many_rows=200_000, every_pattern=True)
 PROFILES = {
     # the first fixed cases only: in the edit loop an answer must come at once
-    "quick": Profile("quick", EXAMPLES["quick"], {"interpreter": _SMALL, "cuda": _CPU}, fixed=12),
-    "ci": Profile("ci", EXAMPLES["ci"], {"interpreter": _CPU, "cuda": _CPU}),
+    "quick": Profile("quick", EXAMPLES["quick"], {"interpreter": _SMALL, "cuda": _CUDA}, fixed=12),
+    "ci": Profile("ci", EXAMPLES["ci"], {"interpreter": _CPU, "cuda": _CUDA}),
     "nightly": Profile("nightly", EXAMPLES["nightly"], {"interpreter": _CPU, "cuda": _GPU}),
     "exhaustive": Profile("exhaustive", EXAMPLES["exhaustive"], {"interpreter": _ALL_CPU, "cuda": _ALL_GPU}),
 }

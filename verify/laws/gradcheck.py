@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure.call import call_tensors, describe
@@ -41,7 +41,7 @@ _SPREAD = 0.1
 _CORNER = 1e-3
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     fill = (_FILL[subject.kernel.op.kind],)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_shapes(subject), fill=fill)
 
@@ -199,7 +199,7 @@ def _applies_twice(subject: Subject) -> str | None:
     return None if any(each is not None for each in second) else "the backward pass is not differentiable"
 
 
-def _examples(subject: Subject, space: Space) -> tuple[Case, ...]:
+def _examples(subject: Subject, space: CaseSpace) -> tuple[Case, ...]:
     """Every choice once but the layouts: those have laws of their own, and a difference takes many calls."""
     return tuple(case for case in space.each_choice() if not case.layouts)
 

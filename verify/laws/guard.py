@@ -65,7 +65,7 @@ class Block:
 class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that moves fresh tensors into guarded memory. See the module's docstring.
 
-    Nobody asks for the damage of a guard that is not `watched`: it keeps no copies of what is embedded.
+    A guard that is not `watched` is never asked for damage: it keeps no copies of what is embedded.
     """
 
     def __init__(self, fill: int, *, watched: bool = True) -> None:
@@ -79,7 +79,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def embed(self, tensor: Tensor, label: str, device: torch.device | str | None = None) -> Tensor:
         """The tensor in guarded memory with its layout; later, no byte around or inside it may have changed.
 
-        One in the memory of the host may be put on a device; nobody may write to it as long as the guard is in use.
+        One in the memory of the host may be put on a device; it must not be written to while the guard is in use.
         """
         device = tensor.device if device is None else torch.device(device)
         if tensor.device == device and device.type != "cpu":

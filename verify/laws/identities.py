@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, counter, inputs_of, upstream_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import CaseSpace, space
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
@@ -40,7 +40,7 @@ Results = dict[str, Tensor]
 _MARGIN = 6
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     fill = {"elementwise": ("normal",), "rowwise": ("randn", "mean 1e3", "outlier"), "contraction": ("randn",)}
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill[subject.kernel.op.kind])
 

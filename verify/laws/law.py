@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from verify.backends import Backend
 from verify.cases import Case
-from verify.cases.strategies import Space
+from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 
 
@@ -44,7 +44,7 @@ def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
     )
 
 
-def plain_cases(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def plain_cases(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     """The plainest case of each shape: the fixed cases of a law that asks about shapes alone."""
     return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
@@ -96,10 +96,10 @@ class Law:
 
     name: str
     summary: str
-    space: Callable[[Subject], Space]
+    space: Callable[[Subject], CaseSpace]
     check: Callable[[Subject, Case], float | None]
     applies: Callable[[Subject], str | None] = always
-    examples: Callable[[Subject, Space], tuple[Case, ...]] = lambda subject, space: space.each_choice()
+    examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
     share: float = 1.0  # of a profile's drawn cases: dear laws take fewer
 
     def cases(self, subject: Subject) -> st.SearchStrategy[Case]:

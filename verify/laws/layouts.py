@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject
@@ -26,8 +26,8 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
     demand_same(case, strided.to_read.results, plain.to_read.results, rule, labels=("got", "contiguous"), facts=facts)
 
 
-def _operands(subject: Subject) -> Space:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS))
+def _operands(subject: Subject) -> CaseSpace:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS), upstream=EITHER_PATH)
 
 
 def _check_operands(subject: Subject, case: Case) -> None:
@@ -45,7 +45,7 @@ def _check_refusal(subject: Subject, case: Case) -> None:
         return
 
 
-def _upstream(subject: Subject) -> Space:
+def _upstream(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream_layouts=tuple(LAYOUTS))
 
 

@@ -6,8 +6,9 @@
   every element is written, no lane beyond the end takes part, nothing is left from an earlier call.
 * nothing overwritten: the backward pass changes neither operands nor outputs nor tensors saved for it, and a
   second backward pass over the same graph gives the bits of the first.
-* no stale results: new values in the same memory give new results (nothing is cached by address or shape), and
-  a later call does not change what an earlier one returned.
+* no stale results: new values in the same memory give new results (nothing is cached by address or shape), the
+  first values there give the first results again, a later call does not change what an earlier one returned, and a
+  call between a forward pass and its backward pass changes no gradient.
 """
 
 from __future__ import annotations
@@ -20,24 +21,36 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.declare.declaration import Kernel
+from verify.laws.accuracy import judge_results
 from verify.laws.compare import Comparison, demand_each_same, demand_same
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
+from verify.laws.locality import data_operands
 from verify.measure.call import Unchanged, call_tensors, copies, gradients_of, run_tensors, sent_all
-from verify.truth.ulp import bits_of
+from verify.truth.ulp import bits_of, same_bits
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     layouts = _LAYOUTS if subject.kernel.layouts == "any" else ("contiguous",)
     return space(
-        subject.kernel, subject.dtype, sizes=subject.sizes, layouts=layouts, upstream_layouts=("contiguous", *_LAYOUTS)
+        subject.kernel,
+        subject.dtype,
+        sizes=subject.sizes,
+        layouts=layouts,
+        upstream=EITHER_PATH,
+        upstream_layouts=("contiguous", *_LAYOUTS),
     )
 
 
-def _plain_space(subject: Subject) -> Space:
+def _plain_space(subject: Subject) -> CaseSpace:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=EITHER_PATH)
+
+
+def _backward_space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 
@@ -143,32 +156,62 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
 
 
 def _check_stale(subject: Subject, case: Case) -> None:
-    kernel, device = subject.kernel, subject.backend.device
-    other_case = msgspec.structs.replace(case, seed=case.seed + 1)
-    inputs, other = inputs_of(kernel.op, case, device), inputs_of(kernel.op, other_case, device)
-    graph = call_tensors(kernel, other, case.params)
-    arriving = upstream_of(kernel.op, case, graph.values, shared=True)
-    upstream = sent_all(arriving, device)
-    options: dict[str, Any] = {"unchanged": Unchanged(), "originals": arriving}
-    expected = copies(graph.values | gradients_of(kernel, graph, upstream, **options))
+    """Two forward passes before the backward pass of either; then other values in the first's memory, and its own."""
+    kernel, device, unchanged = subject.kernel, subject.backend.device, Unchanged()
+    cases = case, msgspec.structs.replace(case, seed=case.seed + 1)
+    given = [inputs_of(kernel.op, each, device) for each in cases]
+    graphs, arriving, live, kept = [], [], [], []
+    for each, inputs in zip(cases, given, strict=True):
+        graphs.append(call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream)))
+        arriving.append(upstream_of(kernel.op, each, graphs[-1].values, shared=True))
+        live.append(dict(graphs[-1].values))
+        kept.append(copies(live[-1]))
+    for at in (0, 1) if case.seed % 2 else (1, 0):
+        upstream = sent_all(arriving[at], device)
+        found = gradients_of(kernel, graphs[at], upstream, unchanged=unchanged, originals=arriving[at])
+        live[at] |= found
+        kept[at] |= copies(found)
 
-    early = run_tensors(kernel, inputs, case.params, upstream, **options)
-    before = copies(early)
-    for name, value in inputs.items():
-        fresh = other[name]
-        if value is not None and fresh is not None:
-            value.copy_(fresh)
-    late = run_tensors(kernel, inputs, case.params, upstream, **options)
-    late, expected, early, before = options["unchanged"].demand(late, expected, early, before)
+    def in_the_first_memory(at: int) -> dict[str, Tensor]:
+        for name, value in given[0].items():
+            fresh = values[at][name]
+            if value is not None and fresh is not None:
+                value.data.copy_(fresh)  # no version counter moves, as where a kernel writes, or memory is recycled
+        upstream = sent_all(arriving[at], device)
+        options: dict[str, Any] = {"unchanged": unchanged, "originals": arriving[at]}
+        return copies(run_tensors(kernel, given[0], case.params, upstream, **options))
+
+    values = [inputs_of(kernel.op, each, device, shared=True) for each in cases]
+    late = in_the_first_memory(1)
+    now = copies(live[0])
+    again = in_the_first_memory(0)
+    late, now, again, early, other = unchanged.demand(late, now, again, *kept)
     stale = "new values in the same memory do not give the results of those values"
     changed = "what an earlier call returned is changed by a later call"
+    between = "the gradients of a call depend on another call before its backward pass"
     demand_each_same(
         case,
         [
-            Comparison(late, expected, stale, labels=("same memory", "fresh memory")),
-            Comparison(early, before, changed, labels=("after", "before")),
+            Comparison(now, early, changed, labels=("after", "before")),
+            Comparison(late, other, stale, labels=("same memory", "fresh memory")),
+            Comparison(_outputs_of(kernel, again), _outputs_of(kernel, early), stale, labels=("again", "at first")),
+            Comparison(again, early, between, labels=("no call between", "a call between")),
         ],
     )
+    # kept by shape, every one of these would agree
+    same = {name: value for name, value in late.items() if value.numel() and same_bits([value], [early[name]])}
+    data = [[value for name in data_operands(kernel) if (value := some[name]) is not None] for some in values]
+    if same and not same_bits(*data):
+        where = next(iter(late.values())).device
+        try:
+            judge_results(subject, cases[1], sent_all(values[1], where), sent_all(arriving[1], where), same)
+        except Broken as broken:
+            facts = {"result": f"{broken.result}, the same bits as for the values before"}
+            raise broken.restated(stale, case, facts | broken.facts) from None
+
+
+def _outputs_of(kernel: Kernel, results: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: results[name] for name in kernel.outputs}
 
 
 def _differentiable(subject: Subject) -> str | None:
@@ -191,7 +234,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="nothing overwritten",
         summary="backward changes nothing and can run twice",
-        space=_plain_space,
+        space=_backward_space,
         check=_check_overwritten,
         applies=_differentiable,
     ),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, problem_of
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import CaseSpace, space
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject
 from verify.measure.call import run_tensors
@@ -36,14 +36,14 @@ def _applies(subject: Subject) -> str | None:
     return None
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     most = max(1, subject.sizes.elements // _RUN)
     shapes = [(size,) for size in (4, 1, 16, 64, 256) if size <= most]
     fill = ("near", "active", "bits", "normal")
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
 
 
-def _examples(subject: Subject, chosen: Space) -> tuple[Case, ...]:
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     return chosen.each_choice(chosen.shapes[-1:])  # the more neighbours, the likelier a seam among them
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.layouts import lay_out
-from verify.cases.strategies import Space, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.cases.values import special_patterns
 from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
@@ -42,7 +42,7 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 _FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
 
 
-def _space(subject: Subject) -> Space:
+def _space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
     return space(
         subject.kernel,
@@ -50,7 +50,7 @@ def _space(subject: Subject) -> Space:
         sizes=subject.sizes,
         shapes=_DIMS[kind],
         fill=(_FILL[kind],),
-        upstream=("normal", "ones"),
+        upstream=(*EITHER_PATH, "ones"),
     )
 
 

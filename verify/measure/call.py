@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import SMALL
@@ -164,6 +166,7 @@ def run_kernel(
         case,
         device,
         function=kernel.function,
+        operands=kernel.operands,
         keywords={name: value for name, value in parameters.items() if name in kernel.accepted},
         outputs=kernel.outputs,
         wanted=tuple(operand.name for operand in kernel.differentiable),
@@ -251,6 +254,40 @@ def run_tensors(
     return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=originals)
 
 
+# A kernel may take another path where nothing is kept for a backward pass: every judged call else asks for gradients.
+INFERENCE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "where no operand requires a gradient": nullcontext,
+    "under torch.no_grad()": torch.no_grad,
+    "under torch.inference_mode()": torch.inference_mode,
+}
+
+
+def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[str, Tensor]]:
+    """The outputs of a measured call made for inference, under each mode in which they have other bits."""
+    if not case.upstream:
+        return {}
+    near, unchanged = measured.to_read, Unchanged()
+    given = sent_all(near.inputs, next(iter(measured.results.values())).device)
+    runs = []
+    for mode, entered in INFERENCE.items():
+        called = replace(kernel, name=f"{kernel.name} {mode}")
+        with entered():
+            outputs = call_tensors(called, given, case.params, differentiate=entered is torch.no_grad).values
+        for name, tensor in outputs.items():
+            wanted = measured.results[name]
+            about, (dtype, device) = f"for dims {case.dims}", (wanted.dtype, wanted.device)
+            check_output(called.name, name, tensor, tuple(wanted.shape), dtype, device, about)
+        runs.append(outputs)
+    unchanged.watch_inputs(f"{kernel.name} for inference", near.inputs, given)
+    runs = unchanged.demand(*runs)
+    trained = [near.results[name] for name in kernel.outputs]
+    return {
+        mode: copies(outputs)
+        for mode, outputs in zip(INFERENCE, runs, strict=True)
+        if not same_bits(list(outputs.values()), trained)
+    }
+
+
 def run_baseline(kernel: Kernel, case: Case, device: str) -> Measured:
     """Run PyTorch's own implementation of the kernel's op on the same case."""
     return run_kernel(baseline_of(kernel), case, device)
@@ -262,6 +299,7 @@ def _run(
     device: str,
     *,
     function: Callable[..., Any],
+    operands: tuple[str, ...],
     keywords: Mapping[str, Any],
     outputs: tuple[str, ...],
     wanted: tuple[str, ...],
@@ -273,13 +311,10 @@ def _run(
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
     leaves: dict[str, Tensor] = {}
     arguments: list[Tensor | None] = []
-    for operand in op.operands:
-        value = given[operand.name]
-        if operand.name in case.absent:
-            continue
-        if value is not None and case.upstream and operand.name in wanted and value.is_floating_point():
-            value = value.detach().requires_grad_(True)
-            leaves[operand.name] = value
+    for name in operands:
+        value = given[name]
+        if value is not None and case.upstream and name in wanted and value.is_floating_point():
+            value = leaves[name] = value.detach().requires_grad_(True)
         arguments.append(value)
 
     returned = _call(function, arguments, keywords, label)
@@ -329,9 +364,35 @@ def _outputs(returned: Any, outputs: tuple[str, ...], label: str) -> dict[str, T
             f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
         )
     for name, item in zip(outputs, items, strict=True):
-        if not isinstance(item, Tensor):
-            raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
+        _demand_values(label, name, item)
     return dict(zip(outputs, items, strict=True))
+
+
+def _demand_values(label: str, name: str, item: Any) -> None:
+    """KernelError unless a result is a plain tensor whose values lie in its memory.
+
+    A subclass, a sparse tensor or a lazy negation may compute when it is read: neither its time nor its bits are those
+    of the kernel.
+    """
+    if not isinstance(item, Tensor):
+        raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
+    what = ""
+    if type(item) not in (Tensor, Parameter):
+        what = f"the subclass {type(item).__qualname__}"
+    elif item.layout is not torch.strided:
+        what = f"one with the layout {item.layout}"
+    elif item.is_neg() or item.is_conj() or item._is_zerotensor():
+        what = "a lazy view, whose values are computed when it is read"
+    elif item.numel() and item.untyped_storage().nbytes() < _reach(item):
+        what = f"one whose storage has {item.untyped_storage().nbytes()} of {_reach(item)} bytes"
+    if what:
+        raise KernelError(f"{label} must return {name} as a plain tensor with its values in memory; it returned {what}")
+
+
+def _reach(tensor: Tensor) -> int:
+    """Bytes of the storage up to the last element."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
 
 
 def check_output(
@@ -401,6 +462,7 @@ def _gradients(
         if gradient is None:
             missing.append("d" + name)
             continue
+        _demand_values(label, "d" + name, gradient)
         if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
             raise KernelError(
                 f"{label} must return d{name} like {name}: {tuple(leaf.shape)} {leaf.dtype}; it returned "

@@ -20,7 +20,7 @@ from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, s
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import KernelError, TruthError, no_verdict
-from verify.measure.call import Measured, no_gradient, run_baseline, run_kernel
+from verify.measure.call import Measured, inferred, no_gradient, run_baseline, run_kernel
 from verify.measure.curve import bins_of, edges_for, peaks, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
@@ -29,7 +29,7 @@ from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limi
 from verify.measure.special import special_values
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.ops.op import Op, Point, Problem, Regime
-from verify.records.record import Basis, Gap, KernelRun, Result, SpecialValue, Worst, value_of
+from verify.records.record import Basis, Gap, KernelRun, Origin, Result, SpecialValue, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, evaluate
 from verify.truth.figure import LEAST
@@ -158,6 +158,7 @@ def _measure_group(
 ) -> list[Result]:
     found: dict[str, _Collected] = {}
     of_baseline: dict[str, _Collected] = {}
+    apart: dict[str, dict[str, _Collected]] = {}  # by mode of inference, where it gives other bits
     # over many cases the worst ten come from different ones; a single case has to give them all
     single = len(group.cases) == 1
     keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
@@ -184,13 +185,30 @@ def _measure_group(
         if not kernel.peer:
             baseline = run_baseline(kernel, case, backend.device)
             _collect(question, baseline.results, of_baseline, keep=1, sample=0, open_limit=open_limit_peer)
+            for mode, outputs in inferred(kernel, case, measured).items():
+                into = apart.setdefault(mode, {})
+                _collect(question, outputs, into, keep=keep, sample=sample, open_limit=open_limit, each=each)
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, backend, dtype, notes) if whole else {}
     torch_name = label(backend.device)
-    return [
+    results = [
         _result(kernel, name, dtype, item, of_baseline.get(name), torch_name, group, seed, special.get(name, []))
         for name, item in found.items()
     ]
+    for mode, items in apart.items():
+        for name, item in items.items():
+            result = _result(kernel, name, dtype, item, None, torch_name, group, seed, [])
+            results.append(_of_inference(result, mode, fingerprint(kernel, f"{name} {mode}", dtype, group.cases)))
+    return results
+
+
+def _of_inference(result: Result, mode: str, properties: str) -> Result:
+    """The result of a mode of inference; the law of accuracy calls the kernel so, and replays it."""
+    shown = [
+        msgspec.structs.replace(worst, origin=Origin(worst.origin.target, worst.origin.case, law="accuracy"))
+        for worst in result.worst
+    ]
+    return msgspec.structs.replace(result, output=f"{result.output} {mode}", properties=properties, worst=shown)
 
 
 def _missing(measured: Measured) -> list[str]:

@@ -87,7 +87,7 @@ def _try(law: Law, item: Seeded, backend: Backend) -> Trial:
 
 
 def _run(law: Law, kernel: Kernel, backend: Backend) -> LawRun:
-    # the search after a broken case serves only to make it smaller, which nobody needs here
+    # the search after a broken case serves only to make it smaller, which has no use here
     found = run_law(law, kernel, kernel.dtypes[0], backend, replace(PROFILE, examples=0))
     if found.status == "ok":
         found = run_law(law, kernel, kernel.dtypes[0], backend, PROFILE)
