@@ -14,7 +14,7 @@ from mpmath import mp
 
 import verify
 from verify.backends import Backend
-from verify.cases.plan import EFFORTS, plan
+from verify.cases.plan import EFFORTS, SUMMED_ROWS, plan
 from verify.cases.regimes import NONFINITE, REST
 from verify.measure import kernel as running
 from verify.measure.kernel import measure_kernel
@@ -247,7 +247,9 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
 def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
     kernel = verify.kernel(op=op, operands=["x", "weight"])(lambda x, weight, **_: x)
     effort = EFFORTS[backend]
-    [group] = plan(kernel, "bfloat16", backend, 0)
+    group, summed = plan(kernel, "bfloat16", backend, 0)
+    assert [case.dims[0] for case in summed.cases] == [rows for rows in SUMMED_ROWS if rows < effort.summed]
+    assert summed.results == ("dweight",) and summed.named("dweight") == "dweight (many rows)"
     sizes = {case.dims if op == "linear" else case.dims[-1] for case in group.cases}
     matrices, widths = {*effort.matrices, *effort.large}, {*effort.narrow, effort.middle, *effort.wide, effort.longest}
     assert sizes == (matrices if op == "linear" else widths - {0})
@@ -258,6 +260,28 @@ def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: 
 @pytest.mark.parametrize(("count", "said"), [(1, "1 infinite or NaN input,"), (2, "2 infinite or NaN inputs,")])
 def test_one_input_is_not_many(count: int, said: str) -> None:
     assert only_at_special(count) == f"wrong at {said} right at all others"
+
+
+def test_what_is_summed_over_many_rows_has_an_exact_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 4,097th row is lost; that many rows has float32 alone."""
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+            ctx.save_for_backward(x, weight)
+            return x @ weight.mT
+
+        @staticmethod
+        def backward(ctx, dy):  # type: ignore[no-untyped-def]
+            x, weight = ctx.saved_tensors
+            dweight = dy[:4096].double().mT @ x[:4096].double()
+            return (dy.double() @ weight.double()).to(x.dtype), dweight.to(x.dtype)
+
+    monkeypatch.setattr(running, "plan", lambda *wanted: plan(*wanted)[1:])
+    kernel = verify.kernel(op="linear", operands=["x", "weight"], dtypes=["float16", "float32"], max_ulp=4, name="sum")
+    run = measured(kernel(lambda x, weight: Sum.apply(x, weight)))
+    found = [(each.output, each.dtype, each.status) for each in run.results]
+    assert found == [("dweight (many rows)", "float16", "ok"), ("dweight (many rows)", "float32", "wrong")]
 
 
 def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:

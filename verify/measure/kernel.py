@@ -212,7 +212,7 @@ def _special(
 
 
 def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, target: str, seed: int) -> _Question:
-    wanted = tuple(name for name in measured.results if name.startswith("d") or not group.only_gradients)
+    wanted = tuple(filter(group.judges, measured.results))
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
     truths = evaluate(kernel.op, problem, kinds)
