@@ -377,3 +377,37 @@ def test_where_the_reference_has_a_slope_at_nan_any_slope_is_right_there() -> No
             for index, point in enumerate(defined.points(problem, "dx", range(3)))
         ]
         assert found.ulp.tolist() == judged == ([0.0, 0.0, 0.0] if free else [math.inf, math.inf, 0.0])
+
+
+POLES = {
+    "reciprocal": (lambda x: 1 / x, torch.reciprocal, [math.inf, -math.inf], [-math.inf, -math.inf]),
+    "inverse square": (lambda x: 1 / x**2, lambda x: x**-2, [math.inf, math.inf], [-math.inf, math.inf]),
+    # on the left there is no such function: either infinity is right at -0
+    "inverse root": (lambda x: 1 / mp.sqrt(x), torch.rsqrt, [math.inf, None], [-math.inf, None]),
+    "root": (lambda x: mp.sqrt(x), torch.sqrt, [0.0, 0.0], [math.inf, None]),
+}
+
+
+@pytest.mark.parametrize("name", POLES)
+def test_at_a_pole_the_truth_is_the_limit_from_the_side_of_the_zeros_sign(name: str) -> None:
+    exact, reference, values, slopes = POLES[name]
+    defined = op(f"pole {name}", exact=exact, reference=reference)
+    fmt, x = named("float16"), torch.tensor([0.0, -0.0], dtype=torch.float16)
+    for result, wanted in (("y", values), ("dx", slopes)):
+        problem = Problem({"x": x}, {}, {"y": torch.full_like(x, 2.0)}, (result,))
+        truth = evaluate(defined, problem, {result: fmt})[result]
+        points = defined.points(problem, result, range(2))
+        for got in (math.inf, -math.inf, 65504.0, math.nan):
+            near = truth.for_result(fast := torch.full_like(x, got))
+            found = errors(fast, near.value, fmt, bound=near.bound).ulp.abs().tolist()
+            judged = [abs(judge(point, fmt, fmt.from_float(got)).ulp) for point in points]
+            right = [None if there == 0 else there in (None, got) for there in wanted]
+            for said, error, other in zip(right, judged, found, strict=True):
+                assert said is None or (error, other) == ((0.0, 0.0) if said else (math.inf, math.inf)), (result, got)
+
+
+def test_a_quotient_has_a_pole_where_its_divisor_is_a_zero() -> None:
+    defined = op("quotient", exact=lambda a, b: a / b, reference=lambda a, b: a / b)
+    a, b = torch.tensor([-3.0, -3.0, 0.0, 0.0]), torch.tensor([0.0, -0.0, 0.0, 2.0])
+    points = defined.points(Problem({"a": a, "b": b}, {}), "y", range(4))
+    assert [str(point.mp(60)) for point in points] == ["-inf", "+inf", "nan", "0.0"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from mpmath import mp
 
 from verify.ops.elements import pick, to_arb, to_mp
 from verify.ops.formula import Curve, Formula
@@ -34,6 +35,8 @@ def _same_shape(operands: Sequence[Operand]) -> Callable[[Shape, Params], dict[s
 
 def scalar_point(formula: Formula, values: Sequence[float], upstream: float | None) -> Point:
     """The exact value of `formula(*values) * upstream`; without upstream, of the formula alone."""
+    if 0.0 in values and formula.pole is not None and (limits := formula.pole(*values)) is not None:
+        return _at_pole(*limits, upstream)
     mp_values = [to_mp(value) for value in values]
 
     def mp_route(prec: int) -> Any:
@@ -52,6 +55,15 @@ def scalar_point(formula: Formula, values: Sequence[float], upstream: float | No
             return to_arb(upstream) * result
 
     return Point(mp=mp_route, arb=arb_route, ends=_ends(formula, mp_values, upstream))
+
+
+def _at_pole(least: Any, greatest: Any, upstream: float | None) -> Point:
+    """An infinity, times the upstream gradient; whatever comes out, where there are two."""
+    if least != greatest:
+        low, high = Point(mp=lambda prec: least), Point(mp=lambda prec: greatest)
+        return Point(mp=lambda prec: mp.nan, ends=lambda: (low, high))
+    value = least if upstream is None else exact_product(to_mp(upstream), least)
+    return Point(mp=lambda prec: value)
 
 
 def _ends(
