@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from verify.cases import Case
-from verify.cases.plan import summed_dims, summed_results
+from verify.cases.plan import SUMMED_ROWS, summed_dims, summed_results
 from verify.cases.strategies import Space, space
 from verify.laws.accuracy import judge_measured, judge_results
 from verify.laws.compare import demand_same, show
@@ -120,7 +120,8 @@ def _many_rows(subject: Subject) -> Space:
     kernel, sizes = subject.kernel, subject.sizes
     rows, contraction = sizes.many_rows, kernel.op.kind == "contraction"
     wide = [(rows, width, 5) if contraction else (rows, width) for width in (1, 3, 32)] if rows > _GRID else []
-    summed = summed_dims(kernel, 2 * sizes.elements) if summed_results(kernel) else []
+    few = [number for number in SUMMED_ROWS if number <= 2 * sizes.elements]
+    summed = summed_dims(kernel, few) if summed_results(kernel) else []
     # of equal rows the exact sum is quickly known
     fill = ("normal",) if kernel.op.kind == "elementwise" else ("repeated rows",)
     return space(kernel, subject.dtype, sizes=sizes, shapes=[*summed, *wide], fill=fill)
