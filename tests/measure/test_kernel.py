@@ -284,6 +284,15 @@ def test_what_is_summed_over_many_rows_has_an_exact_truth(monkeypatch: pytest.Mo
     assert found == [("dweight (many rows)", "float16", "ok"), ("dweight (many rows)", "float32", "wrong")]
 
 
+def test_formulas_that_differ_at_one_number_give_no_verdict_where_all_are_tried() -> None:
+    for name, wrong in (("differs once", 13), ("differs nowhere", 0)):
+        op = verify.op(name, exact=lambda x, at=wrong: x + int((x.man, x.exp) == (at, -2)), reference=lambda x: x)
+        kernel = verify.kernel(op=op, dtypes=["float8_e4m3fn"], gradients=False, name=name)(lambda x: x.clone())
+        run = measured(kernel)
+        assert (run.status, [gap.kind for gap in run.gaps]) == (("skipped", ["harness error"]) if wrong else ("ok", []))
+        assert ("at x = 3.25: exact and reference differ" in run.message) == bool(wrong)
+
+
 def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:
     """SiLU tends to 0 at minus infinity: -5 there is no mismatch of kinds, and is wrong all the same."""
 

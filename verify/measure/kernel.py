@@ -31,7 +31,7 @@ from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.ops.op import Op, Point, Problem, Regime
 from verify.records.record import Basis, Gap, KernelRun, Result, SpecialValue, Worst, value_of
 from verify.truth import formats
-from verify.truth.fast import Truth, evaluate
+from verify.truth.fast import Truth, compared_everywhere, evaluate
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
@@ -216,6 +216,8 @@ def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, targ
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
     truths = evaluate(kernel.op, problem, kinds)
+    if group.exhaustive:
+        truths = {name: compared_everywhere(kernel.op, problem, name, truth) for name, truth in truths.items()}
     host = _on_host(problem)
     if max((truth.value.numel() for truth in truths.values()), default=0) <= SMALL:
         problem, truths = host, {name: truth.cpu() for name, truth in truths.items()}

@@ -13,6 +13,7 @@ mp.mpf(1) / 10 is a tenth."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from verify.ops.elementwise import pointwise
 from verify.ops.formula import Formula
 from verify.ops.numeric import call, derivative_at, limit_at, pole_at, sides_at, value_at
 from verify.ops.op import Fast, Op, Operand, Params, Regime
-from verify.ops.precision import GUARD, arb_bits
+from verify.ops.precision import GUARD, PROBE_BITS, arb_bits, magnitude
 from verify.ops.registry import register
 
 if TYPE_CHECKING:
@@ -166,6 +167,16 @@ class _Elementwise:
                 return None
             return pole_of(zeros[0], int(math.copysign(1, values[zeros[0]])), values)
 
+        def probe(*values: Any) -> Any:
+            if not all(map(mp.isfinite, values)):
+                return mp.nan
+            function = self.exact if operand is None else self.grad.get(operand)
+            if function is not None:
+                return call(self.name, function, values)
+            exponent = magnitude(values[position]) - PROBE_BITS // 2
+            moved = [*values[:position], values[position] + mp.ldexp(1, exponent), *values[position + 1 :]]
+            return mp.ldexp(call(self.name, self.exact, moved) - call(self.name, self.exact, values), -exponent)
+
         def by_mp(*values: Any, prec: int) -> Any:
             if all(map(mp.isfinite, values)):
                 return finite(values, prec)
@@ -222,6 +233,7 @@ class _Elementwise:
             fast=by_float,
             ends=None if operand is None else ends,
             pole=pole,
+            probe=probe,
         )
 
     def _value(self, values: Sequence[Tensor]) -> Fast:
@@ -338,6 +350,6 @@ def op(
         summary=summary,
     )
     given = [exact, reference, *(function for table in grads for function in table.values())]
+    routes = [exact, *grads[0].values()], [reference, *grads[1].values()]
     edges = [*boundaries, *(edge for regime in _regime_table(regimes) for edge in (regime.low, regime.high))]
-    compare(defined, given, edges)
-    return register(defined, replace=replace)
+    return register(dataclasses.replace(defined, compared=compare(defined, given, edges, routes)), replace=replace)
