@@ -249,6 +249,7 @@ def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: 
     effort = EFFORTS[backend]
     group, summed = plan(kernel, "bfloat16", backend, 0)
     assert [case.dims[0] for case in summed.cases] == list(effort.summed[0])
+    assert plan(kernel, "bfloat16", "cuda", 0, rows_of=backend)[1] == summed
     assert summed.results == ("dweight",) and summed.named("dweight") == "dweight (many rows)"
     sizes = {case.dims if op == "linear" else case.dims[-1] for case in group.cases}
     matrices, widths = {*effort.matrices, *effort.large}, {*effort.narrow, effort.middle, *effort.wide, effort.longest}
@@ -277,7 +278,7 @@ def test_what_is_summed_over_many_rows_has_an_exact_truth(monkeypatch: pytest.Mo
             dweight = dy[:256].double().mT @ x[:256].double()
             return (dy.double() @ weight.double()).to(x.dtype), dweight.to(x.dtype)
 
-    monkeypatch.setattr(running, "plan", lambda *wanted: plan(*wanted)[1:])
+    monkeypatch.setattr(running, "plan", lambda *wanted, **options: plan(*wanted, **options)[1:])
     kernel = verify.kernel(op="linear", operands=["x", "weight"], dtypes=["float16", "float32"], max_ulp=4, name="sum")
     run = measured(kernel(lambda x, weight: Sum.apply(x, weight)))
     found = [(each.output, each.dtype, each.status) for each in run.results]

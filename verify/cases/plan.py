@@ -101,13 +101,16 @@ EFFORTS = {
 }
 
 
-def plan(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
-    """The groups of cases of one dtype."""
+def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = "") -> list[Group]:
+    """The groups of cases of one dtype.
+
+    `rows_of` names another backend for sums over many rows: what a GPU adds in no time takes the interpreter hours.
+    """
     effort = EFFORTS[backend]
     if kernel.op.kind == "elementwise":
         return _elementwise(kernel, dtype, effort, seed)
     group = (_rowwise if kernel.op.kind == "rowwise" else _contraction)(kernel, dtype, effort, seed)
-    return [group, *_summed(kernel, dtype, effort, seed)]
+    return [group, *_summed(kernel, dtype, EFFORTS[rows_of or backend], seed)]
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:

@@ -87,8 +87,8 @@ def measure_kernel(
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
     Without `accuracy` the record has what the kernel declares and no result. `cases_of` names a backend whose cases
-    are measured on this one, so that both answer the same questions. Cases that the project's corpus has for this
-    kernel are measured after the others, as results of their own.
+    are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
+    project's corpus has for this kernel are measured after the others, as results of their own.
     """
     started = time.monotonic()
     notes: list[str] = []
@@ -98,7 +98,8 @@ def measure_kernel(
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
-            for group in (*plan(kernel, dtype, cases_of or backend.name, seed), *pinned(kernel, dtype, cases)):
+            planned = plan(kernel, dtype, cases_of or backend.name, seed, rows_of=backend.name)
+            for group in (*planned, *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
                 results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
         except TruthError as error:
