@@ -16,7 +16,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType
 from typing import Any
 
@@ -134,7 +134,7 @@ def _number(ordinal: int) -> float:
 def _signature(name: str, function: Callable[..., Any], row: Sequence[float], params: Mapping[str, Any]) -> Signature:
     """How the comparisons of mpf came out in a formula, in their order; those inside mpmath do not count."""
     seen: list[int] = []
-    with mp_bits(_BITS), _recorded(seen):
+    with mp_bits(_BITS), _recorded(seen), suppress(UsageError):  # of a formula that raises somewhere
         call(name, lambda *values: function(*values, **params), [to_mp(value) for value in row])
     return tuple(seen)
 
