@@ -111,6 +111,8 @@ class Op:
     it where that operand has another shape than the result: the deciding value for each element.
     `whole_rows` names the results of a row-wise op for which `points` evaluates a row at the price of an element: where
     nobody has measured how good `fast` is, tensors of ordinary size are then evaluated exactly throughout.
+    `compared` says where the formulas of a user's op were compared when it was defined; `probe` gives every value of a
+    result by one evaluation of the exact formula, which claims nothing, so that they can be compared everywhere.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -133,6 +135,8 @@ class Op:
     boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
     whole_rows: tuple[str, ...] = ()
     summary: str = ""
+    compared: str = ""
+    probe: Callable[[Problem, str], list[Any]] | None = None
 
     @property
     def required_outputs(self) -> tuple[str, ...]:
