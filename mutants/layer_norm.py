@@ -151,6 +151,8 @@ def _misplaced(dx: Tensor, bug: str | None) -> Tensor:
 def _column_sums(terms: Tensor, dtype: torch.dtype, bug: str | None) -> Tensor:
     """Sum over all rows; the mutants lose, round or reorder partial sums."""
     terms = formulas.rows(terms)
+    if bug and bug.startswith("column sums of the first "):
+        terms = terms[: int(bug.split()[-2])]
     if bug == "partial sums in the input's dtype":
         running = torch.zeros(terms.shape[1], dtype=dtype, device=terms.device)
         for row in terms:
@@ -274,6 +276,14 @@ _add(
     "dweight has the wrong shape from three dimensions on",
     killed_by=("shapes",),
 )
+for _rows in (8, 64, 256, 4096):
+    _add(
+        f"column sums of the first {_rows} rows",
+        "sums over many rows",
+        "backward",
+        "dweight ignores the rows beyond one block",
+        killed_by=("many rows",),
+    )
 _add("rank above two folded wrongly", "out of bounds", "forward", "shape[0] rows of everything else")
 _add("last writer wins", "race on partial sums", "backward", "partial sums are stored, not added")
 _add("lost update", "race on partial sums", "backward", "a row's share is lost now and then")

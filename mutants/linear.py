@@ -66,8 +66,9 @@ def _backward(saved: tuple[Tensor, ...], dy: Tensor, *, act: str, bug: str | Non
         back = back.to(x.dtype).to(torch.float64)
     inner = "TF32" if bug == "TF32 backward" else None
     dx = _product(back, wide(weight).mT, inner).to(x.dtype)
-    dweight = _product(back.mT, wide(x).mT, inner).to(weight.dtype)
-    dbias = total(back, 0)[0].to(weight.dtype)
+    rows = 256 if bug == "dweight of the first 256 rows" else None
+    dweight = _product(back[:rows].mT, wide(x)[:rows].mT, inner).to(weight.dtype)
+    dbias = total(back[: 4096 if bug == "dbias of the first 4096 rows" else None], 0)[0].to(weight.dtype)
     if bug == "dbias of the first block of rows":
         dbias = total(back[:32], 0)[0].to(weight.dtype)
     elif bug == "NaN for no rows backward" and not x.shape[0]:
@@ -129,6 +130,8 @@ _add(
     killed_by=(UPSTREAM,),
 )
 _add("dbias of the first block of rows", "backward for the wrong shape", "backward", "rows beyond 32 are lost")
+for _bug in ("dweight of the first 256 rows", "dbias of the first 4096 rows"):
+    _add(_bug, "sums over many rows", "backward", "rows beyond one block are lost", killed_by=("many rows",))
 _add("raises for no rows", "empty input", "forward", "a grid of size zero", killed_by=("shapes",))
 _add("NaN for no rows backward", "empty input", "backward", "dbias of no rows is 0/0", killed_by=("shapes",))
 MUTANTS = tuple(FAMILY.mutants)

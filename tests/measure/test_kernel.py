@@ -248,7 +248,10 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
 def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
     kernel = verify.kernel(op=op, operands=["x", "weight"])(lambda x, weight, **_: x)
     effort = EFFORTS[backend]
-    [group] = plan(kernel, "bfloat16", backend, 0)
+    group, summed = plan(kernel, "bfloat16", backend, 0)
+    assert [case.dims[0] for case in summed.cases] == list(effort.summed[0])
+    assert plan(kernel, "bfloat16", "cuda", 0, rows_of=backend)[1] == summed
+    assert summed.results == ("dweight",) and summed.named("dweight") == "dweight (many rows)"
     sizes = {case.dims if op == "linear" else case.dims[-1] for case in group.cases}
     matrices, widths = {*effort.matrices, *effort.large}, {*effort.narrow, effort.middle, *effort.wide, effort.longest}
     assert sizes == (matrices if op == "linear" else widths - {0})
@@ -281,6 +284,37 @@ def test_one_input_is_not_many(count: int, said: str) -> None:
     assert only_at_special(count) == f"wrong at {said} right at all others"
 
 
+def test_what_is_summed_over_many_rows_has_an_exact_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 257th row is lost; that many rows has float32 alone."""
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+            ctx.save_for_backward(x, weight)
+            return x @ weight.mT
+
+        @staticmethod
+        def backward(ctx, dy):  # type: ignore[no-untyped-def]
+            x, weight = ctx.saved_tensors
+            dweight = dy[:256].double().mT @ x[:256].double()
+            return (dy.double() @ weight.double()).to(x.dtype), dweight.to(x.dtype)
+
+    monkeypatch.setattr(running, "plan", lambda *wanted, **options: plan(*wanted, **options)[1:])
+    kernel = verify.kernel(op="linear", operands=["x", "weight"], dtypes=["float16", "float32"], max_ulp=4, name="sum")
+    run = measured(kernel(lambda x, weight: Sum.apply(x, weight)))
+    found = [(each.output, each.dtype, each.status) for each in run.results]
+    assert found == [("dweight (many rows)", "float16", "ok"), ("dweight (many rows)", "float32", "wrong")]
+
+
+def test_formulas_that_differ_at_one_number_give_no_verdict_where_all_are_tried() -> None:
+    for name, wrong in (("differs once", 13), ("differs nowhere", 0)):
+        op = verify.op(name, exact=lambda x, at=wrong: x + int((x.man, x.exp) == (at, -2)), reference=lambda x: x)
+        kernel = verify.kernel(op=op, dtypes=["float8_e4m3fn"], gradients=False, name=name)(lambda x: x.clone())
+        run = measured(kernel)
+        assert (run.status, [gap.kind for gap in run.gaps]) == (("skipped", ["harness error"]) if wrong else ("ok", []))
+        assert ("at x = 3.25: exact and reference differ" in run.message) == bool(wrong)
+
+
 def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:
     """SiLU tends to 0 at minus infinity: -5 there is no mismatch of kinds, and is wrong all the same."""
 
@@ -304,6 +338,7 @@ def test_infinity_for_the_largest_finite_number_is_wrong() -> None:
 
     [result] = measured(overflows_early).results
     assert (result.status, result.figures.max_ulp) == ("wrong", "inf")
+    assert result.reason == "infinite or unbounded error at 1 of 63,488 inputs"
     assert result.worst[0].inputs["x"] == "6.55e+04 (0x7bff)"
 
 

@@ -159,7 +159,11 @@ def test_nan_makes_every_maximum_nan() -> None:
     figures = tally(errors(got, value, fmt, scale=value))[0].figures()
     assert figures.max_ulp == figures.max_upper == "nan"
     assert figures.scaled_max == figures.scaled_upper == "nan"
-    assert figures.nonfinite == 1
+    assert figures.nonfinite == 1 and figures.p999 == figures.scaled_p999 == "nan"
+    many = tally(errors(got.repeat(1000)[1:2002], value.repeat(1000)[1:2002], fmt))[0]
+    assert many.figures().p999 == "nan", "667 of 2,001"
+    few = tally(errors(torch.where(torch.arange(2001) == 1, torch.nan, 1.0).float(), torch.ones(2001).double(), fmt))[0]
+    assert few.figures().p999 < 1e-7 and few.figures().max_ulp == "nan"
     inf = tally(errors(torch.tensor([math.inf, 2.0, 3.0]), value, fmt))[0].figures()
     assert inf.max_ulp != "nan"
     assert inf.nonfinite == 1

@@ -12,12 +12,12 @@ import pytest
 import torch
 from mpmath import mp
 
-from verify.errors import UsageError
+from verify.errors import TruthError, UsageError
 from verify.ops import Problem, get, names, registry
 from verify.ops.agreement import constants
 from verify.ops.define import op, row_op
 from verify.truth.exact import digits, judge
-from verify.truth.fast import evaluate
+from verify.truth.fast import compared_everywhere, evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import errors, pattern_at
 
@@ -284,13 +284,46 @@ def test_replace_defines_again() -> None:
         (lambda x: mp.sin(x) if x < 1 else mp.sin(x) * (1 + mp.mpf(1) / 1000), torch.sin, "1"),
         (lambda x: x * 2 + (3 < x < mp.mpf("3.01")), lambda x: x * 2, "3"),
         (lambda x: max(x, mp.zero), lambda x: torch.where(x > 0.1, x, 0 * x), "0.0996"),
-        (lambda x: x if x < 2**90 else 2 * x, lambda x: x, "1.85196453e+27"),
+        (lambda x: x if x < 2**90 else 2 * x, lambda x: x, "1.23794004e+27"),
+        (lambda x: 2 * x + (0 < x * x - 10 < mp.mpf(1) / 16), lambda x: 2 * x, "-3.172144"),
+        (lambda x: 2 * x, lambda x: 2 * x + ((x * x > 10) & (x * x < 10.06)), "-3.171750"),
     ],
-    ids=["beyond a constant", "between two constants", "at another constant", "in a tail"],
+    ids=["constant", "two constants", "another constant", "tail", "computed numbers", "those of the reference"],
 )
 def test_formulas_that_differ_anywhere_are_refused(exact: Any, reference: Any, place: str) -> None:
     message = refusal(lambda: op("slip", exact=exact, reference=reference))
     assert re.match(rf"op 'slip': at {re.escape(place)}\S* exact gives \S+, reference ", message), message
+
+
+def test_where_formulas_were_compared_is_said() -> None:
+    said = op("root of ten", exact=lambda x: x if x * x < 10 else 2 * x, reference=lambda x: x * (1 + (x * x >= 10)))
+    assert re.fullmatch(
+        r"1,[12]\d\d inputs \(every binade, the numbers in the formulas, [24] where a comparison turns over\)",
+        said.compared,
+    ), said.compared
+    before = mp.mpf.__lt__
+    assert "turns" not in silu2(name="smooth").compared and mp.mpf.__lt__ is before
+
+
+def test_a_difference_at_one_number_is_found_where_every_number_is_tried() -> None:
+    """No comparison of real numbers shows it: 203 / 64 is told by its mantissa."""
+    fmt, x = named("bfloat16"), (torch.arange(190, 210) / 64).to(torch.bfloat16)
+    for name, wrong in (("one number", True), ("none", False)):
+        defined = op(
+            name,
+            exact=lambda x, wrong=wrong: 2 * x + int(wrong and (x.man, x.exp) == (203, -6)),
+            reference=lambda x: 2 * x,
+        )
+        for result in ("y", "dx"):
+            problem = Problem({"x": x}, {}, {"y": torch.ones_like(x)}, (result,))
+            truth = evaluate(defined, problem, {result: fmt})[result]
+            assert truth.certificate.endswith("compared at " + defined.compared)
+            if wrong and result == "y":
+                with pytest.raises(TruthError, match=r"op 'one number', y at x = 3.171875: exact and reference differ"):
+                    compared_everywhere(defined, problem, result, truth)
+            else:
+                told = compared_everywhere(defined, problem, result, truth).certificate
+                assert told.endswith("exact and reference compared at all 20 finite inputs")
 
 
 def test_a_gradient_of_another_function_is_refused() -> None:
@@ -377,3 +410,37 @@ def test_where_the_reference_has_a_slope_at_nan_any_slope_is_right_there() -> No
             for index, point in enumerate(defined.points(problem, "dx", range(3)))
         ]
         assert found.ulp.tolist() == judged == ([0.0, 0.0, 0.0] if free else [math.inf, math.inf, 0.0])
+
+
+POLES = {
+    "reciprocal": (lambda x: 1 / x, torch.reciprocal, [math.inf, -math.inf], [-math.inf, -math.inf]),
+    "inverse square": (lambda x: 1 / x**2, lambda x: x**-2, [math.inf, math.inf], [-math.inf, math.inf]),
+    # on the left there is no such function: either infinity is right at -0
+    "inverse root": (lambda x: 1 / mp.sqrt(x), torch.rsqrt, [math.inf, None], [-math.inf, None]),
+    "root": (lambda x: mp.sqrt(x), torch.sqrt, [0.0, 0.0], [math.inf, None]),
+}
+
+
+@pytest.mark.parametrize("name", POLES)
+def test_at_a_pole_the_truth_is_the_limit_from_the_side_of_the_zeros_sign(name: str) -> None:
+    exact, reference, values, slopes = POLES[name]
+    defined = op(f"pole {name}", exact=exact, reference=reference)
+    fmt, x = named("float16"), torch.tensor([0.0, -0.0], dtype=torch.float16)
+    for result, wanted in (("y", values), ("dx", slopes)):
+        problem = Problem({"x": x}, {}, {"y": torch.full_like(x, 2.0)}, (result,))
+        truth = evaluate(defined, problem, {result: fmt})[result]
+        points = defined.points(problem, result, range(2))
+        for got in (math.inf, -math.inf, 65504.0, math.nan):
+            near = truth.for_result(fast := torch.full_like(x, got))
+            found = errors(fast, near.value, fmt, bound=near.bound).ulp.abs().tolist()
+            judged = [abs(judge(point, fmt, fmt.from_float(got)).ulp) for point in points]
+            right = [None if there == 0 else there in (None, got) for there in wanted]
+            for said, error, other in zip(right, judged, found, strict=True):
+                assert said is None or (error, other) == ((0.0, 0.0) if said else (math.inf, math.inf)), (result, got)
+
+
+def test_a_quotient_has_a_pole_where_its_divisor_is_a_zero() -> None:
+    defined = op("quotient", exact=lambda a, b: a / b, reference=lambda a, b: a / b)
+    a, b = torch.tensor([-3.0, -3.0, 0.0, 0.0]), torch.tensor([0.0, -0.0, 0.0, 2.0])
+    points = defined.points(Problem({"a": a, "b": b}, {}), "y", range(4))
+    assert [str(point.mp(60)) for point in points] == ["-inf", "+inf", "nan", "0.0"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +18,7 @@ from verify.ops import Op, Problem, get
 from verify.ops.elements import mpf_to_arb
 from verify.ops.op import Fast
 from verify.ops.precision import arb_bits
+from verify.ops.rowwise import merged
 
 NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_norm")
 OPS = (*NORMS, "softmax")
@@ -124,6 +126,33 @@ def test_the_longest_row(name: str) -> None:
         results.pop("dx")  # 65,537 exponentials at two precisions: y alone shows the sum.
     for result, fast in results.items():
         assert worst_units(op, problem, result, fast, 3) <= 6, result
+
+
+@pytest.mark.parametrize("recipe", ["randn", "wide range"])
+@pytest.mark.parametrize("name", ["layer_norm_residual_bias", "rms_norm", "linear"])
+def test_sums_over_equal_rows_are_those_of_one_row_of_each(
+    name: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit of 160, and the fast reference is as close as with few rows."""
+    op, few = get(name), torch.arange(600) % 7
+    problem = problem_of(op, recipe, (600, 2), torch.float32)
+    if name == "linear":
+        problem.inputs["weight"], problem.inputs["bias"] = torch.randn(2, 2), torch.randn(2)  # type: ignore[index]
+        problem = replace(problem, params={"activation": "gelu"})
+    inputs = {n: each[few] if each is not None and len(each) == 600 else each for n, each in problem.inputs.items()}
+    sums = [result for result in op.gradients if inputs[result[1:]].ndim == 1 or result == "dweight"]  # type: ignore
+    problem = replace(problem, inputs=inputs, results=tuple(sums))
+    data = [operand.name for operand in op.operands if operand.role == "data"]
+    assert len(merged(problem, data).upstream["y"]) < 100
+    plain = replace(problem, cache={"merged": None})
+    assert sums and merged(plain, data) is plain
+    for result in sums:
+        together, apart = (op.points(each, result, [0, 1]) for each in (problem, plain))
+        for one, other in zip(together, apart, strict=True):
+            assert abs(one.mp(PREC) - other.mp(PREC)) <= mp.ldexp(abs(other.mp(PREC)), 8 - PREC)
+            assert one.arb(PREC).overlaps(other.arb(PREC))  # type: ignore[misc]
+        if name != "linear":
+            assert worst_units(op, problem, result, op.fast(problem)[result]) <= 6
 
 
 def naive_layer_norm(x: Tensor) -> Tensor:

@@ -133,6 +133,8 @@ def test_elements_in_words() -> None:
     scaled = layer_norm_kernel().results[1].worst[0]
     assert run_words.error_text(scaled, "scaled") == "+5.5 ULP scaled, +216 ULP plain"
     assert run_words.error_text(scaled, "plain") == "+216 ULP"
+    huge = msgspec.structs.replace(scaled, ulp=3.3e43, got="0.046", truth="0.0")
+    assert run_words.error_text(huge, "plain") == ">1.8e+19 ULP (got 0.046 for 0.0)"
     assert run_words.index_text(layer_norm_kernel().results[0].worst[0]) == "[17, 3051]"
 
 

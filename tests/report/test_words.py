@@ -40,7 +40,9 @@ from verify.report.words import share, signed_ulp, ulp
         (9999.5, "1.0e+04"),
         (1.68e7, "1.7e+07"),
         (9.99e7, "1.0e+08"),
-        (sys.float_info.max, "1.8e+308"),
+        (1.7e19, "1.7e+19"),
+        (3.3e43, ">1.8e+19"),
+        (-sys.float_info.max, "<-1.8e+19"),
         ("inf", "inf"),
         ("-inf", "-inf"),
         ("nan", "NaN"),
@@ -78,6 +80,7 @@ def test_an_error_below_one_never_reads_as_one() -> None:
 
 def test_signed_errors_say_their_direction() -> None:
     values = [0.0, 0.3, -0.3, 254.9, "inf", "-inf", "nan"]
+    assert (signed_ulp(3.3e43), signed_ulp(-3.3e43)) == (">1.8e+19", "<-1.8e+19")
     texts = [signed_ulp(value) for value in values]  # type: ignore[arg-type]
     assert texts == ["0", "+0.3", "-0.3", "+254.9", "inf", "-inf", "NaN"]
 
@@ -87,6 +90,8 @@ def test_an_interval_is_one_figure_only_when_it_is_tight() -> None:
     assert words.interval(0.81, 0.97, dash="..") == "0.81..0.97"
     assert words.interval("nan", "nan") == "NaN"
     assert words.interval(3.0, "inf", dash="..") == "3..inf"
+    assert words.interval(0.0, 1.9e-9) == "≤1.9e-09" and words.interval(3.4e-111, 1.5e-8, dash="..") == "<=1.5e-08"
+    assert words.interval(0.0, 0.0) == "0"
 
 
 def test_a_share_says_none_and_all_only_when_it_is() -> None:

@@ -16,6 +16,7 @@ from mpmath import mp
 from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import TruthError
+from verify.ops.define import op as define
 from verify.ops.op import Point, Problem
 from verify.truth import exact
 from verify.truth.enclosure import Enclosure
@@ -218,6 +219,23 @@ def test_an_exact_tie_is_a_tie_even_where_mpmath_alone_speaks() -> None:
     assert (verdict.ulp, verdict.misrounded) == (-0.5, False)
     odd = judge(Point(mp=tie), fmt, one + 1)
     assert (odd.ulp, odd.misrounded) == (0.5, True)
+
+
+@pytest.mark.parametrize(("name", "steps", "error"), [("silu", -1, -1.0), ("silu", 1, 2.0), ("double", 1, 1.0)])
+def test_a_truth_at_a_power_of_two_that_no_precision_tells_from_it(name: str, steps: int, error: float) -> None:
+    """silu(2^15) is below 2^15 by a part of 2^-47,000: an ulp there is that of the binade below, twice as fine."""
+    fmt = named("float32")
+    if name == "double":
+        points = define("doubled", exact=lambda x: 2 * x, reference=lambda x: 2 * x, replace=True).points(
+            Problem({"x": torch.tensor([2.0**14])}, {}), "y", [0]
+        )
+    else:
+        points = ops.get(name).points(Problem({"x": torch.tensor([2.0**15])}, {}), "y", [0])
+    right = fmt.from_float(2.0**15)
+    judged = judge(points[0], fmt, right + steps)
+    assert (judged.ulp, judged.misrounded, judged.right_bits) == (pytest.approx(error), True, right)
+    assert judged.scaled(judged.exponent + 1) == judged.ulp / 2
+    assert abs(judge(points[0], fmt, right).ulp) < 1e-30
 
 
 def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 from verify.cases import Case, counter
 from verify.cases.sizes import sizes_of
-from verify.cases.values import ROW
+from verify.cases.values import ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.ops.op import Op
 from verify.truth.formats import named
 
-ROW_REGIMES = tuple(name for name in ROW if not name.startswith("around"))
+# Beyond every split that a kernel may make of a sum over rows; of few columns, whose exact values are quickly known.
+SUMMED_ROWS = (9, 66, 257, 4097, 65_537, 1 << 20)
+_SUMMED_COLUMNS, _SUMMED_INNER = 3, 2
+_DISTINCT = 1000  # rows up to which all are different: exact arithmetic takes a row at a time
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 
 
@@ -27,7 +30,8 @@ class Group:
 
     `label` is appended to gradient names ("dx" + label); `only_gradients` leaves the outputs out because
     another group has them; `exhaustive` says that the cases are the whole input space. `pinned` cases come from
-    the project's corpus: they are results of their own, whatever else is measured.
+    the project's corpus: they are results of their own, whatever else is measured. `results` are the only ones judged,
+    where there are any.
     """
 
     cases: tuple[Case, ...]
@@ -35,6 +39,11 @@ class Group:
     label: str = ""
     only_gradients: bool = False
     pinned: bool = False
+    results: tuple[str, ...] = ()
+
+    def judges(self, result: str) -> bool:
+        """Whether a result of its cases is judged."""
+        return result in self.results if self.results else result.startswith("d") or not self.only_gradients
 
     def named(self, result: str) -> str:
         """What a result of this group is called in the record."""
@@ -46,7 +55,8 @@ class Effort:
     """How much to observe. float64 is judged element by element in exact arithmetic, so it gets less.
 
     `narrow`, `wide` and `large` are taken in turn, one for each regime that has any. `longest` is a row beyond any
-    block, for some regimes, two rows of it.
+    block, for some regimes, two rows of it. `summed` are the numbers of rows of a sum over
+    rows, in any dtype and in the one that sees best what is lost: the interpreter takes milliseconds for a row.
     """
 
     elements: int
@@ -58,6 +68,7 @@ class Effort:
     rows: int
     matrices: tuple[tuple[int, int, int], ...]
     graph_elements: int  # of the largest operand of an op that a PyTorch function defines
+    summed: tuple[tuple[int, ...], tuple[int, ...]]
     large: tuple[tuple[int, int, int], ...] = ()
     longest: int = 0
 
@@ -73,6 +84,7 @@ EFFORTS = {
         rows=3,
         matrices=((17, 65, 33), (32, 256, 16)),
         graph_elements=1 << 12,
+        summed=((9,), (9, 257)),
     ),
     # what an exact verdict costs grows with the width, on a GPU as without one: a middle width serves every regime, and
     # blocks that a row fills or leaves almost half empty take turns
@@ -86,22 +98,25 @@ EFFORTS = {
         rows=8,
         matrices=((17, 65, 33),),
         graph_elements=1 << 18,
+        summed=(SUMMED_ROWS[:-1], SUMMED_ROWS),
         large=((128, 512, 128), (257, 1024, 96)),
         longest=65_537,
     ),
 }
 
 
-def plan(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
-    """The groups of cases of one dtype."""
+def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = "") -> list[Group]:
+    """The groups of cases of one dtype.
+
+    `rows_of` names another backend for sums over many rows: what a GPU adds in no time takes the interpreter hours.
+    """
     effort = EFFORTS[backend]
     if kernel.op.kind == "elementwise":
         return _elementwise(kernel, dtype, effort, seed)
-    if kernel.op.kind == "rowwise":
-        return [_rowwise(kernel, dtype, effort, seed)]
     if kernel.op.kind == "graph":
         return [_graph(kernel, dtype, effort, seed)]
-    return [_contraction(kernel, dtype, effort, seed)]
+    group = (_rowwise if kernel.op.kind == "rowwise" else _contraction)(kernel, dtype, effort, seed)
+    return [group, *_summed(kernel, dtype, EFFORTS[rows_of or backend], seed)]
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
@@ -198,3 +213,33 @@ def _contraction(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group
         for dims in shapes if dtype != "float64" else shapes[:1]:
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
     return Group(tuple(cases))
+
+
+def summed_results(kernel: Kernel) -> tuple[str, ...]:
+    """The gradients that sum over rows: of weights and biases."""
+    return tuple("d" + operand.name for operand in kernel.differentiable if operand.role != "data")
+
+
+def summed_dims(kernel: Kernel, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    """Dims of few columns and of each number of rows."""
+    inner = () if kernel.op.kind == "rowwise" else (_SUMMED_INNER,)
+    return [(rows, _SUMMED_COLUMNS, *inner) for rows in numbers]
+
+
+def _summed(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[Group]:
+    """Many rows, most of them in float32, which sees the loss of a few among many."""
+    results = summed_results(kernel)
+    rows = effort.summed[dtype == ("float32" if "float32" in kernel.dtypes else kernel.dtypes[0])]
+    cases = [
+        _case(
+            kernel,
+            dtype,
+            seed,
+            dims=dims,
+            fill="repeated rows" if dims[0] > _DISTINCT else "randn",
+            upstream="normal",
+            regime="many rows",
+        )
+        for dims in summed_dims(kernel, rows)
+    ]
+    return [Group(tuple(cases), label=" (many rows)", only_gradients=True, results=results)] if results else []

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from verify.cases.case import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.sizes import sizes_of
-from verify.cases.values import ELEMENT, ROW
+from verify.cases.values import ELEMENT, ROW, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 
 ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
-ROW_RECIPES = tuple(name for name in ROW if not name.startswith("around"))
+ROW_RECIPES = ROW_REGIMES
 MATRIX_RECIPES = ("randn", "mean 1e3", "outlier", "spread")
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
 # Recipes of the upstream gradient for what holds without one too: "" is a call in which no operand requires a gradient.

@@ -23,6 +23,7 @@ from verify.truth.ulp import from_bits
 
 Shape = tuple[int, ...]
 
+_PERIOD = 61  # of repeated rows: a prime, so that no block of a kernel repeats with it
 SMALL = 1 << 12  # elements up to which launching the operations takes a GPU longer than computing takes a CPU
 
 
@@ -294,6 +295,12 @@ def _outlier(wanted: WantedRows) -> Tensor:
     return values
 
 
+def _repeated(wanted: WantedRows) -> Tensor:
+    """A few rows again and again: what sums over a million rows is then known exactly in seconds."""
+    few = replace(wanted, count=min(wanted.count, _PERIOD)).bell()
+    return few[torch.arange(wanted.count, device=wanted.device) % _PERIOD]
+
+
 def _alternating(wanted: WantedRows) -> Tensor:
     sign = 1.0 - 2.0 * (torch.arange(wanted.width, device=wanted.device) % 2).double()
     return (wanted.levels() + 0.5) * sign[None, :]
@@ -326,4 +333,7 @@ ROW: dict[str, RowRecipe] = {
     "mean -1e3": _bell(plus=-1.0e3),  # exp of such a row underflows to 0 in float64 too
     "around one": _bell(times=0.25, plus=1.0),
     "around zero": _bell(times=0.25),
+    "repeated rows": _repeated,
 }
+# Those that are a regime of their own: the others are for weights, and for cases of very many rows.
+ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated")))

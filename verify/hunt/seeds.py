@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify.cases.values import ROW, fill
+from verify.cases.values import ROW_REGIMES, fill
 from verify.hunt.draws import Draws
 from verify.hunt.ordinals import of_tensor
 from verify.hunt.space import Gene, Population, SearchSpace
@@ -16,7 +16,7 @@ from verify.hunt.space import Gene, Population, SearchSpace
 _ELEMENT = ("bits", "active", "near", "normal")
 _UPSTREAM = ("normal", "ones", "active", "bits")
 # Without the mirror of "mean 1e3": what a hunt of a seed finds stays as recorded, and a mutation changes signs.
-_ROWS = (*(name for name in ROW if not name.startswith(("around", "mean -"))), "bits", "active")
+_ROWS = (*(name for name in ROW_REGIMES if not name.startswith("mean -")), "bits", "active")
 _UPSTREAM_ROWS = ("randn", "constant", "outlier", "alternating", "spread", "ones")
 _PLAIN = {"scale": ("around one", "ones", "spread"), "shift": ("around zero", "around one", "spread")}
 _MATRIX = ("around zero", "spread", *_ROWS)

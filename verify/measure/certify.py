@@ -19,8 +19,8 @@ import torch
 from verify import ops
 from verify.cases import Case, counter, inputs_of, problem_of
 from verify.cases.explicit import spell
-from verify.cases.plan import MATRIX_REGIMES, ROW_REGIMES
-from verify.cases.values import fill
+from verify.cases.plan import MATRIX_REGIMES
+from verify.cases.values import ROW_REGIMES, fill
 from verify.declare.declaration import expected_shape
 from verify.errors import TruthError
 from verify.ops.op import Op, Point, Problem

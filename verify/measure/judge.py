@@ -8,6 +8,7 @@ figures replace the fast ones before anything is counted, so that no maximum res
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,12 +135,17 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
     misrounded[where] = wrong | (misrounded[where] & found.zero_sign[where])
     undecided = found.undecided.clone()
     undecided[where] = False
+    nonfinite = found.nonfinite
+    if scaled is None:  # whether an infinity stands for the largest number or for what is beyond, the bound left open
+        nonfinite = nonfinite.clone()
+        nonfinite[where] |= torch.tensor([math.isinf(item.ulp) for item in verdicts], device=device)
     return replace(
         found,
         ulp=_replaced(found.ulp, where, [item.ulp for item in verdicts]),
         width=_replaced(found.width, where, known),
         misrounded=misrounded,
         undecided=undecided,
+        nonfinite=nonfinite,
         scaled=scaled,
         scaled_width=scaled_width,
     )

@@ -31,7 +31,7 @@ from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.ops.op import Op, Point, Problem, Regime
 from verify.records.record import Basis, Gap, KernelRun, Origin, Result, SpecialValue, Worst, value_of
 from verify.truth import formats
-from verify.truth.fast import Truth, evaluate
+from verify.truth.fast import Truth, compared_everywhere, evaluate
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
@@ -87,8 +87,8 @@ def measure_kernel(
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
     Without `accuracy` the record has what the kernel declares and no result. `cases_of` names a backend whose cases
-    are measured on this one, so that both answer the same questions. Cases that the project's corpus has for this
-    kernel are measured after the others, as results of their own.
+    are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
+    project's corpus has for this kernel are measured after the others, as results of their own.
     """
     started = time.monotonic()
     notes: list[str] = []
@@ -98,7 +98,8 @@ def measure_kernel(
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
-            for group in (*plan(kernel, dtype, cases_of or backend.name, seed), *pinned(kernel, dtype, cases)):
+            planned = plan(kernel, dtype, cases_of or backend.name, seed, rows_of=backend.name)
+            for group in (*planned, *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
                 results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
         except TruthError as error:
@@ -230,10 +231,12 @@ def _special(
 
 
 def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, target: str, seed: int) -> _Question:
-    wanted = tuple(name for name in measured.results if name.startswith("d") or not group.only_gradients)
+    wanted = tuple(filter(group.judges, measured.results))
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
     truths = evaluate(kernel.op, problem, kinds)
+    if group.exhaustive:
+        truths = {name: compared_everywhere(kernel.op, problem, name, truth) for name, truth in truths.items()}
     host = _on_host(problem)
     if max((truth.value.numel() for truth in truths.values()), default=0) <= SMALL:
         problem, truths = host, {name: truth.cpu() for name, truth in truths.items()}

@@ -102,20 +102,25 @@ class Tally(msgspec.Struct, frozen=True):
         return (self.scaled or Maximum()) if gate == "scaled" else self.plain
 
     def figures(self) -> Figures:
-        """The figures that the record keeps. NaN against a number makes the maximum NaN."""
+        """The figures that the record keeps. NaN against a number makes the maximum NaN, and in number the quantile."""
         scaled = self.scaled
+
+        def p999(counts: BinCounts, upper: Number) -> Number:
+            among = self.nan > self.n - math.ceil(0.999 * self.n)
+            return "nan" if among else _smaller(quantile(counts, 0.999), upper)
+
         return Figures(
             n=self.n,
             max_ulp="nan" if self.nan else self.plain.seen,
             max_upper="nan" if self.nan else self.plain.upper,
-            p999=_smaller(quantile(self.counts, 0.999), self.plain.upper),
+            p999=p999(self.counts, self.plain.upper),
             mean=float(f"{self.capped_sum / (UNIT * self.n):.7g}") if self.n else 0.0,
             misrounded=self.misrounded,
             undecided=self.undecided,
             nonfinite=self.nonfinite,
             scaled_max=None if scaled is None else "nan" if self.nan else scaled.seen,
             scaled_upper=None if scaled is None else "nan" if self.nan else scaled.upper,
-            scaled_p999=None if scaled is None else _smaller(quantile(self.scaled_counts, 0.999), scaled.upper),
+            scaled_p999=None if scaled is None else p999(self.scaled_counts, scaled.upper),
         )
 
     def histogram(self) -> Histogram:

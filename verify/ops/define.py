@@ -13,7 +13,9 @@ mp.mpf(1) / 10 is a tenth."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -21,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpmath import mp
 
-from verify.errors import UsageError
+from verify.errors import TruthError, UsageError
 from verify.ops.agreement import compare
 from verify.ops.define_rows import row_op
 from verify.ops.elements import mpf_to_arb
 from verify.ops.elementwise import pointwise
 from verify.ops.formula import Formula
-from verify.ops.numeric import call, derivative_at, limit_at, sides_at, value_at
+from verify.ops.numeric import call, derivative_at, limit_at, pole_at, sides_at, value_at
 from verify.ops.op import Fast, Op, Operand, Params, Regime
-from verify.ops.precision import GUARD, arb_bits
+from verify.ops.precision import GUARD, PROBE_BITS, arb_bits, magnitude
 from verify.ops.registry import register
 
 if TYPE_CHECKING:
@@ -142,6 +144,39 @@ class _Elementwise:
 
             return limit_at(evaluate, infinity)
 
+        @lru_cache(maxsize=256)
+        def pole_of(place: int, sign: int, values: tuple[float, ...]) -> tuple[Any, Any] | None:
+            def at(x: Any) -> list[Any]:
+                return [*map(mp.mpf, values[:place]), x, *map(mp.mpf, values[place + 1 :])]
+
+            def beside(x: Any) -> Any:
+                return finite(at(x), 128)
+
+            try:  # the difference quotient of an even function is 0 across its pole
+                if mp.isfinite(call(self.name, self.exact, at(mp.zero))) and mp.isfinite(beside(mp.zero)):
+                    return None
+            except TruthError:
+                pass  # and that of an odd one grows without limit
+            own, other = pole_at(beside, sign), pole_at(beside, -sign)
+            # where the function is defined on the other side alone, as 1 / sqrt(x): formulas give either infinity
+            return (own, own) if own is not None else (mp.ninf, mp.inf) if other is not None else None
+
+        def pole(*values: float) -> tuple[Any, Any] | None:
+            zeros = [place for place, value in enumerate(values) if value == 0.0]
+            if len(zeros) != 1 or not all(map(math.isfinite, values)):
+                return None
+            return pole_of(zeros[0], int(math.copysign(1, values[zeros[0]])), values)
+
+        def probe(*values: Any) -> Any:
+            if not all(map(mp.isfinite, values)):
+                return mp.nan
+            function = self.exact if operand is None else self.grad.get(operand)
+            if function is not None:
+                return call(self.name, function, values)
+            exponent = magnitude(values[position]) - PROBE_BITS // 2
+            moved = [*values[:position], values[position] + mp.ldexp(1, exponent), *values[position + 1 :]]
+            return mp.ldexp(call(self.name, self.exact, moved) - call(self.name, self.exact, values), -exponent)
+
         def by_mp(*values: Any, prec: int) -> Any:
             if all(map(mp.isfinite, values)):
                 return finite(values, prec)
@@ -180,10 +215,25 @@ class _Elementwise:
                 if between is not None:
                     low, high = (end.masked_fill(there, float(limit(infinity))) for end in between)
                     between = low, high
+            zeros = values[0] == 0.0
+            for zero in (0.0, -0.0) if bool(zeros.any()) else ():
+                if (limits := pole(zero)) is None:
+                    continue
+                there = zeros & (torch.signbit(values[0]) == (math.copysign(1, zero) < 0))
+                least, greatest = map(float, limits)
+                ends = between or (value, value)
+                low, high = ends[0].masked_fill(there, least), ends[1].masked_fill(there, greatest)
+                value = value.masked_fill(there, least if least == greatest else torch.nan)
+                between = (low, high) if between is not None or least != greatest else None
             return Fast(value, scale, between)
 
         return Formula(
-            mp=by_mp, arb=None if arb is None else by_arb, fast=by_float, ends=None if operand is None else ends
+            mp=by_mp,
+            arb=None if arb is None else by_arb,
+            fast=by_float,
+            ends=None if operand is None else ends,
+            pole=pole,
+            probe=probe,
         )
 
     def _value(self, values: Sequence[Tensor]) -> Fast:
@@ -300,6 +350,6 @@ def op(
         summary=summary,
     )
     given = [exact, reference, *(function for table in grads for function in table.values())]
+    routes = [exact, *grads[0].values()], [reference, *grads[1].values()]
     edges = [*boundaries, *(edge for regime in _regime_table(regimes) for edge in (regime.low, regime.high))]
-    compare(defined, given, edges)
-    return register(defined, replace=replace)
+    return register(dataclasses.replace(defined, compared=compare(defined, given, edges, routes)), replace=replace)

@@ -7,15 +7,17 @@ of the formula.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from mpmath import mp
 
-from verify.ops.elements import pick, to_arb, to_mp
+from verify.ops.elements import pick, to_arb, to_mp, whole
 from verify.ops.formula import Curve, Formula
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime, Shape
-from verify.ops.precision import GUARD, arb_bits, exact_product
+from verify.ops.precision import GUARD, PROBE_BITS, arb_bits, exact_product, mp_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +36,8 @@ def _same_shape(operands: Sequence[Operand]) -> Callable[[Shape, Params], dict[s
 
 def scalar_point(formula: Formula, values: Sequence[float], upstream: float | None) -> Point:
     """The exact value of `formula(*values) * upstream`; without upstream, of the formula alone."""
+    if 0.0 in values and formula.pole is not None and (limits := formula.pole(*values)) is not None:
+        return _at_pole(*limits, upstream)
     mp_values = [to_mp(value) for value in values]
 
     def mp_route(prec: int) -> Any:
@@ -52,6 +56,15 @@ def scalar_point(formula: Formula, values: Sequence[float], upstream: float | No
             return to_arb(upstream) * result
 
     return Point(mp=mp_route, arb=arb_route, ends=_ends(formula, mp_values, upstream))
+
+
+def _at_pole(least: Any, greatest: Any, upstream: float | None) -> Point:
+    """An infinity, times the upstream gradient; whatever comes out, where there are two."""
+    if least != greatest:
+        low, high = Point(mp=lambda prec: least), Point(mp=lambda prec: greatest)
+        return Point(mp=lambda prec: mp.nan, ends=lambda: (low, high))
+    value = least if upstream is None else exact_product(to_mp(upstream), least)
+    return Point(mp=lambda prec: value)
 
 
 def _ends(
@@ -124,6 +137,16 @@ def pointwise(
         rows = zip(*columns, strict=True)
         return [scalar_point(formula, row, factor) for row, factor in zip(rows, factors, strict=True)]
 
+    def probe(problem: Problem, result: str) -> list[Any]:
+        formula = formulas(problem.params)[result]
+        assert formula.probe is not None
+        columns = [whole(_required(problem, each)) for each in names]
+        upstream = _upstream_of(problem, result)
+        factors = itertools.repeat(1.0) if upstream is None else whole(upstream)
+        with mp_bits(PROBE_BITS):
+            values = [formula.probe(*map(to_mp, row)) for row in zip(*columns, strict=True)]
+            return [value if factor == 1.0 else value * factor for value, factor in zip(values, factors, strict=False)]
+
     return Op(
         name=name,
         kind="elementwise",
@@ -139,6 +162,7 @@ def pointwise(
         regimes=regimes,
         boundaries=boundaries,
         summary=summary,
+        probe=probe if formulas(dict(params or {}))["y"].probe else None,
     )
 
 

@@ -32,6 +32,7 @@ from verify.ops.formula import Curve, Formula
 from verify.ops.limits import arb_limit
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 from verify.ops.precision import GUARD, arb_bits, exact_product, mp_bits, summed
+from verify.ops.rowwise import merged
 
 # ---------------------------------------------------------------------------------- the activations
 
@@ -285,7 +286,7 @@ def _point(layer: Layer, result: str, index: int) -> Point:
 
 
 def _points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-    layer = Layer(problem)
+    layer = Layer(merged(problem, ["x"]) if result in ("dweight", "dbias") else problem)
     return [_point(layer, result, index) for index in indices]
 
 

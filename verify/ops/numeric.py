@@ -179,6 +179,14 @@ def _limit_of(coarse: Any, fine: Any, prec: int, shrinks: int) -> Any:
     return fine if abs(coarse - fine) <= mp.ldexp(abs(fine), -prec) else None
 
 
+def pole_at(evaluate: Callable[[Any], Any], sign: int) -> Any:
+    """The infinity that `evaluate` tends to at a zero from the side of its sign; None where it tends to none."""
+    near, far = (evaluate(mp.ldexp(sign, exponent)) for exponent in (-1500, -3000))
+    if mp.isnan(near) or mp.isnan(far) or not abs(far) > mp.ldexp(1 + abs(near), 16):
+        return None
+    return mp.inf if far > 0 else mp.ninf
+
+
 def limit_at(evaluate: Callable[[Any], Any], infinity: Any) -> Any:
     """The limit of `evaluate` at an infinity, from its value there or else from two remote points.
 

@@ -116,6 +116,8 @@ class Op:
     it where that operand has another shape than the result: the deciding value for each element.
     `whole_rows` names the results of a row-wise op for which `points` evaluates a row at the price of an element: where
     nobody has measured how good `fast` is, tensors of ordinary size are then evaluated exactly throughout.
+    `compared` says where the formulas of a user's op were compared when it was defined; `probe` gives every value of a
+    result by one evaluation of the exact formula, which claims nothing, so that they can be compared everywhere.
     An op of kind "graph" has operands of any shape: `dims` names the sizes that decide them, `allowed` says which sizes
     are promised, `examples` lists the only ones there are, if so, and `result_shapes` are those of the outputs.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
@@ -140,6 +142,8 @@ class Op:
     boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
     whole_rows: tuple[str, ...] = ()
     summary: str = ""
+    compared: str = ""
+    probe: Callable[[Problem, str], list[Any]] | None = None
     dims: tuple[str, ...] = ()
     allowed: Callable[[Shape], bool] | None = None
     examples: tuple[Shape, ...] = ()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.elements import pick, whole
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+_MANY_ROWS = 512  # from which it pays to look for equal ones
 _FEW = 1 << 14  # elements up to which a tensor is read as a whole: one at a time takes longer
 
 
@@ -94,6 +95,58 @@ class Rows:
         return tensor
 
 
+def merged(problem: Problem, data: Sequence[str]) -> Problem:
+    """The problem with equal rows made one, if it has many rows: for sums over rows, which are linear in the upstream.
+
+    The gradients that arrive at equal rows are added exactly, as a few float64 numbers of falling size; each of these
+    stands beside a copy of the row. Numbers are cut into digits so short that float64 adds those of a group exactly.
+    """
+    if "merged" not in problem.cache:
+        problem.cache["merged"] = _merged(problem, data)
+    found: Problem | None = problem.cache["merged"]
+    return found or problem
+
+
+def _merged(problem: Problem, data: Sequence[str]) -> Problem | None:
+    """None where rows stay as they are: few, different, or not finite."""
+    flat = {
+        name: value.detach().to("cpu", torch.float64).reshape(-1, value.shape[-1])
+        for name, value in (*problem.inputs.items(), *problem.upstream.items())
+        if value is not None and value.ndim > 1 and (name in data or name in problem.upstream) and value.numel()
+    }
+    kept = {name: flat[name] for name in data if name in flat}
+    count = min(map(len, flat.values()), default=0)
+    if count < _MANY_ROWS or not all(bool(torch.isfinite(value).all()) for value in flat.values()):
+        return None
+    distinct, owner = torch.unique(torch.cat(list(kept.values()), -1), dim=0, return_inverse=True)
+    if 2 * len(distinct) > count:
+        return None
+    sums = {name: _summed_by(owner, len(distinct), flat[name]) for name in problem.upstream}
+    copies = max(map(len, sums.values()), default=1)
+    nothing = {name: torch.zeros_like(parts[0]) for name, parts in sums.items()}
+    rows = dict(zip(kept, distinct.split([value.shape[-1] for value in kept.values()], -1), strict=True))
+    return replace(
+        problem,
+        inputs={**problem.inputs, **{name: value.repeat(copies, 1) for name, value in rows.items()}},
+        upstream={n: torch.cat(parts + [nothing[n]] * (copies - len(parts))) for n, parts in sums.items()},
+        cache={},
+    )
+
+
+def _summed_by(owner: Tensor, groups: int, values: Tensor) -> list[Tensor]:
+    """The sums of the rows of each group, exact: as a sum of tensors."""
+    bits = 52 - len(values).bit_length()
+    exponent = int(torch.frexp(values.abs().max()).exponent)
+    parts: list[Tensor] = []
+    while not parts or bool(values.any()):
+        exponent = max(exponent - bits, -1074)
+        unit = math.ldexp(1.0, exponent)
+        digits = (values / unit).trunc()
+        values = values - digits * unit
+        parts.append(torch.zeros((groups, values.shape[-1]), dtype=torch.float64).index_add_(0, owner, digits) * unit)
+    return parts
+
+
 Element = Callable[[Rows, str, int, int], Point]
 Column = Callable[[Rows, str, int], Point]
 
@@ -136,6 +189,7 @@ def rowwise(
         rows = Rows(problem, first)
         if result in vectors:
             assert column is not None
+            rows = Rows(merged(problem, [each.name for each in operands if each.role == "data"]), first)
             return [column(rows, result, index) for index in indices]
         width = rows.width
         return [element(rows, result, index // width, index % width) for index in indices]

@@ -24,7 +24,8 @@ from verify.records.record import (
     value_of,
 )
 from verify.report.gaps import FEW, GapLine, gathered
-from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, ulp
+from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, truth, ulp
+from verify.truth.figure import COUNTABLE
 
 Kind = Literal["rounded", "faithful", "within", "wrong"]
 
@@ -109,6 +110,8 @@ def error_text(worst: Worst, gate: Literal["plain", "scaled"]) -> str:
     if not math.isfinite(value_of(worst.ulp)):
         return f"unbounded: got is {clean(worst.got)}"
     plain = f"{signed_ulp(worst.ulp)} ULP"
+    if abs(value_of(worst.ulp)) > COUNTABLE:
+        plain += f" (got {clean(worst.got)} for {truth(worst.truth)})"
     if gate == "scaled" and worst.scaled_ulp is not None:
         return f"{signed_ulp(worst.scaled_ulp)} ULP scaled, {plain} plain"
     return plain

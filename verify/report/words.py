@@ -18,6 +18,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from verify.records.record import Basis, Number, RegimeFigures, value_of
+from verify.truth.figure import BEYOND, COUNTABLE
 
 # Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters,
 # which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
@@ -53,8 +54,8 @@ def ulp(value: Number) -> str:
     """A magnitude of error, rounded up: 0.5, 0.501, 2.25, 254.9, 1,234, 1.7e+07, inf, NaN.
 
     Three significant digits below 10, one decimal below 1,000, whole below 10,000, two digits with
-    an exponent beyond and below 0.001. A value below 1 never reads as 1: that is the line between
-    faithful and not, so digits are added until it shows.
+    an exponent beyond and below 0.001, >1.8e+19 beyond what a format can count. A value below 1 never
+    reads as 1: that is the line between faithful and not, so digits are added until it shows.
     """
     size = value_of(value)
     if math.isnan(size):
@@ -63,6 +64,8 @@ def ulp(value: Number) -> str:
     size = abs(size)
     if math.isinf(size):
         return sign + "inf"
+    if size > COUNTABLE:
+        return f"<-{BEYOND[1:]}" if sign else BEYOND
     # The shortest decimal that names the double: 254.9 is meant, not 254.900000000000005...
     exact = Decimal(repr(size))
     if exact == 0:
@@ -86,13 +89,18 @@ def ulp(value: Number) -> str:
 def signed_ulp(value: Number) -> str:
     """A signed error: +254.9, -0.501, 0, inf, NaN."""
     text = ulp(value)
-    return text if text.startswith("-") or text in ("0", "inf", "NaN") else "+" + text
+    return text if text[0] in "-<>" or text in ("0", "inf", "NaN") else "+" + text
 
 
 def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
-    """A maximum and what it cannot exceed: the latter alone if within 1%, else `0.81-0.97`."""
+    """A maximum and what it cannot exceed: the latter alone if within 1%, else `0.81-0.97`.
+
+    `≤1.9e-09` where the lower end says nothing: less than a thousandth of the upper one.
+    """
     if value_of(high) <= 1.01 * value_of(low):
         return ulp(high)
+    if 1000 * value_of(low) < value_of(high) < math.inf:
+        return ("≤" if dash == "–" else "<=") + ulp(high)
     first, second = ulp(low), ulp(high)
     return first if first == second else f"{first}{dash}{second}"
 

@@ -113,6 +113,11 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
 
     enclosure, precision, routes = settle(point, decided, both=both)
     right, error, exponent = _compare(fmt, got, enclosure, policy)
+    if precision >= MAX_PRECISION and isinstance(error, Fraction) and error and _is_rounded(point):
+        # a number so near a power of two that its side is not known has the smaller of two units: x / (1 + exp(-x))
+        # at 2^15 is below 2^15 by a part of 2^-47,000
+        finer = fmt.ulp_exponent(enclosure.low * (1 - power_of_two(-fmt.precision - 2)))
+        error, exponent = error * power_of_two(exponent - finer), finer
     ulp = _to_float(error) if isinstance(error, Fraction) else error
     if enclosure.kind == "real" and fmt.is_inf(got) and not _overflows(fmt, enclosure.low):
         ulp = float("inf")
@@ -127,6 +132,20 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
     told = error if isinstance(error, Fraction) else None
     return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
+
+
+def _is_rounded(point: Point) -> bool:
+    """Whether the formula rounds on its way to a value, which then is not known to be that number itself."""
+    from mpmath import mp
+
+    before, values = mp._prec_rounding[1], []
+    try:
+        for direction in "fc":
+            mp._prec_rounding[1] = direction
+            values.append(point.mp(START_PRECISION))
+    finally:
+        mp._prec_rounding[1] = before
+    return bool(values[0] != values[1])
 
 
 def _overflows(fmt: Format, real: Fraction) -> bool:
