@@ -326,6 +326,25 @@ def test_a_difference_at_one_number_is_found_where_every_number_is_tried() -> No
                 assert told.endswith("exact and reference compared at all 20 finite inputs")
 
 
+def test_a_reference_that_has_lost_its_digits_gives_way_to_the_exact_value() -> None:
+    defined = op("lossy", exact=lambda x: mp.expm1(x), reference=lambda x: torch.exp(x) - 1)
+    x = torch.tensor([1.0, 2.0**-30], dtype=torch.bfloat16)
+    problem = Problem({"x": x}, {}, {}, ("y",))
+    lossy = evaluate(defined, problem, {"y": named("bfloat16")})["y"]
+    truth = compared_everywhere(defined, problem, "y", lossy)
+    assert truth.value.tolist() == [lossy.value[0].item(), math.expm1(2.0**-30)] != lossy.value.tolist()
+    assert float(truth.bound[1]) < 1e-24
+
+
+def test_a_pole_elsewhere_than_at_a_zero_is_no_difference_of_two_formulas() -> None:
+    defined = op("pole at one", exact=lambda x: 1 / (1 - x), reference=lambda x: 1 / (1 - x))
+    x = torch.tensor([0.5, 1.0, 2.0], dtype=torch.bfloat16)
+    for result in ("y", "dx"):
+        problem = Problem({"x": x}, {}, {"y": torch.ones_like(x)}, (result,))
+        truth = evaluate(defined, problem, {result: named("bfloat16")})[result]
+        assert compared_everywhere(defined, problem, result, truth).certificate.endswith("at all 2 finite inputs")
+
+
 def test_a_gradient_of_another_function_is_refused() -> None:
     message = refusal(lambda: silu2(name="slope", grad=lambda x: mp.mpf(7)))
     assert re.match(r"op 'slope': at 0.5 exact gives 7.0 of the gradient dx, reference 0.7", message), message

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import TruthError
+from verify.ops.agreement import TOLERANCE
 from verify.ops.compensated import at_hand, library, tensor_of
 from verify.ops.elements import whole
 from verify.ops.op import Fast, Op, Point, Problem
@@ -151,38 +152,60 @@ def _tight(point: Point) -> Enclosure:
 def compared_everywhere(op: Op, problem: Problem, result: str, truth: Truth) -> Truth:
     """The truth of a user's op whose two formulas are compared at every element, not at some: where they differ, none.
 
-    One evaluation at few bits tells nearly everywhere; where it does not, the exact value does. All of a 16-bit format
-    takes seconds, once for a result of an op.
+    One evaluation at few bits tells nearly everywhere; where it does not, the exact value does, and takes the place
+    of a reference that float64 has cost its digits. All of a 16-bit format takes seconds, once for a result of an op.
     """
     if op.probe is None or truth.certificate == "exact":
         return truth
     key = (op.probe, repr(sorted(problem.params.items())), result, *map(_bits_of, _tensors(problem, result)))
     if key not in _COMPARED:
-        near = truth.cpu()
-        values, bounds = near.value.reshape(-1).tolist(), near.bound.reshape(-1).tolist()
-        doubtful = [
-            index
-            for index, (probe, value, bound) in enumerate(zip(op.probe(problem, result), values, bounds, strict=True))
-            if not _is_near(probe, value, bound)
-        ]
-        for first in range(0, len(doubtful), _AT_ONCE):
-            some = doubtful[first : first + _AT_ONCE]
-            for index, point in zip(some, op.points(problem, result, some), strict=True):
-                try:
-                    check_bound([point], near, [index])
-                except TruthError as error:
-                    inputs = {name: value for name, value in problem.inputs.items() if value is not None}
-                    at = ", ".join(f"{name} = {float(value.reshape(-1)[index])!r}" for name, value in inputs.items())
-                    raise TruthError(
-                        f"op {op.name!r}, {result} at {at}: exact and reference differ: {error}".partition(";")[0]
-                    ) from error
-        _COMPARED.add(key)
-    count = sum(math.isfinite(value) for value in whole(_tensors(problem, result)[0]))
+        _COMPARED[key] = _compared(op, problem, result, truth.cpu())
+    count, exact = _COMPARED[key]
+    value, bound = truth.value.clone(), truth.bound.clone()
+    if exact:
+        where = torch.tensor(list(exact), device=value.device)
+        known = torch.tensor(list(exact.values()), dtype=torch.float64, device=value.device)
+        value.view(-1)[where] = known
+        bound.view(-1)[where] = known.abs() * 2.0**-52 + certificate.SLACK
+    ends = None
+    if truth.ends is not None:  # equal where there is one right answer
+        one = truth.ends[0] == truth.ends[1]
+        ends = torch.where(one, value, truth.ends[0]), torch.where(one, value, truth.ends[1])
     sentence = truth.certificate.partition("; exact and reference compared")[0]
-    return replace(truth, certificate=f"{sentence}; exact and reference compared at all {count:,} finite inputs")
+    sentence += f"; exact and reference compared at all {count:,} finite inputs"
+    return replace(truth, value=value, bound=bound, ends=ends, certificate=sentence)
 
 
-_COMPARED: set[Any] = set()
+_COMPARED: dict[Any, tuple[int, dict[int, float]]] = {}  # at how many inputs, and the exact values that are needed
+
+
+def _compared(op: Op, problem: Problem, result: str, truth: Truth) -> tuple[int, dict[int, float]]:
+    values, bounds = truth.value.reshape(-1).tolist(), truth.bound.reshape(-1).tolist()
+    probes = op.probe(problem, result) if op.probe else []
+    doubtful = [
+        index
+        for index, (probe, value, bound) in enumerate(zip(probes, values, bounds, strict=True))
+        if not _is_near(probe, value, bound)
+    ]
+    poles, exact = 0, {}
+    for first in range(0, len(doubtful), _AT_ONCE):
+        some = doubtful[first : first + _AT_ONCE]
+        for index, point in zip(some, op.points(problem, result, some), strict=True):
+            if math.isinf(values[index]) and _is_undefined(point):
+                poles += 1  # elsewhere than at a zero, whose sign would tell the side
+                continue
+            try:
+                check_bound([point], truth, [index])
+            except TruthError as error:
+                there = to_double_double(_tight(point))[0]
+                if abs(there - values[index]) <= TOLERANCE * (1 + abs(there)) < math.inf:
+                    exact[index] = there
+                    continue
+                inputs = {name: value for name, value in problem.inputs.items() if value is not None}
+                at = ", ".join(f"{name} = {float(value.reshape(-1)[index])!r}" for name, value in inputs.items())
+                differ = f"exact and reference differ: {error}".partition(";")[0]
+                raise TruthError(f"op {op.name!r}, {result} at {at}: {differ}") from error
+    return sum(map(math.isfinite, whole(_tensors(problem, result)[0]))) - poles, exact
 
 
 def _tensors(problem: Problem, result: str) -> list[Tensor]:
@@ -192,6 +215,13 @@ def _tensors(problem: Problem, result: str) -> list[Tensor]:
 
 def _bits_of(tensor: Tensor) -> int:
     return hash((tensor.dtype, tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()))
+
+
+def _is_undefined(point: Point) -> bool:
+    try:
+        return bool(point.mp(START_PRECISION) != point.mp(START_PRECISION))
+    except TruthError:  # a difference quotient across a pole
+        return True
 
 
 def _is_near(probe: Any, value: float, bound: float) -> bool:
