@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from verify.declare.target import Declared, Target
@@ -19,6 +21,19 @@ class Listed(msgspec.Struct, frozen=True):
 
 class ListKernels(Request[Listed], frozen=True, tag="list"):
     """The kernels that a target declares."""
+
+    target: str
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A declaration as JSON, see `Kernel.described`; whether its op is one of verify's own."""
+
+    kernel: dict[str, Any]
+    own_op: bool
+
+
+class Describe(Request[Description], frozen=True, tag="describe"):
+    """What one kernel declares, for whoever judges it and does not import its module."""
 
     target: str
 

@@ -24,6 +24,7 @@ from verify.measure.call import Measured, no_gradient, run_baseline, run_kernel
 from verify.measure.curve import bins_of, edges_for, peaks, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
+from verify.measure.elsewhere import Run
 from verify.measure.judge import OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
 from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
@@ -35,6 +36,7 @@ from verify.truth.fast import Truth, evaluate
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
+from verify.workers.requests import WorkerDied
 
 Progress = Callable[[str], None]
 
@@ -83,13 +85,15 @@ def measure_kernel(
     accuracy: bool = True,
     cases_of: str = "",
     progress: Progress = lambda text: None,
+    run: Run | None = None,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
     Without `accuracy` the record has what the kernel declares and no result. `cases_of` names a backend whose cases
     are measured on this one, so that both answer the same questions. Cases that the project's corpus has for this
-    kernel are measured after the others, as results of their own.
+    kernel are measured after the others, as results of their own. `run` calls the kernel, here without one.
     """
+    run = run or (lambda case: run_kernel(kernel, case, backend.device))
     started = time.monotonic()
     notes: list[str] = []
     results: list[Result] = []
@@ -100,13 +104,16 @@ def measure_kernel(
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             for group in (*plan(kernel, dtype, cases_of or backend.name, seed), *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
-                results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
+                results += _measure_group(kernel, target, backend, dtype, group, seed, notes, run)
         except TruthError as error:
             # no verdict on this dtype, which makes the run incomplete
             notes.append(f"{dtype}: {no_verdict(error)}")
             gaps.append(Gap("harness error", f"{kernel.name}: {notes[-1]}", target))
         except KernelError as error:
             status, message = "error", f"{dtype}: {error}"
+            break
+        except WorkerDied as died:  # what was judged until then stays
+            status, message = "crashed", f"{dtype}: {died}"
             break
     if gaps and not results and status == "ok":
         status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
@@ -155,6 +162,7 @@ def _measure_group(
     group: Group,
     seed: int,
     notes: list[str],
+    run: Run,
 ) -> list[Result]:
     found: dict[str, _Collected] = {}
     of_baseline: dict[str, _Collected] = {}
@@ -169,7 +177,7 @@ def _measure_group(
     refused: list[KernelError] = []
     for case in group.cases:
         try:
-            measured = run_kernel(kernel, case, backend.device)
+            measured = run(case)
         except KernelError as error:
             refused.append(error)
             # a peer is shown for what it can do; of a judged kernel every case was promised
@@ -185,7 +193,7 @@ def _measure_group(
             baseline = run_baseline(kernel, case, backend.device)
             _collect(question, baseline.results, of_baseline, keep=1, sample=0, open_limit=open_limit_peer)
     whole = not group.only_gradients and not group.pinned
-    special = _special(kernel, target, backend, dtype, notes) if whole else {}
+    special = _special(kernel, target, dtype, notes, run) if whole else {}
     torch_name = label(backend.device)
     return [
         _result(kernel, name, dtype, item, of_baseline.get(name), torch_name, group, seed, special.get(name, []))
@@ -200,12 +208,10 @@ def _missing(measured: Measured) -> list[str]:
     return [no_gradient(name) for name in measured.missing]
 
 
-def _special(
-    kernel: Kernel, target: str, backend: Backend, dtype: str, notes: list[str]
-) -> dict[str, list[SpecialValue]]:
+def _special(kernel: Kernel, target: str, dtype: str, notes: list[str], run: Run) -> dict[str, list[SpecialValue]]:
     """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
     try:
-        return special_values(kernel, target, backend, dtype)
+        return special_values(kernel, target, dtype, run)
     except KernelError as error:
         notes.append(f"{dtype}: special values were not tried one by one: {error}")
         return {}

@@ -271,6 +271,35 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return "" if self.origin is None else self.origin.case
 
 
+class Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """State of the process that is another one after a kernel. `text` is the line that people read."""
+
+    kind: Literal[
+        "judge",  # an attribute of verify, torch, triton or Python's own that tells right from wrong
+        "mode",  # what decides how PyTorch computes from then on
+        "process",  # environment, paths, signal handlers, filters of warnings
+        "random",
+    ]
+    after: Literal["import", "call"]
+    text: str
+
+    @property
+    def breaks(self) -> bool:
+        """Whether it is held against the kernel: setting up the process on import is a module's right."""
+        return self.kind == "judge" or (self.kind == "mode" and self.after == "call")
+
+
+class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a kernel printed: the beginning and the end, where it was much."""
+
+    bytes: int
+    text: str
+
+    def plus(self, later: Printed | None) -> Printed:
+        """Both, one after the other."""
+        return self if later is None else Printed(self.bytes + later.bytes, self.text + later.text)
+
+
 class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything measured for one kernel. `status` other than "ok"/"wrong" has its reason in `message`.
 
@@ -291,6 +320,8 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     notes: list[str] = []
     seconds: float = 0.0
     speed: list[Speed] = []
+    left: list[Left] = []
+    printed: Printed | None = None
     gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
 
 

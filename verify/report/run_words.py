@@ -24,8 +24,9 @@ from verify.records.record import (
     value_of,
 )
 from verify.report.gaps import FEW, GapLine, gathered
-from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, ulp
+from verify.report.words import LONG, clean, clean_lines, interval, listed, plural, seconds, signed_ulp, ulp
 
+FIRST = 100  # characters of the first line of what was printed
 Kind = Literal["rounded", "faithful", "within", "wrong"]
 
 FAILED = ("wrong", "crashed", "timeout", "error")
@@ -365,7 +366,14 @@ def title(kernel: KernelRun, result: Result) -> str:
 
 def notes_of(kernel: KernelRun) -> list[str]:
     """What was noticed about a kernel; what holds of many results is one line."""
-    return [gap.text for gap in gathered(kernel.notes)]
+    found = [gap.text for gap in gathered(kernel.notes)]
+    for each in kernel.left:
+        if each.text not in kernel.message:
+            found.append(f"its {each.after} {clean(each.text)}")
+    if kernel.printed is not None:
+        lines = [line for line in clean_lines(kernel.printed.text) if line] or [""]
+        found.append(f"printed {plural(kernel.printed.bytes, 'byte')}: {lines[0][:FIRST]}")
+    return found
 
 
 def rerun(kernel: KernelRun) -> str:

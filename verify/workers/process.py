@@ -184,14 +184,7 @@ class Worker:
         process = self._process
         code = process.wait() if process is not None else 0
         self.stop()
-        if code < 0:
-            try:
-                name = signal.Signals(-code).name
-            except ValueError:
-                name = f"signal {-code}"
-            extra = " (out of memory?)" if name == "SIGKILL" else ""
-            return WorkerDied(f"the process died of {name}{extra}")
-        return WorkerDied(f"the process ended with exit code {code} and no result")
+        return WorkerDied.of(code)
 
 
 def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: float) -> R:

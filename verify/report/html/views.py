@@ -140,6 +140,7 @@ class KernelView:
     message: list[str]
     hint: str
     notes: list[str]
+    printed: list[str]  # the lines of what it printed
     seconds: str
     rerun: str
     results: list[ResultView]
@@ -166,6 +167,7 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
         message=words.clean_lines(kernel.message) if kernel.message else [],
         hint=run_words.advice(kernel),
         notes=run_words.notes_of(kernel),
+        printed=words.clean_lines(kernel.printed.text) if kernel.printed else [],
         seconds=words.seconds(kernel.seconds),
         rerun=run_words.rerun(kernel),
         results=results,
