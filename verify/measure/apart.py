@@ -127,7 +127,10 @@ class Kernels:
                 tried = kernel.ask(msgspec.structs.replace(request, accuracy=False), progress=progress)
                 status = tried.status if tried.status == "wrong" else done.status
                 seconds = round(done.seconds + tried.seconds, 3)
-                done = msgspec.structs.replace(done, laws=tried.laws, status=status, seconds=seconds)
+                differs = done.unrepeatable or tried.unrepeatable
+                done = msgspec.structs.replace(
+                    done, laws=tried.laws, status=status, seconds=seconds, unrepeatable=differs
+                )
             except WorkerDied as died:
                 done = msgspec.structs.replace(done, status="crashed", message=f"while laws were tried: {died}")
         left = kernel.ask(Leaves(request.target)) if kernel.alive else []

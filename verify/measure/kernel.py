@@ -35,7 +35,7 @@ from verify.truth import formats
 from verify.truth.fast import Truth, evaluate
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
-from verify.truth.ulp import Policy, bits_of
+from verify.truth.ulp import Policy, bits_of, pattern_at
 from verify.workers.requests import WorkerDied
 
 Progress = Callable[[str], None]
@@ -45,6 +45,7 @@ SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group
 # many, and of a peer or PyTorch. Beyond the limit they count as undecided; maxima are settled in any case.
 OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
 
+DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 
 
@@ -93,7 +94,7 @@ def measure_kernel(
     are measured on this one, so that both answer the same questions. Cases that the project's corpus has for this
     kernel are measured after the others, as results of their own. `run` calls the kernel, here without one.
     """
-    run = run or (lambda case: run_kernel(kernel, case, backend.device))
+    calls = _Calls(run or (lambda case: run_kernel(kernel, case, backend.device)))
     started = time.monotonic()
     notes: list[str] = []
     results: list[Result] = []
@@ -104,7 +105,7 @@ def measure_kernel(
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             for group in (*plan(kernel, dtype, cases_of or backend.name, seed), *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
-                results += _measure_group(kernel, target, backend, dtype, group, seed, notes, run)
+                results += _measure_group(kernel, target, backend, dtype, group, seed, notes, calls)
         except TruthError as error:
             # no verdict on this dtype, which makes the run incomplete
             notes.append(f"{dtype}: {no_verdict(error)}")
@@ -115,6 +116,7 @@ def measure_kernel(
         except WorkerDied as died:  # what was judged until then stays
             status, message = "crashed", f"{dtype}: {died}"
             break
+    differs = "" if kernel.peer else calls.difference([result for result in results if result.status == "wrong"])
     if gaps and not results and status == "ok":
         status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
     if status == "ok" and any(result.status == "wrong" for result in results):
@@ -130,9 +132,53 @@ def measure_kernel(
         message=message,
         peer=kernel.peer,
         notes=notes,
+        unrepeatable=differs,
         seconds=round(time.monotonic() - started, 3),
         gaps=gaps,
     )
+
+
+class _Calls:
+    """The calls of one kernel, of which the first is kept: where something is wrong, calls are asked for again."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._count = run, 0
+        self._first: tuple[Case, dict[str, str]] | None = None
+
+    def __call__(self, case: Case) -> Measured:
+        measured = self._run(case)
+        self._count += 1
+        if self._first is None:
+            self._first = case, _digests(measured)
+        return measured
+
+    def difference(self, wrong: Sequence[Result]) -> str:
+        """How two calls of a wrong kernel with the same input differ: on its worst inputs, or those of its first."""
+        try:
+            for result in wrong:
+                for worst in result.worst[:1]:
+                    found = self._run(Case.from_json(worst.origin.case)).results[worst.origin.result]
+                    fmt = formats.of(found.dtype)
+                    pattern = pattern_at(found, worst.origin.index)
+                    both_nan = math.isnan(fmt.to_float(pattern)) and worst.got == "nan"
+                    if fmt.hex(pattern) != worst.got_hex and not both_nan:
+                        at = f"{worst.origin.result} {result.dtype} at {list(worst.index)}"
+                        return f"{DIFFER}: {at} was {worst.got_hex}, then {fmt.hex(pattern)}"
+            if wrong and self._first is not None:
+                case, first = self._first
+                later = _digests(self._run(case))
+                if other := [name for name in first if later.get(name) != first[name]]:
+                    return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
+        except (KernelError, WorkerDied):
+            pass
+        return ""
+
+
+def _digests(measured: Measured) -> dict[str, str]:
+    found = {name: Digest(formats.of(value.dtype)) for name, value in measured.results.items()}
+    for name, digest in found.items():
+        digest.add(measured.results[name])
+    return {name: digest.text for name, digest in found.items()}
 
 
 @dataclass(frozen=True)

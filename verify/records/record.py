@@ -17,6 +17,7 @@ import os
 import shlex
 import tempfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -253,6 +254,10 @@ class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     target: str = ""  # of the kernel that it is about
 
 
+# Why a law is broken where the reason is not its own: the kernel failed when it was called, or its calls differ.
+Cause = Literal["", "failed", "not deterministic"]
+
+
 class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One law tried on one kernel in one dtype. A skipped law says why; a broken one shows its smallest case."""
 
@@ -264,6 +269,7 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     facts: dict[str, str] = {}
     origin: Origin | None = None  # of a broken one
     in_error: bool = False  # skipped because the harness is in error: the run is incomplete
+    cause: Cause = ""
 
     @property
     def case(self) -> str:
@@ -320,9 +326,15 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     notes: list[str] = []
     seconds: float = 0.0
     speed: list[Speed] = []
+    unrepeatable: str = ""  # how calls with the same input differ, from which whatever else is wrong may follow
     left: list[Left] = []
     printed: Printed | None = None
     gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
+
+
+def unrepeatable(laws: Sequence[LawRun]) -> str:
+    """How the calls of a kernel differ, by the first of its laws that says so."""
+    return next((law.message for law in laws if law.cause == "not deterministic"), "")
 
 
 class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -140,23 +140,52 @@ def badness(result: Result) -> tuple[int, float]:
 
 
 def wrong_results(run: Run) -> list[Found]:
-    """Every wrong result of a judged kernel, in the order of the record."""
+    """Every wrong result of a judged kernel whose calls repeat, in the order of the record."""
     return [
         Found(kernel, result, result.worst[0] if result.worst else None)
         for kernel in run.kernels
         for result in kernel.results
-        if result.status == "wrong" and not kernel.peer
+        if result.status == "wrong" and not kernel.peer and not kernel.unrepeatable
     ]
+
+
+def unrepeatable(run: Run) -> list[KernelRun]:
+    """Judged kernels whose calls differ with the same input: that comes before what follows from it."""
+    return [kernel for kernel in run.kernels if kernel.unrepeatable and not kernel.peer]
+
+
+def besides(kernel: KernelRun, law: LawRun | None = None) -> str:
+    """What else is broken for the same reason as a law, or because the calls of the kernel differ (no law)."""
+    results = [f"{result.output} {result.dtype}" for result in kernel.results if result.status == "wrong"]
+    laws = [other for other in kernel.laws if other.status == "broken" and _same_cause(law, other)]
+    broken: dict[str, list[str]] = {}
+    for other in laws:
+        broken.setdefault(other.law, []).append(other.dtype)
+    named = [f"{name} ({', '.join(dtypes)})" for name, dtypes in broken.items()]
+    parts = [f"wrong: {', '.join(results)}"] if results and law is None else []
+    what = "broken" if law is None else "called for"
+    return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
+
+
+def _same_cause(law: LawRun | None, other: LawRun) -> bool:
+    if law is None:
+        return other.cause == "not deterministic"
+    return other is not law and law.cause == other.cause == "failed" and law.message == other.message
 
 
 LAW_WORD = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
 
 
 def broken_laws(run: Run) -> list[tuple[KernelRun, LawRun]]:
-    """Every broken law of a judged kernel, in the order of the record."""
-    return [
-        (kernel, law) for kernel in run.kernels for law in kernel.laws if law.status == "broken" and not kernel.peer
-    ]
+    """The broken laws of judged kernels, in the order of the record: of those with one cause the first."""
+    found = []
+    for kernel in run.kernels:
+        seen: set[str] = set()
+        for law in kernel.laws if not kernel.peer else ():
+            if law.status == "broken" and law.cause != "not deterministic" and law.message not in seen:
+                found.append((kernel, law))
+                seen |= {law.message} if law.cause == "failed" else set()
+    return found
 
 
 def laws_line(run: Run) -> str:
@@ -208,6 +237,11 @@ def untried_laws(run: Run) -> list[tuple[str, str]]:
 def law_title(kernel: KernelRun, law: LawRun) -> str:
     """`my_gelu layout independence bfloat16`."""
     return f"{name_of(kernel)} {clean(law.law)} {clean(law.dtype)}"
+
+
+def law_word(law: LawRun) -> str:
+    """What a broken law says of its kernel."""
+    return "kernel failed" if law.cause == "failed" else "law broken"
 
 
 def failures(run: Run) -> list[KernelRun]:
@@ -330,6 +364,9 @@ def clauses(run: Run, *, dash: str = "\N{EN DASH}") -> list[str]:
         worst = worst_result(run)
         if worst is not None:
             parts.append(f"the worst is {title(worst.kernel, worst.result)}: {trouble(worst.result, dash=dash)}")
+        if differ := unrepeatable(run):
+            are = "is" if len(differ) == 1 else "are"
+            parts.append(f"{listed([name_of(kernel) for kernel in differ])} {are} not deterministic")
         if broken := broken_laws(run):
             parts.append(f"{plural(len(broken), 'law')} broken, the first is {law_title(*broken[0])}")
     return parts + ([missing] if missing else [])
@@ -388,6 +425,13 @@ def advice(kernel: KernelRun) -> str:
     return "" if hint == rerun(kernel) else hint
 
 
+def replay_of(kernel: KernelRun) -> str:
+    """The command that shows again that the calls of a kernel differ."""
+    laws = [law.origin for law in kernel.laws if law.cause == "not deterministic"]
+    worst = [result.worst[0].origin for result in kernel.results if result.status == "wrong" and result.worst]
+    return clean(replay_command((laws + worst)[0])) if laws or worst else rerun(kernel)
+
+
 def short_replay(found: Found, record: str) -> str:
     """The replay of a long case by its place in the record; empty for a short one, or where there is no record."""
     if not record or found.worst is None or len(replay_command(found.worst.origin)) <= LONG:
@@ -407,6 +451,8 @@ def next_command(run: Run, *, record: str = "") -> str:
         return short_replay(worst, record) or clean(replay_command(worst.worst.origin))
     for _, law in broken_laws(run):
         return clean(replay_command(law.origin))
+    for kernel in unrepeatable(run):
+        return replay_of(kernel)
     found = {standing(kernel): kernel for kernel in reversed(run.kernels)}  # the first of each standing
     for status in FAILED:
         if status in found:
