@@ -80,7 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
         return exits.PASS
     try:
         sinks.check(options)
-        return int(options.handler(options))
+        code = int(options.handler(options))
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         shown = error if error.hint else UsageError(error.message, hint=f"{options.command.prog} --help")
         print(f"verify: {shown}", file=sys.stderr)
@@ -94,6 +96,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)
         return exits.INCOMPLETE
-    except BrokenPipeError:
+    except BrokenPipeError:  # `verify run | head -1`: whoever reads has what they wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.INCOMPLETE
+        return exits.UNREAD

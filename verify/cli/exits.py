@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PASS, WRONG, USAGE, INCOMPLETE = 0, 1, 2, 3
+UNREAD = 141  # nobody read the output to its end: what a shell says of a command that a closed pipe ended
 
 # docs/cli.md and `verify --help` print this table; a command that deviates says so in its description
 MEANING = {

@@ -93,7 +93,8 @@ class Kernels:
         finally:
             printed = kernel.printed()
             if said and printed:
-                print(printed.text, end="", file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):  # of a pipe that nobody reads any more
+                    print(printed.text, end="", file=sys.stderr, flush=True)
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
         if self._kernel is None or not self._kernel.alive or self._targets != targets:

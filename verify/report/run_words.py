@@ -367,7 +367,9 @@ def clauses(run: Run, *, dash: str = "\N{EN DASH}") -> list[str]:
         if differ := unrepeatable(run):
             are = "is" if len(differ) == 1 else "are"
             parts.append(f"{listed([name_of(kernel) for kernel in differ])} {are} not deterministic")
-        if broken := broken_laws(run):
+        if failed := [name_of(kernel) for kernel, law in broken_laws(run) if law.cause == "failed"]:
+            parts.append(f"{listed(list(dict.fromkeys(failed)))} failed where a law called it")
+        if broken := [each for each in broken_laws(run) if not each[1].cause]:
             parts.append(f"{plural(len(broken), 'law')} broken, the first is {law_title(*broken[0])}")
     return parts + ([missing] if missing else [])
 

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -50,7 +51,8 @@ def serve(
     except Exception as error:
         # what failed where no code expects it, or for want of memory, leaves a process that may fail again
         if not isinstance(error, MemoryError | InternalError):
-            traceback.print_exc()
+            with suppress(OSError):  # of a pipe that nobody reads any more
+                traceback.print_exc()
         emit(Failed(number, Failure.of(error), usable=False))
 
 
