@@ -9,6 +9,7 @@ import pytest
 
 from verify.backends import Backend
 from verify.declare.discovery import load
+from verify.declare.requests import ListKernels
 from verify.declare.target import Target
 from verify.diagnose.requests import ReplayLaw
 from verify.errors import KernelError
@@ -205,6 +206,8 @@ def test_a_verdict_of_a_process_whose_judge_was_replaced_is_none(worker: Worker,
     case = '{"dtype":"float16","dims":[4],"fill":"ones"}'
     with pytest.raises(KernelError, match=r"leave the process as it was; it replaced torch\.equal, verify"):
         worker.ask(ReplayLaw(f"{target}::patches", case, "determinism", False), timeout=60)
+    with pytest.raises(KernelError, match="it changed grad mode from True to False; "):
+        worker.ask(ReplayLaw(f"{target}::modes", case, "determinism", False), timeout=60)
     replayed = worker.ask(ReplayLaw(f"{target}::prints", case, "determinism", False), timeout=60)
     assert replayed.law.status == "ok"
 
@@ -217,6 +220,13 @@ def test_a_module_that_patches_when_it_is_imported_is_judged_by_nobody(worker: W
         "@verify.kernel(op='silu', dtypes=['float16'], gradients=False)\n"
         "def fine(x): return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)\n"
     )
+    assert worker.ask(ListKernels(str(path)), timeout=60).kernels[0].name == "fine"
     done = worker.ask(Measure(f"{path}::fine"), timeout=60)
     assert (done.status, done.left[0].after) == ("error", "import")
     assert done.message == "it must leave the process as it was; it replaced torch.equal"
+
+
+def test_laws_without_a_verdict_cost_no_figures(worker: Worker, target: Path) -> None:
+    done = worker.ask(Measure(f"{target}::modes", laws="quick"), timeout=60)
+    assert done.status == "error" and [result.status for result in done.results] == ["ok"]
+    assert done.message.startswith("while laws were tried: it must leave the process as it was; it changed grad mode")

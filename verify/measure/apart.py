@@ -27,6 +27,7 @@ from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
 from verify.errors import KernelError
 from verify.measure.elsewhere import runner
+from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import CallKernel, Leaves, Measure
 from verify.measure.state import State
@@ -132,8 +133,9 @@ class Kernels:
                 done = msgspec.structs.replace(
                     done, laws=tried.laws, status=status, seconds=seconds, unrepeatable=differs
                 )
-            except WorkerDied as died:
-                done = msgspec.structs.replace(done, status="crashed", message=f"while laws were tried: {died}")
+            except (WorkerDied, KernelError) as error:
+                failed = "crashed" if isinstance(error, WorkerDied) else "error"
+                done = msgspec.structs.replace(done, status=failed, message=f"while laws were tried: {error}")
         left = kernel.ask(Leaves(request.target)) if kernel.alive else []
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status == "ok":
@@ -172,7 +174,7 @@ class _Subject:
             self._began = self._load([Target.parse(each) for each in targets_of(asked)])
         if isinstance(asked, Leaves):
             return self._left()
-        judges = not isinstance(asked, CallKernel | Describe)  # else another process does
+        judges = not isinstance(asked, ListKernels | Describe | CallKernel)  # else nobody does, or another process
         if judges:
             self._demand_judges()
         if self._kernel is not None and isinstance(asked, Measure):
@@ -197,9 +199,15 @@ class _Subject:
         return [*self._imported, *(self._began.left("call") if self._began else ())]
 
     def _demand_judges(self) -> None:
-        """A verdict of this process is worth nothing once something that decides it was replaced."""
-        if replaced := [each.text for each in self._left() if each.kind == "judge"]:
+        """A verdict of this process is worth nothing once something that decides it was replaced or left changed."""
+        left = self._left()
+        if replaced := [each.text for each in left if each.kind == "judge"]:
             raise KernelError(f"{CHANGED}; it {'; '.join(replaced)}")
+        try:
+            demand_known_answers(self._backend.device)
+        except Exception as error:
+            changed = "; ".join(each.text for each in left if each.breaks)
+            raise KernelError(f"{CHANGED}; it {changed}" if changed else str(error)) from None
 
 
 def targets_of(asked: Any) -> list[str]:
