@@ -8,89 +8,77 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import sys
 import threading
-import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from verify.declare.requests import Listed, ListKernels, ListOps, OpAbout
+from verify.declare.requests import Describe, Description, Listed, ListKernels, ListOps, OpAbout
 from verify.declare.target import Declared, Target
 from verify.diagnose.requests import Explain, LawReplayed, Replayed, ReplayElement, ReplayLaw
-from verify.errors import InternalError, KernelError, TruthError, UsageError
+from verify.errors import InternalError, UsageError
 from verify.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, Pin, PinnedCase, Unpin
 from verify.laws.requests import LawPlan, PlanLaws, Tried, TryLaw, TrySeeded
-from verify.measure.requests import Certify, Contender, ListContenders, Measure, Time, Timed
-from verify.records.record import KernelRun, LawRun
+from verify.measure.requests import CallKernel, Certify, Contender, Leaves, ListContenders, Measure, Time, Timed
+from verify.records.record import KernelRun, LawRun, Left
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
 from verify.workers import family
-from verify.workers.frames import in_large_frame
 from verify.workers.process import OnProgress
-from verify.workers.requests import (
-    About,
-    CountGpus,
-    Environment,
-    Event,
-    Failed,
-    Failure,
-    Numbered,
-    Progress,
-    Reply,
-    Request,
-)
+from verify.workers.requests import About, CountGpus, Environment, Event, Request
+from verify.workers.serving import WithBytes, serve, watch
 
 if TYPE_CHECKING:
     from verify.backends import Backend
     from verify.cases import Case
     from verify.declare.declaration import Kernel
+    from verify.measure.apart import Kernels
 
-WATCH_SECONDS = 0.5
 
-
-def main(arguments: list[str]) -> int:
-    """Serve requests until stdin ends."""
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+def main(arguments: list[str], *, apart: bool = False) -> int:
+    """Serve requests until stdin ends; with `apart` each target in a process of its own."""
     pipe = os.fdopen(int(arguments[0]), "wb", buffering=0)
     requested = arguments[1] if len(arguments) > 1 else None
     # torch.compile would start a process for every core, in each of the workers
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    backend: Any = None
+    kernels: Kernels | None = None
 
-    def emit(event: Event) -> None:
+    def respond(request: msgspec.Raw, progress: OnProgress) -> Any:
+        nonlocal backend, kernels
+        if apart and kernels is None:
+            from verify.measure.apart import Answering, Kernels
+
+            how = Answering(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how), _usable)
+            kernels = Kernels(requested, lambda: _ready(requested), how, pipe.fileno())
+            backend = kernels.backend
+            threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+        if backend is None:
+            backend = _ready(requested)
+        return answer(request, backend, progress) if kernels is None else kernels.answer(request, progress)
+
+    def emit(event: Event, beside: Sequence[memoryview] = ()) -> None:
         # a kernel that wrote half a line there does not have the other half of ours
         pipe.write(b"\n" + msgspec.json.encode(event) + b"\n")
 
-    backend: Any = None
     for line in sys.stdin.buffer:
-        number = 0
-        try:
-            asked = msgspec.json.decode(line, type=Numbered)
-            number = asked.id
-            if backend is None:
-                backend = _ready(requested)
-            reply = in_large_frame(answer, asked.request, backend, lambda text: emit(Progress(number, text)))  # noqa: B023
-            emit(Reply(number, msgspec.Raw(msgspec.json.encode(reply)), _usable(backend)))
-        except (UsageError, TruthError, KernelError) as error:
-            emit(Failed(number, Failure.of(error), _usable(backend)))
-        except Exception as error:
-            # what failed where no code expects it, or for want of memory, leaves a process that may fail again
-            if not isinstance(error, MemoryError):
-                traceback.print_exc()
-            emit(Failed(number, Failure.of(error), usable=False))
+        serve(line, emit, respond, lambda: _usable(backend))
     return 0
 
 
 def answer(request: msgspec.Raw | bytes, backend: Backend, progress: OnProgress) -> Any:
-    """The reply to a request in JSON."""
+    """The reply to a request in JSON, found in this process."""
+    asked = _read(request)
+    return HANDLERS[type(asked)](asked, backend, progress)
+
+
+def _read(request: msgspec.Raw | bytes) -> Any:
     try:
-        asked = msgspec.json.decode(request, type=Union[tuple(HANDLERS)])  # noqa: UP007
+        return msgspec.json.decode(request, type=Union[tuple(HANDLERS)])  # noqa: UP007
     except msgspec.ValidationError as error:
         raise InternalError(f"no worker knows this request: {error}") from error
-    return HANDLERS[type(asked)](asked, backend, progress)
 
 
 def _ready(requested: str | None) -> Backend:
@@ -112,19 +100,13 @@ def _usable(backend: Backend | None) -> bool:
         return True
     import torch
 
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
     try:
         torch.cuda.synchronize(backend.device)
         return bool(torch.zeros(1, device=backend.device).sum() == 0)
     except Exception:
         return False
-
-
-def _watch(parent: int) -> None:
-    """End with the parent: one that was killed cannot stop its worker, whose kernel would run on."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_SECONDS)
-    family.kill(os.getpid(), os.environ.get(family.MARK, ""))
-    os.killpg(0, signal.SIGKILL)  # the worker leads a group of its own
 
 
 @functools.cache
@@ -183,24 +165,34 @@ def _one(named: str) -> Kernel:
 
 
 def _measure(request: Measure, backend: Backend, progress: OnProgress) -> KernelRun:
-    from verify.measure.kernel import measure_kernel
+    from verify.measure.apart import measured
 
     kernel, dtypes = _one(request.target), request.dtypes
-    done = measure_kernel(
-        kernel,
-        request.target,
-        backend,
-        seed=request.seed,
-        dtypes=dtypes,
-        accuracy=request.accuracy,
-        cases_of=request.plan,
-        progress=progress,
-    )
+    done = measured(kernel, request, backend, progress)
     if request.laws:
         from verify.laws.suite import with_laws  # Hypothesis loads with it
 
         done = with_laws(done, kernel, backend, request.laws, seed=request.seed, dtypes=dtypes, progress=progress)
     return done
+
+
+def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
+    from verify.measure.call import run_judged
+    from verify.measure.elsewhere import bits_of_results
+
+    kernel, case = _one_case(request.target, request.case)
+    return WithBytes(*bits_of_results(run_judged(kernel, case, backend.device)))
+
+
+def _describe(request: Describe, backend: Backend, progress: OnProgress) -> Description:
+    from verify.ops.registry import is_own
+
+    kernel = _one(request.target)
+    return Description(kernel.described(), is_own(kernel.op))
+
+
+def _leaves(request: Leaves, backend: Backend, progress: OnProgress) -> list[Left]:
+    return []  # this process is no kernel's own: see `verify.measure.apart`
 
 
 def _contenders(request: ListContenders, backend: Backend, progress: OnProgress) -> list[Contender]:
@@ -400,6 +392,9 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     ListKernels: _list,
     ListOps: _ops,
     Measure: _measure,
+    CallKernel: _call,
+    Describe: _describe,
+    Leaves: _leaves,
     ListContenders: _contenders,
     Time: _time,
     ReplayElement: _replay,
@@ -422,4 +417,4 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
 
 if __name__ == "__main__":
     family.adopt_orphans()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], apart=True))

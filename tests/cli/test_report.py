@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,3 +153,15 @@ def test_a_hostile_record_beside_itself(saved: Path, capsys: pytest.CaptureFixtu
     page = (saved / "r.html").read_text()
     assert HOSTILE_NAME not in page
     assert "<script>alert" not in page
+
+
+def test_a_reader_that_goes_away_ends_a_command_without_a_word(
+    saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`verify report ... | true`: the code is that of a command which a closed pipe ended."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main(["report", "runs/a.json"]) == 141
+    assert capsys.readouterr().err == ""

@@ -131,8 +131,8 @@ def test_every_kernel_has_its_own_result(ran) -> None:
     ("name", "message"),
     [
         ("raises", "float16: raises raised RuntimeError: no such unit ("),
-        ("dies", "the process died of SIGABRT"),
-        ("exits", "the process ended with exit code 0 and no result"),
+        ("dies", "float16: the process died of SIGABRT"),
+        ("exits", "float16: the process ended with exit code 0 and no result"),
         (
             "wrong_shape",
             "float16: wrong_shape must return y of shape (65536,) for dims (65536,); it returned (5,)",

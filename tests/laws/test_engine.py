@@ -21,10 +21,11 @@ from verify.cases import Case
 from verify.cases.strategies import Sizes, space
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.laws import engine
+from verify.laws import engine, registry
 from verify.laws.engine import PROFILES, Profile, profile_named, run_law
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.remembered import Remembered
+from verify.laws.shrink import shrink_law
 from verify.plugin import visible_devices
 
 ROOT = Path(__file__).parents[2]
@@ -256,6 +257,54 @@ def test_workers_get_their_gpu_before_a_conftest_is_loaded(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "gw0").read_text() == "5,7 5,7"
     assert (tmp_path / "gw1").read_text() == "7,5 7,5"
+
+
+CALLS = {"count": 0}
+
+
+def randomly(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(x) * (1 + torch.rand_like(x))
+
+
+def later(x: torch.Tensor) -> torch.Tensor:
+    CALLS["count"] += 1
+    return torch.nn.functional.silu(x) * (1 if CALLS["count"] < 4 else 2)
+
+
+def raising(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("not today")
+
+
+def unwritten(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "law", "cause", "message"),
+    [
+        (randomly, "accuracy", "not deterministic", "two calls with the same input differ"),
+        (randomly, "batch invariance", "not deterministic", "two calls with the same input differ"),
+        (
+            later,
+            "accuracy",
+            "not deterministic",
+            "two calls with the same input differ, the first of all",
+        ),
+        (raising, "memory bounds", "failed", "k raised ValueError: not today"),
+        (unwritten, "initialised memory", "", "an element of a result is never written"),
+        (torch.sigmoid, "accuracy", "", "beyond the kernel's own limit"),
+    ],
+)
+def test_a_broken_law_says_whose_fault_it_is(function: Any, law: str, cause: str, message: str) -> None:
+    CALLS["count"] = 0
+    kernel = verify.kernel(op="silu", dtypes=["float32"], gradients=False, name="k")(lambda x: function(x))
+    found = run_law(registry.get(law), kernel, "float32", here(), PROFILE, "a.py::k", shrink=shrink_law)
+    assert (found.status, found.cause) == ("broken", cause) and found.message.startswith(message)
+    said = engine.message("k", found)
+    if cause:
+        assert f"k breaks the law of {law}" not in said
+    if cause == "not deterministic":
+        assert "besides" in found.facts and "--law determinism" in said
 
 
 def _installed_plugin() -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from tests.truth.every_value import all_values
 from verify import ops
-from verify.errors import TruthError
+from verify.errors import KernelError, TruthError
 from verify.measure import judge as judging
 from verify.measure.judge import JudgedResult, judge_result
 from verify.measure.tally import Tally
@@ -19,7 +22,7 @@ from verify.records.record import value_of
 from verify.truth.exact import nearest
 from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import Format, named
-from verify.truth.ulp import Policy, bits_of, errors, from_bits
+from verify.truth.ulp import Policy, bits_of, errors, from_bits, widen
 
 GELU = ops.get("gelu")
 
@@ -298,3 +301,32 @@ def test_the_judged_figures_agree_with_the_tensor_code_within_its_width() -> Non
         gap = abs(float(found.ulp[index]) - verdict.ulp)
         assert gap <= float(found.width[index]) + 1e-12 * abs(verdict.ulp)
         assert (verdict.right_bits != patterns[index]) == verdict.misrounded
+
+
+def _flush() -> Iterator[None]:
+    torch.set_flush_denormal(True)
+    yield
+    torch.set_flush_denormal(False)
+
+
+def _replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, by)
+        yield
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _flush,
+        lambda: _replaced(torch, "equal", lambda *tensors: True),
+        lambda: _replaced(torch.Tensor, "abs", lambda tensor: tensor * 0),
+        lambda: _replaced(judging, "errors", lambda got, value, fmt: errors(got, widen(got), fmt)),
+        lambda: _replaced(judging, "same_bits", lambda *sides: False),
+    ],
+)
+def test_known_bits_show_a_judge_that_is_another_one(change: Any) -> None:
+    judging.demand_known_answers("cpu")
+    with contextmanager(change)(), pytest.raises(KernelError, match="no longer come out as they must"):
+        judging.demand_known_answers("cpu")
+    judging.demand_known_answers("cpu")

@@ -384,3 +384,13 @@ def test_a_kernel_may_return_any_slope_at_a_kink(monkeypatch: pytest.MonkeyPatch
         assert [result.status for result in slopes] == (["ok"] if right else ["wrong"]) * len(slopes), at_zero
         if not right:
             assert slopes[0].worst[0].truth == "0.0 to 1.0"
+
+
+@pytest.mark.parametrize(
+    ("later", "said"), [(2.0, ""), (3.0, f"{running.DIFFER}: y of the first call, and after 2 calls")]
+)
+def test_a_wrong_kernel_whose_calls_differ_says_that(later: float, said: str) -> None:
+    factors = iter([2.0, *[later] * 9])
+    kernel = verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False, name="k")(lambda x: silu(x) * next(factors))
+    found = measured(kernel)
+    assert (found.status, found.unrepeatable) == ("wrong", said)

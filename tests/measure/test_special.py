@@ -8,6 +8,7 @@ import torch
 import verify
 from verify.backends import Backend
 from verify.cases import Case
+from verify.measure.call import run_kernel
 from verify.measure.kernel import measure_kernel
 from verify.measure.special import patterns, special_case, special_values
 from verify.records.record import SpecialValue
@@ -28,7 +29,7 @@ def test_the_patterns_are_the_special_ones() -> None:
 
 
 def matrix(kernel: verify.Kernel, result: str = "y", dtype: str = "float16") -> list[SpecialValue]:
-    return special_values(kernel, "a.py::k", CPU, dtype)[result]
+    return special_values(kernel, "a.py::k", dtype, lambda case: run_kernel(kernel, case, "cpu"))[result]
 
 
 def test_a_right_kernel_is_right_everywhere() -> None:
@@ -89,7 +90,7 @@ def test_rows_and_sums_have_no_matrix() -> None:
         lambda x, weight, bias, *, eps: F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     )
     assert special_case(kernel, "float32") is None
-    assert special_values(kernel, "a.py::ln", CPU, "float32") == {}
+    assert special_values(kernel, "a.py::ln", "float32", lambda case: run_kernel(kernel, case, "cpu")) == {}
 
 
 def test_a_kernel_that_refuses_the_small_case_keeps_its_figures_and_says_so() -> None:

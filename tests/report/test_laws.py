@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.report.sample import passing, rich, sample
-from verify.records.record import LawRun, Origin, Run, replay_command
+from verify.records.record import LawRun, Left, Origin, Printed, Run, replay_command
 from verify.report import run_words
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
@@ -94,3 +94,39 @@ def test_the_name_of_a_fact_is_whole(run: Run) -> None:
     text = record_text.render(run, Terminal(80))
     assert "    returned  <b>1.0</b> (0x3f80)\n" in text
     assert "    why      results depend" in text
+
+
+def test_what_follows_from_calls_that_differ_is_listed_below_that(run: Run) -> None:
+    """One cause is one finding, in every report; so is a kernel that raises wherever it is called."""
+    differ = [msgspec.structs.replace(BROKEN, law=law, cause="not deterministic") for law in ("determinism", "special")]
+    raised = [
+        msgspec.structs.replace(BROKEN, law=law, cause="failed", message="k raised", facts={})
+        for law in ("shapes", "memory bounds")
+    ]
+    first, *others = run.kernels
+    result = msgspec.structs.replace(first.results[0], status="wrong")
+    kernel = msgspec.structs.replace(
+        first, results=[result], laws=[*differ, *raised], unrepeatable="two calls with the same input differ"
+    )
+    changed = msgspec.structs.replace(run, kernels=[kernel, *others])
+    besides = f"wrong: {result.output} {result.dtype}; broken: determinism (bfloat16), special (bfloat16)"
+    assert run_words.besides(kernel) == besides
+    text = " ".join(record_text.render(changed, Terminal(100)).split())
+    assert f"✗ not deterministic {kernel.name} why two calls with the same input differ besides {besides}" in text
+    assert f"✗ kernel failed {kernel.name} shapes bfloat16 why k raised besides called for: memory bounds" in text
+    assert "law broken" not in text and f"wrong {kernel.name}" not in text
+    page = record_markdown.render(changed)
+    assert page.count("not deterministic</summary>") == 1 and page.count("kernel failed</summary>") == 1
+    assert "Not deterministic: two calls with the same input differ" in record_html.render(changed)
+
+
+def test_what_a_kernel_left_and_printed_is_a_note(run: Run) -> None:
+    first, *others = run.kernels
+    left = [Left("process", "import", "changed the environment variables A"), Left("mode", "call", "changed grad mode")]
+    printed = Printed(1_234_567, "<b>first\x1b[31m</b>\nsecond\n")
+    kernel = msgspec.structs.replace(first, left=left, printed=printed, message="it changed grad mode")
+    changed = msgspec.structs.replace(run, kernels=[kernel, *others])
+    text = record_text.render(changed, Terminal(100))
+    assert f"{first.name}: its import changed the environment variables A\n" in text and "its call" not in text
+    assert f"{first.name}: printed 1,234,567 bytes: <b>first\\x1b[31m</b>\n" in text
+    assert "&lt;b&gt;first\\x1b[31m&lt;/b&gt;\nsecond</pre>" in record_html.render(changed)

@@ -185,6 +185,7 @@ def test_a_process_whose_gpu_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("an illegal memory access was encountered")
 
     gpu = Backend("cuda", "cpu", "", "")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
     assert isinstance(reply, Reply) and reply.usable

@@ -102,9 +102,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)
         return exits.INCOMPLETE
-    except BrokenPipeError:
+    except BrokenPipeError:  # `verify run | head -1`: whoever reads has what they wanted
         _discard_output()
-        return exits.INCOMPLETE
+        return exits.UNREAD
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from verify.errors import INCOMPLETE, PASS, UNWRITTEN, USAGE, WRONG
 
-__all__ = ["INCOMPLETE", "MEANING", "OF_VERDICT", "PASS", "UNWRITTEN", "USAGE", "WRONG"]
+__all__ = ["INCOMPLETE", "MEANING", "OF_VERDICT", "PASS", "UNREAD", "UNWRITTEN", "USAGE", "WRONG"]
+
+UNREAD = 141  # nobody read the output to its end: what a shell says of a command that a closed pipe ended
 
 # docs/cli.md and `verify --help` print this table; a command that deviates says so in its description
 MEANING = {

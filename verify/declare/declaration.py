@@ -11,6 +11,7 @@ accepts them, else they are taken to be baked in.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -18,7 +19,9 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
+
+import msgspec
 
 from verify import ops
 from verify.errors import UsageError
@@ -33,6 +36,10 @@ DEFAULT_LIMIT = 4.0
 
 # by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
 declared_lines: dict[str, dict[str, set[int]]] = {}
+
+
+def _elsewhere(*arguments: Any, **keywords: Any) -> Any:
+    raise RuntimeError("this process judges the kernel, another one calls it")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,18 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def described(self) -> dict[str, Any]:
+        """The declaration without the function, as JSON: for a process that does not import the kernel's module."""
+        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "function"}
+        return dict(msgspec.to_builtins({**fields, "op": self.op.name}))
+
+    @staticmethod
+    def of_description(description: Mapping[str, Any]) -> Kernel:
+        """The kernel of a description, which nobody can call here; its op is one of verify's own."""
+        types = get_type_hints(Kernel)
+        fields = {name: msgspec.convert(description[name], types[name]) for name in description if name != "op"}
+        return Kernel(function=_elsewhere, op=ops.get(description["op"]), **fields)
 
     @property
     def absent(self) -> tuple[str, ...]:

@@ -66,9 +66,9 @@ def _import(target: Target) -> ModuleType:
     if target.is_file:
         if not path.is_file():
             raise UsageError(f"no such file: {target.source}", hint=_in_folder(path.parent))
+        reach(target)
         return _import_file(path, target.source)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    reach(target)
     try:
         return importlib.import_module(target.source)
     except ModuleNotFoundError as error:
@@ -82,6 +82,17 @@ def _import(target: Target) -> ModuleType:
         raise _within(target.source, error) from error
     except Exception as error:
         raise _import_failure(target.source, error) from error
+
+
+def reach(target: Target) -> None:
+    """Put the folders from which a target imports on sys.path."""
+    folders = [Path.cwd()]
+    if target.is_file:
+        path = Path(target.source).resolve()
+        folders = [next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent), path.parent]
+    for folder in map(str, folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
 
 
 def _in_folder(folder: Path) -> str:
@@ -103,10 +114,6 @@ def _within(shown: str, error: UsageError) -> UsageError:
 
 
 def _import_file(path: Path, shown: str) -> ModuleType:
-    project = next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent)
-    for folder in (str(project), str(path.parent)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
     # a name of its own: two accuracy.py in two folders are two modules
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
     label = f"verify_target_{path.stem.replace('.', '_')}_{digest}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,19 @@ class Listed(msgspec.Struct, frozen=True):
 
 class ListKernels(Request[Listed], frozen=True, tag="list"):
     """The kernels that a target declares."""
+
+    target: str
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A declaration as JSON, see `Kernel.described`; whether its op is one of verify's own."""
+
+    kernel: dict[str, Any]
+    own_op: bool
+
+
+class Describe(Request[Description], frozen=True, tag="describe"):
+    """What one kernel declares, for whoever judges it and does not import its module."""
 
     target: str
 

@@ -12,28 +12,34 @@ this module (as Hypothesis' own derandomisation does), nor on which modules happ
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.strategies import SearchStrategy
+from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus
-from verify.cases.strategies import Sizes
+from verify.cases.strategies import Sizes, fixed_shapes
 from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.compare import demand_same
+from verify.laws.guard import NUMBER_FILL, Guard
+from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.memory import guarded_runs
 from verify.laws.profiles import EXAMPLES, seed_of_today
 from verify.laws.remembered import Remembered, database_of
-from verify.records.record import LawRun, Origin, replay_command
+from verify.measure.call import copies
+from verify.records.record import Cause, LawRun, Origin, replay_command
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,14 @@ def remembered(law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: 
 
 def message(kernel: str, found: LawRun) -> str:
     """A broken law as a person reads it: the rule, the smallest case, the facts, the command."""
-    lines = [f"{kernel} breaks the law of {found.law} in {found.dtype}: {found.message}"]
+    where = f"in {found.dtype}: {found.message}"
+    match found.cause:
+        case "failed":
+            lines = [f"{kernel}, called for the law of {found.law}, fails {where}"]
+        case "not deterministic":
+            lines = [f"{kernel}, tried for the law of {found.law}, is not deterministic {where}"]
+        case _:
+            lines = [f"{kernel} breaks the law of {found.law} {where}"]
     width = max((len(name) for name in found.facts), default=0)
     lines += [f"  {name:<{width}}  {value}" for name, value in found.facts.items()]
     lines += [f"  case: {found.case}", f"  replay: {replay_command(found.origin)}"]
@@ -143,6 +156,7 @@ def run_law(
     reason = law.applies(subject)
     if reason is not None:
         return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=reason)
+    _first_call(subject)
     if pinned is None:
         pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
     trial = _Trial(law, subject, profile)
@@ -153,11 +167,16 @@ def run_law(
         broken = trial.drawn()
     if broken is None:
         return LawRun(law=law.name, dtype=dtype, status="ok", cases=trial.cases)
+    cause: Cause = "failed" if broken.failed else ""
+    if not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
+        cause = UNREPEATABLE
+        if law.name != UNREPEATABLE_LAW:
+            return _broken(law, dtype, trial.cases, differs, target_name, cause=cause)
     if shrink is not None:
         broken = shrink(law, subject, broken)
     if memory is not None:
         memory.keep(broken.case)
-    return _broken(law, dtype, trial.cases, broken, target_name)
+    return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
 
 
 def try_law(
@@ -258,7 +277,7 @@ def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_na
     try:
         attempt(law, subject, case)
     except Broken as broken:
-        return _broken(law, case.dtype, 1, broken, target_name)
+        return _broken(law, case.dtype, 1, broken, target_name, cause="failed" if broken.failed else "")
     return LawRun(law=law.name, dtype=case.dtype, status="ok", cases=1)
 
 
@@ -267,7 +286,53 @@ def attempt(law: Law, subject: Subject, case: Case) -> float | None:
     try:
         return law.check(subject, case)
     except KernelError as error:
-        raise Broken(str(error), case, {}) from error
+        raise Broken(str(error), case, {}, failed=True) from error
+
+
+# -- kernels whose calls differ ---------------------------------------------------------------------------
+
+# What breaks these follows from no calls that differ.
+APART = ("memory bounds", "error contract")
+UNREPEATABLE: Literal["not deterministic"] = "not deterministic"
+UNREPEATABLE_LAW = "determinism"
+REPEATS, SMALL = 3, 1 << 10  # calls; the most that the product of the dims of the first call may be
+_first_calls: dict[tuple[Any, str], tuple[Case, dict[str, Tensor]]] = {}
+
+
+def _calls(subject: Subject, case: Case, count: int) -> list[dict[str, Tensor]]:
+    """The results of so many calls alike. All find the same in fresh memory: what depends on that has its own law."""
+    return guarded_runs(subject, case, *(Guard(NUMBER_FILL, watched=False) for _ in range(count)))
+
+
+def _first_call(subject: Subject) -> None:
+    """Keep what a small call gives before all others: a kernel may be another one after some calls."""
+    key = (subject.kernel.function, subject.dtype)
+    if key in _first_calls:
+        return
+    shapes = [dims for dims in fixed_shapes(subject.kernel, subject.sizes) if 0 < math.prod(dims) <= SMALL]
+    case = plain_case(subject, max(shapes, key=math.prod))
+    with suppress(KernelError):
+        (found,) = _calls(subject, case, 1)
+        _first_calls[key] = case, copies(found)
+
+
+def difference(subject: Subject, broken: Broken) -> Broken | None:
+    """How calls of a kernel that breaks a law differ with the same input; None where they agree."""
+    rule, facts = "two calls with the same input differ", {"besides": broken.rule}
+    try:
+        first, *others = _calls(subject, broken.case, REPEATS)
+        for other in others:
+            demand_same(broken.case, other, first, rule, labels=("another call", "one call"), facts=facts)
+        if earliest := _first_calls.get((subject.kernel.function, subject.dtype)):
+            case, first = earliest
+            (late,) = _calls(subject, case, 1)
+            rule = f"{rule}, the first of all and a later one"
+            demand_same(case, late, first, rule, labels=("later", "first"), facts=facts)
+    except KernelError:
+        return None
+    except Broken as differs:
+        return differs
+    return None
 
 
 def seed_of(seed: int, label: str) -> int:
@@ -309,7 +374,7 @@ def _no_constants_from_source() -> Iterator[None]:
         HypothesisProvider._maybe_draw_constant = draw  # type: ignore[method-assign]
 
 
-def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str) -> LawRun:
+def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str, *, cause: Cause = "") -> LawRun:
     return LawRun(
         law=law.name,
         dtype=dtype,
@@ -317,5 +382,6 @@ def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str) 
         cases=tried,
         message=broken.rule,
         facts=broken.facts,
-        origin=Origin(target_name, broken.case.to_json(), law=law.name),
+        origin=Origin(target_name, broken.case.to_json(), law=UNREPEATABLE_LAW if cause == UNREPEATABLE else law.name),
+        cause=cause,
     )

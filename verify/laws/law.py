@@ -53,6 +53,7 @@ class Broken(AssertionError):
     """A law does not hold for a case. `facts` are the lines of the message, in order.
 
     `error` and `limit` are in ULP, of scale where the op is judged so; None where the law is not about accuracy.
+    `failed`: the kernel raised or returned something else than results, so that the law was not decided.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Broken(AssertionError):
         index: int | None = None,
         error: float | None = None,
         limit: float | None = None,
+        failed: bool = False,
     ):
         super().__init__(rule)
         self.rule = rule
@@ -74,10 +76,12 @@ class Broken(AssertionError):
         self.index = index
         self.error = error
         self.limit = limit
+        self.failed = failed
 
     def restated(self, rule: str, case: Case, facts: dict[str, str]) -> Broken:
         """The same failure as another law words it."""
-        return Broken(rule, case, facts, result=self.result, index=self.index, error=self.error, limit=self.limit)
+        kept = {"result": self.result, "index": self.index, "error": self.error, "limit": self.limit}
+        return Broken(rule, case, facts, failed=self.failed, **kept)  # type: ignore[arg-type]
 
 
 def always(subject: Subject) -> str | None:

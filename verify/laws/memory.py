@@ -54,7 +54,7 @@ def _backward_space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 
-def _guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
+def guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
     """The results of one call in each guard's memory, on the same operands and upstream gradients."""
     op, device, runs, unchanged = subject.kernel.op, subject.backend.device, [], Unchanged()
     operands = inputs_of(op, case, device, shared=True)
@@ -77,7 +77,7 @@ def _guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str
 
 def _check_bounds(subject: Subject, case: Case) -> None:
     guard = Guard(NUMBER_FILL)
-    _guarded_runs(subject, case, guard)
+    guarded_runs(subject, case, guard)
     found = damage_of([guard])
     if found:
         facts = {"written": found[0]}
@@ -88,7 +88,7 @@ def _check_bounds(subject: Subject, case: Case) -> None:
 
 def _check_initialised(subject: Subject, case: Case) -> None:
     guards = Guard(NAN_FILL, watched=False), Guard(NUMBER_FILL, watched=False)
-    with_nan, with_numbers = _guarded_runs(subject, case, *guards)
+    with_nan, with_numbers = guarded_runs(subject, case, *guards)
     try:
         demand_same(
             case,

@@ -30,7 +30,7 @@ from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.session import LONGEST
 from verify.records.files import say_lost
 from verify.records.identity import assembled
-from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run
+from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, unrepeatable
 from verify.workers.pool import Job, Pool
 from verify.workers.process import START_SECONDS, OutOfTime
 from verify.workers.requests import WorkerDied, WorkerTimeout
@@ -268,6 +268,7 @@ def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:
         message,
         hint=f"verify run {shlex.quote(subject.kernel.target)}" if failed else "",
         laws=found,
+        unrepeatable=unrepeatable(found),
         notes=[f"{short} of {len(found)} laws had fewer cases than the profile draws: {SPENT}"] if short else [],
         seconds=round(subject.seconds, 3),
     )

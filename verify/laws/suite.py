@@ -12,7 +12,7 @@ from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.laws import engine, registry
 from verify.laws.shrink import shrink_law
-from verify.records.record import KernelRun
+from verify.records.record import KernelRun, unrepeatable
 
 
 def laws_for(
@@ -84,6 +84,7 @@ def with_laws(
         done,
         status="wrong" if any(law.status == "broken" for law in tried) else done.status,
         laws=tried,
+        unrepeatable=done.unrepeatable or unrepeatable(tried),
         seconds=round(done.seconds + time.monotonic() - started, 3),
     )
 

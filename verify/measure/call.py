@@ -10,7 +10,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ class Measured:
     upstream: dict[str, Tensor]
     results: dict[str, Tensor]
     missing: tuple[str, ...]  # gradients that the kernel does not provide
+    inference: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)  # outputs by mode, where their bits differ
     on_host: Measured | None = None  # of small tensors the same values in the memory of the host, to be read only
 
     @property
@@ -288,6 +289,12 @@ def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[s
     }
 
 
+def run_judged(kernel: Kernel, case: Case, device: str) -> Measured:
+    """Everything of a kernel that `verify run` judges on one case."""
+    measured = run_kernel(kernel, case, device)
+    return measured if kernel.peer else replace(measured, inference=inferred(kernel, case, measured))
+
+
 def run_baseline(kernel: Kernel, case: Case, device: str) -> Measured:
     """Run PyTorch's own implementation of the kernel's op on the same case."""
     return run_kernel(baseline_of(kernel), case, device)
@@ -340,7 +347,7 @@ def _run(
     (found,) = unchanged.demand(results)
     small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
     on_host = Measured(originals, arriving, found, missing) if small else None
-    return Measured(given, upstream, results, missing, on_host)
+    return Measured(given, upstream, results, missing, on_host=on_host)
 
 
 def _call(

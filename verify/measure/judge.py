@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from verify.cases import counter
+from verify.errors import KernelError
 from verify.measure.counting import tally, top
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Op, Problem
 from verify.records.record import number
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import Truth, check_bound
-from verify.truth.formats import Format
-from verify.truth.ulp import Errors, Policy, bits_of, errors
+from verify.truth.formats import Format, named
+from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bits
 
 OPEN_LIMIT = 50_000  # elements of one result with an open rounding that are judged exactly, unless a caller sets fewer
 CONTENDER_ROUNDS = 6
@@ -114,6 +115,25 @@ def judge_result(
     if exact:
         tallies = _of_judged(tallies, found, segments, {index: given[index] for index in exact})
     return JudgedResult(tallies=tallies, exact=exact, escalated=len(exact), certificate=truth.certificate, errors=found)
+
+
+def demand_known_answers(device: torch.device | str) -> None:
+    """KernelError unless errors and comparisons of known bits come out as they must, on the device of a kernel.
+
+    Where a kernel runs in the process that judges it, it may have left modes in which arithmetic is another one, or
+    have replaced something that nobody thought of.
+    """
+    fmt = named("float32")
+    bits = torch.tensor([0x3F800000, 0x3F800001, 0x3F7FFFFF, 0, 1, fmt.inf_bits, fmt.nan_bits], device=device)
+    got, least = from_bits(bits, fmt), 2.0**fmt.min_ulp_exponent
+    truth = torch.tensor([1.0, 1.0, 1.0, least, 0.0, 1.0, 1.0], dtype=torch.float64, device=device)
+    found = errors(got, truth, fmt)
+    (counted,) = tally(found)
+    right = [0.0, 1.0, -0.5, -1.0, 1.0, math.inf, math.inf]
+    pairs = [(line, torch.cat([line[:-1], line[:1]])) for line in (got, got.repeat(4096))]  # few are compared as bytes
+    same = all(same_bits([one], [one.clone()]) and not same_bits([one], [other]) for one, other in pairs)
+    if found.ulp.tolist() != right or (counted.n, counted.misrounded, counted.nan) != (7, 6, 1) or not same:
+        raise KernelError("errors and comparisons of known bits no longer come out as they must beside this kernel")
 
 
 def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:

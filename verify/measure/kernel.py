@@ -20,10 +20,11 @@ from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, s
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import KernelError, TruthError, no_verdict
-from verify.measure.call import Measured, inferred, no_gradient, run_baseline, run_kernel
+from verify.measure.call import Measured, no_gradient, run_baseline, run_judged
 from verify.measure.curve import bins_of, edges_for, peaks, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
+from verify.measure.elsewhere import Run
 from verify.measure.judge import OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
 from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
@@ -34,7 +35,8 @@ from verify.truth import formats
 from verify.truth.fast import Truth, compared_everywhere, evaluate
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
-from verify.truth.ulp import Policy, bits_of
+from verify.truth.ulp import Policy, bits_of, pattern_at
+from verify.workers.requests import WorkerDied
 
 Progress = Callable[[str], None]
 
@@ -43,6 +45,7 @@ SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group
 # many, and of a peer or PyTorch. Beyond the limit they count as undecided; maxima are settled in any case.
 OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
 
+DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 
 
@@ -83,13 +86,16 @@ def measure_kernel(
     accuracy: bool = True,
     cases_of: str = "",
     progress: Progress = lambda text: None,
+    run: Run | None = None,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
     Without `accuracy` the record has what the kernel declares and no result. `cases_of` names a backend whose cases
     are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
-    project's corpus has for this kernel are measured after the others, as results of their own.
+    project's corpus has for this kernel are measured after the others, as results of their own. `run` calls the kernel,
+    here without one.
     """
+    calls = _Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
     started = time.monotonic()
     notes: list[str] = []
     results: list[Result] = []
@@ -101,7 +107,7 @@ def measure_kernel(
             planned = plan(kernel, dtype, cases_of or backend.name, seed, rows_of=backend.name)
             for group in (*planned, *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
-                results += _measure_group(kernel, target, backend, dtype, group, seed, notes)
+                results += _measure_group(kernel, target, backend, dtype, group, seed, notes, calls)
         except TruthError as error:
             # no verdict on this dtype, which makes the run incomplete
             notes.append(f"{dtype}: {no_verdict(error)}")
@@ -109,6 +115,10 @@ def measure_kernel(
         except KernelError as error:
             status, message = "error", f"{dtype}: {error}"
             break
+        except WorkerDied as died:  # what was judged until then stays
+            status, message = "crashed", f"{dtype}: {died}"
+            break
+    differs = "" if kernel.peer else calls.difference([result for result in results if result.status == "wrong"])
     if gaps and not results and status == "ok":
         status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
     if status == "ok" and any(result.status == "wrong" for result in results):
@@ -124,9 +134,53 @@ def measure_kernel(
         message=message,
         peer=kernel.peer,
         notes=notes,
+        unrepeatable=differs,
         seconds=round(time.monotonic() - started, 3),
         gaps=gaps,
     )
+
+
+class _Calls:
+    """The calls of one kernel, of which the first is kept: where something is wrong, calls are asked for again."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._count = run, 0
+        self._first: tuple[Case, dict[str, str]] | None = None
+
+    def __call__(self, case: Case) -> Measured:
+        measured = self._run(case)
+        self._count += 1
+        if self._first is None:
+            self._first = case, _digests(measured)
+        return measured
+
+    def difference(self, wrong: Sequence[Result]) -> str:
+        """How two calls of a wrong kernel with the same input differ: on its worst inputs, or those of its first."""
+        try:
+            for result in wrong:
+                for worst in result.worst[:1]:
+                    found = self._run(Case.from_json(worst.origin.case)).results[worst.origin.result]
+                    fmt = formats.of(found.dtype)
+                    pattern = pattern_at(found, worst.origin.index)
+                    both_nan = math.isnan(fmt.to_float(pattern)) and worst.got == "nan"
+                    if fmt.hex(pattern) != worst.got_hex and not both_nan:
+                        at = f"{worst.origin.result} {result.dtype} at {list(worst.index)}"
+                        return f"{DIFFER}: {at} was {worst.got_hex}, then {fmt.hex(pattern)}"
+            if wrong and self._first is not None:
+                case, first = self._first
+                later = _digests(self._run(case))
+                if other := [name for name in first if later.get(name) != first[name]]:
+                    return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
+        except (KernelError, WorkerDied):
+            pass
+        return ""
+
+
+def _digests(measured: Measured) -> dict[str, str]:
+    found = {name: Digest(formats.of(value.dtype)) for name, value in measured.results.items()}
+    for name, digest in found.items():
+        digest.add(measured.results[name])
+    return {name: digest.text for name, digest in found.items()}
 
 
 @dataclass(frozen=True)
@@ -156,6 +210,7 @@ def _measure_group(
     group: Group,
     seed: int,
     notes: list[str],
+    run: Run,
 ) -> list[Result]:
     found: dict[str, _Collected] = {}
     of_baseline: dict[str, _Collected] = {}
@@ -171,7 +226,7 @@ def _measure_group(
     refused: list[KernelError] = []
     for case in group.cases:
         try:
-            measured = run_kernel(kernel, case, backend.device)
+            measured = run(case)
         except KernelError as error:
             refused.append(error)
             # a peer is shown for what it can do; of a judged kernel every case was promised
@@ -186,11 +241,11 @@ def _measure_group(
         if not kernel.peer:
             baseline = run_baseline(kernel, case, backend.device)
             _collect(question, baseline.results, of_baseline, keep=1, sample=0, open_limit=open_limit_peer)
-            for mode, outputs in inferred(kernel, case, measured).items():
+            for mode, outputs in measured.inference.items():
                 into = apart.setdefault(mode, {})
                 _collect(question, outputs, into, keep=keep, sample=sample, open_limit=open_limit, each=each)
     whole = not group.only_gradients and not group.pinned
-    special = _special(kernel, target, backend, dtype, notes) if whole else {}
+    special = _special(kernel, target, dtype, notes, run) if whole else {}
     torch_name = label(backend.device)
     results = [
         _result(kernel, name, dtype, item, of_baseline.get(name), torch_name, group, seed, special.get(name, []))
@@ -219,12 +274,10 @@ def _missing(measured: Measured) -> list[str]:
     return [no_gradient(name) for name in measured.missing]
 
 
-def _special(
-    kernel: Kernel, target: str, backend: Backend, dtype: str, notes: list[str]
-) -> dict[str, list[SpecialValue]]:
+def _special(kernel: Kernel, target: str, dtype: str, notes: list[str], run: Run) -> dict[str, list[SpecialValue]]:
     """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
     try:
-        return special_values(kernel, target, backend, dtype)
+        return special_values(kernel, target, dtype, run)
     except KernelError as error:
         notes.append(f"{dtype}: special values were not tried one by one: {error}")
         return {}

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from verify.declare.target import Declared
-from verify.records.record import KernelRun, Speed
+from verify.records.record import KernelRun, Left, Speed
 from verify.truth.certificate import Entry
 from verify.workers.requests import Request
 
@@ -21,6 +21,36 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     laws: str = ""
     accuracy: bool = True  # without it only the laws are tried
     plan: str = ""  # the backend whose cases are measured; the own one without it
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The form of one result."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    mode: str = ""  # of inference; of training without one
+
+
+class Bits(msgspec.Struct, frozen=True):
+    """What a call gave: `stored` says in which order the bits of the results follow."""
+
+    order: list[str]  # of the results: outputs, then gradients
+    stored: list[Stored]
+    missing: tuple[str, ...]  # gradients that the kernel does not provide
+
+
+class CallKernel(Request[Bits], frozen=True, tag="call"):
+    """A kernel called on a case, in a process that does nothing but call it; the results travel beside the reply."""
+
+    target: str
+    case: str
+
+
+class Leaves(Request[list[Left]], frozen=True, tag="leaves"):
+    """What a kernel's process found changed since it began."""
+
+    target: str
 
 
 class Contender(msgspec.Struct, frozen=True):

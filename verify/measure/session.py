@@ -216,7 +216,7 @@ class _Queue:
         )
 
     def _done(self, part: _Part, done: KernelRun) -> None:
-        if done.status == "error" and not done.hint:
+        if done.status in ("error", "crashed") and not done.hint:
             done = msgspec.structs.replace(done, hint=_again(part))
         self._end(part, done)
 

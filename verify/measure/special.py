@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from verify.backends import Backend
 from verify.cases import Case, problem_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
-from verify.measure.call import run_kernel
 from verify.measure.element import describe
+from verify.measure.elsewhere import Run
 from verify.records.record import SpecialValue, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, digits, judge
@@ -57,13 +56,13 @@ def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
     return msgspec.structs.replace(plain, edits=edits), place
 
 
-def special_values(kernel: Kernel, target: str, backend: Backend, dtype: str) -> dict[str, list[SpecialValue]]:
+def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[str, list[SpecialValue]]:
     """Result -> its matrix; empty where there is none. A kernel that cannot take the case raises KernelError."""
     made = special_case(kernel, dtype)
     if made is None:
         return {}
     case, count = made
-    measured = run_kernel(kernel, case, backend.device)
+    measured = run(case)
     names = tuple(measured.results)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, names)
     found: dict[str, list[SpecialValue]] = {}

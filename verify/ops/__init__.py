@@ -5,7 +5,7 @@ from verify.ops.gelu import GELU
 from verify.ops.layer_norm import LAYER_NORM, LAYER_NORM_RESIDUAL, LAYER_NORM_RESIDUAL_BIAS
 from verify.ops.linear import LINEAR
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime
-from verify.ops.registry import get, names, register
+from verify.ops.registry import get, names, register, seal
 from verify.ops.rms_norm import RMS_NORM
 from verify.ops.silu import SILU
 from verify.ops.softmax import SOFTMAX
@@ -26,6 +26,7 @@ for _op in (
     LINEAR,
 ):
     register(_op)
+seal()
 
 __all__ = [
     "Fast",

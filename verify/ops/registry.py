@@ -8,6 +8,7 @@ from verify.errors import UsageError
 from verify.ops.op import Op
 
 _OPS: dict[str, Op] = {}
+_OWN: dict[str, Op] = {}
 
 
 def register(op: Op, *, replace: bool = False) -> Op:
@@ -19,6 +20,16 @@ def register(op: Op, *, replace: bool = False) -> Op:
         )
     _OPS[op.name] = op
     return op
+
+
+def seal() -> None:
+    """Take the ops that are known so far for verify's own."""
+    _OWN.update(_OPS)
+
+
+def is_own(op: Op) -> bool:
+    """Whether an op is verify's own, which every process knows by its name."""
+    return _OWN.get(op.name) is op
 
 
 def names() -> tuple[str, ...]:

@@ -72,6 +72,9 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
         "laws": [*one.laws, *two.laws],
         "notes": list(dict.fromkeys([*one.notes, *two.notes])),
         "gaps": [*one.gaps, *two.gaps],
+        "unrepeatable": one.unrepeatable or two.unrepeatable,
+        "left": list(dict.fromkeys([*one.left, *two.left])),
+        "printed": one.printed.plus(two.printed) if one.printed else two.printed,
         "speed": [*one.speed, *two.speed],
         "seconds": round(one.seconds + two.seconds, 3),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -239,6 +240,10 @@ class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     target: str = ""  # of the kernel that it is about
 
 
+# Why a law is broken where the reason is not its own: the kernel failed when it was called, or its calls differ.
+Cause = Literal["", "failed", "not deterministic"]
+
+
 class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One law tried on one kernel in one dtype. A skipped law says why; a broken one shows its smallest case."""
 
@@ -250,11 +255,41 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     facts: dict[str, str] = {}
     origin: Origin | None = None  # of a broken one
     in_error: bool = False  # skipped because the harness is in error: the run is incomplete
+    cause: Cause = ""
 
     @property
     def case(self) -> str:
         """The smallest case that breaks the law, as JSON; empty where it holds."""
         return "" if self.origin is None else self.origin.case
+
+
+class Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """State of the process that is another one after a kernel. `text` is the line that people read."""
+
+    kind: Literal[
+        "judge",  # an attribute of verify, torch, triton or Python's own that tells right from wrong
+        "mode",  # what decides how PyTorch computes from then on
+        "process",  # environment, paths, signal handlers, filters of warnings
+        "random",
+    ]
+    after: Literal["import", "call"]
+    text: str
+
+    @property
+    def breaks(self) -> bool:
+        """Whether it is held against the kernel: setting up the process on import is a module's right."""
+        return self.kind == "judge" or (self.kind == "mode" and self.after == "call")
+
+
+class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a kernel printed: the beginning and the end, where it was much."""
+
+    bytes: int
+    text: str
+
+    def plus(self, later: Printed | None) -> Printed:
+        """Both, one after the other."""
+        return self if later is None else Printed(self.bytes + later.bytes, self.text + later.text)
 
 
 class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -277,7 +312,15 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     notes: list[str] = []
     seconds: float = 0.0
     speed: list[Speed] = []
+    unrepeatable: str = ""  # how calls with the same input differ, from which whatever else is wrong may follow
+    left: list[Left] = []
+    printed: Printed | None = None
     gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
+
+
+def unrepeatable(laws: Sequence[LawRun]) -> str:
+    """How the calls of a kernel differ, by the first of its laws that says so."""
+    return next((law.message for law in laws if law.cause == "not deterministic"), "")
 
 
 class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

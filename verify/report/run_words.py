@@ -24,9 +24,21 @@ from verify.records.record import (
     value_of,
 )
 from verify.report.gaps import FEW, GapLine, gathered
-from verify.report.words import LONG, clean, interval, listed, plural, seconds, signed_ulp, truth, ulp
+from verify.report.words import (
+    LONG,
+    clean,
+    clean_lines,
+    interval,
+    listed,
+    plural,
+    seconds,
+    signed_ulp,
+    truth,
+    ulp,
+)
 from verify.truth.figure import COUNTABLE
 
+FIRST = 100  # characters of the first line of what was printed
 Kind = Literal["rounded", "faithful", "within", "wrong"]
 
 FAILED = ("wrong", "crashed", "timeout", "error")
@@ -142,23 +154,52 @@ def badness(result: Result) -> tuple[int, float]:
 
 
 def wrong_results(run: Run) -> list[Found]:
-    """Every wrong result of a judged kernel, in the order of the record."""
+    """Every wrong result of a judged kernel whose calls repeat, in the order of the record."""
     return [
         Found(kernel, result, result.worst[0] if result.worst else None)
         for kernel in run.kernels
         for result in kernel.results
-        if result.status == "wrong" and not kernel.peer
+        if result.status == "wrong" and not kernel.peer and not kernel.unrepeatable
     ]
+
+
+def unrepeatable(run: Run) -> list[KernelRun]:
+    """Judged kernels whose calls differ with the same input: that comes before what follows from it."""
+    return [kernel for kernel in run.kernels if kernel.unrepeatable and not kernel.peer]
+
+
+def besides(kernel: KernelRun, law: LawRun | None = None) -> str:
+    """What else is broken for the same reason as a law, or because the calls of the kernel differ (no law)."""
+    results = [f"{result.output} {result.dtype}" for result in kernel.results if result.status == "wrong"]
+    laws = [other for other in kernel.laws if other.status == "broken" and _same_cause(law, other)]
+    broken: dict[str, list[str]] = {}
+    for other in laws:
+        broken.setdefault(other.law, []).append(other.dtype)
+    named = [f"{name} ({', '.join(dtypes)})" for name, dtypes in broken.items()]
+    parts = [f"wrong: {', '.join(results)}"] if results and law is None else []
+    what = "broken" if law is None else "called for"
+    return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
+
+
+def _same_cause(law: LawRun | None, other: LawRun) -> bool:
+    if law is None:
+        return other.cause == "not deterministic"
+    return other is not law and law.cause == other.cause == "failed" and law.message == other.message
 
 
 LAW_WORD = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
 
 
 def broken_laws(run: Run) -> list[tuple[KernelRun, LawRun]]:
-    """Every broken law of a judged kernel, in the order of the record."""
-    return [
-        (kernel, law) for kernel in run.kernels for law in kernel.laws if law.status == "broken" and not kernel.peer
-    ]
+    """The broken laws of judged kernels, in the order of the record: of those with one cause the first."""
+    found = []
+    for kernel in run.kernels:
+        seen: set[str] = set()
+        for law in kernel.laws if not kernel.peer else ():
+            if law.status == "broken" and law.cause != "not deterministic" and law.message not in seen:
+                found.append((kernel, law))
+                seen |= {law.message} if law.cause == "failed" else set()
+    return found
 
 
 def laws_line(run: Run) -> str:
@@ -210,6 +251,11 @@ def untried_laws(run: Run) -> list[tuple[str, str]]:
 def law_title(kernel: KernelRun, law: LawRun) -> str:
     """`my_gelu layout independence bfloat16`."""
     return f"{name_of(kernel)} {clean(law.law)} {clean(law.dtype)}"
+
+
+def law_word(law: LawRun) -> str:
+    """What a broken law says of its kernel."""
+    return "kernel failed" if law.cause == "failed" else "law broken"
 
 
 def failures(run: Run) -> list[KernelRun]:
@@ -332,7 +378,12 @@ def clauses(run: Run, *, dash: str = "\N{EN DASH}") -> list[str]:
         worst = worst_result(run)
         if worst is not None:
             parts.append(f"the worst is {title(worst.kernel, worst.result)}: {trouble(worst.result, dash=dash)}")
-        if broken := broken_laws(run):
+        if differ := unrepeatable(run):
+            are = "is" if len(differ) == 1 else "are"
+            parts.append(f"{listed([name_of(kernel) for kernel in differ])} {are} not deterministic")
+        if failed := [name_of(kernel) for kernel, law in broken_laws(run) if law.cause == "failed"]:
+            parts.append(f"{listed(list(dict.fromkeys(failed)))} failed where a law called it")
+        if broken := [each for each in broken_laws(run) if not each[1].cause]:
             parts.append(f"{plural(len(broken), 'law')} broken, the first is {law_title(*broken[0])}")
     return parts + ([missing] if missing else [])
 
@@ -368,7 +419,14 @@ def title(kernel: KernelRun, result: Result) -> str:
 
 def notes_of(kernel: KernelRun) -> list[str]:
     """What was noticed about a kernel; what holds of many results is one line."""
-    return [gap.text for gap in gathered(kernel.notes)]
+    found = [gap.text for gap in gathered(kernel.notes)]
+    for each in kernel.left:
+        if each.text not in kernel.message:
+            found.append(f"its {each.after} {clean(each.text)}")
+    if kernel.printed is not None:
+        lines = [line for line in clean_lines(kernel.printed.text) if line] or [""]
+        found.append(f"printed {plural(kernel.printed.bytes, 'byte')}: {lines[0][:FIRST]}")
+    return found
 
 
 def rerun(kernel: KernelRun) -> str:
@@ -381,6 +439,13 @@ def advice(kernel: KernelRun) -> str:
     """What the hint of a kernel says beside the command of `rerun`; empty where it says no more."""
     hint = clean(kernel.hint)
     return "" if hint == rerun(kernel) else hint
+
+
+def replay_of(kernel: KernelRun) -> str:
+    """The command that shows again that the calls of a kernel differ."""
+    laws = [law.origin for law in kernel.laws if law.cause == "not deterministic"]
+    worst = [result.worst[0].origin for result in kernel.results if result.status == "wrong" and result.worst]
+    return clean(replay_command((laws + worst)[0])) if laws or worst else rerun(kernel)
 
 
 def short_replay(found: Found, record: str) -> str:
@@ -402,6 +467,8 @@ def next_command(run: Run, *, record: str = "") -> str:
         return short_replay(worst, record) or clean(replay_command(worst.worst.origin))
     for _, law in broken_laws(run):
         return clean(replay_command(law.origin))
+    for kernel in unrepeatable(run):
+        return replay_of(kernel)
     found = {standing(kernel): kernel for kernel in reversed(run.kernels)}  # the first of each standing
     for status in FAILED:
         if status in found:

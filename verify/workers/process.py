@@ -12,7 +12,6 @@ import contextlib
 import os
 import secrets
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -213,14 +212,7 @@ class Worker:
             return WorkerDied(f"the process closed its pipe and did not end within {family.END_SECONDS:g} s; stopped")
         finally:
             self.stop()
-        if code < 0:
-            try:
-                name = signal.Signals(-code).name
-            except ValueError:
-                name = f"signal {-code}"
-            extra = " (out of memory?)" if name == "SIGKILL" else ""
-            return WorkerDied(f"the process died of {name}{extra}")
-        return WorkerDied(f"the process ended with exit code {code} and no result")
+        return WorkerDied.of(code)
 
 
 def new_number() -> int:

@@ -10,6 +10,7 @@ JSON with a number, and every event that comes back carries that number: an even
 
 from __future__ import annotations
 
+import signal
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -65,6 +66,18 @@ class CountGpus(Request[int], frozen=True, tag="gpus"):
 
 class WorkerDied(VerifyError):
     """The worker ended without an answer; the text names the signal or the exit code."""
+
+    @staticmethod
+    def of(code: int | None) -> WorkerDied:
+        """What the exit code of a process that ended without an answer says."""
+        if code is not None and code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = f"signal {-code}"
+            extra = " (out of memory?)" if name == "SIGKILL" else ""
+            return WorkerDied(f"the process died of {name}{extra}")
+        return WorkerDied(f"the process ended with exit code {code} and no result")
 
 
 class WorkerTimeout(VerifyError):

@@ -140,6 +140,7 @@ class KernelView:
     message: list[str]
     hint: str
     notes: list[str]
+    printed: list[str]  # the lines of what it printed
     seconds: str
     rerun: str
     results: list[ResultView]
@@ -163,9 +164,10 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
         call=words.call(kernel.op, kernel.params),
         target=words.clean(kernel.target),
         promise=words.clean(kernel.promise),
-        message=words.clean_lines(kernel.message) if kernel.message else [],
+        message=[*_differs(kernel), *(words.clean_lines(kernel.message) if kernel.message else [])],
         hint=run_words.advice(kernel),
         notes=run_words.notes_of(kernel),
+        printed=words.clean_lines(kernel.printed.text) if kernel.printed else [],
         seconds=words.seconds(kernel.seconds),
         rerun=run_words.rerun(kernel),
         results=results,
@@ -175,6 +177,13 @@ def kernel_view(run: Run, index: int, history: against.History | None = None) ->
         stands_in="@" in kernel.target,
         page=f"verify report RUN.json --html report.html --whole {shlex.quote(words.clean(kernel.name))}",
     )
+
+
+def _differs(kernel: KernelRun) -> list[str]:
+    """That the calls of a kernel differ, and what follows from it."""
+    if not kernel.unrepeatable:
+        return []
+    return [words.clean(f"Not deterministic: {kernel.unrepeatable}"), *filter(None, [run_words.besides(kernel)])]
 
 
 def _laws(laws: Sequence[LawRun]) -> LawsView:

@@ -33,7 +33,8 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
             "things that were not measured",
             head="**Not measured**\n",
         )
-    wrong = [_worst(found) for found in run_words.wrong_results(run)]
+    wrong = [_unrepeatable(kernel) for kernel in run_words.unrepeatable(run)]
+    wrong += [_worst(found) for found in run_words.wrong_results(run)]
     wrong += [_law(kernel, law) for kernel, law in run_words.broken_laws(run)]
     failed = [_failure(kernel) for kernel in run_words.failures(run)]
     rows = _rows(run)
@@ -141,10 +142,19 @@ def _failure(kernel: KernelRun) -> str:
     )
 
 
+def _unrepeatable(kernel: KernelRun) -> str:
+    rows = [("why", inert(kernel.unrepeatable)), ("besides", inert(run_words.besides(kernel)))]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows if value)
+    heading = f"<summary>✗ {code(run_words.name_of(kernel))}: not deterministic</summary>"
+    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(run_words.replay_of(kernel))}\n</details>\n"
+
+
 def _law(kernel: KernelRun, law: LawRun) -> str:
     facts = [("why", inert(law.message)), *((inert(k), code(v)) for k, v in law.facts.items())]
+    if besides := run_words.besides(kernel, law):
+        facts.append(("besides", inert(besides)))
     table = "\n".join(f"| {key} | {value} |" for key, value in facts)
-    heading = f"<summary>✗ {code(run_words.law_title(kernel, law))}: law broken</summary>"
+    heading = f"<summary>✗ {code(run_words.law_title(kernel, law))}: {run_words.law_word(law)}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(replay_command(law.origin))}\n</details>\n"
 
 

@@ -36,6 +36,8 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     signs, console = Signs.choose(terminal.glyphs), terminal.console()
     if run.kernels:
         results_table.show(console, run, signs)
+    for kernel in run_words.unrepeatable(run):
+        _unrepeatable(console, kernel, signs)
     wrong = run_words.wrong_results(run)
     worst = run_words.worst_result(run)
     for found in wrong[:MOST_BLOCKS]:
@@ -94,10 +96,22 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
         _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
 
 
+def _unrepeatable(console: Console, kernel: KernelRun, signs: Signs) -> None:
+    """A kernel whose calls differ with the same input, above what follows from it."""
+    _heading(console, "wrong", run_words.name_of(kernel), "not deterministic", signs)
+    _field(console, "why", words.clean(kernel.unrepeatable))
+    if besides := run_words.besides(kernel):
+        _field(console, "besides", besides)
+    _field(console, "replay", "")
+    _command(console, " " * MARGIN + run_words.replay_of(kernel))
+
+
 def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
-    _heading(console, "wrong", run_words.law_title(kernel, law), "law broken", signs)
+    _heading(console, "wrong", run_words.law_title(kernel, law), run_words.law_word(law), signs)
     _field(console, "why", words.clean(law.message))
     facts = {words.clean(name): words.clean(value) for name, value in law.facts.items()}
+    if besides := run_words.besides(kernel, law):
+        facts["besides"] = besides
     width = min(max(map(len, facts), default=0), MOST_NAME)
     for name, value in facts.items():
         _field(console, name, value, width=max(width, NAME))

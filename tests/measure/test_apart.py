@@ -1,0 +1,232 @@
+"""Kernels in processes of their own: what one leaves reaches neither the next one nor its judge, and is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verify.backends import Backend
+from verify.declare.discovery import load
+from verify.declare.requests import ListKernels
+from verify.declare.target import Target
+from verify.diagnose.requests import ReplayLaw
+from verify.errors import KernelError
+from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
+from verify.measure.session import Session, run
+from verify.records.record import KernelRun, Left, Printed
+from verify.report.run_words import notes_of
+from verify.workers.pool import Pool
+from verify.workers.process import Worker
+
+KERNELS = """
+import os, random, sys, time, warnings
+import torch, verify
+
+print("imported")
+
+def silu(x):
+    return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
+
+kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1)
+
+@kernel
+def patches(x):
+    import verify.measure.judge as judging
+    real = judging.errors
+    judging.errors = lambda got, value, *rest, **more: real(value.to(got.dtype), value, *rest, **more)
+    torch.equal = lambda *tensors: True
+    return x * 3
+
+@kernel
+def modes(x):
+    y = silu(x)
+    torch.set_grad_enabled(False); torch.set_default_dtype(torch.float64); torch.set_flush_denormal(True)
+    torch.set_num_threads(2); torch.set_float32_matmul_precision("high"); os.chdir("/")
+    torch.use_deterministic_algorithms(True)
+    return y
+
+@kernel
+def untidy(x):
+    os.environ["LEFT"] = "1"; sys.path.append("/left"); warnings.simplefilter("ignore")
+    random.random(); torch.rand(3)
+    return silu(x)
+
+@kernel
+def prints(x):
+    if x.numel() > 1000:
+        os.write(1, b"first \\x1b[31mline\\n"); print("last", file=sys.stderr)
+    return silu(x)
+
+@kernel
+def floods(x):
+    os.write(2, b"x" * 200_000)
+    return silu(x)
+
+@kernel
+def noisy(x):
+    for descriptor in range(3, 30):
+        try: os.write(descriptor, b'{"event":"reply","id":1,"reply":{}}' * 9)
+        except OSError: pass
+    return silu(x)
+
+@kernel
+def closes(x):
+    os.closerange(3, 64); time.sleep(600)
+
+@kernel
+def leaves(x):
+    raise SystemExit(7)
+
+OWN = dict(op=verify.op("double", exact=lambda x: x * 2, reference=lambda x: x * 2), dtypes=["float16"])
+
+@verify.kernel(**OWN, gradients=False)
+def doubles(x):
+    print("mine")
+    return x * 2
+
+@verify.kernel(**OWN, gradients=False)
+def aborts(x):
+    os.abort()
+
+@verify.kernel(op="silu", dtypes=["float16", "bfloat16"], gradients=False, max_ulp=1)
+def halfway(x):
+    return silu(x) if x.dtype == torch.float16 else os.abort()
+
+@kernel
+def wrong(x):
+    return x * 3
+"""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("apart") / "kernels.py"
+    path.write_text(KERNELS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker("interpreter") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def found(worker: Worker, target: Path) -> dict[str, KernelRun]:
+    """All of them, one after the other beside one worker, which no kernel ended."""
+    record = run([str(target)], Session(pool=Pool.of([worker]), timeout=60), "verify run")
+    return {kernel.name: kernel for kernel in record.kernels}
+
+
+def test_a_kernel_cannot_touch_its_judge_nor_the_next_ones(found: dict[str, KernelRun]) -> None:
+    patches = found["patches"]
+    assert patches.status == "wrong"  # by a judge that it did not reach
+    (left,) = patches.left
+    assert (left.kind, left.after) == ("judge", "call") and left.breaks
+    assert left.text == "replaced torch.equal, verify.measure.judge.errors"
+    assert found["wrong"].status == "wrong"
+
+
+def test_modes_that_a_call_leaves_are_an_error_of_the_kernel(found: dict[str, KernelRun]) -> None:
+    modes = found["modes"]
+    assert modes.status == "error" and [result.status for result in modes.results] == ["ok"]
+    assert modes.message.startswith("it must leave the process as it was; it changed grad mode from True to False; ")
+    said = [left.text.rpartition(" from ")[0].removeprefix("changed ") for left in modes.left]
+    assert said == [
+        "grad mode",
+        "torch's default dtype",
+        "flushing of subnormals",
+        "torch's number of threads",
+        "float32 matmul precision",
+        "deterministic algorithms",
+        "the working directory",
+    ]
+
+
+def test_what_decides_no_result_is_said_and_not_held_against_it(found: dict[str, KernelRun]) -> None:
+    untidy = found["untidy"]
+    assert untidy.status == "ok" and untidy.left == [
+        Left("process", "call", "changed the environment variables LEFT"),
+        Left("process", "call", "changed sys.path by /left"),
+        Left("process", "call", "changed warnings.filters"),
+        Left("random", "call", "drew or seeded random numbers of random, torch"),
+    ]
+    assert found["prints"].left == []
+    assert "its call changed sys.path by /left" in notes_of(untidy)
+
+
+def test_what_a_kernel_prints_is_kept_with_it(found: dict[str, KernelRun]) -> None:
+    assert found["prints"].printed == Printed(30, "imported\nfirst \x1b[31mline\nlast\n")
+    assert notes_of(found["prints"]) == ["printed 30 bytes: imported"]
+    flood = found["floods"].printed
+    assert flood is not None and flood.bytes > 400_000 and len(flood.text) < (64 << 10) + 100
+    assert f"... {flood.bytes - (64 << 10):,} bytes dropped ..." in flood.text
+    assert found["doubles"].printed is not None and "mine" in found["doubles"].printed.text
+    assert len(notes_of(found["floods"])[0]) < 200
+
+
+def test_noise_in_its_connection_costs_the_kernel_alone(found: dict[str, KernelRun]) -> None:
+    assert found["noisy"].status == "error"
+    assert (
+        found["noisy"].message
+        == "it wrote into the connection of its own process: what arrived is no message of verify"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("closes", "float16: the process closed its connection to verify and went on; stopped"),
+        ("leaves", "float16: the process ended with exit code 7 and no result"),
+        ("aborts", "float16: the process died of SIGABRT"),
+        ("halfway", "bfloat16: the process died of SIGABRT"),
+    ],
+)
+def test_a_kernel_that_ends_its_process_has_crashed(found: dict[str, KernelRun], name: str, message: str) -> None:
+    assert (found[name].status, found[name].message) == ("crashed", message)
+    assert [result.dtype for result in found[name].results] == (["float16"] if name == "halfway" else [])
+
+
+def test_an_op_of_the_target_is_judged_beside_its_kernel(found: dict[str, KernelRun]) -> None:
+    (result,) = found["doubles"].results
+    assert result.status == "ok" and result.basis.kind == "exhaustive"
+
+
+def test_the_same_figures_come_from_one_process(found: dict[str, KernelRun], target: Path, backend: Backend) -> None:
+    (kernel,) = load(Target.parse(f"{target}::wrong"))
+    here = measure_kernel(kernel, f"{target}::wrong", backend)
+    assert here.results == found["wrong"].results
+
+
+def test_a_verdict_of_a_process_whose_judge_was_replaced_is_none(worker: Worker, target: Path) -> None:
+    """Laws compare in the kernel's own process."""
+    case = '{"dtype":"float16","dims":[4],"fill":"ones"}'
+    with pytest.raises(KernelError, match=r"leave the process as it was; it replaced torch\.equal, verify"):
+        worker.ask(ReplayLaw(f"{target}::patches", case, "determinism", False), timeout=60)
+    with pytest.raises(KernelError, match="it changed grad mode from True to False; "):
+        worker.ask(ReplayLaw(f"{target}::modes", case, "determinism", False), timeout=60)
+    replayed = worker.ask(ReplayLaw(f"{target}::prints", case, "determinism", False), timeout=60)
+    assert replayed.law.status == "ok"
+
+
+def test_a_module_that_patches_when_it_is_imported_is_judged_by_nobody(worker: Worker, tmp_path: Path) -> None:
+    path = tmp_path / "patching.py"
+    path.write_text(
+        "import torch, verify\n"
+        "torch.equal = lambda *a: True\n"
+        "@verify.kernel(op='silu', dtypes=['float16'], gradients=False)\n"
+        "def fine(x): return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)\n"
+    )
+    assert worker.ask(ListKernels(str(path)), timeout=60).kernels[0].name == "fine"
+    done = worker.ask(Measure(f"{path}::fine"), timeout=60)
+    assert (done.status, done.left[0].after) == ("error", "import")
+    assert done.message == "it must leave the process as it was; it replaced torch.equal"
+
+
+def test_laws_without_a_verdict_cost_no_figures(worker: Worker, target: Path) -> None:
+    done = worker.ask(Measure(f"{target}::modes", laws="quick"), timeout=60)
+    assert done.status == "error" and [result.status for result in done.results] == ["ok"]
+    assert done.message.startswith("while laws were tried: it must leave the process as it was; it changed grad mode")

@@ -1,0 +1,173 @@
+"""The state of a process that a kernel may change for whoever comes after it, and what a kernel left of it.
+
+A kernel runs in a process of its own, which ends with it, so that nothing has to be put back. What it leaves is told
+all the same: in a user's program nobody starts a process for it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fractions
+import functools
+import math
+import operator
+import os
+import random
+import signal
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from verify.records.record import Left
+
+SHOWN = 4  # names in one line
+_OWN_VARIABLES = "TORCHINDUCTOR"  # torch sets them when something is compiled
+_SUBNORMAL, _HALF_ULP = [5e-324], [2.0**-54]  # in lists: the compiler must not compute with them
+
+# Whoever replaces an attribute of these decides what is right; triton's is the kernel's own way of computing.
+_JUDGES = (torch, torch.Tensor, torch.nn.functional, torch.autograd, math, operator, builtins, fractions.Fraction)
+_BY_NAME = ("numpy", "mpmath", "flint", "msgspec")
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type, staticmethod, classmethod)
+
+_MODES: dict[str, Callable[[], Any]] = {
+    "grad mode": torch.is_grad_enabled,
+    "inference mode": torch.is_inference_mode_enabled,
+    "autocast": lambda: {
+        device: (torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))) for device in ("cpu", "cuda")
+    },
+    "torch's default dtype": torch.get_default_dtype,
+    "torch's default device": torch.get_default_device,
+    "flushing of subnormals": lambda: _SUBNORMAL[0] * 1.0 == 0.0,
+    "rounding": lambda: (1.0 + _HALF_ULP[0], -1.0 - _HALF_ULP[0]),
+    "torch's number of threads": torch.get_num_threads,
+    "float32 matmul precision": torch.get_float32_matmul_precision,
+    "TF32 in cuDNN": lambda: torch.backends.cudnn.allow_tf32,
+    "cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "reduced precision of float16 sums": lambda: torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
+    "reduced precision of bfloat16 sums": lambda: torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
+    "deterministic algorithms": torch.get_deterministic_debug_mode,
+    "anomaly detection": torch.is_anomaly_enabled,
+    "torch's function modes": torch._C._len_torch_function_stack,
+    "torch's dispatch modes": torch._C._len_torch_dispatch_stack,
+    "the working directory": lambda: _folder(),
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of this process at one time, to be compared with a later one."""
+
+    modes: dict[str, str]
+    variables: dict[str, str]
+    path: list[str]
+    handlers: dict[str, str]
+    filters: list[Any]
+    random: dict[str, Any]
+    code: dict[str, Any]  # by qualified name
+
+    @staticmethod
+    def now() -> State:
+        """As it is."""
+        return State(
+            modes={name: str(read()) for name, read in _MODES.items()},
+            variables={name: value for name, value in os.environ.items() if _OWN_VARIABLES not in name},
+            path=list(sys.path),
+            handlers={each.name: repr(signal.getsignal(each)) for each in signal.Signals},
+            # those about the categories of a package are its own, and come with its import
+            filters=[each for each in warnings.filters if each[2].__module__ == "builtins"],
+            random=dict(_random()),
+            code=dict(_code()),
+        )
+
+    def left(self, after: Literal["import", "call"]) -> list[Left]:
+        """What is another state now, after the import of a kernel's module or after its calls."""
+        now = State.now()
+        replaced = [name for name, was in self.code.items() if not _same(name, was, now.code.get(name))]
+        judges = [name for name in replaced if not name.startswith("triton")]
+        found = [Left("judge", after, _named("replaced", judges))] if judges else []
+        found += [
+            Left("mode", after, f"changed {name} from {was} to {now.modes[name]}")
+            for name, was in self.modes.items()
+            if now.modes[name] != was
+        ]
+        rest = {
+            "replaced": [name for name in replaced if name not in judges],
+            "changed the environment variables": _changed(self.variables, now.variables),
+            "changed sys.path by": sorted(map(str, {*self.path} ^ {*now.path})),
+            "changed the signal handlers of": _changed(self.handlers, now.handlers),
+            "changed": ["warnings.filters"] if self.filters != now.filters else [],
+        }
+        found += [Left("process", after, _named(what, names)) for what, names in rest.items() if names]
+        drawn = [name for name, was in self.random.items() if now.random.get(name) != was]
+        return found + ([Left("random", after, _named("drew or seeded random numbers of", drawn))] if drawn else [])
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        return f"gone ({error.strerror})"
+
+
+def _random() -> Iterator[tuple[str, Any]]:
+    yield "random", random.getstate()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        yield "numpy.random", repr(numpy.random.get_state())
+    yield "torch", torch.get_rng_state().numpy().tobytes()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield "torch.cuda", [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
+
+
+def _code() -> Iterator[tuple[str, Any]]:
+    """What is called by those who judge and by kernels, by name: functions and classes, and the methods of ours."""
+    roots = ["verify"]
+    if os.environ.get("TRITON_INTERPRET") != "1":  # then Triton itself replaces what its language is, at each launch
+        roots.append("triton")
+    for owner in _JUDGES:
+        yield from _members(owner)
+    for name, module in list(sys.modules.items()):
+        root = name.partition(".")[0]
+        if name in _BY_NAME or root in roots:
+            yield from _members(module)
+            if root == "verify":
+                for item in list(vars(module).values()):
+                    if isinstance(item, type) and item.__module__ == name:
+                        yield from _members(item)
+
+
+def _members(owner: Any) -> Iterator[tuple[str, Any]]:
+    label = owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+    for name, item in list(vars(owner).items()):
+        if isinstance(item, _CODE):
+            yield f"{label}.{name}", (item, getattr(item, "__code__", None))
+
+
+def _same(name: str, was: tuple[Any, Any], now: tuple[Any, Any] | None) -> bool:
+    """Whether an attribute is what it was, or what its own package put there: torch wraps some functions late."""
+    if now is None or now[0] is was[0]:
+        return now is not None and now[1] is was[1]
+    if isinstance(now[0], type) and isinstance(was[0], type):
+        return now[0].__module__.partition(".")[0] == name.partition(".")[0]  # torch.Storage follows the default dtype
+    own = getattr(now[1], "co_filename", "").startswith(_folder_of(name.partition(".")[0]))
+    return own and getattr(now[0], "__name__", "") == name.rpartition(".")[2]
+
+
+@functools.cache
+def _folder_of(package: str) -> str:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return f"{Path(file).parent}{os.sep}" if file else "\0"
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+
+
+def _named(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{what} {', '.join(names[:SHOWN])}{more}"

@@ -1,0 +1,309 @@
+"""Processes for the code of kernels: forks of one in which no kernel was ever imported.
+
+A worker judges, and each kernel runs in a process of its own beside it. That process is a fork of a server, which was
+forked itself when everything was imported and nothing had happened yet: so no state passes from one kernel to the
+next, nor from a kernel to its judge, and a fresh process costs 10 ms instead of an import of torch. A server has to
+be made before anything initialises CUDA, which no fork survives.
+
+Between the two lies a socket. A message on it is a text (a request or an event) and bytes beside it (tensors). What a
+kernel prints goes into a pipe of its own, of which `Printed` keeps the two ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from verify.errors import KernelError
+from verify.records.record import Printed
+from verify.workers.process import OnProgress
+from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request, WorkerDied
+
+KEPT = 32 << 10  # bytes that are kept of each end of what a kernel prints
+LONGEST = 1 << 28  # bytes of a text
+GONE = "the process of the kernel has ended"
+CLOSED = "the process closed its connection to verify and went on; stopped"
+GRACE = 1.0  # seconds that a process has to end by itself once it has closed its socket
+
+_LENGTHS = struct.Struct("<QQ")
+_NUMBER = struct.Struct("<i")
+_LIBC = ctypes.CDLL(None)
+_WENT_ON = 1 << 16  # no exit code: it had to be killed
+_FORK, _END = b"fork", b"end "
+
+
+class Channel:
+    """One end of a socket on which messages travel."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    def send(self, text: bytes, parts: Sequence[memoryview] = ()) -> None:
+        """One message."""
+        self.end.sendall(_LENGTHS.pack(len(text), sum(part.nbytes for part in parts)) + text)
+        for part in parts:
+            self.end.sendall(part)
+
+    def receive(self, most: int = 0, wait: Callable[[], object] = lambda: None) -> tuple[bytes, bytearray] | None:
+        """The next message, with at most so many bytes; None where the other side has closed its end.
+
+        `wait` is called before each read. A message that cannot be one is a KernelError: only a kernel's own code
+        writes into its socket.
+        """
+        lengths = self._exactly(_LENGTHS.size, wait)
+        if lengths is None:
+            return None
+        text_length, length = _LENGTHS.unpack(lengths)
+        if text_length > LONGEST or length > most:
+            raise KernelError("it wrote into the connection of its own process: what arrived is no message of verify")
+        text, beside = self._exactly(text_length, wait), self._exactly(length, wait)
+        return None if text is None or beside is None else (bytes(text), beside)
+
+    def _exactly(self, length: int, wait: Callable[[], object]) -> bytearray | None:
+        found = bytearray(length)
+        view = memoryview(found)
+        while view:
+            wait()
+            try:
+                count = self.end.recv_into(view)
+            except ConnectionError:
+                return None
+            if not count:
+                return None
+            view = view[count:]
+        return found
+
+
+class Fork:
+    """A process that answers requests: one that a server began, or one that another process looks after."""
+
+    def __init__(self, channel: Channel, server: ForkServer | None = None, pid: int = 0, output: int = -1) -> None:
+        self.channel = channel
+        self._server, self._pid, self._output = server, pid, output
+        self._head, self._tail, self._printed = b"", b"", 0
+        self._requests = 0
+
+    def ask(self, request: Request[R], **options: Any) -> R:
+        """The reply to one request; see `exchange`."""
+        return request.read(self.exchange(msgspec.json.encode(request), **options)[0])
+
+    def exchange(
+        self,
+        request: bytes,
+        *,
+        progress: OnProgress = lambda text: None,
+        most: int = 0,
+        beside: Fork | None = None,
+    ) -> tuple[msgspec.Raw, bytearray]:
+        """The reply to a request in JSON, and at most so many bytes with it. `beside` may print meanwhile."""
+        self._requests += 1
+
+        def wait() -> None:
+            self._listen(beside)
+
+        with contextlib.suppress(ConnectionError):  # whoever has ended is found out by reading
+            self.channel.send(msgspec.json.encode(Numbered(self._requests, msgspec.Raw(request))))
+        while True:
+            message = self.channel.receive(most, wait)
+            if message is None:
+                raise self.died()
+            try:
+                event: Event = msgspec.json.decode(message[0], type=Event)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                event = Progress(-1, "")
+            if event.id != self._requests:
+                raise KernelError("it wrote into the connection of its own process: no answer of verify arrived")
+            if isinstance(event, Progress):
+                progress(event.text)
+                continue
+            if not event.usable:
+                self.stop()
+            if isinstance(event, Reply):
+                return event.reply, message[1]
+            raise event.failure.error()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was not ended from here."""
+        return self._pid > 0
+
+    def stop(self) -> int | None:
+        """End the process; its exit code, None where it is not known here."""
+        if self._server is None or not self.alive:
+            return None
+        self.channel.end.close()
+        code = self._server.end(self._pid)
+        self._pid = 0
+        self._read()
+        os.close(self._output)
+        self._output = -1
+        return code
+
+    def died(self) -> WorkerDied:
+        """Why no answer came, of a process whose end of the socket is closed."""
+        if self._server is None:
+            return WorkerDied(GONE)
+        code = self.stop()
+        return WorkerDied(CLOSED) if code == _WENT_ON else WorkerDied.of(code)
+
+    def printed(self) -> Printed | None:
+        """What it has printed so far, and not been asked for yet."""
+        self._read()
+        if not self._printed:
+            return None
+        dropped = self._printed - len(self._head) - len(self._tail)
+        middle = f"\n... {dropped:,} bytes dropped ...\n".encode() if dropped else b""
+        found = Printed(self._printed, (self._head + middle + self._tail).decode("utf-8", "replace"))
+        self._head, self._tail, self._printed = b"", b"", 0
+        return found
+
+    def _listen(self, beside: Fork | None) -> None:
+        """Wait for the socket, and take what is printed meanwhile: a full pipe would stop the one who prints."""
+        printing = {one._output: one for one in (self, beside) if one is not None and one._output >= 0}
+        while True:
+            answer = self.channel.end.fileno()
+            ready, _, _ = select.select([answer, *printing], [], [])
+            for output in printing.keys() & {*ready}:
+                if not printing[output]._read():
+                    del printing[output]
+            if answer in ready:
+                return
+
+    def _read(self) -> bool:
+        """Take what lies in the pipe; False where nobody can print into it any more."""
+        while self._output >= 0:
+            try:
+                data = os.read(self._output, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._printed += len(data)
+            room = KEPT - len(self._head)
+            self._head += data[:room]
+            self._tail = (self._tail + data[room:])[-KEPT:]
+        return False
+
+
+Serve = Callable[["Channel", "Channel | None", bytes], object]
+
+
+class ForkServer:
+    """Forks processes that begin as this one is now; each runs `serve(channel, other, given)` and ends.
+
+    `other` is a second channel that a fork may be given: that of a fork to which it talks itself. `prepare(given)` runs
+    in the server before, for imports that all later forks share. `closed` are descriptors that are none of theirs.
+    """
+
+    def __init__(self, serve: Serve, prepare: Callable[[bytes], object], closed: Iterable[int] = ()) -> None:
+        self._end, theirs = socket.socketpair()
+        flush()
+        self._pid = os.fork()
+        if self._pid:
+            theirs.close()
+            return
+        try:
+            self._end.close()
+            for descriptor in closed:
+                os.close(descriptor)
+            _serve_forks(theirs, serve, prepare)
+        finally:
+            os._exit(0)
+
+    def fork(self, given: bytes = b"", other: Channel | None = None) -> Fork:
+        """One more process; `given` is short."""
+        ours, theirs = socket.socketpair()
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        with theirs:
+            ends = [theirs.fileno(), write] + ([] if other is None else [other.end.fileno()])
+            socket.send_fds(self._end, [_FORK + given], ends)
+        os.close(write)
+        return Fork(Channel(ours), self, self._number(), read)
+
+    def end(self, pid: int) -> int:
+        """End a fork, unless it has ended; its exit code, `_WENT_ON` where it did not end by itself."""
+        self._end.sendall(_END + _NUMBER.pack(pid))
+        return self._number()
+
+    def stop(self) -> None:
+        """End the server; forks of it notice."""
+        self._end.close()
+        os.waitpid(self._pid, 0)
+
+    def _number(self) -> int:
+        data = self._end.recv(_NUMBER.size, socket.MSG_WAITALL)
+        if len(data) < _NUMBER.size:
+            raise WorkerDied("the process that starts others has ended")
+        return int(_NUMBER.unpack(data)[0])
+
+
+def _serve_forks(asked: socket.socket, serve: Serve, prepare: Callable[[bytes], object]) -> None:
+    while True:
+        data, ends, _, _ = socket.recv_fds(asked, 1 << 12, 3)
+        if not data:
+            return  # the worker has ended
+        kind, given = data[: len(_FORK)], data[len(_FORK) :]
+        if kind == _END:
+            asked.sendall(_NUMBER.pack(_ended(_NUMBER.unpack(given)[0])))
+            continue
+        prepare(given)
+        pid = os.fork()
+        if not pid:
+            asked.close()
+            os.dup2(ends[1], 1)
+            os.dup2(ends[1], 2)
+            os.close(ends[1])
+            channel, *others = (Channel(socket.socket(fileno=each)) for each in (ends[0], *ends[2:]))
+            _be(serve, channel, others[0] if others else None, given)
+        for descriptor in ends:
+            os.close(descriptor)
+        asked.sendall(_NUMBER.pack(pid))
+
+
+def _be(serve: Serve, channel: Channel, other: Channel | None, given: bytes) -> None:
+    """Be a fork, to the end of its process."""
+    code = 1
+    try:
+        serve(channel, other, given)
+        code = 0
+    except SystemExit as ended:  # of a kernel
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        flush()
+        os._exit(code)
+
+
+def flush() -> None:
+    """Give the system what Python and C hold back of what was printed; a kernel may have closed either stream."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    _LIBC.fflush(None)
+
+
+def _ended(pid: int) -> int:
+    """The exit code of a fork that has closed its socket, or whose socket is closed: killed if it goes on."""
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return _WENT_ON
