@@ -138,7 +138,7 @@ def work(backend: backends.Backend) -> int:
             else:
                 if pair not in applying:
                     subjects = [Subject(twin, dtype, backend, sizes[backend.name]) for dtype in twin.dtypes]
-                    applying[pair] = [subject for subject in subjects if law.applies(subject) is None]
+                    applying[pair] = [subject for subject in subjects if law.reason(subject) is None]
                 cases, alarm = rolled(law, applying[pair], task["number"], task["cases"])
         except Exception as error:
             alarm, cases = f"the harness failed: {type(error).__name__}: {error}", 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from verify.errors import UsageError
 from verify.ops.graph.shapes import sizes_within
@@ -20,6 +21,18 @@ def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
     if (op.name, elements) not in _known:
         _known[op.name, elements] = _found(op, elements)
     return _known[op.name, elements]
+
+
+def shapes_for(op: Op, by_kind: Mapping[str, Sequence[Dims]], elements: int) -> tuple[Dims, ...]:
+    """The shapes that a table names for the kind of an op; of a PyTorch function a few that its declaration allows."""
+    return sizes_of(op, elements)[:4] if op.kind == "graph" else tuple(by_kind[op.kind])
+
+
+def another(op: Op, dims: Dims) -> Dims:
+    """Another legal shape: one more in every dimension, or another that a declaration allows."""
+    if op.kind == "graph":
+        return next((each for each in sizes_of(op, 512) if each != dims), dims)
+    return tuple(size + 1 for size in dims)
 
 
 def _found(op: Op, elements: int) -> tuple[Dims, ...]:

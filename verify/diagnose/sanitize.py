@@ -270,6 +270,7 @@ _LAYOUTS = ("padded", "transposed", "offset")
 def cases_of(kernel: Kernel, dtype: str) -> list[Case]:
     """Every shape, contiguous; the second again in other layouts, where the kernel promises to take them."""
     from verify.cases import Case
+    from verify.cases.sizes import shapes_for
 
     fill = "normal" if kernel.op.kind == "elementwise" else "randn"
     upstream = "normal" if kernel.differentiable else ""
@@ -285,10 +286,10 @@ def cases_of(kernel: Kernel, dtype: str) -> list[Case]:
             layouts=layouts,
         )
 
-    dims = _DIMS[kernel.op.kind]
+    dims = shapes_for(kernel.op, _DIMS, 1 << 12)
     cases = [case(item, {}) for item in dims]
     arriving = ["d" + output for output in kernel.outputs] if upstream else []
-    matrix = next(item for item in dims if len(item) > 1)
+    matrix = next((item for item in dims if len(item) > 1), dims[-1])
     if upstream:
         cases.append(case(matrix, dict.fromkeys(arriving, "expanded last")))
     if kernel.layouts == "any":

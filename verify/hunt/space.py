@@ -172,6 +172,8 @@ def results_of(kernel: Kernel, dtype: str, device: str, width: int) -> dict[str,
 def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
     """None when the result can be hunted, else the rule that forbids it."""
     op = kernel.op
+    if op.kind == "graph":
+        return "a hunt searches single elements, rows or dot products, which a PyTorch function of any shape has not"
     if named(dtype).bits <= 16 and is_unary(op):
         return f"every {dtype} input of {op.name!r} can be tried: a hunt would prove less than `verify run` does"
     known = [*kernel.outputs, *("d" + operand.name for operand in kernel.differentiable)]

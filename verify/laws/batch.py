@@ -98,6 +98,7 @@ def _replaced_here(tensor: Tensor, keep: slice, value: float) -> Tensor:
 LAWS: Sequence[Law] = (
     Law(
         name="batch invariance",
+        rows=True,
         summary="a row's result does not depend on other rows or on how many there are",
         space=_space,
         check=_check,

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from verify.cases import Case
+from verify.cases.sizes import shapes_for
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.accuracy import judge_measured
@@ -32,11 +33,13 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 def _space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[subject.kernel.op.kind])
+    return space(
+        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel.op, _DIMS, 1 << 12)
+    )
 
 
 def _applies(subject: Subject) -> str | None:
-    case = plain_case(subject, _DIMS[subject.kernel.op.kind][0])
+    case = plain_case(subject, shapes_for(subject.kernel.op, _DIMS, 1 << 12)[0])
     with launched() as tuners:
         try:
             run_kernel(subject.kernel, case, subject.backend.device)

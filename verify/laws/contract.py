@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
+from verify.cases.sizes import shapes_for
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
@@ -39,7 +40,9 @@ Mistake = tuple[str, str, Change]  # what is wrong, operand, change
 def _space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
     fill = ("normal",) if kind == "elementwise" else ("randn",)
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_DIMS[kind], fill=fill)
+    return space(
+        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel.op, _DIMS, 512), fill=fill
+    )
 
 
 def _integers(tensor: Tensor) -> Tensor:

@@ -14,7 +14,9 @@ import msgspec
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
+from verify.cases.sizes import Dims, another, shapes_for
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.declare.declaration import Kernel
 from verify.laws.autotuners import launched
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject, plain_case
@@ -29,11 +31,6 @@ def _space(subject: Subject) -> CaseSpace:
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=EITHER_PATH)
 
 
-def _other_shape(case: Case) -> tuple[int, ...]:
-    """Another legal shape: one more in every dimension."""
-    return tuple(size + 1 for size in case.dims)
-
-
 def _check(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     with launched():
@@ -42,13 +39,13 @@ def _check(subject: Subject, case: Case) -> None:
         second = run_kernel(kernel, case, device)
         rule = "the same call gives other bits"
         demand_same(case, second.to_read.results, results, rule, labels=("second call", "first call"))
-        other = msgspec.structs.replace(case, dims=_other_shape(case), layouts={})
+        other = msgspec.structs.replace(case, dims=another(kernel.op, case.dims), layouts={})
         run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
         third = run_kernel(kernel, case, device)
         rule = "the same call gives other bits after a call on another shape"
         facts = {"call between": f"dims {list(other.dims)}"}
         demand_same(case, third.to_read.results, results, rule, labels=("third call", "first call"), facts=facts)
-        if case.dims == _MANY[kernel.op.kind]:
+        if case.dims == _many(kernel):
             _check_many(subject, case, results)
 
 
@@ -59,9 +56,14 @@ def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> Non
         demand_same(case, found, results, rule, labels=labels)
 
 
+def _many(kernel: Kernel) -> Dims:
+    """The shape that is called many times."""
+    return shapes_for(kernel.op, {kind: (dims,) for kind, dims in _MANY.items()}, 64)[0]
+
+
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     """Many calls first: they come before what a kernel does only after so many."""
-    return (plain_case(subject, _MANY[subject.kernel.op.kind]), *chosen.each_choice())
+    return (plain_case(subject, _many(subject.kernel)), *chosen.each_choice())
 
 
 LAWS: Sequence[Law] = (

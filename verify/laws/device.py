@@ -304,6 +304,7 @@ LAWS: Sequence[Law] = (
     ),
     Law(
         name="large offsets",
+        rows=True,
         summary="operands beyond 2^31 elements give the bits of their contiguous copies",
         space=_far_space,
         check=_check_far,
@@ -313,6 +314,7 @@ LAWS: Sequence[Law] = (
     ),
     Law(
         name="large tensors",
+        rows=True,
         summary="the ends of tensors of more than 2^31 elements are within the declared limit of the exact answer",
         space=_large_space,
         check=_check_large,

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.sizes import shapes_for
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case
@@ -34,7 +35,6 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "rowwise": ((2, 5), (1, 4), (5,), (3, 8), (2, 2, 7), (1, 17)),
     "contraction": ((2, 3, 2), (1, 4, 3), (3, 1, 2), (4, 5, 6)),
 }
-_FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
 _STEP, _RELATIVE = 1e-6, 1e-5
 # Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 it is 1e-9.
 _SPREAD = 0.1
@@ -42,7 +42,7 @@ _CORNER = 1e-3
 
 
 def _space(subject: Subject) -> CaseSpace:
-    fill = (_FILL[subject.kernel.op.kind],)
+    fill = ("normal" if subject.kernel.op.kind == "elementwise" else "randn",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_shapes(subject), fill=fill)
 
 
@@ -51,7 +51,7 @@ def _shapes(subject: Subject) -> list[tuple[int, ...]]:
     resolved = kernel.op.resolve(kernel.params)
     # packed halves need a dimension to be packed along
     scalar = set(map(tuple, kernel.op.shapes((), resolved).values())) == {()} if kernel.op.kind == "elementwise" else 0
-    return [dims for dims in _DIMS[kernel.op.kind] if dims or scalar]
+    return [dims for dims in shapes_for(subject.kernel.op, _DIMS, 24) if dims or scalar or kernel.op.kind == "graph"]
 
 
 def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:

@@ -42,7 +42,7 @@ _MARGIN = 6
 
 def _space(subject: Subject) -> CaseSpace:
     fill = {"elementwise": ("normal",), "rowwise": ("randn", "mean 1e3", "outlier"), "contraction": ("randn",)}
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill[subject.kernel.op.kind])
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill.get(subject.kernel.op.kind, ("randn",)))
 
 
 def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Results:

@@ -104,7 +104,14 @@ class Law:
     check: Callable[[Subject, Case], float | None]
     applies: Callable[[Subject], str | None] = always
     examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
+    rows: bool = False  # whether it is about the rows of the data, which a PyTorch function need not have
     share: float = 1.0  # of a profile's drawn cases: dear laws take fewer
+
+    def reason(self, subject: Subject) -> str | None:
+        """Why the law does not apply to a subject; None where it does."""
+        if self.rows and subject.kernel.op.kind == "graph":
+            return "what a PyTorch function makes of rows is not known"
+        return self.applies(subject)
 
     def cases(self, subject: Subject) -> st.SearchStrategy[Case]:
         """The strategy of a subject's cases."""

@@ -174,6 +174,7 @@ def _check_many_rows(subject: Subject, case: Case) -> None:
 LAWS: Sequence[Law] = (
     Law(
         name="shapes",
+        rows=True,
         summary="any rank and size gives the bits of the same values as a matrix, empty tensors included",
         space=_space,
         check=_check,
@@ -183,6 +184,7 @@ LAWS: Sequence[Law] = (
     ),
     Law(
         name="many rows",
+        rows=True,
         summary="sums over rows have all of them; many rows give the bits of a few at a time",
         space=_many_rows,
         check=_check_many_rows,

@@ -60,6 +60,8 @@ class Shrunk:
 
 def shrink_law(law: Law, subject: Subject, broken: Broken) -> Broken:
     """What the smallest case found says that breaks a law as `broken` does; `broken` where none is smaller."""
+    if subject.kernel.op.kind == "graph":  # whose dimensions follow from each other
+        return broken
     return shrink_broken(law, subject, broken).broken
 
 
@@ -86,6 +88,11 @@ def shrink_element(
     `error` is the judged error of that element in ULP (of scale, where the op is judged so).
     """
     kernel = subject.kernel
+    if kernel.op.kind == "graph":
+        raise UsageError(
+            f"cases of {kernel.op.name!r} are not made smaller: their dimensions follow from each other",
+            hint="--law or --result without --shrink replays the case as it is",
+        )
     if abs(error) <= kernel.limit(subject.dtype):
         raise UsageError(
             f"only a result beyond its limit can be made smaller; {result} at index {index} is {abs(error):.6g} ULP "

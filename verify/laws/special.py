@@ -142,6 +142,7 @@ def _check_zeros(case: Case, judged: Known) -> None:
 LAWS: Sequence[Law] = (
     Law(
         name="special values",
+        rows=True,
         summary="NaN, infinities, zeros, subnormals and the largest numbers give what mathematics says",
         space=_space,
         check=_check,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.sizes import sizes_of
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import KernelError, UsageError
 from verify.measure.call import Graph, call_tensors, describe
@@ -95,6 +96,8 @@ class Problem:
 
 def default_shape(kernel: Kernel) -> tuple[int, ...]:
     """The shape at which a kernel is timed unless another is asked for."""
+    if kernel.op.kind == "graph":
+        return sizes_of(kernel.op, 1 << 24)[1 if len(sizes_of(kernel.op, 1 << 24)) > 1 else 0]
     return SHAPES[kernel.op.kind]
 
 
