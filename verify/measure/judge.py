@@ -58,11 +58,13 @@ def judge_result(
     sample: int = SAMPLE,
     keep: int = KEEP,
     open_limit: int = OPEN_LIMIT,
+    rounds: int = CONTENDER_ROUNDS,
 ) -> JudgedResult:
     """Judge one output tensor. `segments` numbers the regime of each element.
 
     `keep` is how many of the worst elements of each regime are judged exactly besides the maximum itself, `open_limit`
-    how many of those whose rounding is open: the others are counted as undecided.
+    how many of those whose rounding is open: the others are counted as undecided. `rounds` is how often those are
+    judged that reach the maximum as it then is; what is left beside it widens the maximum.
     """
     near = truth.for_result(got)
     found = errors(
@@ -98,7 +100,7 @@ def judge_result(
     open_ones = torch.nonzero(found.undecided).reshape(-1)[:open_limit].tolist()
     escalate(open_ones, both=False)
     found = settled(found, exact)
-    for _ in range(CONTENDER_ROUNDS):
+    for _ in range(rounds):
         contenders = _contenders(found, segments, n_segments, exact, keep)
         if not contenders:
             break

@@ -25,7 +25,7 @@ from verify.measure.curve import bins_of, edges_for, peaks, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import describe
 from verify.measure.elsewhere import Run
-from verify.measure.judge import OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
+from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
 from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
@@ -44,6 +44,8 @@ SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group
 # Elements of one result of one case whose open rounding is judged exactly: where the group has one case, where it has
 # many, and of a peer or PyTorch. Beyond the limit they count as undecided; maxima are settled in any case.
 OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
+ROUNDS_GRAPH = 1
+OPEN_GRAPH = 16  # the same of a PyTorch function, each element of which may depend on all inputs
 
 DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
@@ -223,6 +225,8 @@ def _measure_group(
         sample, open_limit = 1, open_limit_peer
     if group.exhaustive:
         open_limit = open_limit_peer = OPEN_LIMIT
+    elif kernel.op.kind == "graph":
+        open_limit = open_limit_peer = OPEN_GRAPH
     refused: list[KernelError] = []
     for case in group.cases:
         try:
@@ -364,6 +368,7 @@ def _collect(
             sample=sample,
             keep=keep,
             open_limit=open_limit,
+            rounds=ROUNDS_GRAPH if op.kind == "graph" else CONTENDER_ROUNDS,
         )
         item = into.setdefault(name, _Collected(fmt=question.formats[name]))
         for regime, part in zip(regimes, outcome.tallies, strict=True):

@@ -15,21 +15,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import flint
 import torch
 from mpmath import mp
 from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.elements import to_arb
-from verify.ops.graph.arithmetic import Balls, Decimals, Pole
+from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals, Pole
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run, Truths
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
-from verify.ops.precision import GUARD, arb_bits, mp_bits
+from verify.ops.precision import GUARD, mp_bits
 
 _FEWEST = 128  # bits of any evaluation
+_SHARP = 60  # bits of a ball that decide nearly everything
+_VANISHED = flint.arb(2) ** -1_300
+_TOGETHER = 1024  # elements that are evaluated together
 _LIMIT = 1 << 14  # bits at which a ball that still has no relative accuracy is a zero
 _HOLDS = 32  # programs kept: one for each set of shapes
 
@@ -336,19 +340,27 @@ class _Asked:
         self.program, self.run, self.result, self.indices, self.opened = program, run, result, indices, opened
         self.gradient = False
         self.shape = program.results[result].shape
-        self.known: list[Any] = []
-        self.first = 0  # bits at which all are evaluated together: those that were asked for first
+        self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}
         self.span: Span | None = None
 
     def ball(self, place: int, bits: int) -> Any:
         """The enclosure of one element, or a special value."""
-        with arb_bits(bits):
-            self.first = self.first or bits
-            if bits != self.first:
-                return self.program.elements(self.run, Balls(), self.result, [self.indices[place]])[0]
-            if not self.known:
-                self.known = self.program.elements(self.run, Balls(), self.result, self.indices)
-            return self.known[place]
+        return self._element(place, bits, Balls)
+
+    def _element(self, place: int, bits: int, kind: type[Arithmetic]) -> Any:
+        """One element; others that are likely to be asked for at this precision are evaluated with it."""
+        known = self.known.setdefault((kind, bits), {})
+        if place not in known:
+            before = [self.known[kind, less] for kept, less in self.known if kept is kind and less < bits]
+            places = [
+                n for n in range(len(self.indices)) if n not in known and all(_is_vague(old.get(n)) for old in before)
+            ]
+            places = sorted({place, *places[:_TOGETHER]})
+            arithmetic = kind()
+            with arithmetic.bits(bits):
+                wanted = [self.indices[n] for n in places]
+                known.update(zip(places, self.program.elements(self.run, arithmetic, self.result, wanted), strict=True))
+        return known[place]
 
     def point(self, place: int) -> Point:
         return Point(
@@ -364,19 +376,25 @@ class _Asked:
         return float(self._closed().lo.reshape(-1)[self.indices[place]])
 
     def _decimal(self, place: int, prec: int) -> Any:
-        """mpmath at the precision at which a ball has `prec` bits: it says how much cancels on the way."""
-        bits = max(prec + GUARD, _FEWEST)
+        """mpmath at a precision from which as many bits are left as were asked for: a ball says how many cancel."""
+        bits = max(prec, _FEWEST)
         while True:
             ball = self.ball(place, bits)
-            if isinstance(ball, float) or (ball.is_finite() and ball.rel_accuracy_bits() >= prec):
+            if isinstance(ball, float):
+                lost = 0
+                break
+            lost = bits - ball.rel_accuracy_bits()
+            if ball.is_finite() and 2 * lost < bits:
+                break
+            if ball.is_finite() and abs(ball) < _VANISHED:  # whatever its digits are: below every format
+                lost = 0
                 break
             if bits >= _LIMIT:
                 return mp.zero if not ball.is_nan() else mp.nan
             bits *= 2
-        with mp_bits(bits + GUARD):
-            value = self._signed(
-                place, self.program.elements(self.run, Decimals(), self.result, [self.indices[place]])[0]
-            )
+        bits = -(-(prec + lost + 2 * GUARD) // 64) * 64
+        value = self._signed(place, self._element(place, bits, Decimals))
+        with mp_bits(bits):
             return mp.mpf(value)
 
     def _closed(self) -> Span:
@@ -401,6 +419,13 @@ class _Asked:
         known = (leaf for leaf in self.run.leaves.items() if leaf[1].is_floating_point())
         values = (float(value.reshape(-1)[at]) for name, value in known if value.shape == self.shape)
         return any(value != value for value in values)
+
+
+def _is_vague(ball: Any) -> bool:
+    """Whether a ball that is known says too little; what is not known was asked for by nobody."""
+    if ball is None or isinstance(ball, float) or not hasattr(ball, "rel_accuracy_bits"):
+        return False
+    return not ball.is_finite() or ball.rel_accuracy_bits() < _SHARP
 
 
 def _fixed(value: float) -> Point:
