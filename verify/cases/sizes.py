@@ -37,7 +37,7 @@ def another(op: Op, dims: Dims) -> Dims:
 
 def _found(op: Op, elements: int) -> tuple[Dims, ...]:
     fitting: list[tuple[int, Dims]] = []
-    for dims in sizes_within(op.dims, op.allowed, elements):
+    for dims in sizes_within(op.dims, op.allowed, elements, op.where):
         size = max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
         if size <= elements:
             fitting.append((size, dims))

@@ -118,8 +118,9 @@ class Op:
     nobody has measured how good `fast` is, tensors of ordinary size are then evaluated exactly throughout.
     `compared` says where the formulas of a user's op were compared when it was defined; `probe` gives every value of a
     result by one evaluation of the exact formula, which claims nothing, so that they can be compared everywhere.
-    An op of kind "graph" has operands of any shape: `dims` names the sizes that decide them, `allowed` says which sizes
-    are promised, `examples` lists the only ones there are, if so, and `result_shapes` are those of the outputs.
+    An op of kind "graph" has operands of any shape: `dims` names the sizes that decide them, `allowed` (the condition
+    `where`) says which sizes are promised, `examples` lists the only ones there are, if so, and `result_shapes` are
+    those of the outputs.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -146,6 +147,7 @@ class Op:
     probe: Callable[[Problem, str], list[Any]] | None = None
     dims: tuple[str, ...] = ()
     allowed: Callable[[Shape], bool] | None = None
+    where: str = ""
     examples: tuple[Shape, ...] = ()
     result_shapes: Callable[[Shape, Params], dict[str, Shape]] | None = None
 

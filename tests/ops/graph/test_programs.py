@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import flint
@@ -17,6 +18,7 @@ from verify.errors import UsageError
 from verify.ops.graph.arithmetic import Balls, Decimals
 from verify.ops.graph.like import like_op
 from verify.ops.graph.program import trace
+from verify.ops.graph.shapes import Shapes, sizes_within
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
 
@@ -213,3 +215,12 @@ def test_parameters_of_a_module_are_operands_where_the_kernel_names_them() -> No
     y = op.fast(Problem({"x": x, "weight": weight}, {}, {}, ("y",)))["y"].value
     bias = op.fast(Problem({"x": x, "weight": 0 * weight}, {}, {}, ("y",)))["y"].value
     assert torch.allclose(y, x @ weight.T + bias, rtol=1e-12, atol=0)
+
+
+def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
+    shapes = Shapes({}, ("b", "h", "s", "d", "t"), "d in (32, 64) and s == t and b * h < 12")
+    found = list(islice(sizes_within(shapes.dims, shapes.allowed, 1 << 12, shapes.where), 40))
+    assert len(set(found)) == 40 and all(d in (32, 64) and s == t and b * h < 12 for b, h, s, d, t in found)
+    wide = Shapes({}, ("n", "d"), "d % 16 == 0 and 4000 < d")
+    assert next(iter(sizes_within(wide.dims, wide.allowed, 1 << 16, wide.where)))[1] == 4096
+    assert not list(sizes_within(("n",), lambda dims: dims[0] > 5000, 1 << 16, "n > 5000"))[1:]

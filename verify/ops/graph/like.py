@@ -180,6 +180,7 @@ class _Like:
             summary=f"what PyTorch's {self.meaning.name} denotes",
             dims=() if self.shapes is None else self.shapes.dims,
             allowed=None if self.shapes is None else self.shapes.allowed,
+            where="" if self.shapes is None else self.shapes.where,
             examples=() if self.shapes is None else tuple((n,) for n in range(len(self.shapes.numbered))),
             result_shapes=None if elementwise else self._result_shapes,
         )
@@ -205,7 +206,7 @@ class _Like:
         if self.shapes.numbered:
             return (0,)
         count = len(self.shapes.dims)
-        for dims in sizes_within(self.shapes.dims, self.shapes.allowed, 64):
+        for dims in sizes_within(self.shapes.dims, self.shapes.allowed, 64, self.shapes.where):
             return dims
         raise UsageError(
             f"where={self.shapes.where!r} allows none of the sizes up to 4,096 that verify tries",

@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -200,26 +201,60 @@ def ranges_of(
     return found
 
 
-def sizes_within(names: Sequence[str], allowed: Callable[[Shape], bool] | None, elements: int) -> Iterable[Shape]:
-    """Sizes of the named dimensions that a declaration allows, the plainest first: small, not round, no two alike."""
-    from itertools import product
+_STARTS = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)
+_TRIES = 200_000
 
-    starts: tuple[int, ...] = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)
-    rotated = [starts[place % 3 :] + starts[: place % 3] for place in range(len(names))]
-    order = sorted(
-        product(*(range(len(starts)) for _ in names)) if len(names) <= 4 else _few(len(names), len(starts)), key=sum
+
+def sizes_within(
+    names: Sequence[str], allowed: Callable[[Shape], bool] | None, elements: int, where: str = ""
+) -> Iterable[Shape]:
+    """Sizes of the named dimensions that a declaration allows, the plainest first: small, not round, no two alike.
+
+    A condition in `where` about one dimension narrows its sizes, an equality of two makes them one.
+    """
+    parts = _conjuncts(where)
+    group = {name: name for name in names}
+    for part in parts:
+        if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq) and len(part.ops) == 1:
+            ends = (part.left, part.comparators[0])
+            if all(isinstance(end, ast.Name) and end.id in group for end in ends):
+                first, second = (group[end.id] for end in ends)  # type: ignore[attr-defined]
+                group = {name: first if root == second else root for name, root in group.items()}
+    roots = list(dict.fromkeys(group.values()))
+    mentioned = {node.value for part in parts for node in ast.walk(part) if isinstance(node, ast.Constant)}
+    starts = (
+        *_STARTS,
+        *sorted(each for each in mentioned if isinstance(each, int) and each > 0 and each not in _STARTS),
     )
+    choices = []
+    for place, root in enumerate(roots):
+        turned = starts[place % 3 :] + starts[: place % 3]
+        about = [part for part in parts if {n.id for n in ast.walk(part) if isinstance(n, ast.Name)} == {root}]
+        choices.append([size for size in turned if all(_value(part, {root: size}) for part in about)])
+    if not all(choices):
+        return
+    widths = tuple(map(len, choices))
+    order = sorted(product(*map(range, widths)), key=sum) if math.prod(widths) <= _TRIES else _few(widths)
     for places in order:
-        dims = tuple(rotated[n][place] for n, place in enumerate(places))
+        size = {root: choices[n][place] for n, (root, place) in enumerate(zip(roots, places, strict=True))}
+        dims = tuple(size[group[name]] for name in names)
         if math.prod(dims) <= max(elements, 1) ** 2 and (allowed is None or allowed(dims)):
             yield dims
 
 
-def _few(count: int, choices: int) -> Iterable[tuple[int, ...]]:
-    """One size for all dimensions but one: all combinations would be too many."""
-    for base in range(choices):
-        yield (base,) * count
-        for place in range(count):
-            for other in range(choices):
-                if other != base:
-                    yield (*(base,) * place, other, *(base,) * (count - place - 1))
+def _conjuncts(text: str) -> list[ast.expr]:
+    body = ast.parse(text, mode="eval").body if text else None
+    if isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And):
+        return body.values
+    return [] if body is None else [body]
+
+
+def _few(widths: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """The sizes of all dimensions march in step, but for one: all combinations would be too many."""
+    for base in range(max(widths)):
+        common = tuple(min(base, width - 1) for width in widths)
+        yield common
+        for place, width in enumerate(widths):
+            for other in range(width):
+                if other != common[place]:
+                    yield (*common[:place], other, *common[place + 1 :])
