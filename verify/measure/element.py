@@ -64,6 +64,9 @@ def _neighbours(
     found: dict[str, str] = {}
 
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
+        if not tensor.is_floating_point():
+            found[label] = str(tensor[where].item())
+            return
         fmt = formats.of(tensor.dtype)
         pattern = pattern_at(tensor[where], 0)
         found[label] = f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})"

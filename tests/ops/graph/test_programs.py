@@ -224,3 +224,15 @@ def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
     wide = Shapes({}, ("n", "d"), "d % 16 == 0 and 4000 < d")
     assert next(iter(sizes_within(wide.dims, wide.allowed, 1 << 16, wide.where)))[1] == 4096
     assert not list(sizes_within(("n",), lambda dims: dims[0] > 5000, 1 << 16, "n > 5000"))[1:]
+
+
+def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_cancels() -> None:
+    op = like_op(lambda x: (x * 3 - x) - x.sum() * 2, ["x"], shapes={"x": "n"})
+    problem = Problem({"x": torch.tensor([1.0, 2.0**-60, -1.0])}, {}, {}, ("y",))
+    with mp.workprec(300):
+        small = mp.mpf(2) ** -59
+        for place, want in enumerate((2 - small, small * 0, -2 - small)):
+            [point] = op.points(problem, "y", [place])
+            assert point.arb is not None
+            mantissa, exponent = (int(part) for part in point.arb(160).man_exp())
+            assert mp.ldexp(mp.mpf(mantissa), exponent) == want == point.mp(160)

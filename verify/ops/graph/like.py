@@ -384,7 +384,7 @@ class _Asked:
             if isinstance(ball, float):
                 lost = 0
                 break
-            lost = bits - ball.rel_accuracy_bits()
+            lost = max(0, bits - ball.rel_accuracy_bits())  # an exact ball has any number of bits
             if ball.is_finite() and 2 * lost < bits:
                 break
             if ball.is_finite() and abs(ball) < _VANISHED:  # whatever its digits are: below every format
