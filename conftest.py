@@ -6,9 +6,12 @@ It has to be chosen before Triton is imported, because Triton decides at import 
 from __future__ import annotations
 
 import gc
+import sys
+from collections.abc import Iterator
 from functools import partial
 
 from verify import backends
+from verify.ops import registry
 from verify.workers.frames import in_large_frame
 
 BACKEND = backends.select()
@@ -18,6 +21,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+_PATH: list[str] = []  # sys.path once all tests are collected
 
 # Triton's interpreter makes short-lived objects by the million. At Python's threshold of 700 the collector walks them,
 # and every imported module, again and again: a tenth of the session.
@@ -26,6 +30,7 @@ gc.set_threshold(50_000, 20, 20)
 
 def pytest_collection_finish() -> None:
     """What collecting imported stays until the end: the collector need not look at it."""
+    _PATH[:] = sys.path
     gc.collect()
     gc.freeze()
 
@@ -34,6 +39,21 @@ def pytest_collection_finish() -> None:
 def backend() -> backends.Backend:
     """The backend that kernels run on in this session."""
     return BACKEND
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """No test leaves an op, nor a module of a temporary project, which would hide one of ours by its name."""
+    ops, ours = dict(registry._OPS), set(_PATH)
+    yield
+    registry._OPS.clear()
+    registry._OPS.update(ops)
+    if folders := tuple(f"{folder}/" for folder in sys.path if folder and folder not in ours):
+        sys.path[:] = [folder for folder in sys.path if folder in ours]
+        for name, module in list(sys.modules.items()):
+            # targets have names of their own, and what they define is defined once
+            if (getattr(module, "__file__", None) or "").startswith(folders) and not name.startswith("verify_target_"):
+                del sys.modules[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

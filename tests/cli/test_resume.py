@@ -97,7 +97,7 @@ def test_what_ends_in_the_middle_keeps_what_is_finished(
     assert seen == set(fake.measured) and ("one", "float16") in seen and ("two", "bfloat16") not in seen
     gap = load("run.json").incomplete[0]
     assert (gap.kind, gap.target) == (kind, "k.py::two") and gap.text.startswith("two: bfloat16: ")
-    assert "exhaustive" in said.out and parts(tmp_path) == len(seen)
+    assert "✓ faithful" in said.out and parts(tmp_path) == len(seen)
     again = going_on(said.err)
     assert main(again) == exits.PASS
     assert sorted(fake.measured) == sorted(ALL), "each part once"

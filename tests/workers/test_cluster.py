@@ -23,6 +23,7 @@ from verify.records.source_digest import digest
 from verify.sweep.drive import SweepSettings, sweep
 from verify.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
+from verify.workers import cluster as clusters
 from verify.workers.cluster import Cluster
 from verify.workers.equal import refuse_unlike
 from verify.workers.pool import Pool
@@ -137,8 +138,11 @@ def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target:
     assert answers and answers[0].status == "ok"
 
 
-def test_a_sweep_that_loses_a_worker_is_the_sweep_of_one(cluster: Cluster, target: Path) -> None:
-    """Two chunks, of a thousand inputs each; the worker that is killed has one of them."""
+def test_a_sweep_that_loses_its_workers_is_the_sweep_of_one(
+    cluster: Cluster, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two chunks, of a thousand inputs each. Each worker has one when both are killed: none is left to take over."""
+    monkeypatch.setattr(clusters, "LOOK_SECONDS", 0.2)
     folder = target.parent / "swept"
     folder.mkdir()
     border = (0x80000000 + 0x3F800000) // CHUNK * CHUNK
@@ -149,11 +153,13 @@ def test_a_sweep_that_loses_a_worker_is_the_sweep_of_one(cluster: Cluster, targe
         settings = SweepSettings(backend="interpreter", dtypes=("float32",), bounds=(low, high), pool=pool, jobs=1)
         runs[name] = sweep([f"{target}::swept"], settings, "verify sweep")
 
+    cluster._client.wait_for_workers(2, timeout=60)
     there = threading.Thread(target=swept, args=("there", cluster.pool()))
     there.start()
-    os.kill(int(_seen(folder, 1)[0]), signal.SIGKILL)
+    for worker in _seen(folder, 2):
+        os.kill(int(worker), signal.SIGKILL)
     (folder / "go").touch()
-    there.join(120)
+    there.join(60)
     swept("here", None)
     assert runs["there"].id == runs["here"].id
     (result,) = runs["there"].kernels[0].results

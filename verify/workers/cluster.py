@@ -31,6 +31,7 @@ from verify.workers.process import START_SECONDS, OnProgress, Worker
 from verify.workers.requests import Environment, Failure, R, Request, WorkerDied
 
 CONNECT_SECONDS = 20.0
+LOOK_SECONDS = 5.0  # between looks at whether a request's worker is still there
 TOPIC = "verify-progress"
 
 _MISSING = "distributing work needs Dask distributed"
@@ -192,9 +193,15 @@ class Cluster:
 
         self._listeners[ticket] = progress
         where_to = {"workers": [address], "allow_other_workers": True} if address else {}
-        sent = msgspec.json.encode(request)
-        future = self._client.submit(_answer, sent, self._backend, timeout, ticket, pure=False, **where_to)
+        call = (_answer, msgspec.json.encode(request), self._backend, timeout, ticket)
+        future = self._client.submit(*call, pure=False, **where_to)
         try:
+            while address and not future.done():
+                with contextlib.suppress(TimeoutError):
+                    future.exception(timeout=LOOK_SECONDS)
+                if self._waits_in_vain(future, address):
+                    future.cancel()
+                    future, address = self._client.submit(*call, pure=False), ""
             where, raw = future.result()
         except KilledWorker as killed:
             raise WorkerDied(f"every worker that took the request was lost: {killed}") from killed
@@ -209,6 +216,13 @@ class Cluster:
         if answer.failure is not None:
             raise answer.failure.error()
         return request.read(answer.reply)
+
+    def _waits_in_vain(self, future: Any, address: str) -> bool:
+        """Whether Dask keeps a request for a worker that is gone: it does where no other was there at that moment."""
+        there = self._client.scheduler_info(n_workers=-1)["workers"]
+        if future.done() or not there or address in there:
+            return False
+        return not any(future.key in keys for keys in self._client.processing().values())
 
     @contextlib.contextmanager
     def flag(self, path: Path) -> Iterator[Callable[[], None]]:
