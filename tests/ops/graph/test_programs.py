@@ -86,6 +86,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "top k": (lambda x: x.topk(2, -1), [_random(3, 5)]),
     "fake quantisation": (lambda x: torch.round(x * 8).clamp(-9, 9) / 8, [_random(3, 5)]),
     "in place": (lambda x: x.clone().mul_(2).relu_(), [_random(3, 5)]),
+    "bilinear": (lambda x: functional.interpolate(x, size=(5, 4), mode="bilinear"), [_random(1, 2, 3, 3)]),
+    "cumulative products": (lambda x: x.cumprod(-1), [_random(3, 5)]),
+    "cumulative logsumexp": (lambda x: torch.logcumsumexp(x, -1), [_random(3, 5)]),
     "interpolation": (lambda x: functional.interpolate(x, scale_factor=2), [_random(1, 2, 3, 3)]),
 }
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
-from verify.ops.graph.decompositions import table
+from verify.ops.graph.decompositions import Differentiated, table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
@@ -160,7 +160,8 @@ def trace(
         with torch.enable_grad():
             for place, name in enumerate(names):
                 values[place] = values[place].detach().requires_grad_(name in differentiable)
-            made = _called(function, values)
+            with Differentiated():
+                made = _called(function, values)
             ends = [(made[place], gradient) for place, gradient in zip(smooth, gradients, strict=True)]
             ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
             found: Sequence[Tensor | None] = [None] * len(differentiable)
