@@ -235,7 +235,7 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
 def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
     """a ** b = exp(b log a) for positive a; elsewhere nothing is known but for NaN."""
     found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], a)))
-    plain = (a.lo > 0) & ~torch.isinf(a.hi) & ~torch.isinf(b.lo) & ~torch.isinf(b.hi)
+    plain = (a.lo > 0) & ~torch.isnan(b.lo) & ~torch.isinf(a.hi) & ~torch.isinf(b.lo) & ~torch.isinf(b.hi)
     of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
     nan = (of_a & of_b) | (of_a & ((b.lo > 0) | (b.hi < 0))) | (of_b & ((a.lo > 1) | (a.hi < 1)))
     lo, hi = torch.where(plain, found.lo, -math.inf), torch.where(plain, found.hi, math.inf)

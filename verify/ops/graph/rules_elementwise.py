@@ -46,6 +46,7 @@ RULES["square"] = lambda r, a: r.map("multiply", a, a)
 RULES["sgn"] = _unary("sign")
 RULES["reciprocal"] = lambda r, a: r.map("divide", 1.0, a)
 RULES["cosh"] = lambda r, a: r.map("multiply", r.map("add", r.map("exp", a), r.map("exp", r.map("negative", a))), 0.5)
+RULES["hypot"] = lambda r, a, b: r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
 RULES["tan"] = lambda r, a: r.map("divide", r.map("sin", a), r.map("cos", a))
 RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
 
