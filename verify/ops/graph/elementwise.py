@@ -89,8 +89,21 @@ def _excess_of_sum(step: Map, run: Run, found: Span, a: Span, b: Span) -> Span:
     if not run.scaled or (a.given and b.given):
         return found
     if step.centred:
-        return found.with_excess(a.excess)
+        floor = _unit(run) * _deviation(found.mid(), b.lo.shape) - found.mid().abs()
+        return found.with_excess(floor.clamp(min=0.0) if a.excess is None else a.excess + floor.clamp(min=0.0))
     return found.with_excess((a.terms() + b.terms() - found.mid().abs()).clamp(min=0.0))
+
+
+def _unit(run: Run) -> float:
+    """Half an ulp of the arithmetic that a kernel for these operands computes in."""
+    return 2.0**-53 if any(leaf.dtype == torch.float64 for leaf in run.leaves.values()) else 2.0**-24
+
+
+def _deviation(around: Tensor, mean: tuple[int, ...]) -> Tensor:
+    """The root mean square of what is left of rows when their means, of the shape `mean`, were subtracted."""
+    shape = (1,) * (around.ndim - len(mean)) + tuple(mean)
+    dims = [dim for dim, (size, whole) in enumerate(zip(shape, around.shape, strict=True)) if size < whole]
+    return (around * around).mean(dims, True).sqrt() if dims else torch.zeros_like(around)
 
 
 def _excess_of_product(run: Run, found: Span, a: Span, b: Span, of_b: Tensor | None = None) -> Span:

@@ -71,11 +71,12 @@ def _sigmoid_backward(r: Rewriter, grad: Step, y: Step) -> Step:
 
 
 def _inner(r: Rewriter, a: Step) -> tuple[Step, Step]:
-    """2 u and its derivative, of the tanh form of GELU."""
-    cubic, factor = 0.044715, 2 * math.sqrt(2 / math.pi)
+    """2 u and its derivative, of the tanh form of GELU: 0.044715 is the decimal, sqrt(2 / pi) the real number."""
+    cubic, slope = (r.map("divide", each, 1e6) for each in (44715.0, 134145.0))
+    factor = r.map("sqrt", r.map("divide", 2.0, r.map("atan", 1.0)))
     square = r.map("multiply", a, a)
     u = r.map("multiply", r.map("multiply", a, factor), r.map("add", 1.0, r.map("multiply", square, cubic)))
-    return u, r.map("multiply", factor, r.map("add", 1.0, r.map("multiply", square, 3 * cubic)))
+    return u, r.map("multiply", factor, r.map("add", 1.0, r.map("multiply", square, slope)))
 
 
 @rule("gelu")
