@@ -260,6 +260,8 @@ def cases() -> dict[str, dict[str, Case]]:
             "expm1, log1p": (lambda x: torch.expm1(x) * torch.log1p(x.abs()), [S]),
             "sin cos": (lambda x: torch.sin(x) * torch.cos(x), [S]),
             "atan, asinh": (lambda x: torch.atan(x) + torch.asinh(x), [S]),
+            "asin, acos": (lambda x: torch.asin(torch.sin(x)) * torch.acos(x / 4), [S]),
+            "acosh, atanh": (lambda x: torch.acosh(1 + x.abs()) + torch.atanh(x / 4), [S]),
             "sqrt": (torch.sqrt, [_positive(*S)]),
             "rsqrt": (torch.rsqrt, [_positive(*S)]),
             "1 / x": (lambda x: 1 / x, [S]),

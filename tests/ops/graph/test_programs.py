@@ -174,6 +174,7 @@ def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
         (lambda x: x if bool(x.sum() > 0) else -x, "cannot be followed"),
         (lambda x: torch.linalg.svd(x)[1], "no real meaning"),
         (lambda x: 3.0, "returns tensors"),
+        (lambda x: torch.linalg.inv(x), "fails for zeros of the shapes x"),
         (lambda x: _Twice.apply(x), "written by hand"),
     ],
 )

@@ -143,7 +143,15 @@ def trace(
 
     names = list(operands)
     examples = [_example(value) for value in operands.values()]
-    plain = _called(function, examples)
+    try:
+        plain = _called(function, examples)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        said = str(error).strip().splitlines() or [""]
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
+        raise UsageError(
+            f"like= fails for zeros of the shapes {shapes}: {type(error).__name__}: {said[0][:300]}",
+            hint="shapes= and integers= say which shapes and whole numbers it takes; docs/like.md",
+        ) from error
     labels = list(outputs or names_of(len(plain)))
     if len(labels) != len(plain):
         raise UsageError(
