@@ -167,6 +167,16 @@ def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
     assert balls[0] == 0 and math.isnan(balls[1])
 
 
+def test_an_interval_without_an_end_decides_nothing() -> None:
+    op = like_op(lambda x: torch.logsumexp(x, -1), ["x"], shapes={"x": "n d"})
+    x, upstream = torch.tensor([[3e38, 1.0, 2.0]]), torch.tensor([0.9375])
+    problem = Problem({"x": x}, {}, {"y": upstream}, ("y", "dx"))
+    found = op.fast(problem)["dx"]
+    assert found.bound is not None and math.isfinite(found.value[0, 0]) and math.isinf(found.bound[0, 0])
+    arb = op.points(problem, "dx", [0])[0].arb
+    assert arb is not None and abs(arb(128) - 0.9375) < 1e-30
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [

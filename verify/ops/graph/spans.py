@@ -44,6 +44,8 @@ class Span:
         if self.is_point:
             return self.lo
         middle = self.lo * 0.5 + self.hi * 0.5
+        open_ended = torch.isinf(middle) & (self.lo != self.hi)
+        middle = torch.where(open_ended, torch.where(torch.isinf(self.lo), self.hi, self.lo), middle)
         return torch.where(
             torch.isnan(middle) & (self.lo == -self.hi), 0.0, torch.where(self.lo == self.hi, self.lo, middle)
         )
