@@ -388,7 +388,14 @@ def test_a_python_block_runs(path: Path, number: int, block: str, project: Path,
 
 
 def test_the_blocks_are_found() -> None:
-    assert {path.name for path, _, _ in BLOCKS} == {"laws.md", "hunt.md", "sweep.md", "ops.md", "reductions.md"}
+    assert {path.name for path, _, _ in BLOCKS} == {
+        "laws.md",
+        "like.md",
+        "hunt.md",
+        "sweep.md",
+        "ops.md",
+        "reductions.md",
+    }
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page shows the CPU's figures")

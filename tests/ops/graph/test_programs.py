@@ -88,6 +88,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "top k": (lambda x: x.topk(2, -1), [_random(3, 5)]),
     "fake quantisation": (lambda x: torch.round(x * 8).clamp(-9, 9) / 8, [_random(3, 5)]),
     "in place": (lambda x: x.clone().mul_(2).relu_(), [_random(3, 5)]),
+    "bilinear": (lambda x: functional.interpolate(x, size=(5, 4), mode="bilinear"), [_random(1, 2, 3, 3)]),
+    "cumulative products": (lambda x: x.cumprod(-1), [_random(3, 5)]),
+    "cumulative logsumexp": (lambda x: torch.logcumsumexp(x, -1), [_random(3, 5)]),
     "interpolation": (lambda x: functional.interpolate(x, scale_factor=2), [_random(1, 2, 3, 3)]),
 }
 
@@ -166,6 +169,16 @@ def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
     assert balls[0] == 0 and math.isnan(balls[1])
 
 
+def test_an_interval_without_an_end_decides_nothing() -> None:
+    op = like_op(lambda x: torch.logsumexp(x, -1), ["x"], shapes={"x": "n d"})
+    x, upstream = torch.tensor([[3e38, 1.0, 2.0]]), torch.tensor([0.9375])
+    problem = Problem({"x": x}, {}, {"y": upstream}, ("y", "dx"))
+    found = op.fast(problem)["dx"]
+    assert found.bound is not None and math.isfinite(found.value[0, 0]) and math.isinf(found.bound[0, 0])
+    arb = op.points(problem, "dx", [0])[0].arb
+    assert arb is not None and abs(arb(128) - 0.9375) < 1e-30
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -173,6 +186,7 @@ def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
         (lambda x: x if bool(x.sum() > 0) else -x, "cannot be followed"),
         (lambda x: torch.linalg.svd(x)[1], "no real meaning"),
         (lambda x: 3.0, "returns tensors"),
+        (lambda x: torch.linalg.inv(x), "fails for zeros of the shapes x"),
         (lambda x: _Twice.apply(x), "written by hand"),
     ],
 )

@@ -81,7 +81,8 @@ class Arithmetic:
             if side == 0:
                 import torch
 
-                return self.number(float(function.torch(torch.tensor(least, dtype=torch.float64))))
+                value = float(function.torch(torch.tensor(least, dtype=torch.float64)))
+                return POLE if value == math.inf else self.number(value)
             if side is None:
                 return self.unknown()
         return self.evaluated(function, x)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
 _Sizes = Sequence[int]
@@ -424,6 +425,42 @@ def _nearest_backward(rank: int) -> Callable[..., Tensor]:
     return backward
 
 
+def _between(x: Tensor, whole: int, count: int, corners: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of `count` places on a line of `whole` its neighbours, and how far it is on the way to the second."""
+    ratio = (whole - 1) / max(count - 1, 1) if corners else whole / count if scale is None else 1 / scale
+    at = [n * ratio if corners else max((n + 0.5) * ratio - 0.5, 0.0) for n in range(count)]
+    first = [min(int(each), whole - 1) for each in at]
+    after = [min(each + 1, whole - 1) for each in first]
+    way = [min(each - low, 1.0) for each, low in zip(at, first, strict=True)]
+    made = [torch.tensor(each, device=x.device) for each in (first, after)]
+    return made[0], made[1], torch.tensor(way, dtype=x.dtype, device=x.device)
+
+
+def _linear_upsample(rank: int) -> Callable[..., Tensor]:
+    def forward(x: Tensor, size: _Sizes, corners: bool, *scales: float | None) -> Tensor:
+        for dim in range(2, 2 + rank):
+            scale = scales[dim - 2] if len(scales) == rank else None
+            first, after, way = _between(x, x.shape[dim], size[dim - 2], corners, scale)
+            way = way.reshape([-1] + [1] * (x.ndim - 1 - dim))
+            x = x.index_select(dim, first) * (1 - way) + x.index_select(dim, after) * way
+        return x
+
+    return forward
+
+
+def _linear_upsample_backward(rank: int) -> Callable[..., Tensor]:
+    def backward(grad: Tensor, size: _Sizes, input_size: _Sizes, corners: bool, *scales: float | None) -> Tensor:
+        for dim in range(2, 2 + rank):
+            scale = scales[dim - 2] if len(scales) == rank else None
+            first, after, way = _between(grad, input_size[dim], grad.shape[dim], corners, scale)
+            way = way.reshape([-1] + [1] * (grad.ndim - 1 - dim))
+            room = grad.new_zeros([input_size[dim] if d == dim else n for d, n in enumerate(grad.shape)])
+            grad = room.index_add(dim, first, grad * (1 - way)).index_add(dim, after, grad * way)
+        return grad
+
+    return backward
+
+
 def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 
@@ -438,8 +475,27 @@ def _cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    largest = x.amax(dim, True)
+    largest = x.detach().amax(dim, True)
+    largest = torch.where(torch.isinf(largest), 0.0, largest)
     return (x - largest).exp().cumsum(dim).log() + largest
+
+
+class Differentiated(TorchFunctionMode):
+    """Functions taken apart before autograd sees them: PyTorch's own gradients divide by what may be zero, or go by
+    positions that they compute.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        ours = any(getattr(each, name, None) is function for each in (torch, Tensor))
+        return (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
+
+
+_BEFORE_AUTOGRAD: dict[str, Callable[..., Tensor]] = {
+    "cumprod": lambda x, dim, dtype=None: _cumprod(x, dim),
+    "logcumsumexp": lambda x, dim: _logcumsumexp(x, dim),
+}
 
 
 def _cdist(a: Tensor, b: Tensor, p: float, mode: Any) -> Tensor:
@@ -463,7 +519,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     made = dict(core_aten_decompositions())
-    for name in ("upsample_bilinear2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"):
+    for name in ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"):
         for overload in getattr(_aten, name).overloads():
             found = decomposition_table.get(getattr(getattr(_aten, name), overload))
             if found is not None:
@@ -506,6 +562,9 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward,
         _aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward,
     }
+    for rank, name in enumerate(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), start=1):
+        own[getattr(_aten, name).default] = _linear_upsample(rank)
+        own[getattr(_aten, f"{name}_backward").default] = _linear_upsample_backward(rank)
     made.update(own)
     for kept in KEPT:
         for overload in getattr(_aten, kept).overloads():

@@ -89,8 +89,21 @@ def _excess_of_sum(step: Map, run: Run, found: Span, a: Span, b: Span) -> Span:
     if not run.scaled or (a.given and b.given):
         return found
     if step.centred:
-        return found.with_excess(a.excess)
+        floor = _unit(run) * _deviation(found.mid(), b.lo.shape) - found.mid().abs()
+        return found.with_excess(floor.clamp(min=0.0) if a.excess is None else a.excess + floor.clamp(min=0.0))
     return found.with_excess((a.terms() + b.terms() - found.mid().abs()).clamp(min=0.0))
+
+
+def _unit(run: Run) -> float:
+    """Half an ulp of the arithmetic that a kernel for these operands computes in."""
+    return 2.0**-53 if any(leaf.dtype == torch.float64 for leaf in run.leaves.values()) else 2.0**-24
+
+
+def _deviation(around: Tensor, mean: tuple[int, ...]) -> Tensor:
+    """The root mean square of what is left of rows when their means, of the shape `mean`, were subtracted."""
+    shape = (1,) * (around.ndim - len(mean)) + tuple(mean)
+    dims = [dim for dim, (size, whole) in enumerate(zip(shape, around.shape, strict=True)) if size < whole]
+    return (around * around).mean(dims, True).sqrt() if dims else torch.zeros_like(around)
 
 
 def _excess_of_product(run: Run, found: Span, a: Span, b: Span, of_b: Tensor | None = None) -> Span:
@@ -235,8 +248,9 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
 def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
     """a ** b = exp(b log a) for positive a; elsewhere nothing is known but for NaN."""
     found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], a)))
-    plain = (a.lo > 0) & ~torch.isinf(a.hi) & ~torch.isinf(b.lo) & ~torch.isinf(b.hi)
-    nan = torch.isnan(a.lo) | torch.isnan(b.lo)
+    plain = (a.lo > 0) & ~torch.isnan(b.lo) & ~torch.isinf(a.hi) & ~torch.isinf(b.lo) & ~torch.isinf(b.hi)
+    of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
+    nan = (of_a & of_b) | (of_a & ((b.lo > 0) | (b.hi < 0))) | (of_b & ((a.lo > 1) | (a.hi < 1)))
     lo, hi = torch.where(plain, found.lo, -math.inf), torch.where(plain, found.hi, math.inf)
     return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
 

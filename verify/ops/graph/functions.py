@@ -78,8 +78,13 @@ def _torch_sech_squared(x: Tensor) -> Tensor:
     return 4 * grown / ((1 + grown) * (1 + grown))
 
 
+def _torch_sigmoid(x: Tensor) -> Tensor:
+    """PyTorch's is 0 where exp(-x) overflows, before the result is."""
+    return torch.where(x < -40, torch.exp(x), torch.sigmoid(x))
+
+
 def _torch_bell(x: Tensor) -> Tensor:
-    return torch.sigmoid(x) * torch.sigmoid(-x)
+    return _torch_sigmoid(x) * _torch_sigmoid(-x)
 
 
 def _half_pi(sign: int) -> Any:
@@ -128,7 +133,6 @@ _add(
     (math.nan, 0.0),
     shape="down",
     domain=(0.0, math.inf),
-    codomain=(0.0, math.inf),
 )
 _add("tanh", torch.tanh, arb.tanh, mp.tanh, (-1.0, 1.0), codomain=(-1.0, 1.0), exact=(0.0,))
 _add("sinh", torch.sinh, arb.sinh, mp.sinh, _INFINITE, exact=(0.0,), ulps=16.0)
@@ -136,7 +140,7 @@ _add("asinh", torch.asinh, arb.asinh, mp.asinh, _INFINITE, exact=(0.0,), ulps=16
 _add("atan", torch.atan, arb.atan, mp.atan, (_half_pi(-1), _half_pi(1)), exact=(0.0,))
 _add(
     "sigmoid",
-    torch.sigmoid,
+    _torch_sigmoid,
     _arb_sigmoid,
     lambda x: 1 / (1 + mp.exp(-x)),
     (0.0, 1.0),

@@ -317,7 +317,8 @@ def _fast(span: Any, opened: Any) -> Fast:
     value = span.mid()
     bound = torch.maximum(span.hi - value, value - span.lo) * (1 + 2.0**-51)
     bound = torch.where(torch.isinf(value) | torch.isnan(value), 0.0, bound)
-    bound = torch.where((span.lo == -math.inf) & (span.hi == math.inf), math.inf, bound)
+    open_ended = (torch.isinf(span.lo) | torch.isinf(span.hi)) & (span.lo != span.hi)
+    bound = torch.where(open_ended, math.inf, bound)
     ends = None
     if opened is not None and bool(opened[0].any()):
         several, least, most = opened

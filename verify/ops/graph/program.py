@@ -22,7 +22,7 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
-from verify.ops.graph.decompositions import table
+from verify.ops.graph.decompositions import Differentiated, table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
@@ -143,7 +143,15 @@ def trace(
 
     names = list(operands)
     examples = [_example(value) for value in operands.values()]
-    plain = _called(function, examples)
+    try:
+        plain = _called(function, examples)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        said = str(error).strip().splitlines() or [""]
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
+        raise UsageError(
+            f"like= fails for zeros of the shapes {shapes}: {type(error).__name__}: {said[0][:300]}",
+            hint="shapes= and integers= say which shapes and whole numbers it takes; docs/like.md",
+        ) from error
     labels = list(outputs or names_of(len(plain)))
     if len(labels) != len(plain):
         raise UsageError(
@@ -160,7 +168,8 @@ def trace(
         with torch.enable_grad():
             for place, name in enumerate(names):
                 values[place] = values[place].detach().requires_grad_(name in differentiable)
-            made = _called(function, values)
+            with Differentiated():
+                made = _called(function, values)
             ends = [(made[place], gradient) for place, gradient in zip(smooth, gradients, strict=True)]
             ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
             found: Sequence[Tensor | None] = [None] * len(differentiable)

@@ -46,8 +46,34 @@ RULES["square"] = lambda r, a: r.map("multiply", a, a)
 RULES["sgn"] = _unary("sign")
 RULES["reciprocal"] = lambda r, a: r.map("divide", 1.0, a)
 RULES["cosh"] = lambda r, a: r.map("multiply", r.map("add", r.map("exp", a), r.map("exp", r.map("negative", a))), 0.5)
+RULES["hypot"] = lambda r, a, b: r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
 RULES["tan"] = lambda r, a: r.map("divide", r.map("sin", a), r.map("cos", a))
+RULES["asin"] = lambda r, a: r.map("atan", r.map("divide", a, r.map("sqrt", _product_around(r, a, 1.0))))
 RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
+
+
+def _product_around(r: Rewriter, a: Step, sign: float) -> Step:
+    """(1 - x)(1 + x), or (x - 1)(x + 1)."""
+    less = r.map("subtract", 1.0, a) if sign > 0 else r.map("subtract", a, 1.0)
+    return r.map("multiply", less, r.map("add", a, 1.0))
+
+
+@rule("acos")
+def _acos(r: Rewriter, a: Step) -> Step:
+    squared = r.map("divide", r.map("subtract", 1.0, a), r.map("add", a, 1.0))
+    return r.map("multiply", r.map("atan", r.map("sqrt", squared)), 2.0)
+
+
+@rule("acosh")
+def _acosh(r: Rewriter, a: Step) -> Step:
+    root = r.map("sqrt", _product_around(r, a, -1.0))
+    return r.map("log1p", r.map("add", r.map("subtract", a, 1.0), root))
+
+
+@rule("atanh")
+def _atanh(r: Rewriter, a: Step) -> Step:
+    inner = r.map("divide", r.map("multiply", a, 2.0), r.map("subtract", 1.0, a))
+    return r.map("multiply", r.map("log1p", inner), 0.5)
 
 
 @rule("log_sigmoid_backward")
@@ -70,11 +96,12 @@ def _sigmoid_backward(r: Rewriter, grad: Step, y: Step) -> Step:
 
 
 def _inner(r: Rewriter, a: Step) -> tuple[Step, Step]:
-    """2 u and its derivative, of the tanh form of GELU."""
-    cubic, factor = 0.044715, 2 * math.sqrt(2 / math.pi)
+    """2 u and its derivative, of the tanh form of GELU: 0.044715 is the decimal, sqrt(2 / pi) the real number."""
+    cubic, slope = (r.map("divide", each, 1e6) for each in (44715.0, 134145.0))
+    factor = r.map("sqrt", r.map("divide", 2.0, r.map("atan", 1.0)))
     square = r.map("multiply", a, a)
     u = r.map("multiply", r.map("multiply", a, factor), r.map("add", 1.0, r.map("multiply", square, cubic)))
-    return u, r.map("multiply", factor, r.map("add", 1.0, r.map("multiply", square, 3 * cubic)))
+    return u, r.map("multiply", factor, r.map("add", 1.0, r.map("multiply", square, slope)))
 
 
 @rule("gelu")

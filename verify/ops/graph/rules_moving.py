@@ -158,10 +158,13 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
         return [None if each is None else next(given) for each in indices]
 
     def places(by: list[Tensor]) -> Tensor:
-        return torch.arange(math.prod(shape), device=by[0].device).reshape(shape)[tuple(expanded(by))]
+        chosen_by = tuple(slice(None) if each is None else each for each in expanded(by))
+        return torch.arange(math.prod(shape), device=by[0].device).reshape(shape)[chosen_by]
 
     if accumulate:
-        shadows = [None if e is None else torch.zeros(e.shape, dtype=torch.int64, device="meta") for e in indices]
+        shadows = [
+            slice(None) if e is None else torch.zeros(e.shape, dtype=torch.int64, device="meta") for e in indices
+        ]
         target = torch.empty(shape, device="meta")[tuple(shadows)].shape
         wide = moved(r.real(values), lambda tensor: tensor.expand(target))
         return Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops.graph.arithmetic import Arithmetic, Number
+from verify.ops.graph.arithmetic import Arithmetic, Number, Pole
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Places, Run, Step, Truths, rows_of
 
@@ -30,8 +30,8 @@ class IsExtreme(Step):
     def span(self, run: Run, given: Sequence[Any]) -> Truths:
         [a] = given
         side = 1.0 if self.largest else -1.0
-        best = (a.mid() * side).nan_to_num(nan=math.inf)
-        value = best == best.amax(-1, True)
+        best = a.mid() * side
+        value = torch.where(torch.isnan(best).any(-1, True), torch.isnan(best), best == best.amax(-1, True))
         if self.first:
             value = value & (value.cumsum(-1) == 1)
         if run.opens == "face":
@@ -52,14 +52,26 @@ class IsExtreme(Step):
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found: list[bool | None] = []
         for place, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
-            orders = [0 if at == place else arithmetic.order(row[place], other) for at, other in enumerate(row)]
             worse = -1 if self.largest else 1
+            orders = [0 if at == place else _order(arithmetic, row[place], b, -worse) for at, b in enumerate(row)]
             if worse in orders:
                 found.append(False)
                 continue
             equal = [at for at, order in enumerate(orders) if order == 0]
             found.append(None if None in orders else not self.first or equal[0] == place)
         return found
+
+
+def _order(arithmetic: Arithmetic, a: Number, b: Number, of_nan: int) -> int | None:
+    """Which of two is larger, with NaN above (1) or below (-1) all numbers, as PyTorch has it."""
+    order = arithmetic.order(a, b)
+    if order != 2:
+        return order
+    return (_is_nan(a) - _is_nan(b)) * of_nan
+
+
+def _is_nan(value: Number) -> bool:
+    return isinstance(value, float) and value != value and not isinstance(value, Pole)
 
 
 def _candidates(a: Span, largest: bool) -> Tensor:
@@ -91,7 +103,7 @@ class WhereExtreme(Step):
             best = 0
             sure = True
             for place in range(1, len(row)):
-                order = arithmetic.order(row[place], row[best])
+                order = _order(arithmetic, row[place], row[best], 1 if self.largest else -1)
                 sure = sure and order not in (None, 0)
                 if order == (1 if self.largest else -1):
                     best, sure = place, True
@@ -120,12 +132,16 @@ class Ranked(Step):
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found = []
         for rank, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
-            ordered = list(row)
-            for end in range(int(rank) + 1):  # a selection by extremes works on balls that overlap, too
+            strange = [value for value in row if _order(arithmetic, value, value, 1) is not None and value != value]
+            ordered = [value for value in row if not any(value is each for each in strange)]
+            for end in range(
+                min(int(rank) + 1, len(ordered))
+            ):  # a selection by extremes works on balls that overlap, too
                 for place in range(len(ordered) - 1, end, -1):
                     pair = ordered[place - 1], ordered[place]
                     ordered[place - 1] = arithmetic.extreme(*pair, self.largest)
                     ordered[place] = arithmetic.extreme(*pair, not self.largest)
+            ordered = strange + ordered if self.largest else ordered + strange
             found.append(ordered[int(rank)])
         return found
 
@@ -156,15 +172,20 @@ class RankIndex(Step):
         return found
 
 
-def _rivals(a: Span) -> Tensor:
-    """How many elements of its row, itself included, each element cannot be told apart from."""
+def _rivals(a: Span, *, exact: bool = True) -> Tensor:
+    """How many elements of its row, itself included, each cannot be told apart from; equal ones only where `exact`."""
     overlap = (a.lo.unsqueeze(-1) <= a.hi.unsqueeze(-2)) & (a.lo.unsqueeze(-2) <= a.hi.unsqueeze(-1))
+    if not exact:
+        wide = a.lo != a.hi
+        overlap = (overlap & (wide.unsqueeze(-1) | wide.unsqueeze(-2))) | torch.eye(
+            wide.shape[-1], dtype=torch.bool, device=wide.device
+        )
     return overlap.sum(-1)
 
 
 def _rank(arithmetic: Arithmetic, row: Sequence[Number], place: int, largest: bool) -> int | None:
     """How many elements come before one; None where it has an equal, or where that is not decided."""
-    orders = [arithmetic.order(other, row[place]) for at, other in enumerate(row) if at != place]
+    orders = [_order(arithmetic, other, row[place], 1) for at, other in enumerate(row) if at != place]
     if None in orders or 0 in orders:
         return None
     return orders.count(1 if largest else -1)
@@ -189,8 +210,12 @@ class AtRank(Step):
             run.met_tie = True
             least = torch.minimum(source.lo.amin(-1, True), base.lo)
             most = torch.maximum(source.hi.amax(-1, True), base.hi)
+            least, most = (
+                least.masked_fill(torch.isnan(least), -math.inf),
+                most.masked_fill(torch.isnan(most), math.inf),
+            )
             if run.opens != "ties" and (values.given or not run.opens):
-                doubt = (_rivals(values) > 1) & (values.lo != values.hi)
+                doubt = _rivals(values, exact=False) > 1
             lo, hi = torch.where(doubt, least, lo), torch.where(doubt, most, hi)
         return Span(lo, hi)
 

@@ -44,6 +44,8 @@ class Span:
         if self.is_point:
             return self.lo
         middle = self.lo * 0.5 + self.hi * 0.5
+        open_ended = torch.isinf(middle) & (self.lo != self.hi)
+        middle = torch.where(open_ended, torch.where(torch.isinf(self.lo), self.hi, self.lo), middle)
         return torch.where(
             torch.isnan(middle) & (self.lo == -self.hi), 0.0, torch.where(self.lo == self.hi, self.lo, middle)
         )
@@ -201,8 +203,8 @@ def square(a: Span) -> Span:
     least = torch.where(_touches_zero(a), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
     size = a.size()
     lo, hi = _rounded(least * least, size * size, 1.0)
-    small = (hi.abs() < _LOW) & ~a.is_zero()
-    lo, hi = torch.where(small, (lo - _TINY).clamp(min=0.0), lo), torch.where(small, hi + _TINY, hi)
+    lo = torch.where(lo < _LOW, (lo - _TINY).clamp(min=0.0), lo)
+    hi = torch.where((hi < _LOW) & ~a.is_zero(), hi + _TINY, hi)
     return _settled(lo, hi, torch.isnan(a.lo), a.is_infinite())
 
 
@@ -230,6 +232,8 @@ def apply(function: Function, a: Span) -> Span:
     if function.shape == "waves":
         return _waves(function, a)
     lo, hi = a.lo, a.hi
+    if not a.is_point:  # an interval that begins at -0.0 begins at 0
+        lo, hi = (torch.where(a.lo == a.hi, end, end + 0.0) for end in (lo, hi))
     if function.shape == "even down":
         far = a.size()
         near = far if a.is_point else torch.where(_touches_zero(a), 0.0, torch.minimum(lo.abs(), hi.abs()))
@@ -274,6 +278,7 @@ def _waves(function: Function, a: Span) -> Span:
     value = function.torch(middle)
     ulps = function.ulps if isinstance(function.ulps, float) else function.ulps(middle)
     spread = reach + value.abs() * (ulps * _EPSILON) + middle.abs() * (0.0 if a.is_point else _EPSILON)
+    spread = spread + _TINY * 4
     for exact in function.exact:
         spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))

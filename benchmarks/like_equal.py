@@ -1,0 +1,149 @@
+"""Shipped ops against PyTorch programs of the same function: python -m benchmarks.like_equal docs/like.md
+
+Elementwise ops at all bfloat16 inputs, the others at random ones: the interval of the program and the certified float64
+reference of the op must overlap at every element, and so must the Arb balls of both at some.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.like_rules import write
+from verify.ops import registry
+from verify.ops.graph.like import like_op
+from verify.ops.op import Problem
+from verify.truth import formats
+from verify.truth.fast import evaluate
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An op by name, and what says the same in PyTorch; `dims` are (rows, columns) or (rows, inner, columns)."""
+
+    op: str
+    function: Callable[..., Any]
+    shapes: Mapping[str, str] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _gated(gate: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x1, x2: x1 * gate(x2)
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+
+_tanh: Callable[[Tensor], Tensor] = partial(functional.gelu, approximate="tanh")
+PAIRS = [
+    Pair("gelu", functional.gelu),
+    Pair("gelu", _tanh, params={"approximate": "tanh"}),
+    Pair("silu", functional.silu),
+    Pair("geglu_split", _gated(functional.gelu)),
+    Pair("geglu_split", _gated(_tanh), params={"approximate": "tanh"}),
+    Pair("swiglu_split", _gated(functional.silu)),
+    Pair("softmax", lambda x: functional.softmax(x, -1), {"x": "n d"}),
+    Pair("layer_norm", _layer_norm, {"x": "n d", "weight": "d", "bias": "d"}),
+    Pair("rms_norm", _rms_norm, {"x": "n d", "weight": "d"}),
+    Pair("linear", functional.linear, {"x": "m k", "weight": "n k", "bias": "n"}),
+]
+
+
+@dataclass
+class Compared:
+    """How many elements of a result were compared, how many contradict, and which only one of the two defines."""
+
+    elements: int
+    apart: int
+    one_sided: int
+    balls: int
+    balls_apart: int
+
+
+def inputs(pair: Pair, rows: int, columns: int) -> tuple[Problem, Problem]:
+    """The same problem for both."""
+    op, generator = registry.get(pair.op), torch.Generator().manual_seed(1)
+    params = op.resolve(pair.params)
+    if op.kind == "elementwise":
+        every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+        every = every if rows * columns >= every.numel() else every[:: every.numel() // (rows * columns)]
+        others = [every[torch.randperm(every.numel(), generator=generator)] for _ in op.operands[1:]]
+        values = dict(zip((operand.name for operand in op.operands), [every, *others], strict=True))
+        shape = tuple(every.shape)
+    else:
+        dims = (rows, columns, rows) if op.kind == "contraction" else (rows, columns)
+        shapes = op.shapes(dims, params)
+        values = {name: torch.randn(size, generator=generator) for name, size in shapes.items()}
+        shape = (rows, rows) if op.kind == "contraction" else (rows, columns)
+    upstream = {"y": torch.ones(shape) if op.kind == "elementwise" else torch.randn(shape, generator=generator)}
+    results = ("y", *("d" + name for name in values))
+    return Problem(values, params, upstream, results), Problem(values, {}, upstream, results)
+
+
+def compare(pair: Pair, rows: int, columns: int, sample: int = 50) -> dict[str, Compared]:
+    """Both meanings of every result."""
+    ours, theirs = inputs(pair, rows, columns)
+    op = registry.get(pair.op)
+    like = like_op(pair.function, tuple(ours.inputs), shapes=pair.shapes)
+    format_ = formats.of(next(value.dtype for value in ours.inputs.values() if value is not None))
+    known = evaluate(op, ours, dict.fromkeys(ours.results, format_))
+    traced = evaluate(like, theirs, dict.fromkeys(ours.results, format_))
+    found = {}
+    for name in ours.results:
+        a, b = known[name], traced[name]
+        near = (a.value - b.value).abs() <= a.bound + b.bound
+        same = near | (a.value == b.value) | (torch.isnan(a.value) & torch.isnan(b.value))
+        if a.ends is not None or b.ends is not None:
+            same = same | torch.isnan(a.value) | torch.isnan(b.value)
+        one_sided = (torch.isnan(a.value) != torch.isnan(b.value)) & ~same
+        finite = torch.isfinite(a.value) & torch.isfinite(b.value)
+        places = finite.reshape(-1).nonzero().flatten()
+        places = places[torch.linspace(0, len(places) - 1, sample).long()].tolist()
+        pairs = zip(op.points(ours, name, places), like.points(theirs, name, places), strict=True)
+        # a ball of a zero that cancels needs no end: 600 bits enclose it by less than any format resolves
+        apart = sum(not _ball(first).overlaps(_ball(second)) for first, second in pairs)
+        count = a.value.numel()
+        found[name] = Compared(count, int((~same & ~one_sided).sum()), int(one_sided.sum()), sample, apart)
+    return found
+
+
+def _ball(point: Any) -> Any:
+    return point.arb(600)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("page", type=Path)
+    page = options.parse_args().page
+    lines = [
+        "| op | result | elements | apart | only one has a value | Arb balls | apart |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    bad = 0
+    for pair in PAIRS:
+        label = ", ".join([pair.op, *map(str, pair.params.values())])
+        size: Sequence[int] = (256, 256) if pair.shapes is None else (120, 257)
+        for name, each in compare(pair, *size, sample=400).items():
+            bad += each.apart + each.balls_apart
+            cells = (label, name, f"{each.elements:,}", each.apart, each.one_sided, each.balls, each.balls_apart)
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+            print(lines[-1], flush=True)
+    write(page, "like equal", "\n".join(lines) + "\n")
+    raise SystemExit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a derived scale does not excuse: kernels that are wrong in ways that a scale could hide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import verify
+from tests.measure.test_kernel import CPU
+from verify.measure.kernel import measure_kernel
+
+
+def _norm(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:])
+
+
+def _positive(x: Tensor, w: Tensor) -> Tensor:
+    return x.abs() @ w.abs()
+
+
+def lost_mean(x: Tensor) -> Tensor:
+    """The variance around a mean that was left out of the numerator."""
+    wide = x.double()
+    return (wide * torch.rsqrt(wide.var(-1, correction=0, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def short_mean(x: Tensor) -> Tensor:
+    """The mean in one word of float32."""
+    around = x.float() - x.float().mean(-1, keepdim=True) * (1 + 2.0**-12)
+    return (around * torch.rsqrt((around * around).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def column_off(x: Tensor) -> Tensor:
+    y = functional.softmax(x.double(), -1)
+    return torch.cat([y[..., :1] * 1.01, y[..., 1:]], -1).to(x.dtype)
+
+
+def short_tail(x: Tensor, w: Tensor) -> Tensor:
+    kept = max(x.shape[-1] - 1, 1)
+    return (x[:, :kept].double() @ w[:kept].double()).to(x.dtype)
+
+
+def product_off(x: Tensor, w: Tensor) -> Tensor:
+    y = x.double() @ w.double()
+    return torch.cat([y[..., :1] * 1.01, y[..., 1:]], -1).to(x.dtype)
+
+
+def rounded_sums(x: Tensor, w: Tensor) -> Tensor:
+    """A bfloat16 accumulator."""
+    total = torch.zeros(x.shape[0], w.shape[1], dtype=torch.bfloat16)
+    for place in range(x.shape[1]):
+        total = total + (x[:, place, None].abs() * w[place].abs()).bfloat16()
+    return total.to(x.dtype)
+
+
+LONG = {"x": "2 64", "w": "64 3"}  # a tail of a 64th, sums of bfloat16 that stand still
+WRONG: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, str], str]] = [
+    (lost_mean, _norm, {"x": "3 8"}, "float32"),
+    (short_mean, _norm, {"x": "3 8"}, "float32"),
+    (column_off, lambda x: functional.softmax(x, -1), {"x": "3 8"}, "float32"),
+    (product_off, torch.mm, {"x": "3 8", "w": "8 5"}, "float32"),
+    (short_tail, torch.mm, LONG, "bfloat16"),
+    (rounded_sums, _positive, LONG, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "like", "shapes", "dtype"), WRONG, ids=[each[0].__name__ for each in WRONG])
+def test_a_derived_scale_excuses_no_wrong_kernel(
+    wrong: Callable[..., Any], like: Callable[..., Any], shapes: dict[str, str], dtype: str
+) -> None:
+    declare = verify.kernel(like=like, shapes=shapes, dtypes=[dtype], gradients=False)
+    assert measure_kernel(declare(wrong), "a.py::wrong", CPU).status == "wrong"
+    if wrong is not lost_mean:
+        assert measure_kernel(declare(_rightly(like, tuple(shapes))), "a.py::right", CPU).status == "ok"
+
+
+def _rightly(like: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The function itself in float64."""
+
+    def one(x: Tensor) -> Any:
+        return like(x.double()).to(x.dtype)
+
+    def two(x: Tensor, w: Tensor) -> Any:
+        return like(x.double(), w.double()).to(x.dtype)
+
+    return one if len(names) == 1 else two
