@@ -250,3 +250,15 @@ def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_canc
             assert point.arb is not None
             mantissa, exponent = (int(part) for part in point.arb(160).man_exp())
             assert mp.ldexp(mp.mpf(mantissa), exponent) == want == point.mp(160)
+
+
+def test_any_answer_is_right_where_a_program_has_no_value() -> None:
+    silu, swish = like_op(functional.silu, ["x"]), like_op(functional.hardswish, ["x"])
+    x = torch.tensor([-math.inf, math.nan, 1.0])
+    y = silu.fast(Problem({"x": x}, {}, {}, ("y",)))["y"]
+    assert y.ends is not None and (y.ends[0][0], y.ends[1][0]) == (-math.inf, math.inf)
+    assert torch.isnan(y.ends[0][1]) and y.ends[0][2] == y.ends[1][2]
+    dx = swish.fast(Problem({"x": x}, {}, {"y": torch.ones(3)}, ("dx",)))["dx"]
+    assert dx.ends is not None and torch.isnan(dx.value[1]) and dx.ends[1][1] == math.inf
+    points = silu.points(Problem({"x": x}, {}, {}, ("y",)), "y", range(3))
+    assert [point.ends is not None and point.ends() is not None for point in points] == [True, False, False]

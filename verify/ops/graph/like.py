@@ -275,8 +275,9 @@ class _Like:
         problem.cache["opened"] = opened
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
         if program.elementwise:
-            for name in self._gradients(problem):
-                found[name] = _anything_at_nan(found[name], [v for v in run.leaves.values() if v.is_floating_point()])
+            values = [value for value in run.leaves.values() if value.is_floating_point()]
+            for name, fast in found.items():
+                found[name] = _freed(fast, values, gradient=name in self._gradients(problem))
         return found
 
     def _gradients(self, problem: Problem) -> list[str]:
@@ -326,13 +327,20 @@ def _fast(span: Any, opened: Any) -> Fast:
     return Fast(value, span.scale(), ends, bound)
 
 
-def _anything_at_nan(fast: Fast, values: Sequence[Tensor]) -> Fast:
-    """A derivative where the function has no value: every answer is right."""
-    undefined = torch.stack([torch.isnan(value.expand(fast.value.shape)) for value in values]).any(0)
-    if not bool(undefined.any()):
+def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
+    """Every answer is right where a function has no value: its derivative at NaN, and NaN that it makes of infinities.
+
+    A program has no limit: what it makes of -inf * 0 says nothing about the function that it was written for.
+    """
+    given = [value.to(torch.float64).expand(fast.value.shape) for value in values]
+    nan, infinite = (torch.stack([test(value) for value in given]).any(0) for test in (torch.isnan, torch.isinf))
+    free = infinite & ~nan & torch.isnan(fast.value)
+    free = free | nan if gradient else free
+    if not bool(free.any()):
         return fast
     low, high = fast.ends or (fast.value, fast.value)
-    return replace(fast, ends=(low.masked_fill(undefined, -math.inf), high.masked_fill(undefined, math.inf)))
+    ends = low.masked_fill(free, -math.inf), high.masked_fill(free, math.inf)
+    return replace(fast, value=fast.value.masked_fill(free, math.nan), ends=ends)
 
 
 class _Asked:
@@ -405,7 +413,7 @@ class _Asked:
         return self.span
 
     def _ends(self, place: int) -> tuple[Point, Point] | None:
-        if self.gradient and self.undefined(place):
+        if self._is_free(place):
             return _fixed(-math.inf), _fixed(math.inf)
         if self.opened is None:
             return None
@@ -413,14 +421,16 @@ class _Asked:
         several, least, most = (each.reshape(-1)[at].item() for each in self.opened)
         return (_fixed(least), _fixed(most)) if several else None
 
-    def undefined(self, place: int) -> bool:
-        """Whether a derivative is asked for where the function has no value: anything is right there."""
+    def _is_free(self, place: int) -> bool:
+        """Whether every answer is right: see `_freed`."""
         if not self.program.elementwise:
             return False
         at = self.indices[place]
-        known = (leaf for leaf in self.run.leaves.items() if leaf[1].is_floating_point())
-        values = (float(value.reshape(-1)[at]) for name, value in known if value.shape == self.shape)
-        return any(value != value for value in values)
+        leaves = [leaf for leaf in self.run.leaves.values() if leaf.is_floating_point() and leaf.shape == self.shape]
+        values = [float(leaf.reshape(-1)[at]) for leaf in leaves]
+        if any(value != value for value in values):
+            return self.gradient
+        return any(map(math.isinf, values)) and math.isnan(float(self._closed().lo.reshape(-1)[at]))
 
 
 def _is_vague(ball: Any) -> bool:
