@@ -223,13 +223,12 @@ def test_a_fast_reference_outside_its_bound_stops_the_run() -> None:
         judge_result(GELU, whole, "y", truth.value.float(), wrong, fmt, policy=Policy())
 
 
-def test_what_escalation_does_not_reach_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_escalation_does_not_reach_is_counted() -> None:
     fmt, count = named("float32"), 200
     whole = gelu(spread(count))
     truth = evaluate(GELU, whole, {"y": fmt})["y"]
     blind = replace(truth, bound=truth.value.abs() + 1.0)
-    monkeypatch.setattr(judging, "CONTENDER_ROUNDS", 0)
-    outcome = judge_result(GELU, whole, "y", truth.value.float(), blind, fmt, policy=Policy(), open_limit=20)
+    outcome = judge_result(GELU, whole, "y", truth.value.float(), blind, fmt, policy=Policy(), open_limit=20, rounds=0)
     figures = outcome.tallies[0].figures()
     assert figures.undecided >= count - 20 - judging.KEEP
     assert figures.max_upper == "inf" or float(figures.max_upper) > 1e6

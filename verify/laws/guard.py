@@ -223,20 +223,22 @@ def _intact(guards: Sequence[Guard]) -> bool:
     kept: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
     for guard in guards:
         raw, stop, last = None, 0, 0
+
+        def band(of: Tensor, first: int, end: int, fill: int = guard.fill) -> None:
+            bands.setdefault((of.device, fill), []).append(of[first:end])
+
         for block in guard.blocks:
-            device = block.raw.device
-            found = bands.setdefault((device, guard.fill), [])
             if block.raw is not raw:
                 if raw is not None:
-                    found.append(raw[stop:last])
+                    band(raw, stop, last)
                 raw, stop = block.raw, block.first
             # neighbours have one band between them, which belongs to both
-            found.append(raw[stop : block.start])
+            band(raw, stop, block.start)
             stop, last = block.stop, block.last
             if block.before is not None:
-                kept.setdefault(device, []).append((block.raw[block.start : block.stop], block.before))
+                kept.setdefault(raw.device, []).append((raw[block.start : block.stop], block.before))
         if raw is not None:
-            found.append(raw[stop:last])
+            band(raw, stop, last)
     return all(_full_of(fill, each) for (_, fill), each in bands.items()) and all(
         same_bits([now for now, _ in pairs], [before for _, before in pairs]) for pairs in kept.values()
     )
