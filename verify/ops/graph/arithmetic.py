@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import flint
+import torch
 from mpmath import mp
 
 from verify.ops.graph.functions import Function
@@ -79,8 +80,6 @@ class Arithmetic:
             if side == -1:
                 return math.nan
             if side == 0:
-                import torch
-
                 value = float(function.torch(torch.tensor(least, dtype=torch.float64)))
                 return POLE if value == math.inf else self.number(value)
             if side is None:

@@ -332,7 +332,7 @@ def _max_pool_backward(rank: int) -> Callable[..., Any]:
     return backward
 
 
-def _divisors(x: Tensor, rank: int, args: Any, include: bool, given: int | None, elements: int) -> Any:
+def _divisors(x: Tensor, rank: int, args: Any, include: bool, given: int | None) -> Any:
     if given is not None:
         return given
     kernel, stride, padding, ceil = args
@@ -358,9 +358,7 @@ def _avg_pool(rank: int) -> Callable[..., Any]:
     ) -> Tensor:
         x, single = _batched(x, rank)
         columns, count, _ = _pooled(x, rank, kernel, stride, padding, [1], ceil, 0.0)
-        sums = columns.sum(-1) / _divisors(
-            x, rank, (kernel, stride, padding, ceil), include, divisor, columns.shape[-1]
-        )
+        sums = columns.sum(-1) / _divisors(x, rank, (kernel, stride, padding, ceil), include, divisor)
         y = sums.reshape(*x.shape[:2], *count)
         return y[0] if single else y  # type: ignore[no-any-return]
 
@@ -374,7 +372,7 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
         x, single = _batched(x, rank)
         columns, count, back = _pooled(x, rank, kernel, stride, padding, [1], ceil, 0.0)
         flat = grad.reshape(*x.shape[:2], math.prod(count))
-        each = flat / _divisors(x, rank, (kernel, stride, padding, ceil), include, divisor, columns.shape[-1])
+        each = flat / _divisors(x, rank, (kernel, stride, padding, ceil), include, divisor)
         grads = back(each[..., None].expand(columns.shape))
         return grads[0] if single else grads
 

@@ -253,9 +253,8 @@ class _Like:
     def _followed(self, problem: Problem) -> tuple[Program, Run]:
         """The program of a problem, and its tensors."""
         present = {name: value for name, value in problem.inputs.items() if value is not None}
-        wanted = [name[1:] for name in problem.results if name.startswith("d") and name[1:] in present]
-        wanted = [name for name in wanted if name not in problem.upstream or name in present]
-        gradients = tuple(name for name in present if name in wanted) if problem.upstream else ()
+        wanted = self._gradients(problem) if problem.upstream else []
+        gradients = tuple(name for name in present if "d" + name in wanted)
         program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients)
         leaves = dict(present)
         for name in program.leaves:
@@ -276,8 +275,8 @@ class _Like:
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
         if program.elementwise:
             values = [value for value in run.leaves.values() if value.is_floating_point()]
-            for name, fast in found.items():
-                found[name] = _freed(fast, values, gradient=name in self._gradients(problem))
+            gradients = self._gradients(problem)
+            found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
         return found
 
     def _gradients(self, problem: Problem) -> list[str]:
@@ -305,8 +304,8 @@ class _Like:
         program, run = self._followed(problem)
         if "opened" not in problem.cache:
             self.fast(problem)
-        asked = _Asked(program, run, result, list(indices), problem.cache["opened"].get(result))
-        asked.gradient = result in self._gradients(problem)
+        gradient = result in self._gradients(problem)
+        asked = _Asked(program, run, result, list(indices), problem.cache["opened"].get(result), gradient)
         return [asked.point(place) for place in range(len(asked.indices))]
 
 
@@ -346,9 +345,11 @@ def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
 class _Asked:
     """Elements of one result. Those that are asked for together are evaluated together, at the first precision."""
 
-    def __init__(self, program: Program, run: Run, result: str, indices: list[int], opened: Any) -> None:
+    def __init__(
+        self, program: Program, run: Run, result: str, indices: list[int], opened: Any, gradient: bool
+    ) -> None:
         self.program, self.run, self.result, self.indices, self.opened = program, run, result, indices, opened
-        self.gradient = False
+        self.gradient = gradient
         self.shape = program.results[result].shape
         self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}
         self.span: Span | None = None

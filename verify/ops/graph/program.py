@@ -61,11 +61,10 @@ class Program:
     @property
     def elementwise(self) -> bool:
         """Whether every element of every result depends on elements at its own place alone."""
-        inner = [step for step in self.steps if not isinstance(step, Leaf | Plain)]
-        views = all(
-            isinstance(step, Move) and step.inputs[0].shape == step.shape for step in inner if isinstance(step, Move)
+        return all(
+            isinstance(step, Leaf | Plain | Map) or (isinstance(step, Move) and step.inputs[0].shape == step.shape)
+            for step in self.steps
         )
-        return views and all(type(step).__name__ == "Map" or isinstance(step, Move) for step in inner)
 
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
         """Intervals of the wanted results; what is not needed any more is let go."""

@@ -83,9 +83,8 @@ def _log_sigmoid_backward(r: Rewriter, grad: Step, a: Step, buffer: Step) -> Ste
 
 @rule("tanh_backward")
 def _tanh_backward(r: Rewriter, grad: Step, y: Step) -> Step:
-    if isinstance(y, Map) and y.function == "tanh":
-        return r.map("multiply", grad, r.map("sech squared", y.inputs[0]))
-    return r.map("multiply", grad, r.map("subtract", 1.0, r.map("multiply", y, y)))
+    square = r.map("multiply", y, y)
+    return r.map("multiply", grad, _from_one(r, 1.0, square) or r.map("subtract", 1.0, square))
 
 
 @rule("sigmoid_backward")

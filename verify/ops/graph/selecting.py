@@ -16,6 +16,12 @@ from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Places, Run, Step, Truths, rows_of
 
 
+def _rows_of(step: Step, rows: Places) -> Places:
+    """The places of all elements of some rows of the last dimension."""
+    width = step.shape[-1]
+    return (rows * width)[:, None] + np.arange(width)[None, :]
+
+
 @dataclass(eq=False)
 class IsExtreme(Step):
     """Which elements of the last dimension are the largest, or the smallest: the inputs are the elements.
@@ -46,8 +52,7 @@ class IsExtreme(Step):
         return Truths(value, doubt if bool(doubt.any()) else None)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        width = self.shape[-1]
-        return [(wanted // width * width)[:, None] + np.arange(width)[None, :]]
+        return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found: list[bool | None] = []
@@ -94,8 +99,7 @@ class WhereExtreme(Step):
         return Truths(value, several if bool(several.any()) else None)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        width = self.inputs[0].shape[-1]
-        return [(wanted * width)[:, None] + np.arange(width)[None, :]]
+        return [_rows_of(self.inputs[0], wanted)]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found: list[int | None] = []
@@ -126,8 +130,7 @@ class Ranked(Step):
         return Span(lo, hi, excess, a.given)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        width = self.inputs[0].shape[-1]
-        return [(wanted // self.shape[-1] * width)[:, None] + np.arange(width)[None, :]]
+        return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found = []
@@ -161,8 +164,7 @@ class RankIndex(Step):
         return Truths(value, doubt if bool(doubt.any()) else None)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        width = self.inputs[0].shape[-1]
-        return [(wanted // self.shape[-1] * width)[:, None] + np.arange(width)[None, :]]
+        return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found: list[int | None] = []
@@ -220,13 +222,8 @@ class AtRank(Step):
         return Span(lo, hi)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        width, count = self.shape[-1], self.inputs[1].shape[-1]
-        row = wanted // width
-        return [
-            (row * width)[:, None] + np.arange(width)[None, :],
-            (row * count)[:, None] + np.arange(count)[None, :],
-            wanted,
-        ]
+        rows = wanted // self.shape[-1]
+        return [_rows_of(self.inputs[0], rows), _rows_of(self.inputs[1], rows), wanted]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found = []
