@@ -1,8 +1,8 @@
 """Every kernel of examples/public, measured in parallel: python -m benchmarks.public_kernels OUT
 
-OUT gets `records.tar.gz` (the record and what was printed of each kernel) and `times.json`. Each kernel has a process of
-its own, which stops a dtype after `--each` seconds; after `--all` seconds what still runs is interrupted and keeps what
-is finished.
+OUT gets `records.tar.gz` (the record and what was printed of each kernel) and `times.json`. Each kernel has a process
+of its own, which stops a dtype after `--each` seconds; after `--all` seconds what still runs is interrupted and keeps
+what is finished.
 """
 
 from __future__ import annotations

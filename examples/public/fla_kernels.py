@@ -3,7 +3,7 @@
     pip install fla-core
     verify run examples/public/fla_kernels.py
 
-Statistics, losses and scans come in float32 whatever the dtype of their inputs: they are outputs with names of their own.
+Statistics, losses and scans come in float32 whatever the dtype of their inputs: outputs with names of their own.
 """
 
 from __future__ import annotations
