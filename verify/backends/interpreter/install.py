@@ -19,6 +19,7 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a
 | a float argument stays a Python float: no `eps.to(tl.float32)`, and float64 arithmetic | `arguments` |
 | an int argument of 1 is a tensor, in a compiled kernel it is a constant; a bool argument fails | `arguments` |
 | annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
+| `and`, `or`, `not` of tensors run as Python, where a block is true; `a < b < c` runs, and no compiler takes it | `logic` |
 | an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
 | each operation's types, int64 sums and broadcasts worked out anew: two thirds of a launch | `frontend` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
@@ -81,7 +82,7 @@ def install() -> None:
     if _active is not None:
         return
     targets = _targets()
-    from verify.backends.interpreter import arguments, frontend, operators, reduce
+    from verify.backends.interpreter import arguments, frontend, logic, operators, reduce
 
     shipped = targets["triton.runtime.interpreter"]
     patches = _Patches()
@@ -98,7 +99,13 @@ def install() -> None:
         function = shipped.InterpretedFunction
         patches.set(function, "run", arguments.launching(function.run))
         patches.set(function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
-        patches.set(shipped.ASTTransformer, "visit_AugAssign", arguments.augmented)
+        transformer = shipped.ASTTransformer
+        patches.set(transformer, "visit_AugAssign", arguments.augmented)
+        patches.set(transformer, "visit_Assign", logic.assigning(transformer.visit_Assign))
+        for name, visit in logic.METHODS.items():
+            patches.set(transformer, name, visit)
+        for name, called in logic.FUNCTIONS.items():
+            patches.set(shipped, name, called)
         patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
         _bind_libdevice(patches, shipped)
         for owner, name, function in frontend.replacements():
