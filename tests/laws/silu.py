@@ -84,3 +84,13 @@ def silu_in_an_operator(x: torch.Tensor, bug: str) -> torch.Tensor:
 @silu_in_an_operator.register_fake
 def _(x, bug):
     return torch.empty_like(x)
+
+
+@torch.library.triton_op("verify_tests::silu_in_a_triton_op", mutates_args=())
+def silu_in_a_triton_op(x: torch.Tensor) -> torch.Tensor:
+    """The same behind an operator whose fake result is made by the function itself, launches included."""
+    y = torch.empty_like(x)
+    if x.numel():
+        launched = torch.library.wrap_triton(_forward_kernel)[(triton.cdiv(x.numel(), _BLOCK),)]
+        launched(x, y, x.numel(), BUG="", BLOCK=_BLOCK)
+    return y

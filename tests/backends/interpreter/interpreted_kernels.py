@@ -410,12 +410,12 @@ def logic_of_blocks(x, out, m, n, BLOCK: tl.constexpr):
     c = tl.arange(0, BLOCK)[None, :]
     inside = (r < m) and (c < n)
     values = tl.load(x + r * n + c, mask=inside, other=-1.0)
-    tl.store(out + r * BLOCK + c, values, mask=not inside or (r == c and not (r == 1)))
+    tl.store(out + r * BLOCK + c, values, mask=not inside or (r == c and not (r >= 1)))
 
 
 @triton.jit
 def logic_of_constants(out, n, FLAG: tl.constexpr):
-    if FLAG and n > 2 and not (n == 7):
+    if FLAG and n > 2 and not (n > 6):
         tl.store(out, 1)
     if not FLAG or n > 5:
         tl.store(out + 1, 1)
