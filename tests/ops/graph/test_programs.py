@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from itertools import islice
@@ -262,3 +263,19 @@ def test_any_answer_is_right_where_a_program_has_no_value() -> None:
     assert dx.ends is not None and torch.isnan(dx.value[1]) and dx.ends[1][1] == math.inf
     points = silu.points(Problem({"x": x}, {}, {}, ("y",)), "y", range(3))
     assert [point.ends is not None and point.ends() is not None for point in points] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "gate"),
+    [
+        (functional.silu, None, "plain"),
+        (lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), None, "plain"),  # one number: its formula cancels
+        (lambda x: functional.glu(x, -1), {"x": "n d"}, "plain"),
+        (lambda x, s: x + 2 * s, None, "scaled"),
+        (lambda x: x.chunk(2, -1)[0] * 3 - x.chunk(2, -1)[1] * 5, {"x": "n d"}, "scaled"),
+        (lambda x, w: x * w, {"x": "n d", "w": "d"}, "scaled"),  # the gradient of w is a sum over rows
+    ],
+)
+def test_what_is_added_up_has_a_scale(function: Any, shapes: dict[str, str] | None, gate: str) -> None:
+    names = list(inspect.signature(function).parameters)[: 1 if function is functional.silu else None]
+    assert like_op(function, names, shapes=shapes, where="d % 2 == 0" if shapes else "").gate == gate

@@ -166,6 +166,7 @@ class _Like:
                 hint="shapes={" + ", ".join(f"{name!r}: 'n d'" for name in names) + "}, or examples=[(tensor, ...)]",
             )
         smooth = [name for name, step in program.results.items() if step.real]
+        sums = program.sums or self._gradients_sum(shapes, bool(smooth))
         return Op(
             name=f"like {self.meaning.name} {self._digest()}",
             kind="elementwise" if elementwise else "graph",
@@ -175,7 +176,7 @@ class _Like:
             fast=self.fast,
             points=self.points,
             baseline=self._baseline,
-            gate="scaled" if program.sums else "plain",
+            gate="scaled" if sums else "plain",
             regime_of=names[-1],
             summary=f"what PyTorch's {self.meaning.name} denotes",
             dims=() if self.shapes is None else self.shapes.dims,
@@ -184,6 +185,14 @@ class _Like:
             examples=() if self.shapes is None else tuple((n,) for n in range(len(self.shapes.numbered))),
             result_shapes=None if elementwise else self._result_shapes,
         )
+
+    def _gradients_sum(self, shapes: Mapping[str, Shape], smooth: bool) -> bool:
+        """Whether gradients add up what the function does not: of a weight that is used in every row."""
+        wanted = [name for name in self.meaning.names if name not in self.ranges]
+        try:
+            return smooth and self._program({name: shapes[name] for name in self.meaning.names}, wanted).sums
+        except UsageError:  # of a gradient that nobody may ask for
+            return False
 
     def _digest(self) -> str:
         """Eight digits that tell two functions of one name apart."""

@@ -1,7 +1,7 @@
 """Apple's cut-cross-entropy: a linear layer and its loss without the logits in memory.
 
 pip install cut-cross-entropy
-verify run examples/public/cce_kernels.py
+verify run examples/public/cut_losses.py
 """
 
 from __future__ import annotations

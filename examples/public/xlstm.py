@@ -1,7 +1,7 @@
 """Triton kernels of mlstm_kernels, the matrix memory of xLSTM.
 
 pip install mlstm_kernels
-verify run examples/public/mlstm_kernels.py
+verify run examples/public/xlstm.py
 """
 
 from __future__ import annotations
