@@ -10,7 +10,7 @@ _BLOCK = 64
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, n, BUG: tl.constexpr, BLOCK: tl.constexpr):
+def _forward_kernel(x_ptr, y_ptr, n: tl.int32, BUG: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
     if BUG == "reads past the end":

@@ -133,12 +133,12 @@ def untraced() -> Iterator[None]:
     """
     import torch
     from torch.export import _trace
-    from triton.runtime.interpreter import GridExecutor
+    from triton.runtime.interpreter import InterpretedFunction
 
     whole = getattr(_trace, "_disable_custom_triton_op_functional_decomposition", nullcontext)
     patches = _Patches()
-    call = torch.compiler.disable(GridExecutor.__call__)  # type: ignore[no-untyped-call]
-    patches.set(GridExecutor, "__call__", call)
+    run = torch.compiler.disable(InterpretedFunction.run)  # type: ignore[no-untyped-call]
+    patches.set(InterpretedFunction, "run", run)
     try:
         with whole():
             yield
