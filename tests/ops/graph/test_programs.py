@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -279,3 +280,10 @@ def test_any_answer_is_right_where_a_program_has_no_value() -> None:
 def test_what_is_added_up_has_a_scale(function: Any, shapes: dict[str, str] | None, gate: str) -> None:
     names = list(inspect.signature(function).parameters)[: 1 if function is functional.silu else None]
     assert like_op(function, names, shapes=shapes, where="d % 2 == 0" if shapes else "").gate == gate
+
+
+def test_functions_of_one_name_have_different_ops() -> None:
+    functions = [partial(functional.gelu, approximate=form) for form in ("none", "tanh")]
+    functions += [torch.erf, torch.tanh, partial(torch.clamp, min=0.0), partial(torch.clamp, min=1.0)]
+    made = [like_op(function, ["x"], name="same").name for function in functions]
+    assert len(set(made)) == len(made) and made[0] == like_op(functions[0], ["x"], name="same").name

@@ -7,6 +7,7 @@ that autograd makes of it, its scale follows from the sums on the way (docs/redu
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 import math
@@ -58,6 +59,21 @@ def like_op(
     labels = tuple(outputs) if outputs else None
     made = _Like(meaning, table, ranges, labels)
     return made.op()
+
+
+def _text(function: Any) -> str:
+    """What tells a function from others of its name: its code, or its name where that is not Python's."""
+    if isinstance(function, functools.partial):
+        given = [
+            *((str(place), value) for place, value in enumerate(function.args)),
+            *sorted(function.keywords.items()),
+        ]
+        values = [(name, _text(value) if callable(value) else repr(value)) for name, value in given]
+        return f"{_text(function.func)} {values}"
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return "" if isinstance(function, torch.nn.Module) else getattr(function, "__qualname__", "")
+    return str(code.co_code.hex() + repr(code.co_consts) + repr(code.co_names))
 
 
 def _name_of(function: Any) -> str:
@@ -196,9 +212,7 @@ class _Like:
 
     def _digest(self) -> str:
         """Eight digits that tell two functions of one name apart."""
-        code = getattr(self.meaning.function, "__code__", None)
-        text = repr(self.shapes) + (code.co_code.hex() + repr(code.co_consts) + repr(code.co_names) if code else "")
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return hashlib.sha256((repr(self.shapes) + _text(self.meaning.function)).encode()).hexdigest()[:8]
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         if name in self.ranges:
