@@ -73,7 +73,7 @@ def rms_norm(x, weight, *, eps):
     return rms_norm(x, weight, None, eps=eps)
 
 
-@fla(like=grouped, shapes=NORMED, where="d % 4 == 0")
+@fla(like=grouped, shapes=NORMED, where="d % 4 == 0 and d >= 8")
 def group_norm(x, weight, bias):
     """Group norm of rows."""
     from fla.modules.layernorm import group_norm
