@@ -20,6 +20,7 @@ liger = functools.partial(verify.kernel, requires="liger_kernel")
 ROWS = {"logits": "n v", "label": "n"}
 LABELS = {"label": "0 <= label < v"}
 EPS = 1e-6
+LOGARITHMS = {"float32": 80.0, "bfloat16": 80.0, "float16": 10.0}  # of probabilities: what their exponentials allow
 
 
 def rms_normalized(x, eps=EPS):
@@ -102,7 +103,13 @@ def linear_cross_entropy(x, weight, label):
     return LigerFusedLinearCrossEntropyFunction.apply(x.clone(), weight, label)[0]
 
 
-@liger(like=jensen_shannon, shapes={"x": "n v", "target": "n v"}, outputs=["loss"], gradients=["x"])
+@liger(
+    like=jensen_shannon,
+    shapes={"x": "n v", "target": "n v"},
+    outputs=["loss"],
+    gradients=["x"],
+    largest=LOGARITHMS,
+)
 def jsd(x, target):
     """Jensen-Shannon divergence of logarithms of probabilities."""
     from liger_kernel.ops.jsd import LigerJSDFunction
@@ -115,6 +122,7 @@ def jsd(x, target):
     shapes={"input": "n v", "target": "n v"},
     outputs=["loss"],
     gradients=["input"],
+    largest=LOGARITHMS,
 )
 def kl_div(input, target):
     """Kullback-Leibler divergence of logarithms of probabilities."""

@@ -240,6 +240,12 @@ def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
     wide = Shapes({}, ("n", "d"), "d % 16 == 0 and 4000 < d")
     assert next(iter(sizes_within(wide.dims, wide.allowed, 1 << 16, wide.where)))[1] == 4096
     assert not list(sizes_within(("n",), lambda dims: dims[0] > 5000, 1 << 16, "n > 5000"))[1:]
+    half = "d == 2 * e and d <= 64"
+    turned = Shapes({}, ("b", "h", "s", "d", "g", "e"), half)
+    small = [each for each in sizes_within(turned.dims, turned.allowed, 64, half) if math.prod(each[:4]) <= 64]
+    assert small and all(each[3] == 2 * each[5] <= 64 for each in small)
+    never = Shapes({}, ("b", "h", "s", "d", "g", "e"), "b * h * s * d * g * e == 96")
+    assert next(iter(sizes_within(never.dims, never.allowed, 64, never.where)))  # none of the first ones
 
 
 def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_cancels() -> None:
