@@ -293,3 +293,11 @@ def test_functions_of_one_name_have_different_ops() -> None:
     functions += [torch.erf, torch.tanh, partial(torch.clamp, min=0.0), partial(torch.clamp, min=1.0)]
     made = [like_op(function, ["x"], name="same").name for function in functions]
     assert len(set(made)) == len(made) and made[0] == like_op(functions[0], ["x"], name="same").name
+
+
+def test_the_scale_of_a_group_norms_gradient_does_not_grow_with_the_mean() -> None:
+    """PyTorch's own formula of it does, and would excuse a gradient that is wrong in its first digits."""
+    op = like_op(lambda x: functional.group_norm(x, 2), ["x"], shapes={"x": "n 4 8"})
+    x, dy = _random(2, 4, 8), _random(2, 4, 8, seed=1)
+    plain, shifted = (op.fast(Problem({"x": x + mean}, {}, {"y": dy}, ("dx",)))["dx"].scale for mean in (0.0, 1000.0))
+    assert torch.allclose(plain, shifted, rtol=1e-3)
