@@ -57,6 +57,7 @@ def linear_gelu(x, weight, bias):
     max_ulp=FLOAT32,
     gradients=True,
     refuses=False,
+    refuses=False,
     largest=FLOAT32_TO,
 )
 def linear_gelu_float32(x, weight, bias):
@@ -91,6 +92,7 @@ def linear_geglu(x, weight, bias):
     dtypes=[*FLOAT32],
     max_ulp=FLOAT32,
     gradients=True,
+    refuses=False,
     refuses=False,
     largest=FLOAT32_TO,
 )
