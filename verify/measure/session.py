@@ -87,7 +87,10 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
         incomplete += gaps_of(done)
         done = msgspec.structs.replace(done, gaps=[])
         known = kernels.get(part.kernel.target)
-        kernels[part.kernel.target] = done if known is None else together(known, done)
+        try:
+            kernels[part.kernel.target] = done if known is None else together(known, done)
+        except UsageError as error:  # nothing that was measured of others may be lost to it
+            incomplete.append(Gap("harness error", f"{part.kernel.name}: {error.message}", part.kernel.target))
     return assembled(
         about.backend,
         about.environment,

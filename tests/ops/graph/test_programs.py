@@ -301,3 +301,13 @@ def test_the_scale_of_a_group_norms_gradient_does_not_grow_with_the_mean() -> No
     x, dy = _random(2, 4, 8), _random(2, 4, 8, seed=1)
     plain, shifted = (op.fast(Problem({"x": x + mean}, {}, {"y": dy}, ("dx",)))["dx"].scale for mean in (0.0, 1000.0))
     assert torch.allclose(plain, shifted, rtol=1e-3)
+
+
+def test_a_function_has_one_name_in_every_process() -> None:
+    source = "def f(x):\n    g = lambda y: y * 2 if 1 not in {3, 'a', 'b'} else y\n    return g(x)\n"
+    names = set()
+    for _ in range(2):  # two code objects of one source, as two processes have them
+        made: dict[str, Any] = {}
+        exec(source, made)
+        names.add(like_op(made["f"], ("x",)).name)
+    assert len(names) == 1
