@@ -99,7 +99,7 @@ def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
         return None
     from verify.declare import config
     from verify.gate.bounds import load
-    from verify.gate.verdict import judge
+    from verify.gate.waivers import judge
 
     return judge([run], load(given.bounds_folder(options, config.find())))
 

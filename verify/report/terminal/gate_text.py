@@ -42,7 +42,7 @@ def render(
     for status in SEVERITY:
         if status not in (*gate_words.WITH_FIGURES, "ok"):
             _lines(page, status, [row for row in verdict.rows if row.status == status])
-    for title, lines in (("not measured", verdict.missing), ("not judged here", verdict.notes)):
+    for title, lines in gate_words.besides(verdict):
         if lines:
             page.blank()
             page.line(Cell(f"{page.signs.status['skipped']} {title}", PENDING))
@@ -113,6 +113,8 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
         bound = row.bound
         evidence = f"{words.basis(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit}"
         page.field("bound", f"{words.decimal(bound.value)} ULP: {evidence}")
+    if row.waiver is not None:
+        page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
     for other in row.readings:
         if other is not reading:
             page.field("also", f"{gate_words.figure(other)}, {words.basis(other.basis)} ({other.source})")
@@ -131,7 +133,9 @@ def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:
     page.blank()
     sign = page.signs.status[SIGN.get(status, "skipped")]
     page.line(Cell(f"{sign} {status}  ", STYLE.get(status, PENDING)), Cell(MEANING[status], "dim"))
-    for arch, kernel, reason, members in found[:MOST_LINES]:
-        page.line(Cell(kernel, "bold"), f"{gate_words.keys(kernel, members)} ({arch}): {reason}", indent=4)
-    if len(found) > MOST_LINES:
-        page.line(f"{page.signs.ellipsis} {len(found) - MOST_LINES:,} more; --json has them all", indent=4)
+    most = len(found) if status == "waived" else MOST_LINES  # no waiver is used without being told
+    for arch, kernel, reason, members in found[:most]:
+        said = Cell(f"{gate_words.keys(kernel, members)} ({arch}): {reason}", PENDING if status == "waived" else "")
+        page.line(Cell(kernel, "bold"), said, indent=4)
+    if len(found) > most:
+        page.line(f"{page.signs.ellipsis} {len(found) - most:,} more; --json has them all", indent=4)
