@@ -141,6 +141,7 @@ def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture
         (("history", "k", "--dtype", "float31"), "argument --dtype: unknown dtype 'float31'"),
         (("hunt", "--seed", "-1"), "argument --seed: a whole number from 0; received '-1'"),
         (("replay", "--index", "1.5"), "argument --index: a whole number from 0; received '1.5'"),
+        (("run", "--without", "compield"), "argument --without: no law is named 'compield' (closest: compiled)"),
         (("gate", "--timeout", "soon"), "argument --timeout: a time is positive, such as 90, 90s, 20m or 1h30m"),
         (("bounds", "propose", "r.json", "--margin", "11"), "a share is a number from 0 to 10, 0.1 for a tenth"),
     ],
@@ -171,7 +172,7 @@ def test_stdout_takes_one_result(capsys: pytest.CaptureFixture[str]) -> None:
         "sweep a.py --result dx --pairs --range=-1:0.5 --hardest 3 --backend cuda",
         "hunt a.py --duration 90s --largest 0.1 --strategy random",
         "bench silu --shape 8192,4096 --shape 2,3 --no-accuracy --rounds 3",
-        "nightly a.py --stage accuracy --profile ci",
+        "nightly a.py --stage accuracy --profile ci --without accuracy",
     ],
 )
 def test_what_determines_the_figures_is_the_command_again(command: str) -> None:

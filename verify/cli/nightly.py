@@ -80,6 +80,7 @@ def main(options: argparse.Namespace) -> int:
             peers=() if options.targets else settings.peers,
             seed=options.seed,
             profile=options.profile,
+            without=tuple(dict.fromkeys(options.without)),
             budget=options.budget,
             timeout=options.timeout,
             jobs=options.jobs,

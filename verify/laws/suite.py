@@ -11,28 +11,37 @@ import msgspec
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.laws import engine, registry
+from verify.laws.profiles import NAMES, remaining
+from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
 from verify.records.record import KernelRun, unrepeatable
 
 
 def laws_for(
-    kernel: Kernel, *, laws: Iterable[str] | None = None, dtypes: Iterable[str] | None = None
+    kernel: Kernel,
+    *,
+    laws: Iterable[str] | None = None,
+    without: Iterable[str] = (),
+    dtypes: Iterable[str] | None = None,
 ) -> Callable[..., None]:
     """A pytest test of every law and dtype of a kernel:
 
         test_my_gelu = verify.laws_for(my_gelu)
 
-    `laws` and `dtypes` narrow it down. How many cases each law sees is Hypothesis' current profile:
+    `laws`, `without` and `dtypes` narrow it down. How many cases each law sees is Hypothesis' current profile:
     `pytest --hypothesis-profile=quick`, `ci`, `nightly` or `exhaustive`. Cases that break a law are remembered in the
     profile's example database and tried first the next time (ci has none).
     """
     import pytest
 
-    chosen = registry.ALL if laws is None else tuple(registry.get(name) for name in laws)
+    left = remaining(without)
+    chosen = tuple(law for law in map(registry.get, NAMES if laws is None else laws) if law.name in left)
     wanted = kernel.dtypes if dtypes is None else tuple(dtypes)
     pairs = [(law, dtype) for law in chosen for dtype in wanted]
 
-    @pytest.mark.parametrize(("law", "dtype"), pairs, ids=[f"{law.name}-{dtype}" for law, dtype in pairs])
+    @pytest.mark.parametrize(
+        ("law", "dtype"), pairs, ids=[f"{law.name.replace(' ', '-')}-{dtype}" for law, dtype in pairs]
+    )
     def test(law: Any, dtype: str) -> None:
         from verify import backends
 
@@ -65,6 +74,7 @@ def with_laws(
     *,
     seed: int = 0,
     dtypes: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> KernelRun:
     """The record of a kernel with the laws tried, unless the kernel could not be measured at all.
@@ -76,10 +86,12 @@ def with_laws(
     started = time.monotonic()
     chosen = engine.profile_named(profile, seed or None)
     tried = []
-    for law in registry.ALL:
+    for name in remaining(without):
         for dtype in dtypes or kernel.dtypes:
-            progress(f"{kernel.name} {dtype}: {law.name}")
+            progress(f"{kernel.name} {dtype}: {name}")
+            law = registry.get(name)
             tried.append(engine.try_law(law, kernel, dtype, backend, chosen, done.target, shrink=shrink_law))
+    tried += left_out(without, dtypes or kernel.dtypes)
     return msgspec.structs.replace(
         done,
         status="wrong" if any(law.status == "broken" for law in tried) else done.status,
