@@ -94,7 +94,6 @@ def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
     page.field("truth", words.truth(reading.worst.truth))
     if text := gate_words.there(reading):
         page.field("there", text)
-    page.field("replay", "")
     page.command(gate_words.short_replay(reading, files) or replay_command(reading.worst.origin), indent=4)
 
 
@@ -111,7 +110,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
         page.field("why", row.reason)
     if row.bound is not None:
         bound = row.bound
-        evidence = f"{words.basis(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit}"
+        evidence = f"{words.basis(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
         page.field("bound", f"{words.decimal(bound.value)} ULP: {evidence}")
     if row.waiver is not None:
         page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
@@ -122,7 +121,6 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
         element(page, reading, {} if whole else gate_words.paths_of(verdict, records))
     if row.status == "breached":
         files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
-        page.field("or", "")
         page.command(f"verify bounds accept {shlex.quote(str(row.key))} {files} --reason '...'", indent=4)
 
 
