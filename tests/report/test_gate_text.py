@@ -142,7 +142,7 @@ def test_a_comment_is_one_line_when_nothing_changed() -> None:
     )
 
 
-def test_a_comment_has_the_verdict_first_and_only_changed_rows() -> None:
+def test_a_comment_begins_with_what_changed_and_has_only_changed_rows() -> None:
     text = gate_markdown.render(verdict())
     assert text.startswith("### ✗ verify gate: **fail:** 1 kernel failed; ")
     assert "<code>positive</code>" in text
@@ -151,8 +151,10 @@ def test_a_comment_has_the_verdict_first_and_only_changed_rows() -> None:
     base = run(kernel(result(0.98, low=0.98, high=0.99)))
     held = book(bound(1.0, regime="low"), bound(0.9, regime="high"))
     text = gate_markdown.render(judge([better], held), compare(base, better))
-    assert text.startswith("### ✓ verify gate: **pass:** all 2 bounds hold")
-    assert "Against the base: better&#58; 1 of 2 figures shrank" in text
+    assert text.startswith("### ✓ verify gate: **pass:** better&#58; 1 of 2 figures shrank")
+    assert text.index("all 2 bounds hold") > text.index("figures shrank")
+    worse = gate_markdown.render(judge([base], held), compare(better, base))
+    assert worse.index("**worse**") < worse.index("**breached**")
     assert "| 0.99 | 0.9 |" in text
     assert "<code>low</code>" not in text
 
@@ -171,7 +173,7 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
     base = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
     text = gate_markdown.render(judge([item], held), compare(base, item))
     assert 20_000 < len(text) <= len(text.encode()) <= 60_000
-    assert text.startswith("### ✗ verify gate: **fail:** 2,880 bounds breached; ")
+    assert text.startswith("### ✗ verify gate: **fail:** ") and "\nBounds: 2,880 bounds breached; " in text
     assert re.search(r"[\d,]+ more rows left out for length", text)
     assert re.search(r"[\d,]+ more breaches left out for length", text)
     assert re.search(r"[\d,]+ more changed figures left out for length", text)

@@ -1,9 +1,10 @@
-"""The verdict of the gate as a comment on a pull request: verdict first, changed rows only, one line if nothing is."""
+"""The verdict of the gate as a comment on a pull request: what changed first, changed rows only, one line if none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verify.errors import PASS, WRONG
 from verify.gate.bounds import Bound
 from verify.gate.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
@@ -36,9 +37,10 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     if not (notable or changed or broke or any(lines for _, lines in gate_words.besides(verdict))):
         budget.must(f"{sign} verify: no changes: {said}.\n")
         return budget.text()
-    budget.must(f"### {sign} verify gate: **{verdict.word}:** {said}\n")
+    heading = said if comparison is None else inert(compare_words.sentence(comparison))
+    budget.must(f"### {sign} verify gate: **{verdict.word}:** {heading}\n")
     if comparison is not None:
-        budget.must(f"\nAgainst the base: {inert(compare_words.sentence(comparison))}.\n")
+        budget.must(f"\nBounds: {said}.\n")
     if verdict.records:
         budget.reserve(f"\n<sub>records {', '.join(code(item) for item in verdict.records[:8])}</sub>\n")
     waived = [row for row in notable if row.status == "waived"]
@@ -49,14 +51,23 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
     shown = {id(row) for row in with_figures}
     details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
-    share = 0.5 if details or changed else 1.0
+    budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED, share=0.4)
+    share = 0.5 if details else 1.0
     budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
     budget.fill(_waived(waived), "lines", head="**Waived**\n")
     budget.fill(_unjudged([row for row in rest if id(row) not in shown]), "lines", head="**Not judged**\n")
-    budget.fill(details, "breaches", share=0.6 if changed else 1.0)
-    budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED)
+    budget.fill(details, "breaches")
     for title, lines in gate_words.besides(verdict):
         budget.fill([f"- {inert(gap.text)}" for gap in gathered(lines)], "lines", head=f"**{title.capitalize()}**\n")
+    return budget.text()
+
+
+def compared(found: Comparison, *, limit: int = LIMIT) -> str:
+    """What changed between two records, without a verdict on bounds."""
+    budget = Budget(limit)
+    sign = {PASS: "✓", WRONG: "✗"}.get(found.exit_code, "○")
+    budget.must(f"### {sign} verify compare: {inert(compare_words.sentence(found))}\n")
+    budget.fill([_changed(pair) for pair in found.listed], "changed figures", head=CHANGED)
     return budget.text()
 
 
