@@ -126,7 +126,7 @@ def test_a_misspelled_command_is_gets_the_closest_one(
 
 
 def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no command is named 'xyzzy'; verify knows doctor, list, run, " in refused(capsys, "xyzzy")
+    assert "no command is named 'xyzzy'; verify knows doctor, init, list, run, " in refused(capsys, "xyzzy")
     said = refused(capsys, "corpus", "ad")
     assert said.endswith("no command is named 'ad' (closest: add)\n  next: verify corpus add --help\n")
 
