@@ -67,6 +67,8 @@ def test_the_day_after_it_fails_and_says_that_the_waiver_ended(tmp_path: Path) -
     for text in sinks(found):
         assert "a faster erf is on its way" in text and "2026-11-23" in text
     assert "ended with 2026-11-23" in sinks(found)[0]
+    [block] = [part for part in gate_text.render(found, Terminal(80)).split("\n\n") if part.startswith("✗ breached")]
+    assert len(block.splitlines()) == 8
 
 
 @pytest.mark.parametrize("quoted", ["2026-11-22", '"2026-11-22"'])

@@ -68,13 +68,20 @@ def test_a_breach_says_everything_that_is_needed() -> None:
     assert block == [
         "✗ breached  gelu y bfloat16 positive",
         "    error     0.91 ULP, exhaustive, 65,536 inputs",
-        "    bound     0.5 ULP: exhaustive, 65,536 inputs, 2026-10-01, commit bbbbbbb",
+        "    bound     0.5 ULP: all 2^16, 2026-10-01, commit bbbbbbb",
         "    input     x = -4.34 (0xc08b) at [7]",
         "    got       -0 (0x8000)",
         "    truth     -3.04e-5",
         '    verify replay accuracy.py::gelu \'{"dtype":"bfloat16"}\' --result y --index 7',
         "    verify bounds accept gelu/y/bfloat16/positive 'my run.json' --reason '...'",
     ]
+
+
+def test_no_breach_takes_more_than_eight_lines_and_nan_names_its_key() -> None:
+    blocks = gate_text.render(verdict(), Terminal(80), records=["run.json"]).split("\n\n")
+    breaches = [block.splitlines() for block in blocks if block.startswith(("✗ breached", "✗ nonfinite"))]
+    assert len(breaches) == 2 and all(len(block) <= 8 == len(set(block)) for block in breaches)
+    assert any("    key       gelu/dw/bfloat16/all" in block for block in breaches)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])

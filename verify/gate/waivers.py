@@ -90,9 +90,13 @@ def load(folder: Path) -> tuple[Waiver, ...]:
     """Every waiver below the folder of the bounds."""
     files = sorted(folder.rglob(WAIVERS))
     try:
-        return read((str(path), path.relative_to(folder), path.read_bytes()) for path in files)
+        return read((_shown(path), path.relative_to(folder), path.read_bytes()) for path in files)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def read(files: Iterable[tuple[str, PurePath, bytes]]) -> tuple[Waiver, ...]:

@@ -108,9 +108,10 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
     page.field("error", f"{gate_words.figure(reading)}, {words.basis(reading.basis)}")
     if row.status == "nonfinite":
         page.field("why", row.reason)
-    if row.bound is not None:
+        page.field("key", str(row.key))  # for a waiver: no bound can allow it
+    elif row.bound is not None:
         bound = row.bound
-        evidence = f"{words.basis(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
+        evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
         page.field("bound", f"{words.decimal(bound.value)} ULP: {evidence}")
     if row.waiver is not None:
         page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
@@ -119,7 +120,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
             page.field("also", f"{gate_words.figure(other)}, {words.basis(other.basis)} ({other.source})")
     if reading.worst is not None:
         element(page, reading, {} if whole else gate_words.paths_of(verdict, records))
-    if row.status == "breached":
+    if row.status == "breached" and row.waiver is None:
         files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
         page.command(f"verify bounds accept {shlex.quote(str(row.key))} {files} --reason '...'", indent=4)
 
