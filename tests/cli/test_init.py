@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -123,6 +124,17 @@ def test_what_is_written_runs(project: Path) -> None:
         "test_fused_silu",
     ]
     check_commands(project / ".github" / "workflows" / "accuracy.yml")
+
+
+def test_the_test_runs_in_a_process_of_its_own(project: Path) -> None:
+    """Without a GPU the kernels have to be imported to be interpreted, which this process did long ago."""
+    said("init", cwd=project)
+    chosen = "fused_silu and custom-operators and float32"
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_accuracy.py", "-k", chosen]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=project, timeout=120)
+    assert "1 skipped, " in done.stdout and "the kernel calls no custom operator" in done.stdout + done.stderr, (
+        done.stdout
+    )
 
 
 def test_a_todo_runs_once_it_is_filled_in(project: Path) -> None:

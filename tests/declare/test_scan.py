@@ -25,11 +25,23 @@ def test_nothing_is_imported(tmp_path: Path) -> None:
     assert (item.module, item.name, item.line, item.root) == ("ops", "silu", 6, tmp_path)
 
 
-def test_the_outermost_function_is_named(tmp_path: Path) -> None:
+def test_the_first_public_function_above_a_launch_is_named(tmp_path: Path) -> None:
     text = (
-        KERNEL + "def inner(x):\n    _k[(1,)](x)\ndef _hidden(x):\n    inner(x)\ndef outer(x):\n    return _hidden(x)\n"
+        KERNEL
+        + "def _hidden(x):\n    _k[(1,)](x)\ndef gelu(x):\n    return _hidden(x)\ndef block(x):\n    return gelu(x)\n"
     )
-    assert list(found(tmp_path, ops=text)) == ["ops.outer"]
+    assert list(found(tmp_path, ops=text)) == ["ops.gelu"]
+
+
+def test_a_folder_without_init_is_a_package_where_it_is_imported_as_one(tmp_path: Path) -> None:
+    made = found(
+        tmp_path,
+        mine__low=KERNEL,
+        mine__high="from mine.low import _k\ndef silu(x):\n    _k[(1,)](x)\n",
+        mine__other="from mine import low\ndef gelu(x):\n    low._k[(1,)](x)\n",
+    )
+    assert sorted(made) == ["mine.high.silu", "mine.other.gelu"]
+    assert {item.root for item in made.values()} == {tmp_path}
 
 
 def test_a_launch_is_followed_through_imports_and_packages(tmp_path: Path) -> None:
@@ -38,8 +50,8 @@ def test_a_launch_is_followed_through_imports_and_packages(tmp_path: Path) -> No
     made = found(
         tmp_path,
         src__pkg__kernels=KERNEL,
-        src__pkg__a="from pkg import kept\ndef one(x):\n    grid = kept[(1,)]\n    grid(x)\n",
-        src__pkg__b="from . import a\ndef two(x, y=1):\n    return a.one(x)\n",
+        src__pkg__a="from pkg import kept\ndef _one(x):\n    grid = kept[(1,)]\n    grid(x)\n",
+        src__pkg__b="from . import a\ndef two(x, y=1):\n    return a._one(x)\n",
         src__pkg__c="import pkg.kernels as k\ndef three(x):\n    k._k[(1,)](x)\n",
         src__pkg__d="import numpy\ndef four(x):\n    return numpy.one(x)[0](x)\n",
     )
@@ -91,6 +103,18 @@ def test_tests_environments_and_what_nobody_can_import_are_left_out(tmp_path: Pa
     assert [str(tmp_path / "broken.py") in line for line in scan.launchers(tmp_path)[1]] == [True]
 
 
-def test_functions_that_call_each_other_are_both_there(tmp_path: Path) -> None:
-    text = KERNEL + "def a(x):\n    _k[(1,)](x)\n    b(x)\ndef b(x):\n    a(x)\n"
-    assert sorted(found(tmp_path, ops=text)) == ["ops.a", "ops.b"]
+def test_functions_that_call_each_other_end_the_search(tmp_path: Path) -> None:
+    text = KERNEL + "def _a(x):\n    _k[(1,)](x)\n    b(x)\ndef b(x):\n    _a(x)\n"
+    assert list(found(tmp_path, ops=text)) == ["ops.b"]
+
+
+def test_a_kernel_that_is_handed_to_a_launcher_counts(tmp_path: Path) -> None:
+    assert list(found(tmp_path, ops=KERNEL + "def silu(x):\n    launch(_k, (1,), x)\n")) == ["ops.silu"]
+
+
+def test_what_serves_an_autograd_function_is_called_through_it(tmp_path: Path) -> None:
+    text = KERNEL + "def norm_forward(x):\n    _k[(1,)](x)\n" + FUNCTION.replace("_k[(1,)](x)", "norm_forward(x)")
+    assert list(found(tmp_path, ops=text)) == ["ops.F.apply"]
+    module = "class Norm(torch.nn.Module):\n    def forward(self, x):\n        return F.apply(x)\n"
+    assert list(found(tmp_path, ops=text + module)) == ["ops.F.apply"]
+    assert list(found(tmp_path, ops=text + module + "def norm(x):\n    return F.apply(x)\n")) == ["ops.norm"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,18 +75,22 @@ def _lines(names: dict[str, Launcher], known: set[str], data: dict[str, Any], el
     lines = []
     for name, item in names.items():
         state = f"like={_filled(item)[0]}" if name in known else "TODO: say what it computes"  # type: ignore[index]
-        lines.append(f"{name:<{width}}  {item.file}:{item.line}  {state}")
+        lines.append(f"{name:<{width}}  {_place(item)}  {state}")
     lines += [f"not read  {problem}" for problem in data["not read"]]
     lines += ["", *(f"wrote {path}" for path in data["written"])]
     lines += [f"kept  {path}: it exists, and was not changed" for path in data["kept"]]
     if elsewhere and _installs():
         lines.append("its package has to be importable: pip install -e .")
     elif elsewhere:
-        lines.append(f"its package has to be importable: export PYTHONPATH={':'.join(map(str, elsewhere))}")
+        lines.append(f"its package has to be importable: export PYTHONPATH={':'.join(map(os.path.relpath, elsewhere))}")
     todo = len(names) - len(known)
     verdict = f"{len(names)} function{'s' * (len(names) > 1)} launch{'es' * (len(names) == 1)} Triton kernels"
     then = f"verify run {DECLARATION}" if known else f"fill in a TODO of {DECLARATION}, then verify run {DECLARATION}"
     return lines + sinks.ending(f"{verdict}; {todo} to be filled in" if todo else verdict, then)
+
+
+def _place(item: Launcher) -> str:
+    return f"{os.path.relpath(item.file)}:{item.line}"
 
 
 def _write(path: Path, text: str) -> bool:
@@ -190,7 +195,7 @@ def declaration(names: dict[str, Launcher]) -> str:
         if _filled(item) is None:
             todo = f"# TODO {name}: fill in like= and shapes=, then take away the # in front of these lines."
             lines = [todo, *(f"# {line}".rstrip() for line in lines)]
-        parts.append("\n".join([f"# {item.file}:{item.line}", *lines]))
+        parts.append("\n".join([f"# {_place(item)}", *lines]))
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -213,13 +218,23 @@ def _declared(name: str, item: Launcher) -> list[str]:
     ]
 
 
+_TEST = '''\
+"""The laws that any correct kernel obeys: pytest {file} --hypothesis-profile=ci, or quick, nightly."""
+
+import verify
+from verify import backends
+
+backends.activate(backends.select())  # before kernels are imported: without a GPU Triton interprets them
+
+import accuracy  # noqa: E402
+
+'''
+
+
 def test(known: set[str]) -> str:
     """A pytest test of the laws of each kernel that is declared."""
-    lines = ['"""The laws that any correct kernel obeys: pytest --hypothesis-profile=ci, or quick, nightly."""', ""]
-    lines += ["import accuracy", "import verify", ""]
-    lines += [f"test_{name} = verify.laws_for(accuracy.{name})" for name in sorted(known)]
-    lines += [] if known else ["# TODO: test_NAME = verify.laws_for(accuracy.NAME)"]
-    return "\n".join(lines).replace("\nimport verify\n\n#", "\nimport verify  # noqa: F401\n\n#") + "\n"
+    lines = [f"test_{name} = verify.laws_for(accuracy.{name})" for name in sorted(known)]
+    return _TEST.format(file=TEST) + "\n".join(lines or ["# TODO: test_NAME = verify.laws_for(accuracy.NAME)"]) + "\n"
 
 
 _WORKFLOW = """\

@@ -1,8 +1,8 @@
 """The functions of a project that launch Triton kernels, found by reading its source: nothing is imported.
 
-A function counts if it launches a `@triton.jit` function, `kernel[grid](...)`, or uses another function or class of the
-project that does. Of those that use each other the outermost is named: what the project's own users call. An
-`autograd.Function` that no function wraps stands for itself, as `Class.apply`.
+From each launch of a `@triton.jit` function, `kernel[grid](...)` or `launch(kernel, ...)`, the way leads up through
+private functions to the first public one. What serves the forward or backward pass of an `autograd.Function` is not
+what anybody calls: there it leads on to the function that wraps the class, or ends at `Class.apply` where none does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 
 Name = tuple[str, str]  # module, and what it defines
 
-_SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "test", "tests", "docs"}
+_SKIPPED = set(
+    "__pycache__ build dist node_modules site-packages test tests docs bench benchmark benchmarks examples".split()
+)
 _SCALARS = {"int", "float", "bool", "str"}  # annotations of what is no tensor
 _SCALAR_NAMES = {"eps", "epsilon", "dim", "axis", "alpha", "beta", "p", "training", "scale", "inplace", "approximate"}
 
@@ -77,29 +79,23 @@ class _Module:
 
 def launchers(folder: Path) -> tuple[list[Launcher], list[str]]:
     """Those of a folder (or of one file), and a line for each file that could not be read."""
-    modules: dict[str, _Module] = {}
+    trees: dict[Path, ast.Module] = {}
     problems = []
     for path in _sources(folder):
-        root, name = _place(path)
-        if not all(map(str.isidentifier, name.split("."))):
-            continue  # nothing can import it
         try:
-            tree = ast.parse(path.read_bytes())
+            trees[path.resolve()] = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError, RecursionError) as error:
             problems.append(f"{path}: {error}")
-            continue
-        modules[name] = _module(path, root, name, tree)
+    modules: dict[str, _Module] = {}
+    for path, (root, name) in _places(trees).items():
+        if all(map(str.isidentifier, name.split("."))):  # else nothing can import it
+            modules[name] = _module(path, root, name, trees[path])
     units = {(module, name): unit for module, found in modules.items() for name, unit in found.units.items()}
     for (module, _), unit in units.items():
         unit.uses = {found for found in _uses(unit.node, module, modules) if found in units}
     kernels = {name for name, unit in units.items() if unit.jit}
     launch = {name for name, unit in units.items() if not unit.jit and _launches(unit, name[0], modules, kernels)}
-    reaching = {name for name in units if name not in kernels and _below(name, units) & launch}
-    public = {name for name in reaching if isinstance(units[name].node, ast.FunctionDef) and name[1][0] != "_"}
-    inner = {other for name in public for other in _below(name, units) - {name}}
-    alone = {name for name in reaching if units[name].autograd and units[name].method("forward")}
-    alone -= {other for name in public | alone for other in _below(name, units) - {name}}
-    outer = {name for name in public if name not in inner or _in_circle(name, units)} | alone
+    outer = _called_from_outside(launch, units, kernels)
     found = [_launcher(modules[name[0]], name, units) for name in outer]
     return sorted(found, key=lambda item: (str(item.file), item.line)), problems
 
@@ -117,13 +113,34 @@ def _sources(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _place(path: Path) -> tuple[Path, str]:
-    """The folder that has to be on Python's path, and the dotted name of the module there."""
-    root, parts = path.parent, [] if path.stem == "__init__" else [path.stem]
-    while (root / "__init__.py").exists():
-        parts.insert(0, root.name)
-        root = root.parent
-    return root, ".".join(parts)
+def _places(trees: dict[Path, ast.Module]) -> dict[Path, tuple[Path, str]]:
+    """Of each file the folder that has to be on Python's path, and the dotted name of the module there.
+
+    A folder without `__init__.py` is a package where the project imports its files through its name.
+    """
+    imported = set[str]()
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    places, through = {}, dict[Path, Path]()  # folders, and the folder above them that they are imported from
+    for path in trees:
+        root, parts = path.parent, [] if path.stem == "__init__" else [path.stem]
+        while (root / "__init__.py").exists():
+            parts.insert(0, root.name)
+            root = root.parent
+        places[path] = root, parts
+        above, longer = root, parts
+        for _ in range(3):
+            above, longer = above.parent, [above.name, *longer]
+            if ".".join(longer) in imported:
+                through[root] = above
+    return {
+        path: (top := through.get(root, root), ".".join([*root.relative_to(top).parts, *parts]))
+        for path, (root, parts) in places.items()
+    }
 
 
 def _module(path: Path, root: Path, name: str, tree: ast.Module) -> _Module:
@@ -173,11 +190,11 @@ def _defined(module: str, name: str, modules: dict[str, _Module], depth: int) ->
 
 
 def _launches(unit: _Unit, module: str, modules: dict[str, _Module], kernels: set[Name]) -> bool:
-    """Whether the code has `kernel[grid]` for a Triton kernel of the project."""
-    return any(
-        isinstance(item, ast.Subscript) and _resolved(item.value, module, modules) in kernels
-        for item in ast.walk(unit.node)
-    )
+    """Whether the code has `kernel[grid]`, or hands a kernel to a call, for a Triton kernel of the project."""
+    used: list[ast.expr] = []
+    for item in ast.walk(unit.node):
+        used += [item.value] if isinstance(item, ast.Subscript) else item.args if isinstance(item, ast.Call) else []
+    return any(_resolved(item, module, modules) in kernels for item in used)
 
 
 def _below(name: Name, units: dict[Name, _Unit]) -> set[Name]:
@@ -190,8 +207,39 @@ def _below(name: Name, units: dict[Name, _Unit]) -> set[Name]:
     return found
 
 
-def _in_circle(name: Name, units: dict[Name, _Unit]) -> bool:
-    return any(name in _below(other, units) for other in units[name].uses - {name})
+def _called_from_outside(launch: set[Name], units: dict[Name, _Unit], kernels: set[Name]) -> set[Name]:
+    """The first public functions above launches, and the autograd functions that no function wraps."""
+    users: dict[Name, set[Name]] = {name: set() for name in units}
+    for name, unit in units.items():
+        for other in unit.uses - {name}:
+            users[other].add(name)
+
+    def public(name: Name) -> bool:
+        return isinstance(units[name].node, ast.FunctionDef) and not name[1].startswith("_")
+
+    def serves_autograd(name: Name) -> bool:
+        seen, left = {name}, [name]
+        while left:
+            more = users[left.pop()] - seen
+            if any(units[other].autograd for other in more):
+                return True
+            seen |= more
+            left += [other for other in more if not public(other)]
+        return False
+
+    found, seen, left = set[Name](), set(kernels), sorted(launch)
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        above = {other for other in users[name] if isinstance(units[other].node, ast.FunctionDef)}
+        alone = units[name].autograd and not above and units[name].method("forward")
+        if alone or (public(name) and not serves_autograd(name)):
+            found.add(name)
+        else:
+            left += sorted(above | {other for other in users[name] if units[other].autograd})
+    return found
 
 
 def _launcher(module: _Module, name: Name, units: dict[Name, _Unit]) -> Launcher:
