@@ -74,6 +74,23 @@ def test_rows_are_spelled_out_where_they_are_short() -> None:
         verify.assert_ulp(wide, op="layer_norm", inputs=(wide,), params={"eps": 1e-5}, max_ulp=4)
 
 
+def test_a_product_and_integers_name_a_command_too() -> None:
+    rough = verify.kernel(op="linear", operands=["x", "weight"], dtypes=["float32"])(lambda x, w: (x @ w.T) * 1.001)
+    x, weight = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(4, 3) / 7
+    with pytest.raises(AssertionError) as caught:
+        verify.assert_ulp(rough.function(x, weight), op="linear", inputs=(x, weight), max_ulp=1)
+    got, again = explained(str(caught.value), rough)
+    assert got == again
+    loss = verify.kernel(
+        like=torch.nn.functional.cross_entropy,
+        shapes={"logits": "n v", "label": "n"},
+        integers={"label": "0 <= label < v"},
+        dtypes=["float32"],
+    )(lambda logits, label: logits)
+    with pytest.raises(AssertionError, match="explain verify run FILE.py"):  # a case cannot hold given integers
+        verify.assert_ulp(torch.tensor(9.0), op=loss.op, inputs=(x, torch.tensor([1, 2])), max_ulp=1)
+
+
 def rough_norm(x, weight, bias, *, eps=1e-5):
     mean = x.mean(-1, keepdim=True)
     return (x - mean) * torch.rsqrt((x * x).mean(-1, keepdim=True) - mean * mean + eps)

@@ -91,7 +91,7 @@ def assert_ulp(
             *(f"  {name:<7} {text}" for name, text in worst.inputs.items()),
             f"  got     {worst.got} ({worst.got_hex})",
             f"  truth   {worst.truth}",
-            f"  explain {_explain(definition, problem, result, case, index)}",
+            f"  explain {_explain(result, case, index)}",
         ]
         raise AssertionError("\n".join(lines))
 
@@ -100,17 +100,18 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
     """The case of the worst element alone where the op is elementwise, else of the tensors whose dims are known."""
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     upstream = {"d" + name: value for name, value in problem.upstream.items()} if result in op.gradients else {}
-    dims = tuple(next(iter(tensors.values())).shape)
+    dims = _dims(op, problem, actual)
     given = tensors | upstream
     if op.kind == "elementwise" and all(value.shape == actual.shape for value in given.values()):
         given, dims = {name: value.reshape(-1)[index : index + 1] for name, value in given.items()}, (1,)
     kinds = {name: formats.of(value.dtype).name for name, value in tensors.items() if value.is_floating_point()}
     dtype = next(iter(kinds.values()), formats.of(actual.dtype).name)
     params = {name: value for name, value in problem.params.items() if op.resolve({}).get(name) != value}
-    short = sum(value.numel() for value in given.values()) <= SPELLED
+    known = dims is not None and len(kinds) == len(tensors)  # a case has no place for given integers
+    short = known and sum(value.numel() for value in given.values()) <= SPELLED
     return Case(
         dtype=dtype,
-        dims=dims,
+        dims=dims or (),
         fill="normal" if op.kind == "elementwise" else "randn",
         params=params,
         upstream="normal" if upstream else "",
@@ -120,15 +121,22 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
     )
 
 
-def _explain(op: Op, problem: Problem, result: str, case: Case, index: int) -> str:
-    """The command that says which step makes the error; a kernel has to be declared for it."""
+def _dims(op: Op, problem: Problem, actual: Tensor) -> tuple[int, ...] | None:
+    """The dims of a case with these shapes: those of an operand or the result, or of a product; None where none fit."""
     shapes = {name: tuple(value.shape) for name, value in problem.inputs.items() if value is not None}
-    alone = case.dims == (1,)
-    try:
-        named = alone or {name: op.shapes(case.dims, problem.params)[name] for name in shapes} == shapes
-    except (LookupError, TypeError, ValueError, UsageError):
-        named = False
-    if not case.values or not named:
+    first, last = next(iter(shapes.values())), tuple(actual.shape)
+    for dims in (first, last, (*first, *last[-1:])):
+        try:
+            if {name: shape for name, shape in op.shapes(dims, problem.params).items() if name in shapes} == shapes:
+                return dims
+        except (LookupError, TypeError, ValueError, UsageError):
+            continue
+    return None
+
+
+def _explain(result: str, case: Case, index: int) -> str:
+    """The command that says which step makes the error; a kernel has to be declared for it."""
+    if not case.values:
         return "verify run FILE.py --json run.json, then verify explain --run run.json (FILE.py declares the kernel)"
-    place = ["--result", result, "--index", "0" if alone else str(index)]
+    place = ["--result", result, "--index", "0" if case.dims == (1,) else str(index)]
     return shlex.join(["verify", "explain", "FILE.py::KERNEL", case.to_json(), *place])
