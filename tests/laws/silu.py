@@ -10,7 +10,7 @@ _BLOCK = 64
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, n, BUG: tl.constexpr, BLOCK: tl.constexpr):
+def _forward_kernel(x_ptr, y_ptr, n: tl.int32, BUG: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
     if BUG == "reads past the end":
@@ -84,3 +84,13 @@ def silu_in_an_operator(x: torch.Tensor, bug: str) -> torch.Tensor:
 @silu_in_an_operator.register_fake
 def _(x, bug):
     return torch.empty_like(x)
+
+
+@torch.library.triton_op("verify_tests::silu_in_a_triton_op", mutates_args=())
+def silu_in_a_triton_op(x: torch.Tensor) -> torch.Tensor:
+    """The same behind an operator whose fake result is made by the function itself, launches included."""
+    y = torch.empty_like(x)
+    if x.numel():
+        launched = torch.library.wrap_triton(_forward_kernel)[(triton.cdiv(x.numel(), _BLOCK),)]
+        launched(x, y, x.numel(), BUG="", BLOCK=_BLOCK)
+    return y

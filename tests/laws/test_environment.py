@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import verify
-from tests.laws.silu import silu, silu_in_an_operator
+from tests.laws.silu import silu, silu_in_a_triton_op, silu_in_an_operator
 from tests.laws.trial import attempt, breaks, holds, skips
 from verify import backends
 from verify.cases import Case
@@ -162,6 +162,12 @@ def test_a_traceable_kernel_compiles_to_the_same_bits() -> None:
 
 def test_a_triton_kernel_outside_of_an_operator_compiles_too() -> None:
     holds("compiled", silu_kernel(lambda x: silu(x, "")))
+
+
+@pytest.mark.parametrize("law", ["compiled", "custom operators"])
+def test_a_triton_op_keeps_them(law: str) -> None:
+    """Its function runs on tensors without values: on the interpreter too nothing is launched on those."""
+    holds(law, silu_kernel(silu_in_a_triton_op, gradients=False))
 
 
 def test_a_case_that_spells_out_its_elements_is_tried_in_a_larger_shape_too() -> None:

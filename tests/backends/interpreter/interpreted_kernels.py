@@ -402,3 +402,32 @@ def bytes_times(x, out, n):
     i = tl.arange(0, 4)
     x = tl.load(x + i)
     tl.store(out + i, (x * n + x).to(tl.int64))
+
+
+@triton.jit
+def logic_of_blocks(x, out, m, n, BLOCK: tl.constexpr):
+    r = tl.arange(0, BLOCK)[:, None]
+    c = tl.arange(0, BLOCK)[None, :]
+    inside = (r < m) and (c < n)
+    values = tl.load(x + r * n + c, mask=inside, other=-1.0)
+    tl.store(out + r * BLOCK + c, values, mask=not inside or (r == c and not (r >= 1)))
+
+
+@triton.jit
+def logic_of_constants(out, n, FLAG: tl.constexpr):
+    if FLAG and n > 2 and not (n > 6):
+        tl.store(out, 1)
+    if not FLAG or n > 5:
+        tl.store(out + 1, 1)
+
+
+@triton.jit
+def counting_condition(out, n):
+    if n > 100 and tl.atomic_add(out, 1) > 100:
+        tl.store(out, -1)
+
+
+@triton.jit
+def chained_comparison(out, n):
+    if 0 < n < 5:
+        tl.store(out, 1)

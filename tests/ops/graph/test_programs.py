@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -238,6 +240,12 @@ def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
     wide = Shapes({}, ("n", "d"), "d % 16 == 0 and 4000 < d")
     assert next(iter(sizes_within(wide.dims, wide.allowed, 1 << 16, wide.where)))[1] == 4096
     assert not list(sizes_within(("n",), lambda dims: dims[0] > 5000, 1 << 16, "n > 5000"))[1:]
+    half = "d == 2 * e and d <= 64"
+    turned = Shapes({}, ("b", "h", "s", "d", "g", "e"), half)
+    small = [each for each in sizes_within(turned.dims, turned.allowed, 64, half) if math.prod(each[:4]) <= 64]
+    assert small and all(each[3] == 2 * each[5] <= 64 for each in small)
+    never = Shapes({}, ("b", "h", "s", "d", "g", "e"), "b * h * s * d * g * e == 96")
+    assert next(iter(sizes_within(never.dims, never.allowed, 64, never.where)))  # none of the first ones
 
 
 def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_cancels() -> None:
@@ -262,3 +270,34 @@ def test_any_answer_is_right_where_a_program_has_no_value() -> None:
     assert dx.ends is not None and torch.isnan(dx.value[1]) and dx.ends[1][1] == math.inf
     points = silu.points(Problem({"x": x}, {}, {}, ("y",)), "y", range(3))
     assert [point.ends is not None and point.ends() is not None for point in points] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "gate"),
+    [
+        (functional.silu, None, "plain"),
+        (lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), None, "plain"),  # one number: its formula cancels
+        (lambda x: functional.glu(x, -1), {"x": "n d"}, "plain"),
+        (lambda x, s: x + 2 * s, None, "scaled"),
+        (lambda x: x.chunk(2, -1)[0] * 3 - x.chunk(2, -1)[1] * 5, {"x": "n d"}, "scaled"),
+        (lambda x, w: x * w, {"x": "n d", "w": "d"}, "scaled"),  # the gradient of w is a sum over rows
+    ],
+)
+def test_what_is_added_up_has_a_scale(function: Any, shapes: dict[str, str] | None, gate: str) -> None:
+    names = list(inspect.signature(function).parameters)[: 1 if function is functional.silu else None]
+    assert like_op(function, names, shapes=shapes, where="d % 2 == 0" if shapes else "").gate == gate
+
+
+def test_functions_of_one_name_have_different_ops() -> None:
+    functions = [partial(functional.gelu, approximate=form) for form in ("none", "tanh")]
+    functions += [torch.erf, torch.tanh, partial(torch.clamp, min=0.0), partial(torch.clamp, min=1.0)]
+    made = [like_op(function, ["x"], name="same").name for function in functions]
+    assert len(set(made)) == len(made) and made[0] == like_op(functions[0], ["x"], name="same").name
+
+
+def test_the_scale_of_a_group_norms_gradient_does_not_grow_with_the_mean() -> None:
+    """PyTorch's own formula of it does, and would excuse a gradient that is wrong in its first digits."""
+    op = like_op(lambda x: functional.group_norm(x, 2), ["x"], shapes={"x": "n 4 8"})
+    x, dy = _random(2, 4, 8), _random(2, 4, 8, seed=1)
+    plain, shifted = (op.fast(Problem({"x": x + mean}, {}, {"y": dy}, ("dx",)))["dx"].scale for mean in (0.0, 1000.0))
+    assert torch.allclose(plain, shifted, rtol=1e-3)

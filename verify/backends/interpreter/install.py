@@ -19,6 +19,7 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a
 | a float argument stays a Python float: no `eps.to(tl.float32)`, and float64 arithmetic | `arguments` |
 | an int argument of 1 is a tensor, in a compiled kernel it is a constant; a bool argument fails | `arguments` |
 | annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
+| `and`, `or`, `not` of tensors are Python's, which takes a block for true; `a < b < c` runs | `logic` |
 | an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
 | each operation's types, int64 sums and broadcasts worked out anew: two thirds of a launch | `frontend` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
@@ -31,7 +32,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -81,7 +82,7 @@ def install() -> None:
     if _active is not None:
         return
     targets = _targets()
-    from verify.backends.interpreter import arguments, frontend, operators, reduce
+    from verify.backends.interpreter import arguments, frontend, logic, operators, reduce
 
     shipped = targets["triton.runtime.interpreter"]
     patches = _Patches()
@@ -98,7 +99,13 @@ def install() -> None:
         function = shipped.InterpretedFunction
         patches.set(function, "run", arguments.launching(function.run))
         patches.set(function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
-        patches.set(shipped.ASTTransformer, "visit_AugAssign", arguments.augmented)
+        transformer = shipped.ASTTransformer
+        patches.set(transformer, "visit_AugAssign", arguments.augmented)
+        patches.set(transformer, "visit_Assign", logic.assigning(transformer.visit_Assign))
+        for name, visit in logic.METHODS.items():
+            patches.set(transformer, name, visit)
+        for name, called in logic.FUNCTIONS.items():
+            patches.set(shipped, name, called)
         patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
         _bind_libdevice(patches, shipped)
         for owner, name, function in frontend.replacements():
@@ -121,16 +128,20 @@ def uninstall() -> None:
 def untraced() -> Iterator[None]:
     """While open, `torch.compile` runs what the interpreter launches, instead of tracing the interpreter's numpy code.
 
+    A `triton_op` stays one call, too: its launches are nodes of a graph only where they are compiled.
     Not for good: `torch.compiler.disable` imports the compiler, which takes seconds.
     """
     import torch
-    from triton.runtime.interpreter import GridExecutor
+    from torch.export import _trace
+    from triton.runtime.interpreter import InterpretedFunction
 
+    whole = getattr(_trace, "_disable_custom_triton_op_functional_decomposition", nullcontext)
     patches = _Patches()
-    call = torch.compiler.disable(GridExecutor.__call__)  # type: ignore[no-untyped-call]
-    patches.set(GridExecutor, "__call__", call)
+    run = torch.compiler.disable(InterpretedFunction.run)  # type: ignore[no-untyped-call]
+    patches.set(InterpretedFunction, "run", run)
     try:
-        yield
+        with whole():
+            yield
     finally:
         patches.restore()
 
@@ -209,9 +220,14 @@ def _missing_methods(builder: type) -> list[str]:
 
 def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
     """One launch, without numpy's warnings: NaN, infinity and underflow are results, and masked lanes
-    may divide by zero. `runs` remembers the namespaces that are interpreted already in this launch."""
+    may divide by zero. `runs` remembers the namespaces that are interpreted already in this launch.
+
+    Tensors without values, of which a `triton_op` makes its fake result, get none, as where the kernel is compiled."""
+    from torch._subclasses.fake_tensor import FakeTensor
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, FakeTensor) for each in (*args, *kwargs.values())):
+            return None
         runs.append(set())
         try:
             with np.errstate(all="ignore"):

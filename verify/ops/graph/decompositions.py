@@ -73,6 +73,19 @@ def _group_norm(
     return y if bias is None else y + bias.reshape(channels), mean.squeeze(2), rstd.squeeze(2)
 
 
+def _group_norm_backward(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Any, n: int, c: int, inner: int, groups: int, mask: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By what is left of x without its mean. PyTorch's own form cancels terms that grow with the mean."""
+    rows, channels = (n, groups, c // groups * inner), [1, c] + [1] * (x.ndim - 2)
+    scale = rstd.unsqueeze(2)
+    hat = (x.reshape(rows) - mean.unsqueeze(2)) * scale
+    inward = (grad if weight is None else grad * weight.reshape(channels)).reshape(rows)
+    dx = (inward - _mean(inward, 2, True) - hat * _mean(inward * hat, 2, True)) * scale
+    others = [0, *range(2, x.ndim)]
+    return dx.reshape(x.shape), (grad * hat.reshape(x.shape)).sum(others), grad.sum(others)
+
+
 def _batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -529,6 +542,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.var_mean.correction: _var_mean,
         _aten.native_layer_norm.default: _layer_norm,
         _aten.native_group_norm.default: _group_norm,
+        _aten.native_group_norm_backward.default: _group_norm_backward,
         _aten.native_batch_norm.default: _batch_norm,
         _aten._native_batch_norm_legit.default: _batch_norm_legit,
         _aten._native_batch_norm_legit.no_stats: _batch_norm_no_stats,

@@ -7,6 +7,7 @@ that autograd makes of it, its scale follows from the sums on the way (docs/redu
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 import math
@@ -58,6 +59,21 @@ def like_op(
     labels = tuple(outputs) if outputs else None
     made = _Like(meaning, table, ranges, labels)
     return made.op()
+
+
+def _text(function: Any) -> str:
+    """What tells a function from others of its name: its code, or its name where that is not Python's."""
+    if isinstance(function, functools.partial):
+        given = [
+            *((str(place), value) for place, value in enumerate(function.args)),
+            *sorted(function.keywords.items()),
+        ]
+        values = [(name, _text(value) if callable(value) else repr(value)) for name, value in given]
+        return f"{_text(function.func)} {values}"
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return "" if isinstance(function, torch.nn.Module) else getattr(function, "__qualname__", "")
+    return str(code.co_code.hex() + repr(code.co_consts) + repr(code.co_names))
 
 
 def _name_of(function: Any) -> str:
@@ -166,6 +182,7 @@ class _Like:
                 hint="shapes={" + ", ".join(f"{name!r}: 'n d'" for name in names) + "}, or examples=[(tensor, ...)]",
             )
         smooth = [name for name, step in program.results.items() if step.real]
+        sums = program.sums or self._gradients_sum(shapes, bool(smooth))
         return Op(
             name=f"like {self.meaning.name} {self._digest()}",
             kind="elementwise" if elementwise else "graph",
@@ -175,7 +192,7 @@ class _Like:
             fast=self.fast,
             points=self.points,
             baseline=self._baseline,
-            gate="scaled" if program.sums else "plain",
+            gate="scaled" if sums else "plain",
             regime_of=names[-1],
             summary=f"what PyTorch's {self.meaning.name} denotes",
             dims=() if self.shapes is None else self.shapes.dims,
@@ -185,11 +202,17 @@ class _Like:
             result_shapes=None if elementwise else self._result_shapes,
         )
 
+    def _gradients_sum(self, shapes: Mapping[str, Shape], smooth: bool) -> bool:
+        """Whether gradients add up what the function does not: of a weight that is used in every row."""
+        wanted = [name for name in self.meaning.names if name not in self.ranges]
+        try:
+            return smooth and self._program({name: shapes[name] for name in self.meaning.names}, wanted).sums
+        except UsageError:  # of a gradient that nobody may ask for
+            return False
+
     def _digest(self) -> str:
         """Eight digits that tell two functions of one name apart."""
-        code = getattr(self.meaning.function, "__code__", None)
-        text = repr(self.shapes) + (code.co_code.hex() + repr(code.co_consts) + repr(code.co_names) if code else "")
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return hashlib.sha256((repr(self.shapes) + _text(self.meaning.function)).encode()).hexdigest()[:8]
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         if name in self.ranges:

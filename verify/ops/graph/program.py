@@ -9,6 +9,7 @@ autograd. Two routes lead to its values, PyTorch's float64 arithmetic with a bou
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,8 +45,27 @@ class Program:
 
     @property
     def sums(self) -> bool:
-        """Whether anything is added up: errors are then told by the scale of the terms."""
-        return any(isinstance(step, Contract | Reduce | Running | Spread) and step.real for step in self.steps)
+        """Whether anything is added up: errors are then told by the scale of the terms.
+
+        Two numbers count as terms where they follow from different operands, or parts of one, as in x cos - y sin: no
+        format that either is rounded to keeps their difference. What a function of one number cancels is the formula's
+        fault.
+        """
+        if any(isinstance(step, Contract | Reduce | Running | Spread) and step.real for step in self.steps):
+            return True
+        follows: dict[int, frozenset[int]] = {}
+        for step in self.steps:
+            part = isinstance(step, Move) and math.prod(step.shape) < math.prod(step.inputs[0].shape)
+            if isinstance(step, Leaf) or part:
+                follows[id(step)] = frozenset({id(step)})
+            else:
+                follows[id(step)] = frozenset().union(*(follows[id(each)] for each in step.inputs))
+            if isinstance(step, Map) and step.function in ("add", "subtract"):
+                first, second = (follows[id(each)] for each in step.inputs)
+                inputs = all(isinstance(each, Leaf) for each in step.inputs)
+                if first and second and first != second and not inputs:
+                    return True
+        return False
 
     @property
     def decides(self) -> bool:

@@ -64,7 +64,7 @@ class Shapes:
             )
         dims = tuple(dict.fromkeys(token for shape in table.values() for token in shape if isinstance(token, str)))
         if where:
-            _check(where, dims)
+            check(where, dims)
         return Shapes(table, dims, where)
 
     def __call__(self, dims: Shape) -> dict[str, Shape]:
@@ -82,9 +82,7 @@ class Shapes:
 
     def allowed(self, dims: Shape) -> bool:
         """Whether the declaration promises these sizes."""
-        if self.numbered or not self.where:
-            return True
-        return bool(_value(ast.parse(self.where, mode="eval").body, dict(zip(self.dims, dims, strict=True))))
+        return bool(self.numbered) or holds(self.where, dict(zip(self.dims, dims, strict=True)))
 
 
 def _word(operand: str, token: str) -> str:
@@ -140,7 +138,13 @@ def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
     )
 
 
-def _check(text: str, dims: Sequence[str]) -> ast.expr:
+def holds(where: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a condition holds of sizes; an empty one holds of all."""
+    return not where or bool(_value(ast.parse(where, mode="eval").body, sizes))
+
+
+def check(text: str, dims: Sequence[str]) -> ast.expr:
+    """The condition, or a UsageError that says what one is made of."""
     try:
         body = ast.parse(text, mode="eval").body
     except SyntaxError as error:
@@ -179,7 +183,7 @@ def ranges_of(
         if text == "bool":
             found[name] = Range(ast.Constant(0), ast.Constant(2), dims, True)
             continue
-        body = _check(text, (*dims, name))
+        body = check(text, (*dims, name))
         form = isinstance(body, ast.Compare) and len(body.ops) == 2 and ast.unparse(body.comparators[0]) == name
         if not form or not all(isinstance(each, ast.Lt | ast.LtE) for each in body.ops):  # type: ignore[attr-defined]
             raise UsageError(
@@ -210,17 +214,22 @@ def sizes_within(
 ) -> Iterable[Shape]:
     """Sizes of the named dimensions that a declaration allows, the plainest first: small, not round, no two alike.
 
-    A condition in `where` about one dimension narrows its sizes, an equality of two makes them one.
+    A condition in `where` about one dimension narrows its sizes, an equality of two makes them one, and one such as
+    `d == 2 * e` says what a dimension is.
     """
     parts = _conjuncts(where)
     group = {name: name for name in names}
+    said: dict[str, ast.expr] = {}
     for part in parts:
         if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq) and len(part.ops) == 1:
             ends = (part.left, part.comparators[0])
             if all(isinstance(end, ast.Name) and end.id in group for end in ends):
                 first, second = (group[end.id] for end in ends)  # type: ignore[attr-defined]
                 group = {name: first if root == second else root for name, root in group.items()}
-    roots = list(dict.fromkeys(group.values()))
+            elif isinstance(ends[0], ast.Name) and _names(ends[1]) and not {ends[0].id, *said} & _names(ends[1]):
+                said.setdefault(ends[0].id, ends[1])
+    said = {name: body for name, body in said.items() if list(group.values()).count(group[name]) == 1}
+    roots = list(dict.fromkeys(root for name, root in group.items() if name not in said))
     mentioned = {node.value for part in parts for node in ast.walk(part) if isinstance(node, ast.Constant)}
     starts = (
         *_STARTS,
@@ -229,17 +238,38 @@ def sizes_within(
     choices = []
     for place, root in enumerate(roots):
         turned = starts[place % 3 :] + starts[: place % 3]
-        about = [part for part in parts if {n.id for n in ast.walk(part) if isinstance(n, ast.Name)} == {root}]
+        about = [part for part in parts if _names(part) == {root}]
         choices.append([size for size in turned if all(_value(part, {root: size}) for part in about)])
     if not all(choices):
         return
     widths = tuple(map(len, choices))
-    order = sorted(product(*map(range, widths)), key=sum) if math.prod(widths) <= _TRIES else _few(widths)
-    for places in order:
+    found = False
+    for places in _orders(widths):
+        if places is None:
+            if found:
+                return
+            continue
         size = {root: choices[n][place] for n, (root, place) in enumerate(zip(roots, places, strict=True))}
-        dims = tuple(size[group[name]] for name in names)
-        if math.prod(dims) <= max(elements, 1) ** 2 and (allowed is None or allowed(dims)):
+        sizes = {name: size[group[name]] for name in names if name not in said}
+        dims = tuple(sizes[name] if name in sizes else int(_value(said[name], sizes)) for name in names)
+        if 0 < math.prod(dims) <= max(elements, 1) ** 2 and (allowed is None or allowed(dims)):
+            found = True
             yield dims
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _orders(widths: Sequence[int]) -> Iterable[tuple[int, ...] | None]:
+    """Places in the lists of choices, the first ones first; after None others, for when nothing among those fits."""
+    if math.prod(widths) <= _TRIES:
+        yield from sorted(product(*map(range, widths)), key=sum)
+        return
+    yield from _few(widths)
+    yield None
+    few = int(_TRIES ** (1 / len(widths)))
+    yield from sorted(product(*(range(min(width, few)) for width in widths)), key=sum)
 
 
 def _conjuncts(text: str) -> list[ast.expr]:

@@ -1,0 +1,88 @@
+"""`and`, `or`, `not` and comparisons as Triton compiles them: of tensors element by element, each operand evaluated.
+
+As shipped the interpreter runs them as Python does. There a block is true, so that `(r < m) and (c < n)` is the second
+mask alone and a load beyond the tensor ends the process; of scalars the second may not be evaluated. Read in Triton
+3.6.0 (`CodeGenerator.visit_BoolOp`, `visit_UnaryOp`, `visit_Compare`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+#: What a rewritten kernel calls: names in Triton's interpreter, which puts its own into the kernel's module.
+COMBINED, NEGATED, CHAINED = "_verify_combined", "_verify_negated", "_verify_chained"
+
+
+def combined(method: str, *operands: Callable[[], Any]) -> Any:
+    """`and` (logical_and) or `or` (logical_or): what is no tensor decides or says nothing, tensors are all combined."""
+    from triton.language import core
+
+    tensors, value = [], None
+    for operand in operands:
+        value = operand()
+        if isinstance(value, core.tensor):
+            tensors.append(value)
+        elif bool(value) is (method == "logical_or"):
+            return value
+    if not tensors:
+        return value
+    out = tensors.pop()
+    while tensors:
+        out = getattr(tensors.pop(), method)(out)
+    return out
+
+
+def negated(value: Any) -> Any:
+    """`not`."""
+    from triton.language import core
+
+    return value.__not__() if isinstance(value, core.tensor) else not value
+
+
+def chained(text: str) -> Any:
+    """`a < b < c`, which no compiled kernel has."""
+    raise TypeError(
+        f"simultaneous multiple comparison is not supported: {text} does not compile on a GPU. Next: (a < b) & (b < c)"
+    )
+
+
+def _called(name: str, arguments: list[ast.expr], node: ast.expr) -> ast.Call:
+    return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
+
+
+def bool_op(self: ast.NodeTransformer, node: ast.BoolOp) -> ast.expr:
+    """ASTTransformer.visit_BoolOp."""
+    self.generic_visit(node)
+    method = ast.Constant("logical_and" if isinstance(node.op, ast.And) else "logical_or")
+    nothing = ast.arguments([], [], None, [], [], None, [])
+    return _called(COMBINED, [method, *(ast.Lambda(nothing, value) for value in node.values)], node)
+
+
+def unary_op(self: ast.NodeTransformer, node: ast.UnaryOp) -> ast.expr:
+    """ASTTransformer.visit_UnaryOp."""
+    self.generic_visit(node)
+    return _called(NEGATED, [node.operand], node) if isinstance(node.op, ast.Not) else node
+
+
+def compare(self: ast.NodeTransformer, node: ast.Compare) -> ast.expr:
+    """ASTTransformer.visit_Compare."""
+    if len(node.ops) > 1:
+        return _called(CHAINED, [ast.Constant(ast.unparse(node))], node)
+    self.generic_visit(node)
+    return node
+
+
+def assigning(original: Callable[..., Any]) -> Callable[..., Any]:
+    """ASTTransformer.visit_Assign, which as shipped leaves what is assigned as it is written."""
+
+    def visit(self: Any, node: ast.Assign) -> Any:
+        node.value = self.visit(node.value)
+        return original(self, node)
+
+    return visit
+
+
+METHODS = {"visit_BoolOp": bool_op, "visit_UnaryOp": unary_op, "visit_Compare": compare}
+FUNCTIONS = {COMBINED: combined, NEGATED: negated, CHAINED: chained}
