@@ -24,7 +24,7 @@ import numpy as np
 
 from verify.backends.interpreter.casts import narrow, widen
 from verify.backends.interpreter.fma import fma
-from verify.backends.interpreter.rounding import F32, F64, Array, to_float32
+from verify.backends.interpreter.rounding import F32, F64, Array, quiet, to_float32
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ _UNITS = {
 _ABSENT = -(2**20)  # the exponent of a zero, below every other
 
 
-@np.errstate(all="ignore")
+@quiet
 def dot(a: Array, b: Array, acc: Array, operands: str, other: str, result: str, precision: str) -> Array:
     """a @ b + acc in the storage of the Triton type `result`; batches lead.
 
@@ -78,6 +78,7 @@ def round_tf32(x: F32) -> F32:
 
 def _fma_chain(a: Array, b: Array, acc: Array, name: str) -> Array:
     out = np.ascontiguousarray(acc)
+    a, b = a.astype(np.float64), b.astype(np.float64)  # once, instead of in each product of float32
     for k in range(a.shape[-1]):
         out = fma(a[..., :, k : k + 1], b[..., k : k + 1, :], out, name)
     return out
