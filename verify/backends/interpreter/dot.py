@@ -107,15 +107,15 @@ def _matrix_unit(a: F32, b: F32, acc: Array, operands: str, result: str) -> Arra
     a_exponent, b_exponent = _exponent(a64), _exponent(b64)
     out = widen(acc, result).astype(np.float64)
     for start in range(0, a.shape[-1], unit.group):
-        ks = range(start, min(start + unit.group, a.shape[-1]))
-        top = _exponent(out)
-        for k in ks:
-            top = np.maximum(top, a_exponent[..., :, k, None] + b_exponent[..., None, k, :])
+        ks = slice(start, min(start + unit.group, a.shape[-1]))
+        # a group at once, with k between rows and columns: what is added are whole numbers below 2^33, in any order
+        exponents = a_exponent[..., :, ks, None] + b_exponent[..., None, ks, :]
+        top = np.maximum(_exponent(out), exponents.max(axis=-2))
         # All zero, or so small that float64 could not scale it: any scale is exact then.
         scale = np.ldexp(1.0, unit.fraction - np.maximum(top, -400))
-        total = np.trunc(out * scale)
-        for k in ks:
-            total += np.trunc(a64[..., :, k, None] * b64[..., None, k, :] * scale)
+        products = a64[..., :, ks, None] * b64[..., None, ks, :]
+        products *= scale[..., :, None, :]
+        total = np.trunc(out * scale) + np.trunc(products, out=products).sum(axis=-2)
         summed = _leave(total / scale, operands, result)
         if not np.isfinite(summed).all():
             plain = np.matmul(a64[..., start : ks.stop], b64[..., start : ks.stop, :]) + out
