@@ -29,7 +29,7 @@ import msgspec
 from verify.errors import KernelError
 from verify.records.record import Printed
 from verify.workers.process import OnProgress
-from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request, WorkerDied
+from verify.workers.requests import Event, Numbered, Progress, R, Request, WorkerDied, reply_in
 
 KEPT = 32 << 10  # bytes that are kept of each end of what a kernel prints
 LONGEST = 1 << 28  # bytes of a text
@@ -125,14 +125,8 @@ class Fork:
                 event = Progress(-1, "")
             if event.id != self._requests:
                 raise KernelError("it wrote into the connection of its own process: no answer of verify arrived")
-            if isinstance(event, Progress):
-                progress(event.text)
-                continue
-            if not event.usable:
-                self.stop()
-            if isinstance(event, Reply):
-                return event.reply, message[1]
-            raise event.failure.error()
+            if (reply := reply_in(event, progress, self.stop)) is not None:
+                return reply, message[1]
 
     @property
     def alive(self) -> bool:
