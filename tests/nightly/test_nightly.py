@@ -95,6 +95,7 @@ def test_what_a_night_without_time_advises_are_options_that_there_are() -> None:
     assert "--budget" in named and "--resume" not in named
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("change", [{"seed": 2}, {"profile": "ci"}, {"peers": ("others.py",)}])
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict) -> None:
     nightly._claim(night(tmp_path))
@@ -103,6 +104,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict) -> 
         nightly._claim(night(tmp_path, **change))
 
 
+@pytest.mark.usefixtures("here")
 def test_changed_sources_are_another_night(tmp_path: Path) -> None:
     mine = night(tmp_path)
     nightly._claim(mine)
