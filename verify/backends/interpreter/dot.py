@@ -108,14 +108,15 @@ def _matrix_unit(a: F32, b: F32, acc: Array, operands: str, result: str) -> Arra
     out = widen(acc, result).astype(np.float64)
     for start in range(0, a.shape[-1], unit.group):
         ks = slice(start, min(start + unit.group, a.shape[-1]))
-        # a group at once, with k between rows and columns: what is added are whole numbers below 2^33, in any order
+        # a group at once, with k between rows and columns: what is added are whole numbers below 2^33, in any order;
+        # from -0, so that a sum of nothing but -0 keeps its sign
         exponents = a_exponent[..., :, ks, None] + b_exponent[..., None, ks, :]
         top = np.maximum(_exponent(out), exponents.max(axis=-2))
         # All zero, or so small that float64 could not scale it: any scale is exact then.
         scale = np.ldexp(1.0, unit.fraction - np.maximum(top, -400))
         products = a64[..., :, ks, None] * b64[..., None, ks, :]
         products *= scale[..., :, None, :]
-        total = np.trunc(out * scale) + np.trunc(products, out=products).sum(axis=-2)
+        total = np.trunc(out * scale) + np.trunc(products, out=products).sum(axis=-2, initial=-0.0)
         summed = _leave(total / scale, operands, result)
         if not np.isfinite(summed).all():
             plain = np.matmul(a64[..., start : ks.stop], b64[..., start : ks.stop, :]) + out

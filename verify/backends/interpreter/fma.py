@@ -25,7 +25,7 @@ def fma(x: Array, y: Array, z: Array, name: str, direction: str = "rn") -> Array
     if name == "fp64":
         return fma_float64(x, y, z, direction)
     if name == "fp32" and direction == "rn":
-        return fma_float32(x, y, z)
+        return _float32(x, y, z)
     wide = fma_odd(widen(x, name), widen(y, name), widen(z, name))
     if direction == "rn":
         return narrow(wide, name)
@@ -34,8 +34,7 @@ def fma(x: Array, y: Array, z: Array, name: str, direction: str = "rn") -> Array
     return zero_sign(to_float32(wide, direction), wide == 0, x, y, z, direction)
 
 
-@quiet
-def fma_float32(x: F32, y: F32, z: F32) -> F32:
+def _float32(x: F32, y: F32, z: F32) -> F32:
     """x * y + z in float32 with one rounding to nearest even.
 
     The float64 sum is inexact almost always, but rounding it on to float32 is wrong only where it landed

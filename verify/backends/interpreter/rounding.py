@@ -55,7 +55,6 @@ def quiet(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-@quiet
 def two_sum(a: F64, b: F64) -> tuple[F64, F64]:
     """a + b as (rounded sum, exact error); the error is NaN where the sum is not finite."""
     s = a + b
