@@ -10,25 +10,27 @@ FLOATS = ["bfloat16", "float16", "float32"]
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.0}
 
 
-@verify.kernel(op="geglu", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+@verify.kernel(op="geglu", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False)
 def geglu(x):
     """The Triton kernel on packed [..., 2d] input, erf form."""
     return triton_geglu.geglu(x)
 
 
-@verify.kernel(op="geglu", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+@verify.kernel(op="geglu", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False)
 def geglu_tanh(x):
     """The Triton kernel on packed [..., 2d] input, tanh form."""
     return triton_geglu.geglu(x, approximate="tanh")
 
 
-@verify.kernel(op="geglu_split", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+@verify.kernel(op="geglu_split", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False)
 def geglu_split(x1, x2):
     """The Triton kernel on two tensors, erf form."""
     return triton_geglu.geglu_split(x1, x2)
 
 
-@verify.kernel(op="geglu_split", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+@verify.kernel(
+    op="geglu_split", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False
+)
 def geglu_split_tanh(x1, x2):
     """The Triton kernel on two tensors, tanh form."""
     return triton_geglu.geglu_split(x1, x2, approximate="tanh")

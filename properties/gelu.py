@@ -14,13 +14,13 @@ FLOATS = ["bfloat16", "float16", "float32", "float64"]
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1, "float64": 2}
 
 
-@verify.kernel(op="gelu", dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+@verify.kernel(op="gelu", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False)
 def gelu(x):
     """The Triton kernel, erf form."""
     return triton_gelu.gelu(x)
 
 
-@verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True)
+@verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False)
 def gelu_tanh(x):
     """The Triton kernel, tanh form."""
     return triton_gelu.gelu(x, approximate="tanh")

@@ -21,25 +21,35 @@ LARGEST = {"float64": 2.0**40}
 LARGEST_OF_THREE = LARGEST | {"bfloat16": 2.0**60, "float32": 2.0**60}
 
 
-@verify.kernel(op="layer_norm", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, largest=LARGEST)
+@verify.kernel(op="layer_norm", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST)
 def layer_norm(x, weight, bias, *, eps):
     """The Triton kernel."""
     return triton_layer_norm.layer_norm(x, weight, bias, eps=eps)
 
 
-@verify.kernel(op="layer_norm", operands=["x"], dtypes=FLOATS, max_ulp=LIMITS, gradients=True, largest=LARGEST)
+@verify.kernel(
+    op="layer_norm", operands=["x"], dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST
+)
 def layer_norm_bare(x, *, eps):
     """The Triton kernel without weight and bias."""
     return triton_layer_norm.layer_norm(x, eps=eps)
 
 
-@verify.kernel(op="layer_norm_residual", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, largest=LARGEST)
+@verify.kernel(op="layer_norm_residual", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST)
 def layer_norm_residual(x, residual, weight, bias, *, eps):
     """The Triton kernel of x + residual; returns the sum too."""
     return triton_layer_norm.layer_norm_residual(x, residual, weight, bias, eps=eps)
 
 
-@verify.kernel(op="layer_norm_residual_bias", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, largest=LARGEST_OF_THREE)
+@verify.kernel(
+    op="layer_norm_residual_bias",
+    dtypes=FLOATS,
+    max_ulp=LIMITS,
+    gradients=True,
+    refuses=False,
+    refuses=False,
+    largest=LARGEST_OF_THREE,
+)
 def layer_norm_residual_bias(x, residual, input_bias, weight, bias, *, eps):
     """The Triton kernel of x + input_bias + residual; returns the sum too."""
     return triton_layer_norm.layer_norm_residual_bias(x, residual, input_bias, weight, bias, eps=eps)

@@ -29,7 +29,9 @@ FLOAT32_TO = {"float32": 2.0**24}
 ALL_TO = HALVES_TO | FLOAT32_TO
 
 
-@verify.kernel(op="linear", params={"activation": "id"}, dtypes=[*ALL], max_ulp=ALL, gradients=True, largest=ALL_TO)
+@verify.kernel(
+    op="linear", params={"activation": "id"}, dtypes=[*ALL], max_ulp=ALL, gradients=True, refuses=False, largest=ALL_TO
+)
 def linear(x, weight, bias):
     """The Triton kernel without activation."""
     return triton_linear.linear_act(x, weight, bias, activation="id")
@@ -49,7 +51,14 @@ def linear_gelu(x, weight, bias):
 
 
 @verify.kernel(
-    op="linear", params={"activation": "gelu"}, dtypes=[*FLOAT32], max_ulp=FLOAT32, gradients=True, largest=FLOAT32_TO
+    op="linear",
+    params={"activation": "gelu"},
+    dtypes=[*FLOAT32],
+    max_ulp=FLOAT32,
+    gradients=True,
+    refuses=False,
+    refuses=False,
+    largest=FLOAT32_TO,
 )
 def linear_gelu_float32(x, weight, bias):
     """The same in float32, with its gradients."""
@@ -78,7 +87,14 @@ def linear_geglu(x, weight, bias):
 
 
 @verify.kernel(
-    op="linear", params={"activation": "geglu"}, dtypes=[*FLOAT32], max_ulp=FLOAT32, gradients=True, largest=FLOAT32_TO
+    op="linear",
+    params={"activation": "geglu"},
+    dtypes=[*FLOAT32],
+    max_ulp=FLOAT32,
+    gradients=True,
+    refuses=False,
+    refuses=False,
+    largest=FLOAT32_TO,
 )
 def linear_geglu_float32(x, weight, bias):
     """The same in float32, with its gradients."""

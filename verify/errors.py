@@ -42,6 +42,10 @@ class KernelError(VerifyError):
     """A kernel broke its contract (wrong shape, dtype, device, not a tensor, raised): that kernel's result."""
 
 
+class Refused(KernelError):
+    """A kernel raised an error of Python's on a case: it does not take it."""
+
+
 class InternalError(VerifyError):
     """verify itself failed in a worker: an exception that no code there expects. Its traceback is on stderr."""
 

@@ -119,7 +119,8 @@ def test_a_kernel_that_takes_any_keyword_receives_every_parameter() -> None:
         ({"max_ulp": "1"}, "max_ulp is a finite number of at least 0.5; received '1'"),
         (
             {"max_ulp": {"float32": 1}},
-            "max_ulp names one limit per dtype, float32, bfloat16, float16; received float32",
+            "max_ulp names one limit per dtype, float32, bfloat16, float16, or per class of inputs, ordinary, \
+demanding, extreme; received float32",
         ),
         (
             {"max_ulp": {"float32": 0.1}, "dtypes": "float32"},

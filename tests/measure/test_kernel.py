@@ -15,6 +15,7 @@ from mpmath import mp
 
 import verify
 from verify.backends import Backend
+from verify.cases import Case
 from verify.cases.plan import EFFORTS, plan
 from verify.cases.regimes import NONFINITE, REST
 from verify.measure import kernel as running
@@ -96,7 +97,7 @@ def test_a_nan_at_one_finite_input_makes_the_maximum_nan() -> None:
     result = only(measured(hole))
     assert result.status == "wrong"
     assert result.figures.max_ulp == "nan"
-    assert result.reason == "NaN at 1 of 63,488 inputs whose exact answer is a number"
+    assert result.reason == "NaN at 1 of 36,866 ordinary inputs whose exact answer is a number"
     assert result.worst[0].inputs["x"] == "1.5 (0x3e00)"
 
 
@@ -175,25 +176,35 @@ def test_a_peer_has_no_baseline_of_its_own() -> None:
     assert only(run).baseline is None
 
 
-def test_a_peer_that_refuses_a_case_is_shown_for_the_others_and_a_judged_kernel_is_not() -> None:
+def test_a_case_that_is_refused_is_a_limit_and_the_others_are_measured() -> None:
     def narrow(x, weight, bias, *, eps):
         if x.shape[-1] > 1000:
             raise ValueError("rows of at most 1,000")
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
-    def run_of(peer: bool, function=narrow):  # type: ignore[no-untyped-def]
-        options = {"op": "layer_norm", "dtypes": ["bfloat16"], "gradients": False, "name": "narrow"}
-        return measured(verify.kernel(**options, peer=peer)(function))
+    def run_of(function=narrow, **more: object):  # type: ignore[no-untyped-def]
+        options = {"op": "layer_norm", "dtypes": ["bfloat16"], "gradients": False, "name": "narrow", "max_ulp": 64}
+        return measured(verify.kernel(**options, **more)(function))
 
-    shown = run_of(True)
-    assert shown.status != "error" and only(shown).figures.n > 0
-    assert any(note.startswith("bfloat16 [3, 2048]: not measured: narrow raised ValueError") for note in shown.notes)
-    assert run_of(False).status == "error"
+    for peer in (False, True):
+        shown = run_of(peer=peer)
+        [refusal] = shown.unmeasured
+        assert (refusal.kind, refusal.dims, refusal.dtype) == ("refused", [(3, 2048)], "bfloat16")
+        assert refusal.text.startswith("narrow raised ValueError: rows of at most 1,000")
+        assert 0 < refusal.cases < refusal.of and Case.from_json(refusal.origin.case).dims == (3, 2048)
+        assert shown.status in ("ok", "wrong") and only(shown).figures.n > 0
+
+    def wide(x, weight, bias, *, eps):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    everything = only(run_of(wide))
+    assert only(shown).properties != everything.properties, "figures of fewer cases do not compare"
+    assert run_of(refuses=False).status == "error", "it promised to take every case"
 
     def never(x, weight, bias, *, eps):
         raise ValueError("not today")
 
-    assert run_of(True, never).status == "error", "of which nothing was measured"
+    assert run_of(never, peer=True).status == "error", "of which nothing was measured"
 
 
 def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +349,7 @@ def test_infinity_for_the_largest_finite_number_is_wrong() -> None:
 
     [result] = measured(overflows_early).results
     assert (result.status, result.figures.max_ulp) == ("wrong", "inf")
-    assert result.reason == "infinite or unbounded error at 1 of 63,488 inputs"
+    assert result.reason == "infinite or unbounded error at 1 of 26,622 demanding inputs"
     assert result.worst[0].inputs["x"] == "6.55e+04 (0x7bff)"
 
 

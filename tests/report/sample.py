@@ -19,6 +19,7 @@ import mpmath
 from verify.records.record import (
     SCHEMA,
     Basis,
+    ClassFigures,
     Curve,
     Figures,
     Gap,
@@ -734,6 +735,46 @@ def night(peers: int) -> Run:
     return make(kernels)
 
 
+def classed(result: Result) -> Result:
+    """The result with its elements in two classes: the worst are ordinary, the others demanding."""
+    if result.source != "run" or result.classes or result.figures.n < 2:
+        return result
+    half = result.figures.n // 2
+
+    def part(of: Figures, n: int, share: float) -> Figures:
+        smaller = {
+            name: value * share
+            for name in ("max_ulp", "max_upper", "scaled_max", "scaled_upper")
+            if isinstance(value := getattr(of, name), float)
+        }
+        counts = {name: min(getattr(of, name), n) for name in ("misrounded", "undecided", "nonfinite")}
+        return _replace(of, n=n, **counts, **(smaller if share < 1 else {}))
+
+    beyond = result.status == "wrong" and result.worst and not result.reason.startswith("wrong at")
+    reason = (result.reason or "beyond the limit") if beyond else ""
+    worst = next(iter(result.worst), None)
+    theirs = result.baseline
+    return _replace(
+        result,
+        classes=[
+            ClassFigures(
+                "ordinary",
+                part(result.figures, result.figures.n - half, 1.0),
+                result.limit,
+                theirs and part(theirs, result.figures.n - half, 1.0),
+                worst,
+                reason,
+            ),
+            ClassFigures(
+                "demanding",
+                part(result.figures, half, 0.5) if not reason else part(result.figures, half, 1e-3),
+                result.limit,
+                theirs and part(theirs, half, 0.5),
+            ),
+        ],
+    )
+
+
 def make(kernels: list[KernelRun], **changes: object) -> Run:
     base = Run(
         schema=SCHEMA,
@@ -744,7 +785,7 @@ def make(kernels: list[KernelRun], **changes: object) -> Run:
         seed=0,
         profile="default",
         environment=ENVIRONMENT,
-        kernels=kernels,
+        kernels=[_replace(kernel, results=[classed(result) for result in kernel.results]) for kernel in kernels],
         seconds=212.7,
     )
     run: Run = _replace(base, **changes)

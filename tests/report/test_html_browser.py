@@ -104,18 +104,18 @@ def test_hostile_names_are_text(page: Page) -> None:
 
 
 def test_sorting_by_numbers_puts_nan_worst_and_missing_last(page: Page) -> None:
-    click(page, "th[data-key=max] button")
-    down = column(page, "max")
-    assert page.evaluate("document.querySelector('th[data-key=max]').ariaSort") == "descending"
-    assert page.evaluate("document.querySelectorAll('th[aria-sort=none]').length") == 7
+    click(page, "th[data-key=ordinary] button")
+    down = column(page, "ordinary")
+    assert page.evaluate("document.querySelector('th[data-key=ordinary]').ariaSort") == "descending"
+    assert page.evaluate("document.querySelectorAll('th[aria-sort=none]').length") == 8
     assert down[:4] == ["NaN", "3.0e+05", "255", "255"]
     measured = [text for text in down if text]
     assert down == measured + [""] * (len(down) - len(measured))
     values = [float("inf") if text == "NaN" else float(text.split()[0].replace(",", "")) for text in measured]
     assert values == sorted(values, reverse=True)
-    click(page, "th[data-key=max] button")
-    up = column(page, "max")
-    assert page.evaluate("document.querySelector('th[data-key=max]').ariaSort") == "ascending"
+    click(page, "th[data-key=ordinary] button")
+    up = column(page, "ordinary")
+    assert page.evaluate("document.querySelector('th[data-key=ordinary]').ariaSort") == "ascending"
     assert up[: len(measured)][-1] == "NaN"
     assert up[len(measured) :] == [""] * (len(down) - len(measured))
     assert [float(text.split()[0]) for text in up[:3]] == [0.5, 0.5, 0.814]
@@ -132,7 +132,7 @@ def test_sorting_by_text_starts_ascending(page: Page) -> None:
 
 def test_the_page_opens_worst_first(page: Page) -> None:
     verdicts = [text.strip() for text in column(page, "verdict")]
-    assert verdicts[:6] == ["✗ wrong"] * 4 + ["✗ crashed", "✗ timed out"]
+    assert verdicts[:6] == ["✗ wrong on ordinary inputs"] * 4 + ["✗ crashed", "✗ timed out"]
     assert page.evaluate("document.querySelector('th[data-key=verdict]').ariaSort") == "descending"
 
 
@@ -149,7 +149,7 @@ def test_filtering_by_text_and_by_attention(page: Page) -> None:
     click(page, "#attention")
     verdicts = {text.strip()[0] for text in column(page, "verdict")}
     assert verdicts == {"✗", "○"}
-    click(page, "th[data-key=max] button")  # sorting keeps the filter
+    click(page, "th[data-key=ordinary] button")  # sorting keeps the filter
     assert {text.strip()[0] for text in column(page, "verdict")} == {"✗", "○"}
     click(page, "#attention")
     assert len(column(page, "kernel")) == total
@@ -158,16 +158,16 @@ def test_filtering_by_text_and_by_attention(page: Page) -> None:
 def test_keyboard_alone_reaches_and_works_the_table(page: Page) -> None:
     page.evaluate("document.querySelector('#query').focus()")
     order = []
-    for _ in range(11):
+    for _ in range(12):
         page.key("Tab")
         order.append(page.evaluate("document.activeElement.textContent || document.activeElement.id"))
     assert order[:5] == ["attention", "peers", "Kernel", "Result", "Dtype"]
-    assert order[9] == "Verdict"
-    page.evaluate("document.querySelector('th[data-key=misrounded] button').focus()")
+    assert order[10] == "Verdict"
+    page.evaluate("document.querySelector('th[data-key=demanding] button').focus()")
     page.key("Enter", "\r")
-    assert page.evaluate("document.querySelector('th[data-key=misrounded]').ariaSort") == "descending"
+    assert page.evaluate("document.querySelector('th[data-key=demanding]').ariaSort") == "descending"
     page.key(" ", " ")
-    assert page.evaluate("document.querySelector('th[data-key=misrounded]').ariaSort") == "ascending"
+    assert page.evaluate("document.querySelector('th[data-key=demanding]').ariaSort") == "ascending"
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.evaluate(outline) == "solid"
     page.evaluate("document.querySelector('#query').focus()")

@@ -87,7 +87,7 @@ def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None
 def test_sentences() -> None:
     assert run_words.sentence(sample()) == (
         "fail: 4 of 11 kernels are wrong, 1 crashed, 1 timed out and 2 raised an error; "
-        "the worst is exp_tanh_gelu y bfloat16: NaN; "
+        "the worst is exp_tanh_gelu y bfloat16: NaN on ordinary inputs; "
         "1 kernel was skipped and 1 part of the run did not happen"
     )
     assert run_words.sentence(passing()) == ("pass: 1 kernel is within the declared limits (3 results)")
@@ -97,7 +97,9 @@ def test_sentences() -> None:
     assert run_words.sentence(empty()) == "incomplete: no kernel was measured"
     assert run_words.sentence(make([peer_kernel()])) == "incomplete: no kernel was judged"
     one = make([eager_kernel()])
-    assert run_words.sentence(one) == ("fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP")
+    assert run_words.sentence(one) == (
+        "fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP on ordinary inputs"
+    )
 
 
 def test_a_result_that_is_wrong_within_its_limit_says_why() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from verify.cases import counter
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
-from verify.cases.values import SMALL, fill
+from verify.cases.values import SMALL, fill, within
 from verify.errors import UsageError
 from verify.ops.op import Op, Operand, Problem
 from verify.truth import formats
@@ -25,6 +25,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `fill` is the recipe of the data operands, `upstream` that of the gradient that arrives at each output
     (empty: forward only). `dtypes` overrides the dtype of single operands. `layouts` names the memory
     layout of an operand, or of the upstream gradient of an output as "d" + output; contiguous by default.
+    No operand is beyond `largest` in magnitude, whatever the recipe makes; what is spelled out is as it is.
     `values` and `edits` spell out elements by their bits (see verify/cases/explicit.py), under the same names.
     """
 
@@ -40,6 +41,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     layouts: dict[str, str] = {}
     values: dict[str, str] = {}
     edits: dict[str, dict[str, str]] = {}
+    largest: float | None = None
 
     def to_json(self) -> str:
         """Compact JSON, fields in a fixed order."""
@@ -106,6 +108,8 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             device=device,
             shared=shared,
         )
+        if case.largest is not None:
+            filled = within(filled, fmt, case.largest)
         filled = override(filled, fmt, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
     return result

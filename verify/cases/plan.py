@@ -7,11 +7,14 @@ Row-wise ops and contractions run through every row regime, at widths on both si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from verify.cases import Case, counter
-from verify.cases.sizes import sizes_of
+from verify.cases.sizes import fitted, sizes_of
 from verify.cases.values import ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.ops.op import Op
@@ -135,7 +138,10 @@ def _base(kernel: Kernel, dtype: str, seed: int) -> dict[str, object]:
 
 
 def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
-    return Case(**{**_base(kernel, dtype, seed), **fields})  # type: ignore[arg-type]
+    """A case within the kernel's domain; where all inputs are tried, those beyond its magnitude are too."""
+    made = Case(**{**_base(kernel, dtype, seed), **fields})  # type: ignore[arg-type]
+    largest = None if made.fill == "patterns" else kernel.largest.get(dtype)
+    return msgspec.structs.replace(made, dims=fitted(kernel, made.dims), largest=largest)
 
 
 def is_unary(op: Op) -> bool:
@@ -157,7 +163,7 @@ def _elementwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[
             fill="patterns",
             upstream="ones" if gradients else "",
         )
-        groups = [Group((everything,), exhaustive=True)]
+        groups = [Group((everything,), exhaustive=math.prod(everything.dims) == 1 << fmt.bits)]
         if gradients:
             # dy = 1 alone would let a backward pass that ignores dy go by
             weighted = _case(kernel, dtype, seed, dims=(1 << 14,), fill="mixed", upstream="normal")

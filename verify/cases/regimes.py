@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,16 +13,18 @@ from verify.ops.op import Op, Problem, Regime
 from verify.truth.ulp import widen
 
 NONFINITE = "infinite or NaN input"
+BEYOND = "beyond the declared magnitude"
 REST = "outside the named regimes"
 
 
 def segments_of(
-    op: Op, case: Case, problem: Problem, result: str, shape: tuple[int, ...]
+    op: Op, case: Case, problem: Problem, result: str, shape: tuple[int, ...], largest: float = math.inf
 ) -> tuple[Tensor | None, tuple[Regime, ...]]:
     """The regime number of every element of a result, and the regimes.
 
     Of an elementwise op every element has one: what no declared regime covers is a regime of its own, `REST`, which is
-    there only if the declared ones leave a number out; infinite and NaN inputs are the last.
+    there only if the declared ones leave a number out. Behind them are infinite and NaN inputs and, of a kernel that
+    names the `largest` magnitude that it is for, those beyond it.
     """
     if op.kind != "elementwise":
         return None, (Regime(case.regime or "all", -math.inf, math.inf),)
@@ -31,8 +34,14 @@ def segments_of(
     segments = torch.full(numbers.shape, len(regimes) - 1, dtype=torch.int64, device=numbers.device)
     for place, regime in enumerate(regimes[: -1 if regimes[-1].name == REST else None]):
         segments[(numbers >= regime.low) & (numbers < regime.high)] = place
-    segments[_nonfinite_inputs(problem, result, shape).reshape(-1)] = len(regimes)
-    return segments, (*regimes, Regime(NONFINITE, math.nan, math.nan))
+    special = [Regime(NONFINITE, math.nan, math.nan)]
+    if largest < math.inf:
+        special.append(Regime(BEYOND, math.nan, math.nan))
+        beyond = by_element(problem, result, shape, lambda each, operand: (widen(each).abs() > largest) & operand)
+        segments[beyond.reshape(-1)] = len(regimes) + 1
+    strange = by_element(problem, result, shape, lambda each, operand: ~torch.isfinite(widen(each)))
+    segments[strange.reshape(-1)] = len(regimes)
+    return segments, (*regimes, *special)
 
 
 def covering(declared: tuple[Regime, ...]) -> tuple[Regime, ...]:
@@ -61,24 +70,24 @@ def deciding_values(op: Op, problem: Problem, result: str) -> Tensor:
     return values
 
 
-def _nonfinite_inputs(problem: Problem, result: str, shape: tuple[int, ...]) -> Tensor:
-    """Where an element depends on an infinite or NaN input or upstream gradient."""
+def by_element(problem: Problem, result: str, shape: tuple[int, ...], rank: Callable[[Tensor, bool], Tensor]) -> Tensor:
+    """The largest rank among the inputs and upstream gradients that each element of a result depends on.
+
+    `rank` has the rank of each element of one of them, and is told whether it is an operand.
+    """
     found: Tensor | None = None
-    tensors = [value for value in problem.inputs.values() if value is not None]
-    if result.startswith("d"):
-        tensors += problem.upstream.values()
-    for tensor in tensors:
-        strange = ~torch.isfinite(widen(tensor.detach()))
-        if strange.shape != shape and strange.shape[-1] == 2 * shape[-1]:  # packed halves in, one out
-            first, second = strange.chunk(2, -1)
-            strange = first | second
-        elif strange.shape != shape:  # one in, packed halves out
-            strange = torch.cat([strange, strange], -1)
-        elif len(tensors) > 1 and tensor is tensors[0] and _is_packed(tensors, shape):
-            first, second = strange.chunk(2, -1)
-            either = first | second
-            strange = torch.cat([either, either], -1)
-        found = strange if found is None else found | strange
+    operands = [value for value in problem.inputs.values() if value is not None]
+    tensors = operands + (list(problem.upstream.values()) if result.startswith("d") else [])
+    for place, tensor in enumerate(tensors):
+        ranks = rank(tensor.detach(), place < len(operands))
+        if ranks.shape != shape and ranks.shape[-1] == 2 * shape[-1]:  # packed halves in, one out
+            ranks = torch.maximum(*ranks.chunk(2, -1))
+        elif ranks.shape != shape:  # one in, packed halves out
+            ranks = torch.cat([ranks, ranks], -1)
+        elif len(tensors) > 1 and place == 0 and _is_packed(tensors, shape):
+            either = torch.maximum(*ranks.chunk(2, -1))
+            ranks = torch.cat([either, either], -1)
+        found = ranks if found is None else torch.maximum(found, ranks)
     assert found is not None
     return found
 

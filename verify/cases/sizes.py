@@ -1,16 +1,19 @@
-"""Which sizes of named dimensions cases have, for an op that a PyTorch function defines."""
+"""Which sizes cases have: those of a PyTorch function's named dimensions, and those that a kernel's domain allows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
+from verify.declare.declaration import SIZES, Kernel
 from verify.errors import UsageError
 from verify.ops.graph.shapes import sizes_within
 from verify.ops.op import Op
 
 Dims = tuple[int, ...]
 _COUNT = 40
+_fitted: dict[tuple[str, str, Dims], Dims | None] = {}
 _known: dict[tuple[str, int], tuple[Dims, ...]] = {}
 
 
@@ -23,16 +26,63 @@ def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
     return _known[op.name, elements]
 
 
-def shapes_for(op: Op, by_kind: Mapping[str, Sequence[Dims]], elements: int) -> tuple[Dims, ...]:
+def shapes_for(kernel: Kernel, by_kind: Mapping[str, Sequence[Dims]], elements: int) -> tuple[Dims, ...]:
     """The shapes that a table names for the kind of an op; of a PyTorch function a few that its declaration allows."""
-    return sizes_of(op, elements)[:4] if op.kind == "graph" else tuple(by_kind[op.kind])
+    op = kernel.op
+    return sizes_of(op, elements)[:4] if op.kind == "graph" else fitted_all(kernel, by_kind[op.kind])
 
 
-def another(op: Op, dims: Dims) -> Dims:
+def another(kernel: Kernel, dims: Dims) -> Dims:
     """Another legal shape: one more in every dimension, or another that a declaration allows."""
-    if op.kind == "graph":
-        return next((each for each in sizes_of(op, 512) if each != dims), dims)
-    return tuple(size + 1 for size in dims)
+    if kernel.op.kind == "graph":
+        return next((each for each in sizes_of(kernel.op, 512) if each != dims), dims)
+    return fitted(kernel, tuple(size + 1 for size in dims))
+
+
+def fitted(kernel: Kernel, dims: Dims) -> Dims:
+    """The sizes next to some that the kernel's domain allows; of as many elements, if there are any."""
+    if not kernel.where or kernel.allows(dims):
+        return dims
+    key = (kernel.op.kind, kernel.where, dims)
+    if key not in _fitted:
+        _fitted[key] = next((each for each in _near(kernel.op.kind, dims) if kernel.allows(each)), None)
+    found = _fitted[key]
+    if found is None:
+        raise UsageError(
+            f"kernel {kernel.name!r}: where={kernel.where!r} allows no sizes near {list(dims)}",
+            hint=f"a condition on {', '.join(SIZES[kernel.op.kind])} that some sizes fulfil, as in where='n <= 65536'",
+        )
+    return found
+
+
+def fitted_all(kernel: Kernel, shapes: Iterable[Dims]) -> tuple[Dims, ...]:
+    """The same of several, each once."""
+    return tuple(dict.fromkeys(fitted(kernel, tuple(dims)) for dims in shapes))
+
+
+def _near(kind: str, dims: Dims) -> Iterator[Dims]:
+    """Other sizes, the nearest first: as many elements in other rows, then other numbers of them."""
+    if kind != "contraction":
+        count = math.prod(dims)
+        rows = [part for part in (1 << power for power in range(24)) if count and count % part == 0]
+        yield from ((part, count // part) for part in rows)
+        yield from ((part, 1, count // part) for part in rows)
+        yield (count,)
+        dims = (max(math.prod(dims[:-1]), 1), dims[-1] if dims else 1)
+    choices = [_like_size(size) for size in dims]
+    for places in sorted(product(*(range(len(each)) for each in choices)), key=lambda places: (sum(places), places)):
+        found = tuple(each[place] for each, place in zip(choices, places, strict=True))
+        yield found
+        if len(found) == 2:
+            yield (math.prod(found),)
+            yield (1, *found)
+
+
+def _like_size(size: int) -> list[int]:
+    """Sizes by how near they are: the neighbours, and what conditions usually ask for."""
+    powers = [1 << power for power in range(18)]
+    others = {*range(max(size - 2, 1), size + 3), *powers, *(step * -(-size // step) for step in powers if step <= 512)}
+    return sorted((each for each in others if each > 0), key=lambda each: (abs(math.log(each / max(size, 1))), each))
 
 
 def _found(op: Op, elements: int) -> tuple[Dims, ...]:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from verify.cases.case import Case
 from verify.cases.layouts import LAYOUTS
-from verify.cases.sizes import sizes_of
+from verify.cases.sizes import fitted, fitted_all, sizes_of
 from verify.cases.values import ELEMENT, ROW, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
@@ -190,7 +190,7 @@ def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
         return dims[-1] if kernel.op.kind == "rowwise" else dims[1]
 
     scalar = kernel.op.kind == "elementwise" and _takes_scalars(kernel)
-    return (base, *(dims for dims in others if size(dims) <= most and (dims or scalar)))
+    return fitted_all(kernel, (base, *(dims for dims in others if size(dims) <= most and (dims or scalar))))
 
 
 def _takes_scalars(kernel: Kernel) -> bool:
@@ -243,7 +243,7 @@ class CaseSpace:
         layout of each operand and each shape has been tried. `shapes` narrows down which.
         """
         kernel = self.kernel
-        forms = tuple(shapes) if shapes is not None else self.shapes or fixed_shapes(kernel, self.sizes)
+        forms = fitted_all(kernel, shapes or self.shapes or fixed_shapes(kernel, self.sizes))
         open_params = {name: choices for name, choices in free_choices(kernel).items() if len(choices) > 1}
         plain = self._case(forms[0], self.fill[0], dict(kernel.params), self.upstream[0], {})
         found = [plain]
@@ -294,7 +294,7 @@ class CaseSpace:
         kernel = self.kernel
         return Case(
             dtype=self.dtype,
-            dims=dims,
+            dims=fitted(kernel, dims),
             fill=recipe,
             seed=seed,
             params=params,
@@ -302,6 +302,7 @@ class CaseSpace:
             absent=kernel.absent,
             regime=recipe if kernel.op.kind != "elementwise" else "",
             layouts={name: layout for name, layout in placed.items() if layout != "contiguous"},
+            largest=kernel.largest.get(self.dtype),
         )
 
 
@@ -327,7 +328,7 @@ def space(
         layouts=_some("layouts", layouts, LAYOUTS),
         upstream_layouts=_some("upstream layouts", upstream_layouts, LAYOUTS),
         upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
-        shapes=tuple(tuple(dims) for dims in shapes),
+        shapes=fitted_all(kernel, shapes),
     )
     _some("recipes", chosen.fill, (*ELEMENT, *ROW))
     for recipe in chosen.fill:

@@ -19,7 +19,7 @@ from torch import Tensor
 from verify.cases import counter
 from verify.errors import UsageError
 from verify.truth.formats import Format, torch_dtype
-from verify.truth.ulp import from_bits
+from verify.truth.ulp import from_bits, widen
 
 Shape = tuple[int, ...]
 
@@ -124,6 +124,15 @@ def fill(
         return kept
     # nothing waits for the copy: ordinary memory is read before the call returns, and no caller writes to what is kept
     return kept.to(device, copy=True, non_blocking=True)
+
+
+def within(values: Tensor, fmt: Format, largest: float) -> Tensor:
+    """The values, with the largest number within a magnitude in place of those beyond it; NaN stay."""
+    bits = min(fmt.from_float(largest), fmt.max_bits)
+    bits -= fmt.to_float(bits) > largest
+    end = fmt.to_float(bits)
+    wide = widen(values)
+    return torch.where(wide.abs() > largest, torch.copysign(torch.full_like(wide, end), wide), wide).to(values.dtype)
 
 
 @lru_cache(maxsize=64)

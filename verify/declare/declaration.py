@@ -19,13 +19,16 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_type_hints
 
 import msgspec
 
 from verify import ops
 from verify.errors import UsageError
+from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Op, Operand, Params, Shape
+from verify.records.record import CLASSES, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
 from verify.truth.ulp import Policy
 
@@ -36,6 +39,17 @@ DEFAULT_LIMIT = 4.0
 
 # by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
 declared_lines: dict[str, dict[str, set[int]]] = {}
+
+
+# The sizes that where= may name, by the kind of an op: rows and columns, and how many dimensions there are.
+SIZES = {"elementwise": ("m", "n", "rank"), "rowwise": ("m", "n", "rank"), "contraction": ("m", "k", "n")}
+
+
+def sizes_by_name(kind: str, dims: Sequence[int]) -> dict[str, int]:
+    """The sizes by their names: n is the last dimension, m the product of those before it."""
+    if kind == "contraction":
+        return dict(zip(SIZES[kind], dims, strict=True))
+    return {"m": math.prod(dims[:-1]), "n": dims[-1] if dims else 1, "rank": len(dims)}
 
 
 def _elsewhere(*arguments: Any, **keywords: Any) -> Any:
@@ -65,6 +79,9 @@ class Kernel:
     accepted: frozenset[str] = field(default_factory=frozenset)
     requires: tuple[str, ...] = ()
     largest: Mapping[str, float] = field(default_factory=dict)
+    class_limits: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # by dtype, then by class
+    where: str = ""  # a condition on sizes, of an op that verify names: see `SIZES`
+    refuses: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -98,8 +115,26 @@ class Kernel:
         )
 
     def limit(self, dtype: str) -> float:
-        """The error beyond which a result in a dtype is wrong by this kernel's own word."""
+        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word."""
         return self.max_ulp[dtype]
+
+    def limit_of(self, dtype: str, of_class: str) -> float | None:
+        """The limit of a class of inputs; None where nothing is promised."""
+        return self.class_limits.get(dtype, {}).get(of_class, self.max_ulp[dtype])
+
+    def widest(self, dtype: str) -> float:
+        """The largest limit that is promised of any class of inputs."""
+        return max(limit for limit in map(partial(self.limit_of, dtype), CLASSES) if limit is not None)
+
+    def allows(self, dims: Sequence[int]) -> bool:
+        """Whether sizes belong to the kernel's domain."""
+        if self.op.allowed is not None:
+            return self.op.allowed(tuple(dims))
+        return holds(self.where, sizes_by_name(self.op.kind, dims))
+
+    def promised_to(self, dtype: str) -> float:
+        """The magnitude of inputs up to which anything is promised."""
+        return self.largest.get(dtype, math.inf)
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -121,8 +156,14 @@ class Kernel:
         else:
             each = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in self.max_ulp.items())
             parts.append(f"max ULP{unit}: {each}")
+        for each in dict.fromkeys(_of_classes(limits) for limits in self.class_limits.values()):
+            parts.append(each)
+        if not self.refuses:
+            parts.append("refuses nothing")
+        if self.where:
+            parts.append(f"sizes: {self.where}")
         if self.largest:
-            parts.append("hunted up to " + ", ".join(f"{size:g} in {dtype}" for dtype, size in self.largest.items()))
+            parts.append("inputs up to " + ", ".join(f"{size:g} in {dtype}" for dtype, size in self.largest.items()))
         return "; ".join(parts)
 
 
@@ -140,44 +181,48 @@ def kernel(
     outputs: Iterable[str] | None = None,
     layouts: Literal["any", "contiguous"] = "any",
     gradients: bool | Iterable[str] | Literal["auto"] = "auto",
-    max_ulp: float | Mapping[str, float] = DEFAULT_LIMIT,
+    max_ulp: float | Mapping[str, Any] = DEFAULT_LIMIT,
     backends: Iterable[str] = BACKENDS,
     peer: bool = False,
     policy: Policy | None = None,
     name: str | None = None,
     requires: str | Iterable[str] = (),
     largest: float | Mapping[str, float] | None = None,
+    refuses: bool = True,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare the function below as a kernel.
 
     op: the operation it computes, by name (`verify list --ops`) or as an `Op` from `verify.op(...)`.
     like: instead of op, a PyTorch function or module that says what the kernel computes (docs/like.md). Its shapes
-        follow from shapes={"x": "n d", ...} in named dimensions, of which where="d % 16 == 0" promises some, or from
-        examples=[(x, ...)] or a function that returns one; without both it is elementwise. integers= says what
-        integer operands hold, {"label": "0 <= label < v"} or "bool". outputs= names what it returns.
+        follow from shapes={"x": "n d", ...} in named dimensions or from examples=[(x, ...)] or a function that returns
+        one; without both it is elementwise. integers= says what integer operands hold, {"label": "0 <= label < v"} or
+        "bool". outputs= names what it returns.
+    where: which sizes it takes, such as "d % 16 == 0 and d <= 4096", in the dimensions of shapes=. Of an op by name
+        they are m rows of n columns, and their rank; m, k and n of a product. No others are tried.
     params: values of the op's parameters that this kernel implements.
     dtypes: the dtypes it promises, default float32, bfloat16, float16.
     operands: the operands it takes, default all of the op's; leave out optional ones such as "bias".
     outputs: the outputs it returns, default the op's without the optional ones.
     layouts: "any", or "contiguous" when it refuses other layouts with an error.
     gradients: "auto" (test those that autograd provides), True (all must exist), False, or operand names.
-    max_ulp: the error beyond which a result is wrong by this kernel's own word; one number, or one per dtype.
+    max_ulp: the error beyond which a result is wrong by this kernel's own word; one number, or one per dtype, or one
+        per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype. A class that is not named has
+        the limit of the one before it, in the order ordinary, demanding, extreme; None promises nothing of it.
     backends: where it can run; elsewhere it is skipped and the reason reported.
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
     policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
     requires: packages that the function imports; where one is not installed the kernel is skipped and says so.
     largest: the magnitude of inputs up to which the limit is promised, one number or one per dtype; default all finite
-        ones. Hunts search no larger ones; laws widen the limit beside terms that leave the format (docs/laws.md).
+        ones. Cases have no larger ones, hunts search none, and where all inputs are tried those beyond are not judged.
+    refuses: whether it may raise an error on a case, which is reported as a limit of it; False promises to take all.
     """
 
     # the declaring module, not the function's: a library function may be declared as it is
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
-    if like is None and (shapes or where or integers or examples is not None):
-        raise UsageError(
-            "shapes, where, integers and examples belong to like=", hint="@verify.kernel(like=function, ...)"
-        )
+    if like is None and (shapes or integers or examples is not None):
+        raise UsageError("shapes, integers and examples belong to like=", hint="@verify.kernel(like=function, ...)")
     if like is not None and (received or op is not None or params):
         raise UsageError(
             "like= says what the kernel computes, so that there is neither op= nor params=",
@@ -206,6 +251,7 @@ def kernel(
         definition.resolve(params or {})
         taken = _operands(about, definition, taken)
         promised = _dtypes(about, dtypes)
+        limits = _limits(about, max_ulp, promised)
         declared = Kernel(
             name=label,
             function=function,
@@ -216,7 +262,10 @@ def kernel(
             outputs=_outputs(about, definition, outputs),
             layouts=_choice(about, "layouts", layouts, LAYOUTS),
             gradients=_gradients(about, definition, gradients, taken),
-            max_ulp=_limits(about, max_ulp, promised),
+            max_ulp={dtype: limits[dtype][ORDINARY] or 0.0 for dtype in promised},
+            where="" if like is not None or not where else _where(about, definition, where),
+            refuses=bool(refuses),
+            class_limits={dtype: each for dtype, each in limits.items() if len(set(each.values())) > 1},
             backends=tuple(
                 _choice(about, "backends", item, BACKENDS) for item in _strings(about, "backends", backends)
             ),
@@ -438,15 +487,47 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
     return _strings(where, "gradients", chosen)
 
 
-def _limits(where: str, limit: Any, dtypes: tuple[str, ...]) -> dict[str, float]:
-    if not isinstance(limit, Mapping):
-        return dict.fromkeys(dtypes, _limit(where, limit))
+def _where(about: str, op: Op, text: str) -> str:
+    try:
+        check(text, SIZES[op.kind])
+    except UsageError as error:
+        raise UsageError(f"{about}: {error.message}", hint="where='n <= 65536', where='rank == 2'") from None
+    return text
+
+
+def _limits(where: str, limit: Any, dtypes: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
+    """The limit of each class of inputs in each dtype."""
+    if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):
+        return dict.fromkeys(dtypes, _class_limits(where, limit))
     if set(limit) != set(dtypes):
         raise UsageError(
-            f"{where}: max_ulp names one limit per dtype, {', '.join(dtypes)}; received {', '.join(map(str, limit))}",
+            f"{where}: max_ulp names one limit per dtype, {', '.join(dtypes)}, or per class of inputs, "
+            f"{', '.join(CLASSES)}; received {', '.join(map(str, limit))}",
             hint=f"max_ulp={dict.fromkeys(dtypes, DEFAULT_LIMIT)!r}, or one number for all",
         )
-    return {dtype: _limit(where, limit[dtype]) for dtype in dtypes}
+    return {dtype: _class_limits(where, limit[dtype]) for dtype in dtypes}
+
+
+def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
+    given = limit if isinstance(limit, Mapping) else {ORDINARY: limit}
+    if unknown := set(given) - set(CLASSES):
+        raise UsageError(
+            f"{where}: the classes of inputs are {', '.join(CLASSES)}; received {', '.join(map(str, unknown))}",
+            hint=f"max_ulp={{'{ORDINARY}': {DEFAULT_LIMIT:g}, '{EXTREME}': None}}",
+        )
+    found: dict[str, float | None] = {}
+    last: float | None = DEFAULT_LIMIT
+    for name in CLASSES:
+        if name in given:
+            last = None if given[name] is None and name != ORDINARY else _limit(where, given[name])
+        found[name] = last
+    return found
+
+
+def _of_classes(limits: Mapping[str, float | None]) -> str:
+    """`demanding 8 ULP, extreme inputs: no promise`, of the classes that have not the limit of ordinary inputs."""
+    others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
+    return ", ".join(f"{name} inputs: {'no promise' if x is None else f'{x:g} ULP'}" for name, x in others.items())
 
 
 def _limit(where: str, limit: Any) -> float:
@@ -467,12 +548,12 @@ def _largest(where: str, largest: Any, dtypes: tuple[str, ...]) -> dict[str, flo
         if dtype not in dtypes:
             raise UsageError(
                 f"{where}: largest is about its dtypes, {', '.join(dtypes)}; received {dtype!r}",
-                hint="leave out the other dtypes: hunts search all their finite numbers",
+                hint="leave out the other dtypes: all their finite numbers are tried",
             )
         if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
             raise UsageError(
                 f"{where}: largest is a positive finite magnitude of inputs; received {size!r}",
-                hint="without it hunts search all finite numbers",
+                hint="without it all finite numbers are tried",
             )
     return {dtype: float(size) for dtype, size in each.items()}
 

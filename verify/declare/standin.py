@@ -44,6 +44,7 @@ def stand_in(kernel: Kernel, form: str) -> Kernel:
         layouts="any",
         gradients="auto",
         max_ulp=dict.fromkeys(kernel.dtypes, DEFAULT_LIMIT),
+        class_limits={},
         backends=backends,
         peer=True,
         accepted=frozenset(kernel.op.params),

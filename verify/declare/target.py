@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from verify.errors import UsageError
-from verify.records.record import KernelRun
+from verify.records.record import KernelRun, Status
 
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
-
-Status = Literal["ok", "wrong", "error", "crashed", "timeout", "skipped"]
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,7 @@ def cases_of(kernel: Kernel, dtype: str) -> list[Case]:
             layouts=layouts,
         )
 
-    dims = shapes_for(kernel.op, _DIMS, 1 << 12)
+    dims = shapes_for(kernel, _DIMS, 1 << 12)
     cases = [case(item, {}) for item in dims]
     arriving = ["d" + output for output in kernel.outputs] if upstream else []
     matrix = next((item for item in dims if len(item) > 1), dims[-1])

@@ -24,12 +24,12 @@ from typing import Any
 import msgspec
 
 from verify.declare.requests import declared_by
-from verify.declare.target import Declared, Status
+from verify.declare.target import Declared
 from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned
 from verify.hunt.settings import Settings
 from verify.records.identity import assembled
-from verify.records.record import Gap, GapKind, KernelRun, Result, Run, value_of
+from verify.records.record import Gap, GapKind, KernelRun, Result, Run, Status, value_of
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import START_SECONDS, OutOfTime
 from verify.workers.requests import WorkerDied, WorkerTimeout

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify.cases import Case, problem_of
+from verify.cases.classes import class_of, classed
 from verify.cases.regimes import NONFINITE, segments_of
 from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
 from verify.cases.values import SMALL
@@ -35,7 +36,7 @@ from verify.measure.call import Measured, inferred, run_kernel
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
 from verify.ops.op import Problem
-from verify.records.record import value_of
+from verify.records.record import CLASSES, value_of
 from verify.truth import formats
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
@@ -146,15 +147,17 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     """The largest error of results whose truth is known; `Broken` if it is beyond the kernel's own limit."""
     kernel = subject.kernel
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
-    promised = kernel.limit(subject.dtype)
-    proven = _proven_within(kernel, problem, results, truths, kinds, promised)
+    limits = [kernel.limit_of(subject.dtype, name) for name in CLASSES]
+    least = min(limit for limit in limits if limit is not None)
+    proven = _proven_within(kernel, problem, results, truths, kinds, least)
     if proven is not None:
         return proven
     largest = 0.0
     for name, truth in truths.items():
         got = results[name]
-        limit = promised * _beyond(kernel, subject.dtype, problem, truth, kinds[name])
-        segments, regimes = segments_of(kernel.op, case, problem, name, tuple(got.shape))
+        shape, widened = tuple(got.shape), _beyond(kernel, subject.dtype, problem, truth, kinds[name])
+        segments, regimes = segments_of(kernel.op, case, problem, name, shape, kernel.promised_to(subject.dtype))
+        segments, parts = classed(kernel.op, case, problem, name, shape, segments, regimes)
         outcome = judge_result(
             kernel.op,
             problem,
@@ -164,14 +167,18 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             kinds[name],
             policy=kernel.policy,
             segments=segments,
-            n_segments=len(regimes),
+            n_segments=len(parts),
             seed=case.seed,
             sample=0,
             keep=1,
         )
         scaled = kernel.op.gate == "scaled"
-        for regime, part in zip(regimes, outcome.tallies, strict=True):
-            special = regime.name == NONFINITE
+        for (regime, found), part in zip(parts, outcome.tallies, strict=True):
+            special, of_class = regime.name == NONFINITE, class_of(regime, found)
+            promised = kernel.limit_of(subject.dtype, of_class) if of_class else None
+            if promised is None:
+                continue
+            limit = promised * widened
             upper = value_of(part.maximum(kernel.op.gate).upper)
             within = upper <= limit and not part.nan
             if not special:

@@ -43,7 +43,7 @@ def _space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
     fill = ("normal",) if kind == "elementwise" else ("randn",)
     return space(
-        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel.op, _DIMS, 512), fill=fill
+        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel, _DIMS, 512), fill=fill
     )
 
 
@@ -82,7 +82,7 @@ def _check_compiled(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     compiled = _PROGRAMS.program(kernel, case)
     # elements that a case spells out fit its own shape only
-    larger = msgspec.structs.replace(case, dims=another(kernel.op, case.dims), values={}, edits={})
+    larger = msgspec.structs.replace(case, dims=another(kernel, case.dims), values={}, edits={})
     refilled = msgspec.structs.replace(case, seed=case.seed + 1, values={}, edits={})
     tried = ((case, "the first"), (larger, "another shape"), (refilled, "other values in the first shape"))
     try:
@@ -132,7 +132,7 @@ def _recorded(subject: Subject, case: Case) -> dict[Any, tuple[Any, Any]]:
 
 
 def _uses_operators(subject: Subject) -> str | None:
-    case = plain_case(subject, shapes_for(subject.kernel.op, _DIMS, 512)[0])
+    case = plain_case(subject, shapes_for(subject.kernel, _DIMS, 512)[0])
     try:
         return None if _recorded(subject, case) else "the kernel calls no custom operator"
     except KernelError:

@@ -33,13 +33,11 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 def _space(subject: Subject) -> CaseSpace:
-    return space(
-        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel.op, _DIMS, 1 << 12)
-    )
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel, _DIMS, 1 << 12))
 
 
 def _applies(subject: Subject) -> str | None:
-    case = plain_case(subject, shapes_for(subject.kernel.op, _DIMS, 1 << 12)[0])
+    case = plain_case(subject, shapes_for(subject.kernel, _DIMS, 1 << 12)[0])
     with launched() as tuners:
         try:
             run_kernel(subject.kernel, case, subject.backend.device)

@@ -41,7 +41,7 @@ def _space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
     fill = ("normal",) if kind == "elementwise" else ("randn",)
     return space(
-        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel.op, _DIMS, 512), fill=fill
+        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel, _DIMS, 512), fill=fill
     )
 
 

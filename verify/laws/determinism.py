@@ -40,7 +40,7 @@ def _check(subject: Subject, case: Case) -> None:
         second = run_kernel(kernel, case, device)
         rule = "the same call gives other bits"
         demand_same(case, second.to_read.results, results, rule, labels=("second call", "first call"))
-        other = msgspec.structs.replace(case, dims=another(kernel.op, case.dims), layouts={})
+        other = msgspec.structs.replace(case, dims=another(kernel, case.dims), layouts={})
         run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
         third = run_kernel(kernel, case, device)
         rule = "the same call gives other bits after a call on another shape"
@@ -59,7 +59,7 @@ def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> Non
 
 def _many(kernel: Kernel) -> Dims:
     """The shape that is called many times."""
-    return shapes_for(kernel.op, {kind: (dims,) for kind, dims in _MANY.items()}, 64)[0]
+    return shapes_for(kernel, {kind: (dims,) for kind, dims in _MANY.items()}, 64)[0]
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:

@@ -31,7 +31,7 @@ from verify.backends import Backend
 from verify.cases import Case, corpus
 from verify.cases.strategies import Sizes, fixed_shapes
 from verify.declare.declaration import Kernel
-from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
+from verify.errors import IN_ERROR, KernelError, Refused, TruthError, UsageError
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard
 from verify.laws.law import Broken, Law, Subject, plain_case
@@ -165,8 +165,11 @@ def run_law(
         broken = trial.fixed()
     if broken is None:
         broken = trial.drawn()
+    if broken is None and trial.refused and not trial.cases:
+        message = f"it refuses every case: {trial.refusal}"
+        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=message, refused=trial.refused)
     if broken is None:
-        return LawRun(law=law.name, dtype=dtype, status="ok", cases=trial.cases)
+        return LawRun(law=law.name, dtype=dtype, status="ok", cases=trial.cases, refused=trial.refused)
     cause: Cause = "failed" if broken.failed else ""
     if not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
         cause = UNREPEATABLE
@@ -212,6 +215,8 @@ class _Trial:
     subject: Subject
     profile: Profile
     cases: int = 0
+    refused: int = 0
+    refusal: str = ""  # the last one
 
     def known(self, cases: Sequence[Case], memory: Remembered | None) -> Broken | None:
         """Cases that broke the law once; those that no longer do are forgotten."""
@@ -242,8 +247,7 @@ class _Trial:
         count = max(1, round(self.profile.examples * self.law.share))
 
         def once(case: Case) -> None:
-            self.cases += 1
-            score = attempt(self.law, self.subject, case)
+            score = self._score(case)
             if score is not None and score == score and score < 1e300:
                 target(score, label=label)
 
@@ -260,12 +264,23 @@ class _Trial:
         return None
 
     def _check(self, case: Case) -> Broken | None:
-        self.cases += 1
         try:
-            attempt(self.law, self.subject, case)
+            self._score(case)
         except Broken as broken:
             return broken
         return None
+
+    def _score(self, case: Case) -> float | None:
+        try:
+            score = attempt(self.law, self.subject, case)
+        except Refused as error:
+            self.refused, self.refusal = self.refused + 1, str(error)
+            return None
+        except Broken:
+            self.cases += 1
+            raise
+        self.cases += 1
+        return score
 
 
 def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_name: str) -> LawRun:
@@ -276,16 +291,22 @@ def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_na
         return LawRun(law=law.name, dtype=case.dtype, status="skipped", cases=0, message=reason)
     try:
         attempt(law, subject, case)
+    except Refused as error:
+        return LawRun(
+            law=law.name, dtype=case.dtype, status="skipped", cases=0, message=f"the case is refused: {error}"
+        )
     except Broken as broken:
         return _broken(law, case.dtype, 1, broken, target_name, cause="failed" if broken.failed else "")
     return LawRun(law=law.name, dtype=case.dtype, status="ok", cases=1)
 
 
 def attempt(law: Law, subject: Subject, case: Case) -> float | None:
-    """One check of one case. A kernel that fails breaks whatever law it is tried under."""
+    """One check of one case. A kernel that fails breaks whatever law it is tried under; one may refuse a case."""
     try:
         return law.check(subject, case)
     except KernelError as error:
+        if isinstance(error, Refused) and subject.kernel.refuses:
+            raise
         raise Broken(str(error), case, {}, failed=True) from error
 
 

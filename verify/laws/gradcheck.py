@@ -51,7 +51,7 @@ def _shapes(subject: Subject) -> list[tuple[int, ...]]:
     resolved = kernel.op.resolve(kernel.params)
     # packed halves need a dimension to be packed along
     scalar = set(map(tuple, kernel.op.shapes((), resolved).values())) == {()} if kernel.op.kind == "elementwise" else 0
-    return [dims for dims in shapes_for(subject.kernel.op, _DIMS, 24) if dims or scalar or kernel.op.kind == "graph"]
+    return [dims for dims in shapes_for(subject.kernel, _DIMS, 24) if dims or scalar or kernel.op.kind == "graph"]
 
 
 def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:

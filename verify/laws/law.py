@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from verify.backends import Backend
 from verify.cases import Case
+from verify.cases.sizes import fitted
 from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 
@@ -35,7 +36,7 @@ def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
     fill = "normal" if kernel.op.kind == "elementwise" else "randn"
     return Case(
         dtype=subject.dtype,
-        dims=dims,
+        dims=fitted(kernel, dims),
         fill=fill,
         params=dict(kernel.params),
         upstream="normal" if kernel.differentiable else "",

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from verify.declare.requests import declared_by
-from verify.declare.target import Declared, Status
+from verify.declare.target import Declared
 from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.session import LONGEST
 from verify.records.files import say_lost
 from verify.records.identity import assembled
-from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, unrepeatable
+from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, Status, unrepeatable
 from verify.workers.pool import Job, Pool
 from verify.workers.process import START_SECONDS, OutOfTime
 from verify.workers.requests import WorkerDied, WorkerTimeout

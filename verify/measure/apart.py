@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import os
 import sys
@@ -31,13 +32,15 @@ from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import CallKernel, Leaves, Measure
 from verify.measure.state import State
-from verify.records.record import KernelRun, Left
-from verify.workers.forks import GONE, Channel, Fork, ForkServer, flush
+from verify.records.record import KernelRun, Left, Printed
+from verify.workers.forks import GONE, Channel, Fork, ForkServer, Spares, flush
 from verify.workers.process import OnProgress
 from verify.workers.requests import Event, WorkerDied
 from verify.workers.serving import serve, watch
 
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")  # a second of imports
+SPARES = 12  # processes that take the place of one that a kernel ended
+CALLS = 4  # a call that takes a quarter of the time for a kernel hangs
 CHANGED = "it must leave the process as it was"
 
 
@@ -51,10 +54,11 @@ class Answering:
 
 
 class _Given(msgspec.Struct):
-    """What a fork is told."""
+    """What a fork is told; `others` are the processes that it talks to."""
 
     backend: dict[str, str]
     imports: tuple[str, ...]
+    others: tuple[int, ...] = ()
 
 
 class Kernels:
@@ -104,52 +108,68 @@ class Kernels:
             self._targets, self._kernel = targets, self._fork(laws=laws)
         return self._kernel
 
-    def _fork(self, *, laws: bool = False, kernel: Fork | None = None) -> Fork:
+    def _fork(self, *, laws: bool = False, kernels: Sequence[Fork] = ()) -> Fork:
         # some of what laws import asks for a GPU, after which no fork could use one
         imports = SHARED_BY_LAWS if laws and self.backend.name != "cuda" else ()
-        given = msgspec.json.encode(_Given(asdict(self.backend), imports))
-        return self._server.fork(given, None if kernel is None else kernel.channel)
+        given = _Given(asdict(self.backend), imports, tuple(each.pid for each in kernels))
+        return self._server.fork(msgspec.json.encode(given), [each.channel for each in kernels])
 
     def _measure(self, request: Measure, kernel: Fork, progress: OnProgress) -> KernelRun:
         """What this process judges, then the laws tried in the kernel's own, then what it left and printed."""
         description = kernel.ask(Describe(request.target))
         alone = msgspec.structs.replace(request, laws="")
-        if description.own_op:
-            done = measured(Kernel.of_description(description.kernel), alone, self.backend, progress, kernel)
-        else:
-            judge = self._fork(kernel=kernel)
-            try:
-                done = judge.ask(alone, progress=progress, beside=kernel)
-            finally:
-                judge.stop()
-        if done.status == "crashed":
-            done = msgspec.structs.replace(done, message=done.message.replace(GONE, str(kernel.died())))
-        elif request.laws and done.status in ("ok", "wrong"):
+        forks = [kernel, *(self._fork(laws=bool(request.laws)) for _ in range(SPARES))]
+        spares, said = Spares(forks), list[Printed]()
+        try:
+            if description.own_op:
+                done = measured(Kernel.of_description(description.kernel), alone, self.backend, progress, spares)
+            else:
+                judge = self._fork(kernels=forks)
+                try:
+                    done = judge.ask(alone, progress=progress, beside=forks)
+                finally:
+                    judge.stop()
+                done = _with_exit(done, forks)
+            kernel = self._kernel = spares.now or kernel
+        finally:
+            for spare in forks:
+                if spare is not self._kernel:
+                    spare.stop()
+                    said += [each for each in [spare.printed()] if each]
+        if request.laws and kernel.answers and done.status in ("ok", "wrong"):
             try:
                 tried = kernel.ask(msgspec.structs.replace(request, accuracy=False), progress=progress)
                 status = tried.status if tried.status == "wrong" else done.status
                 seconds = round(done.seconds + tried.seconds, 3)
                 differs = done.unrepeatable or tried.unrepeatable
                 done = msgspec.structs.replace(
-                    done, laws=tried.laws, status=status, seconds=seconds, unrepeatable=differs
+                    done,
+                    laws=tried.laws,
+                    status=status,
+                    seconds=seconds,
+                    unrepeatable=differs,
+                    gaps=[*done.gaps, *tried.gaps],
                 )
             except (WorkerDied, KernelError) as error:
                 failed = "crashed" if isinstance(error, WorkerDied) else "error"
                 done = msgspec.structs.replace(done, status=failed, message=f"while laws were tried: {error}")
-        left = kernel.ask(Leaves(request.target)) if kernel.alive else []
+        left = kernel.ask(Leaves(request.target)) if kernel.answers else []
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status == "ok":
             done = msgspec.structs.replace(done, status="error", message=f"{CHANGED}; it {breaks}")
-        return msgspec.structs.replace(done, left=left, printed=kernel.printed())
+        said += filter(None, [kernel.printed()])
+        return msgspec.structs.replace(done, left=left, printed=functools.reduce(Printed.plus, said) if said else None)
 
-    def _serve(self, channel: Channel, other: Channel | None, given: bytes) -> None:
-        """Be a fork: call the kernels of one target or, with `other`, judge what comes from there."""
+    def _serve(self, channel: Channel, others: Sequence[Channel], given: bytes) -> None:
+        """Be a fork: call the kernels of one target or, with `others`, judge what comes from there."""
         faulthandler.enable(all_threads=False)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
-        backend = Backend(**msgspec.json.decode(given, type=_Given).backend)
+        told = msgspec.json.decode(given, type=_Given)
+        backend = Backend(**told.backend)
         backends.activate(backend)
-        subject = _Subject(self._answering, backend, None if other is None else Fork(other))
+        kernels = Spares([Fork(other, pid=pid) for other, pid in zip(others, told.others, strict=True)])
+        subject = _Subject(self._answering, backend, kernels if others else None)
 
         def emit(event: Event, beside: Sequence[memoryview] = ()) -> None:
             flush()
@@ -162,7 +182,7 @@ class Kernels:
 class _Subject:
     """The target of a fork, and what its module and its kernels left."""
 
-    def __init__(self, answering: Answering, backend: Backend, kernel: Fork | None) -> None:
+    def __init__(self, answering: Answering, backend: Backend, kernel: Spares | None) -> None:
         self._answering, self._backend, self._kernel = answering, backend, kernel
         self._began: State | None = None
         self._imported: list[Left] = []
@@ -217,9 +237,11 @@ def targets_of(asked: Any) -> list[str]:
 
 
 def measured(
-    kernel: Kernel, request: Measure, backend: Backend, progress: OnProgress, process: Fork | None = None
+    kernel: Kernel, request: Measure, backend: Backend, progress: OnProgress, process: Spares | None = None
 ) -> KernelRun:
     """The judged kernel, called here or in its own process."""
+    within = request.seconds / CALLS
+    calls = None if process is None else functools.partial(process.exchange, within=within)
     return measure_kernel(
         kernel,
         request.target,
@@ -229,8 +251,21 @@ def measured(
         accuracy=request.accuracy,
         cases_of=request.plan,
         progress=progress,
-        run=None if process is None else runner(kernel, request.target, backend.device, process.exchange),
+        seconds=request.seconds,
+        run=None if calls is None else runner(kernel, request.target, backend.device, calls),
+        lost=lambda: process is not None and process.now is None,
     )
+
+
+def _with_exit(done: KernelRun, forks: Sequence[Fork]) -> KernelRun:
+    """What another process wrote of one that ended, with the exit code that only its parent knows."""
+    ends = [each.kind for each in done.unmeasured if each.kind in ("crashed", "hung")]
+    ended = [fork for fork in forks if not fork.answers]
+    if "crashed" not in ends or len(ended) <= ends.index("crashed"):
+        return done
+    text = str(ended[ends.index("crashed")].died())
+    known = [msgspec.structs.replace(each, text=each.text.replace(GONE, text)) for each in done.unmeasured]
+    return msgspec.structs.replace(done, unmeasured=known, message=done.message.replace(GONE, text))
 
 
 def _import_triton(requested: str | None) -> None:

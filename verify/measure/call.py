@@ -23,11 +23,12 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError
+from verify.errors import KernelError, Refused
 from verify.ops.op import Op
 from verify.truth.formats import named, torch_dtype
 from verify.truth.ulp import fetched, same_bits
 
+IN_BACKWARD = "raised in backward:"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -361,7 +362,13 @@ def _call(
     except KernelError:
         raise
     except Exception as error:
-        raise KernelError(f"{label} raised {describe(error)}") from error
+        raise _raised(f"{label} raised {describe(error)}", error) from error
+
+
+def _raised(text: str, error: Exception) -> KernelError:
+    """A refusal, unless the GPU reports a fault: that is no word of the kernel's."""
+    fault = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+    return KernelError(text) if fault else Refused(text)
 
 
 def _outputs(returned: Any, outputs: tuple[str, ...], label: str) -> dict[str, Tensor]:
@@ -459,7 +466,7 @@ def _gradients(
             retain_graph=retain,
         )
     except Exception as error:
-        raise KernelError(f"{label} raised in backward: {describe(error)}") from error
+        raise _raised(f"{label} {IN_BACKWARD} {describe(error)}", error) from error
     unchanged.watch(
         arrived, upstream, f"{label} must not change the gradient that arrives at {{name}}; it differs after backward"
     )

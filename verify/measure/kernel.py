@@ -14,9 +14,10 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus, problem_of
+from verify.cases.classes import class_of, classed
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, pinned, plan
-from verify.cases.regimes import NONFINITE, deciding_operand, deciding_values, segments_of
+from verify.cases.regimes import BEYOND, NONFINITE, deciding_operand, deciding_values, segments_of
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import KernelError, TruthError, no_verdict
@@ -26,9 +27,10 @@ from verify.measure.digest import Digest
 from verify.measure.element import describe
 from verify.measure.elsewhere import Run
 from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
-from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
+from verify.measure.result import APART, KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
+from verify.measure.trying import Trying
 from verify.ops.op import Op, Point, Problem, Regime
 from verify.records.record import Basis, Gap, KernelRun, Origin, Result, SpecialValue, Worst, value_of
 from verify.truth import formats
@@ -36,7 +38,7 @@ from verify.truth.fast import Truth, compared_everywhere, evaluate
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of, pattern_at
-from verify.workers.requests import WorkerDied
+from verify.workers.requests import WorkerDied, WorkerTimeout
 
 Progress = Callable[[str], None]
 
@@ -47,6 +49,9 @@ OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
 ROUNDS_GRAPH = 1
 OPEN_GRAPH = 16  # the same of a PyTorch function, each element of which may depend on all inputs
 
+SHARE = 0.85  # of a kernel's time, after which no further case is tried
+Parts = tuple[tuple[Regime, str], ...]  # of a result: a regime and a class each
+
 DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 
@@ -56,14 +61,15 @@ class _Collected:
     """What accumulates for one output over the cases of a group."""
 
     fmt: Format
-    regimes: dict[str, Tally] = field(default_factory=dict)
+    parts: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by regime and class
     bounds: dict[str, Regime] = field(default_factory=dict)
     worst: list[tuple[float, Worst]] = field(default_factory=list)  # with their errors; of ordinary inputs
     special: list[tuple[float, Worst]] = field(default_factory=list)  # of infinite or NaN inputs
-    each: dict[str, tuple[float, Worst]] = field(default_factory=dict)  # the worst of each regime
+    each: dict[tuple[str, str], tuple[float, Worst]] = field(default_factory=dict)  # the worst of each part
     escalated: int = 0
     certificates: list[str] = field(default_factory=list)
     n: int = 0
+    cases: list[Case] = field(default_factory=list)  # those that gave this result
     curve: list[Peak] = field(default_factory=list)  # places number the elements of all cases
     operand: Format | None = None  # of the operand that the curve is about
     edges: tuple[float, ...] = ()  # of the bins of the curve
@@ -74,8 +80,7 @@ class _Collected:
     @property
     def findings(self) -> Findings:
         """What was found in all cases."""
-        each = {regime: described for regime, (_, described) in self.each.items()}
-        return Findings(self.regimes, self.escalated, self.certificates, each)
+        return Findings(self.parts, self.escalated, self.certificates, self.each)
 
 
 def measure_kernel(
@@ -88,38 +93,36 @@ def measure_kernel(
     accuracy: bool = True,
     cases_of: str = "",
     progress: Progress = lambda text: None,
+    seconds: float = math.inf,
     run: Run | None = None,
+    lost: Callable[[], bool] = lambda: False,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
     Without `accuracy` the record has what the kernel declares and no result. `cases_of` names a backend whose cases
     are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
     project's corpus has for this kernel are measured after the others, as results of their own. `run` calls the kernel,
-    here without one.
+    here without one; where it is `lost`, no further case is tried. After so many seconds none is either, and what has
+    been measured stays.
     """
-    calls = _Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
     started = time.monotonic()
+    calls = _Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
+    trying = Trying(kernel, target, until=started + seconds * SHARE, seconds=seconds, lost=lost)
     notes: list[str] = []
     results: list[Result] = []
     gaps: list[Gap] = []
-    status, message = "ok", ""
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of or backend.name, seed, rows_of=backend.name)
             for group in (*planned, *pinned(kernel, dtype, cases)):
                 progress(f"{kernel.name} {dtype}")
-                results += _measure_group(kernel, target, backend, dtype, group, seed, notes, calls)
+                results += _measure_group(kernel, target, backend, dtype, group, seed, notes, calls, trying)
         except TruthError as error:
             # no verdict on this dtype, which makes the run incomplete
             notes.append(f"{dtype}: {no_verdict(error)}")
             gaps.append(Gap("harness error", f"{kernel.name}: {notes[-1]}", target))
-        except KernelError as error:
-            status, message = "error", f"{dtype}: {error}"
-            break
-        except WorkerDied as died:  # what was judged until then stays
-            status, message = "crashed", f"{dtype}: {died}"
-            break
+    status, message = trying.verdict({result.dtype for result in results})
     differs = "" if kernel.peer else calls.difference([result for result in results if result.status == "wrong"])
     if gaps and not results and status == "ok":
         status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
@@ -138,6 +141,7 @@ def measure_kernel(
         notes=notes,
         unrepeatable=differs,
         seconds=round(time.monotonic() - started, 3),
+        unmeasured=trying.unmeasured,
         gaps=gaps,
     )
 
@@ -203,6 +207,7 @@ class _Question:
     target: str
     policy: Policy
     seed: int
+    largest: float
 
 
 def _measure_group(
@@ -214,6 +219,7 @@ def _measure_group(
     seed: int,
     notes: list[str],
     run: Run,
+    trying: Trying,
 ) -> list[Result]:
     found: dict[str, _Collected] = {}
     of_baseline: dict[str, _Collected] = {}
@@ -228,17 +234,11 @@ def _measure_group(
         open_limit = open_limit_peer = OPEN_LIMIT
     elif kernel.op.kind == "graph":
         open_limit = open_limit_peer = OPEN_GRAPH
-    refused: list[KernelError] = []
-    for case in group.cases:
-        try:
-            measured = run(case)
-        except KernelError as error:
-            refused.append(error)
-            # a peer is shown for what it can do; of a judged kernel every case was promised
-            if not kernel.peer or len(refused) == len(group.cases):
-                raise
-            notes.append(f"{dtype} {list(case.dims)}: not measured: {error}")
+    for planned in group.cases:
+        made = trying.measured(run, planned)
+        if made is None:
             continue
+        case, measured = made
         notes += [note for note in _missing(measured) if note not in notes]
         question = _question(kernel, case, measured, group, target, seed)
         each = not kernel.peer
@@ -250,7 +250,7 @@ def _measure_group(
                 into = apart.setdefault(mode, {})
                 _collect(question, outputs, into, keep=keep, sample=sample, open_limit=open_limit, each=each)
     whole = not group.only_gradients and not group.pinned
-    special = _special(kernel, target, dtype, notes, run) if whole else {}
+    special = _special(kernel, target, dtype, notes, run) if whole and found and not trying.ended else {}
     torch_name = label(backend.device)
     results = [
         _result(kernel, name, dtype, item, of_baseline.get(name), torch_name, group, seed, special.get(name, []))
@@ -259,7 +259,7 @@ def _measure_group(
     for mode, items in apart.items():
         for name, item in items.items():
             result = _result(kernel, name, dtype, item, None, torch_name, group, seed, [])
-            results.append(_of_inference(result, mode, fingerprint(kernel, f"{name} {mode}", dtype, group.cases)))
+            results.append(_of_inference(result, mode, fingerprint(kernel, f"{name} {mode}", dtype, item.cases)))
     return results
 
 
@@ -283,7 +283,7 @@ def _special(kernel: Kernel, target: str, dtype: str, notes: list[str], run: Run
     """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
     try:
         return special_values(kernel, target, dtype, run)
-    except KernelError as error:
+    except (KernelError, WorkerDied, WorkerTimeout) as error:
         notes.append(f"{dtype}: special values were not tried one by one: {error}")
         return {}
 
@@ -299,7 +299,9 @@ def _question(kernel: Kernel, case: Case, measured: Measured, group: Group, targ
     if max((truth.value.numel() for truth in truths.values()), default=0) <= SMALL:
         problem, truths = host, {name: truth.cpu() for name, truth in truths.items()}
     op = _remembering(kernel.op, host)
-    return _Question(op, case, problem, host, truths, kinds, target, kernel.policy, seed)
+    return _Question(
+        op, case, problem, host, truths, kinds, target, kernel.policy, seed, kernel.promised_to(case.dtype)
+    )
 
 
 def _remembering(op: Op, problem: Problem) -> Op:
@@ -354,7 +356,9 @@ def _collect(
         if name not in results:
             continue
         got = results[name].to(truth.value.device)
-        segments, regimes = segments_of(op, case, problem, name, tuple(got.shape))
+        shape = tuple(got.shape)
+        segments, regimes = segments_of(op, case, problem, name, shape, question.largest)
+        segments, parts = classed(op, case, problem, name, shape, segments, regimes)
         outcome = judge_result(
             op,
             question.host,
@@ -364,7 +368,7 @@ def _collect(
             question.formats[name],
             policy=question.policy,
             segments=segments,
-            n_segments=len(regimes),
+            n_segments=len(parts),
             seed=question.seed,
             sample=sample,
             keep=keep,
@@ -372,23 +376,25 @@ def _collect(
             rounds=ROUNDS_GRAPH if op.kind == "graph" else CONTENDER_ROUNDS,
         )
         item = into.setdefault(name, _Collected(fmt=question.formats[name]))
-        for regime, part in zip(regimes, outcome.tallies, strict=True):
+        for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
             if part.n:
-                so_far = item.regimes.get(regime.name, Tally())
-                item.regimes[regime.name] = so_far.merge(part.without_places())  # a place is an index in one case
+                key = (regime.name, class_of(regime, of_class))
+                so_far = item.parts.get(key, Tally())
+                item.parts[key] = so_far.merge(part.without_places())  # a place is an index in one case
                 item.bounds[regime.name] = regime
+        item.cases.append(case)
         item.escalated += outcome.escalated
         item.digest.add(got)
         if op.kind == "elementwise":
             values = deciding_values(op, problem, name).detach().reshape(-1)
             item.operand = formats.of(values.dtype)
             item.edges = edges_for(op, problem.params, item.operand)
-            found = _curve(values, item.edges, outcome, segments, regimes, item.n)
+            found = _curve(values, item.edges, outcome, segments, parts, item.n)
             item.curve = merged_peaks(item.curve, found)
         item.n += got.numel()
         if outcome.certificate not in item.certificates:
             item.certificates.append(outcome.certificate)
-        _keep_worst(question, name, got, outcome, regimes, item, each=each)
+        _keep_worst(question, name, got, outcome, parts, item, each=each)
 
 
 def _curve(
@@ -396,13 +402,13 @@ def _curve(
     edges: tuple[float, ...],
     outcome: JudgedResult,
     segments: Tensor | None,
-    regimes: tuple[Regime, ...],
+    parts: Parts,
     base: int,
 ) -> list[Peak]:
-    """Error against the values that decide, of all elements whose inputs are numbers; `base` numbers the first."""
-    nonfinite = next(place for place, regime in enumerate(regimes) if regime.name == NONFINITE)
+    """Error against the values that decide, of all elements that figures are about; `base` numbers the first."""
     assert segments is not None
-    bins = torch.where(segments.reshape(-1) == nonfinite, -1, bins_of(values, edges))
+    apart = torch.tensor([regime.name in APART for regime, _ in parts], device=segments.device)
+    bins = torch.where(apart[segments.reshape(-1)], -1, bins_of(values, edges))
     error = torch.where(outcome.errors.nan, math.nan, outcome.errors.ulp)
     fmt = formats.of(values.dtype)
     return peaks(bins, error, size=len(edges) - 1, base=base, fmt=fmt, bits=lambda at: bits_of(values[at]))
@@ -413,7 +419,7 @@ def _keep_worst(
     result: str,
     got: Tensor,
     outcome: JudgedResult,
-    regimes: tuple[Regime, ...],
+    parts: Parts,
     item: _Collected,
     *,
     each: bool,
@@ -433,8 +439,8 @@ def _keep_worst(
     for ordinary, kept, most in ((True, item.worst, KEEP), (False, item.special, KEEP_SPECIAL)):
         leaders = [
             leader
-            for regime, part in zip(regimes, outcome.tallies, strict=True)
-            if (regime.name != NONFINITE) == ordinary
+            for (regime, _), part in zip(parts, outcome.tallies, strict=True)
+            if regime.name != BEYOND and (regime.name != NONFINITE) == ordinary
             for leader in part.leaders
             if value_of(leader.upper) > 0.0
         ]
@@ -447,13 +453,14 @@ def _keep_worst(
             del kept[most:]
     if not each:
         return
-    for regime, part in zip(regimes, outcome.tallies, strict=True):
+    for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
         if not part.leaders:
             continue
+        key = (regime.name, class_of(regime, of_class))
         error, index = value_of(part.leaders[0].upper), part.leaders[0].place
         # an error of at most LEAST has no entry: correct rounding may have it, and no bound is below
-        if error > max(LEAST, item.each.get(regime.name, (0.0,))[0]):
-            item.each[regime.name] = (error, element(error, index))
+        if error > max(LEAST, item.each.get(key, (0.0,))[0]):
+            item.each[key] = (error, element(error, index))
 
 
 def _result(
@@ -468,7 +475,7 @@ def _result(
     special_values: list[SpecialValue],
 ) -> Result:
     findings = item.findings
-    judged = check_limit(kernel, dtype, item.regimes)
+    judged = check_limit(kernel, dtype, item.parts)
     lists = [item.worst, item.special]
     if judged.only_special:  # first the inputs that the reason names
         lists.reverse()
@@ -485,19 +492,20 @@ def _result(
         None if peer is None else peer.findings,
         output=group.named(name),
         basis=basis,
-        reason=judged.reason,
+        judged=judged,
         bounds=item.bounds,
         worst=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT],
         baseline_name=peer_name,
         baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
-        properties=_properties(kernel, name, dtype, group),
+        properties=_properties(kernel, name, dtype, group, item.cases),
         curve=curve,
     )
     return msgspec.structs.replace(result, special=special_values, bits=item.digest.text)
 
 
-def _properties(kernel: Kernel, name: str, dtype: str, group: Group) -> str:
-    """The property hash. The corpus is one property, so that pinning a case does not make its bound incomparable."""
+def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequence[Case]) -> str:
+    """The property hash, of the cases that gave a result: a kernel that begins to refuse some is not comparable.
+    The corpus is one property, so that pinning a case does not make its bound incomparable."""
     if group.pinned:
         return fingerprint(kernel, group.named(name), dtype, space="pinned")
-    return fingerprint(kernel, name, dtype, group.cases)
+    return fingerprint(kernel, name, dtype, cases)

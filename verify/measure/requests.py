@@ -21,6 +21,7 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     laws: str = ""
     accuracy: bool = True  # without it only the laws are tried
     plan: str = ""  # the backend whose cases are measured; the own one without it
+    seconds: float = 600.0  # after which no further case and no further law is tried
 
 
 class Stored(msgspec.Struct, frozen=True):

@@ -19,13 +19,13 @@ import msgspec
 
 from verify.declare import config
 from verify.declare.requests import declared_by, sources_of
-from verify.declare.target import Declared, Status, Target
+from verify.declare.target import Declared, Target
 from verify.errors import InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.measure.requests import Measure
 from verify.records.identity import assembled
 from verify.records.kept import Kept
 from verify.records.merge import together
-from verify.records.record import Gap, GapKind, KernelRun, Run
+from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.records.source_digest import digest, own_digest
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import OutOfTime
@@ -206,7 +206,7 @@ class _Queue:
     def _job(self, part: _Part) -> Job[KernelRun]:
         session, target = self.session, part.kernel.target
         return Job(
-            Measure(target, session.seed, part.dtypes, session.laws, session.accuracy, session.plan),
+            Measure(target, session.seed, part.dtypes, session.laws, session.accuracy, session.plan, session.timeout),
             done=partial(self._done, part),
             failed=partial(self._failed, part),
             timeout=session.timeout,
@@ -217,7 +217,10 @@ class _Queue:
 
     def _done(self, part: _Part, done: KernelRun) -> None:
         if done.status in ("error", "crashed") and not done.hint:
-            done = msgspec.structs.replace(done, hint=_again(part))
+            crashed = done.status == "crashed" and self.backend == "cuda"
+            done = msgspec.structs.replace(
+                done, hint=_again(part).replace("run", "sanitize", 1) if crashed else _again(part)
+            )
         self._end(part, done)
 
     def _failed(self, part: _Part, error: VerifyError) -> None:

@@ -13,7 +13,7 @@ from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
 from verify.measure.element import describe
 from verify.measure.elsewhere import Run
-from verify.records.record import SpecialValue, Worst
+from verify.records.record import EXTREME, SpecialValue, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, digits, judge
 from verify.truth.formats import Format
@@ -32,7 +32,7 @@ def patterns(fmt: Format) -> list[int]:
 def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
     """The case, and how many of its leading elements are special; None where a row decides, not an element."""
     op = kernel.op
-    if op.kind != "elementwise":
+    if op.kind != "elementwise" or not kernel.allows((1, SIZE)):
         return None
     plain = Case(
         dtype=dtype,
@@ -88,7 +88,8 @@ def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[st
 
 def _special_value(kernel: Kernel, dtype: str, element: Worst, judged: Judged, *, zero: bool) -> SpecialValue:
     wrong_sign = kernel.policy.signed_zero == "strict" and judged.misrounded and zero
-    wrong = wrong_sign or not abs(judged.ulp) <= kernel.limit(dtype)
+    limit = kernel.limit_of(dtype, EXTREME)
+    wrong = limit is not None and (wrong_sign or not abs(judged.ulp) <= limit)
     return SpecialValue(
         inputs=element.inputs,
         got=element.got,

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from verify.records.readings import NONFINITE, judged
+from verify.records.readings import BEYOND, NONFINITE, judged
 from verify.records.record import Figures, KernelRun, Number, Result, value_of
 
 Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
@@ -35,7 +35,9 @@ def contradictions(kernel: KernelRun) -> Found:
 def _of_result(result: Result) -> Found:
     parts = [("", ".figures", result.figures)]
     parts += [(part.name, f".regimes[{at}].figures", part.figures) for at, part in enumerate(result.regimes)]
-    inside = [(place, _of_figures(figures)) for _, place, figures in parts]
+    classes = [(f".classes[{at}].figures", each.figures) for at, each in enumerate(result.classes)]
+    inside = [(place, _of_figures(figures)) for place, figures in classes]
+    inside += [(place, _of_figures(figures)) for _, place, figures in parts]
     theirs = [result.baseline, *(part.baseline for part in result.regimes)]
     places = [".baseline", *(f".regimes[{at}].baseline" for at in range(len(result.regimes)))]
     inside += [(place, _of_figures(figures)) for place, figures in zip(places, theirs, strict=True) if figures]
@@ -47,11 +49,15 @@ def _of_result(result: Result) -> Found:
         yield from ((place + below, text) for below, text in found)
     yield from _of_sums(result)
     if result.status == "ok":
-        for name, place, figures in parts:
+        alike = all(each.limit == result.limit for each in result.classes)
+        limits: list[tuple[str, str, Figures, float | None]]
+        limits = [(place, name, figures, result.limit) for name, place, figures in parts if alike and name != BEYOND]
+        limits += [(f".classes[{at}]", "", each.figures, each.limit) for at, each in enumerate(result.classes)]
+        for place, name, figures, limit in limits:
             error = math.inf if name == NONFINITE and figures.nonfinite else judged(figures, result.gate)
             # not (x <= limit): a NaN must not be ok
-            if figures.n and not error <= result.limit:
-                yield place, f'a maximum of {error:g} ULP beside the status "ok" with the limit {result.limit:g}'
+            if figures.n and limit is not None and not error <= limit:
+                yield place, f'a maximum of {error:g} ULP beside the status "ok" with the limit {limit:g}'
     yield from _of_worst(result)
 
 
@@ -60,8 +66,11 @@ def _of_sums(result: Result) -> Found:
     if not result.regimes or result.source == "hunt":
         return
     whole = sum(part.figures.n for part in result.regimes)
-    ordinary = sum(part.figures.n for part in result.regimes if part.name != NONFINITE)
-    for what, said, total in (("basis", result.basis.n, whole), ("figures", result.figures.n, ordinary)):
+    finite = sum(part.figures.n for part in result.regimes if part.name not in (NONFINITE, BEYOND))
+    classed = sum(each.figures.n for each in result.classes) if result.classes else finite
+    if classed != finite:
+        yield ".classes", f"the classes add up to {classed:,} elements, the regimes to {finite:,}"
+    for what, said, total in (("basis", result.basis.n, whole), ("figures", result.figures.n, finite)):
         if said != total:
             yield ".regimes", f"the regimes add up to {total:,} elements, n of the {what} is {said:,}"
 

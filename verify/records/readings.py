@@ -19,6 +19,7 @@ Source = Literal["run", "sweep", "hunt"]
 
 WHOLE = "all"  # the regime of results that have none, and of elements that lie in none
 NONFINITE = "infinite or NaN input"  # a regime of its own, which the whole leaves out: see verify.cases.regimes
+BEYOND = "beyond the declared magnitude"  # of which a kernel promises nothing
 UNKNOWN = "unknown"
 STRENGTH = {"observed": 0, "certified": 1, "exhaustive": 2}
 FAILED = ("error", "crashed", "timeout")
@@ -124,7 +125,7 @@ def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, st
 
 def _parts(result: Result) -> list[RegimeFigures]:
     """The regimes, and the whole where no regime accounts for its maximum: nothing may fall between them."""
-    parts = list(result.regimes)
+    parts = [part for part in result.regimes if part.name != BEYOND]
     whole = judged(result.figures, result.gate)
     known = [judged(part.figures, result.gate) for part in parts if part.name != NONFINITE]
     if not any(whole <= value or (math.isnan(whole) and math.isnan(value)) for value in known):

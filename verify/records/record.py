@@ -17,6 +17,10 @@ import msgspec
 SCHEMA = 6
 
 Number = float | Literal["inf", "-inf", "nan"]
+# Classes of inputs, in the order of what weighs most; `verify.cases.classes` says what belongs to which.
+CLASSES = ORDINARY, DEMANDING, EXTREME = ("ordinary", "demanding", "extreme")
+
+Status = Literal["ok", "wrong", "error", "crashed", "timeout", "skipped"]
 GapKind = Literal[
     "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
     "out of time",  # the time budget was spent; the same command again goes on
@@ -154,6 +158,17 @@ class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     worst: Worst | None = None  # of a judged kernel, where an error exceeds what correct rounding may have
 
 
+class ClassFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Figures of one class of inputs, infinite and NaN ones left out. Without a `limit` nothing is promised of it."""
+
+    name: str
+    figures: Figures
+    limit: float | None
+    baseline: Figures | None = None
+    worst: Worst | None = None
+    reason: str = ""  # why it is wrong, one line; empty where it is not
+
+
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Error against input: the maximum in each bin of an operand's values.
 
@@ -230,6 +245,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     hardest: list[Hard] = []
     special: list[SpecialValue] = []
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`: equal when no bit changed
+    classes: list[ClassFigures] = []  # those that occur, in the order of CLASSES; none of a sweep or a hunt
 
 
 class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -256,6 +272,7 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     origin: Origin | None = None  # of a broken one
     in_error: bool = False  # skipped because the harness is in error: the run is incomplete
     cause: Cause = ""
+    refused: int = 0  # cases that the kernel did not take, beside `cases`
 
     @property
     def case(self) -> str:
@@ -292,6 +309,22 @@ class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return self if later is None else Printed(self.bytes + later.bytes, self.text + later.text)
 
 
+class Unmeasured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Cases of one dtype that gave no results, for one reason.
+
+    A kernel that raises refuses the case: that is a limit of it, and no error. What it returns in a wrong form, a
+    process that dies and one that hangs are errors; the other cases are measured all the same.
+    """
+
+    kind: Literal["refused", "contract", "crashed", "hung"]
+    dtype: str
+    dims: list[tuple[int, ...]]  # of the cases, each once
+    cases: int
+    of: int  # cases that were tried
+    text: str  # what was raised, and where
+    origin: Origin  # of the smallest case
+
+
 class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything measured for one kernel. `status` other than "ok"/"wrong" has its reason in `message`.
 
@@ -303,7 +336,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     op: str
     params: dict[str, Any]
     promise: str  # one line: dtypes, layouts, gradients
-    status: Literal["ok", "wrong", "error", "crashed", "timeout", "skipped"]
+    status: Status
     results: list[Result]
     message: str = ""
     hint: str = ""
@@ -315,6 +348,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     unrepeatable: str = ""  # how calls with the same input differ, from which whatever else is wrong may follow
     left: list[Left] = []
     printed: Printed | None = None
+    unmeasured: list[Unmeasured] = []
     gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
 
 

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verify.records.record import (
+    CLASSES,
+    ORDINARY,
     Figures,
     KernelRun,
     LawRun,
     Number,
     Result,
     Run,
+    Unmeasured,
     Worst,
     replay_command,
     value_of,
@@ -38,6 +41,7 @@ from verify.report.words import (
 )
 from verify.truth.figure import COUNTABLE
 
+HUGE = 65_504.0  # a magnitude beyond which squares and sums are what overflows
 FIRST = 100  # characters of the first line of what was printed
 Kind = Literal["rounded", "faithful", "within", "wrong"]
 
@@ -93,8 +97,10 @@ def kind(kernel: KernelRun, result: Result) -> Kind:
 def label(kernel: KernelRun, result: Result) -> str:
     """`correctly rounded`, `faithful`, `2.25 ULP`, `1.2 ULP scaled`, `NaN` (of a peer), `wrong`."""
     earned = kind(kernel, result)
+    if earned == "wrong":
+        return wrong_words(result)
     if earned != "within":
-        return {"rounded": "correctly rounded", "faithful": "faithful", "wrong": "wrong"}[earned]
+        return {"rounded": "correctly rounded", "faithful": "faithful"}[earned]
     figure = ulp(judged(result.figures, result.gate).upper)
     return figure if figure == "NaN" else f"{figure} ULP" + (" scaled" if result.gate == "scaled" else "")
 
@@ -145,8 +151,13 @@ def index_text(worst: Worst) -> str:
     return f"[{', '.join(map(str, worst.index))}]" if worst.index else ""
 
 
-def badness(result: Result) -> tuple[int, float]:
-    """Orders results by how bad they are: NaN above infinity above the multiple of the limit."""
+def badness(result: Result) -> tuple[int, int, float]:
+    """Orders results by how bad they are: by the class of inputs, then NaN above infinity above the multiple."""
+    of = worst_class(result)
+    return (len(CLASSES) - CLASSES.index(of) if of else 0, *_size(result))
+
+
+def _size(result: Result) -> tuple[int, float]:
     error = value_of(judged(result.figures, result.gate).upper)
     if math.isnan(error):
         return (2, math.inf)
@@ -156,11 +167,17 @@ def badness(result: Result) -> tuple[int, float]:
 def wrong_results(run: Run) -> list[Found]:
     """Every wrong result of a judged kernel whose calls repeat, in the order of the record."""
     return [
-        Found(kernel, result, result.worst[0] if result.worst else None)
+        Found(kernel, result, shown_worst(result))
         for kernel in run.kernels
         for result in kernel.results
         if result.status == "wrong" and not kernel.peer and not kernel.unrepeatable
     ]
+
+
+def shown_worst(result: Result) -> Worst | None:
+    """The element that shows what is wrong: the worst of the class that weighs most, else of all."""
+    of_class = next((each.worst for each in result.classes if each.reason), None)
+    return of_class or next(iter(result.worst), None)
 
 
 def unrepeatable(run: Run) -> list[KernelRun]:
@@ -313,7 +330,7 @@ def leading(kernel: KernelRun) -> list[Result]:
 
 def _weight(result: Result) -> tuple[bool, tuple[int, float], int, int]:
     strength = ("observed", "certified", "exhaustive").index(result.basis.kind)
-    return (result.status == "wrong", badness(result), strength, result.basis.n)
+    return (result.status == "wrong", _size(result), strength, result.basis.n)
 
 
 def summary(kernel: KernelRun) -> str:
@@ -340,12 +357,94 @@ def counts(run: Run) -> dict[str, int]:
     return {status: found.count(status) for status in STATUS_WORD if status in found}
 
 
+def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
+    """The maximum on one class of inputs; where inputs are not divided so, what it cannot exceed; "-" for none."""
+    found = next((each for each in result.classes if each.name == name), None)
+    if found is not None:
+        return maximum(found.figures, result.gate, dash=dash)
+    if result.classes:
+        return "-"
+    whole = maximum(result.figures, result.gate, dash=dash)
+    return whole if whole == "NaN" or whole[:1] in "≤<>" else ("≤" if dash == "–" else "<=") + whole
+
+
+def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:
+    """PyTorch's maximum on ordinary inputs, on all where inputs are not divided; empty without one."""
+    theirs = [each.baseline for each in result.classes if each.name == ORDINARY] or [result.baseline]
+    return maximum(theirs[0], result.gate, dash=dash) if theirs[0] is not None else ""
+
+
+def worst_class(result: Result) -> str:
+    """The class that weighs most among those on which a result is wrong; empty where none is."""
+    return next((each.name for each in result.classes if each.reason), "")
+
+
+def wrong_words(result: Result) -> str:
+    """What is wrong, as a maintainer would say it: `wrong on ordinary inputs`, `NaN at -inf`, `loses the tail`."""
+    of = worst_class(result)
+    worst = next((each.worst for each in result.classes if each.reason), None)
+    if not of:
+        worst = result.worst[0] if result.worst else None
+        if worst is None or not result.reason.startswith("wrong at"):
+            return "wrong"
+        at = [text.partition(" ")[0] for text in worst.inputs.values() if not _is_finite(text)]
+        return f"{_short(worst.got)} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
+    if worst is None or of == ORDINARY:
+        return f"wrong on {of} inputs"
+    got = value_of_text(worst.got)
+    largest = max((abs(value_of_text(text.partition(" ")[0])) for text in worst.inputs.values()), default=0.0)
+    if math.isnan(got) and largest:
+        return f"NaN at {largest:.1g}"
+    if largest > HUGE and (got == 0 or not math.isfinite(got)):
+        return f"overflows at {largest:.1g}"
+    return "loses the tail" if got == 0 and value_of_text(worst.truth) else f"wrong on {of} inputs"
+
+
+def _short(got: str) -> str:
+    return "NaN" if got == "nan" else clean(got)
+
+
+def _is_finite(text: str) -> bool:
+    return math.isfinite(value_of_text(text.partition(" ")[0]))
+
+
+def value_of_text(text: str) -> float:
+    """The number that a record spells out in decimal; 0 where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+LIMIT_WORD = {"refused": "refuses", "crashed": "ends its process on", "hung": "hangs on"}
+
+
+def limits_of(run: Run) -> list[tuple[KernelRun, str]]:
+    """What judged kernels do not take, a line for each reason: `refuses 2 x 65537 (3 cases in float32): ...`."""
+    found: list[tuple[KernelRun, str]] = []
+    for kernel in run.kernels:
+        reasons: dict[tuple[str, str, tuple[tuple[int, ...], ...]], list[Unmeasured]] = {}
+        for each in kernel.unmeasured:
+            if each.kind in LIMIT_WORD and not kernel.peer:
+                text = clean(each.text).removeprefix(f"{clean(kernel.name)} raised ")
+                reasons.setdefault((text, each.kind, tuple(each.dims)), []).append(each)
+        for (text, kind, dims), some in reasons.items():
+            sizes = listed([" x ".join(map(str, each)) or "scalars" for each in dims[:FEW]])
+            more = f" and {len(dims) - FEW:,} more" if len(dims) > FEW else ""
+            count = sum(each.cases for each in some)
+            dtypes = ", ".join(clean(each.dtype) for each in some)
+            found.append((kernel, f"{LIMIT_WORD[kind]} {sizes}{more} ({plural(count, 'case')} in {dtypes}): {text}"))
+    return found
+
+
 def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
     """What is wrong with a result in a few words: its maximum, or the reason where the maximum is in order."""
-    if result.reason and value_of(judged(result.figures, result.gate).upper) <= result.limit:
+    of = worst_class(result)
+    if result.reason and not of and value_of(judged(result.figures, result.gate).upper) <= result.limit:
         return clean(result.reason)
-    figure = maximum(result.figures, result.gate, dash=dash)
-    return figure if figure == "NaN" else f"{figure} ULP"
+    figure = of_class(result, of, dash=dash) if of else maximum(result.figures, result.gate, dash=dash)
+    on = f" on {of} inputs" if of and len(result.classes) > 1 else ""
+    return (figure if figure == "NaN" else f"{figure} ULP") + on
 
 
 def sentence(run: Run, *, dash: str = "\N{EN DASH}") -> str:
@@ -385,6 +484,8 @@ def clauses(run: Run, *, dash: str = "\N{EN DASH}") -> list[str]:
             parts.append(f"{listed(list(dict.fromkeys(failed)))} failed where a law called it")
         if broken := [each for each in broken_laws(run) if not each[1].cause]:
             parts.append(f"{plural(len(broken), 'law')} broken, the first is {law_title(*broken[0])}")
+    if limits := list(dict.fromkeys(name_of(kernel) for kernel, _ in limits_of(run))):
+        parts.append(f"{listed(limits)} {'does' if len(limits) == 1 else 'do'} not take every case")
     return parts + ([missing] if missing else [])
 
 

@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 
 from verify.declare.requests import declared_by
-from verify.declare.target import Declared, Status, Target
+from verify.declare.target import Declared, Target
 from verify.errors import KernelError, UsageError, VerifyError
 from verify.records.identity import assembled
-from verify.records.record import Gap, KernelRun, Run, number
+from verify.records.record import Gap, KernelRun, Run, Status, number
 from verify.sweep.journal import VERSION, Header, Journal
 from verify.sweep.partial import Outline, Partial
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks

@@ -15,10 +15,18 @@ from verify.cases.regimes import NONFINITE, deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.curve import edges_for, recorded
 from verify.measure.element import decimal, describe
-from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
+from verify.measure.result import (
+    KEEP_RIGHT,
+    KEEP_SPECIAL,
+    UNCLASSED,
+    Findings,
+    PartName,
+    check_limit,
+    result_of,
+)
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Point
-from verify.records.record import Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
+from verify.records.record import EXTREME, Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.sweep.partial import Part, Partial
 from verify.sweep.space import Space, bits_of_key
@@ -65,6 +73,14 @@ def finish(
     )
 
 
+def _part(regime: str) -> PartName:
+    return regime, EXTREME if regime == NONFINITE else UNCLASSED
+
+
+def _parts(judging: _Judging) -> dict[PartName, Tally]:
+    return {_part(name): tally for name, tally in judging.regimes.items()}
+
+
 class _Finished:
     """One result on its way into the record."""
 
@@ -80,27 +96,29 @@ class _Finished:
         """The whole result."""
         kernel, space = self.kernel, self.space
         found = _Judging(kernel, space, self.name, self.part)
-        judged = check_limit(kernel, space.dtype, found.regimes)
+        parts = _parts(found)
+        judged = check_limit(kernel, space.dtype, parts)
         ordinary = self._described(found, found.worst(KEEP if judged.reason else KEEP_RIGHT))
         special = self._described(found, found.worst_special())
-        each: dict[str, Worst] = {}
+        each: dict[PartName, tuple[float, Worst]] = {}
         if not kernel.peer:
-            each = {name: self._described(found, [item])[0] for name, item in found.worst_of_regimes().items()}
+            leaders = found.worst_of_regimes()
+            each = {_part(name): (value_of(x.upper), self._described(found, [x])[0]) for name, x in leaders.items()}
         escalated = self.part.escalated + len(found.exact)
         peer, baseline_worst = None, []
         if self.baseline is not None:
             other = _Judging(kernel, space, self.name, self.baseline)
-            peer, baseline_worst = Findings(other.regimes), self._described(other, other.worst(1))
+            peer, baseline_worst = Findings(_parts(other)), self._described(other, other.worst(1))
         covered = self.partial.done == space.chunks
         points = sum(item.n for item in self.part.regimes.values())
         result = result_of(
             kernel,
             space.dtype,
-            Findings(found.regimes, escalated, self.part.certificates, each),
+            Findings(parts, escalated, self.part.certificates, each),
             peer,
             output=self.name + ("" if space.complete else f" ({self._where()})"),
             basis=Basis(kind="exhaustive" if covered and points > 1 else "observed", n=points),
-            reason=judged.reason,
+            judged=judged,
             bounds=self.bounds,
             # first the inputs that the reason names
             worst=[*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary],

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
@@ -29,12 +30,14 @@ import msgspec
 from verify.errors import KernelError
 from verify.records.record import Printed
 from verify.workers.process import OnProgress
-from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request, WorkerDied
+from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request, WorkerDied, WorkerTimeout
 
 KEPT = 32 << 10  # bytes that are kept of each end of what a kernel prints
 LONGEST = 1 << 28  # bytes of a text
 GONE = "the process of the kernel has ended"
+UNUSABLE = "after which its process could not use the GPU any more"
 CLOSED = "the process closed its connection to verify and went on; stopped"
+MOST_OTHERS = 16
 GRACE = 1.0  # seconds that a process has to end by itself once it has closed its socket
 
 _LENGTHS = struct.Struct("<QQ")
@@ -105,13 +108,20 @@ class Fork:
         *,
         progress: OnProgress = lambda text: None,
         most: int = 0,
-        beside: Fork | None = None,
+        beside: Sequence[Fork] = (),
+        within: float = math.inf,
     ) -> tuple[msgspec.Raw, bytearray]:
-        """The reply to a request in JSON, and at most so many bytes with it. `beside` may print meanwhile."""
+        """The reply to a request in JSON, and at most so many bytes with it. Those `beside` may print meanwhile.
+
+        A process that has not answered `within` so many seconds is ended: a WorkerTimeout.
+        """
         self._requests += 1
+        until = time.monotonic() + within
 
         def wait() -> None:
-            self._listen(beside)
+            if not self._listen(beside, until):
+                self.stop(at_once=True)
+                raise WorkerTimeout(f"no answer within {within:.3g} s; stopped")
 
         with contextlib.suppress(ConnectionError):  # whoever has ended is found out by reading
             self.channel.send(msgspec.json.encode(Numbered(self._requests, msgspec.Raw(request))))
@@ -132,16 +142,41 @@ class Fork:
                 self.stop()
             if isinstance(event, Reply):
                 return event.reply, message[1]
-            raise event.failure.error()
+            error = event.failure.error()
+            lost = not event.usable and isinstance(error, KernelError)
+            raise WorkerDied(f"{error}, {UNUSABLE}") if lost else error
 
     @property
     def alive(self) -> bool:
         """Whether it was not ended from here."""
         return self._pid > 0
 
-    def stop(self) -> int | None:
-        """End the process; its exit code, None where it is not known here."""
-        if self._server is None or not self.alive:
+    @property
+    def answers(self) -> bool:
+        """Whether its end of the socket is open, as far as is known here: another process may have ended it."""
+        if not self.alive:
+            return False
+        try:
+            return self.channel.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    @property
+    def pid(self) -> int:
+        """The number of the process; 0 where it has ended."""
+        return self._pid
+
+    def stop(self, *, at_once: bool = False) -> int | None:
+        """End the process, `at_once` in the midst of what it does; its exit code, None where it is not known here."""
+        if not self.alive:
+            return None
+        if at_once:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        if self._server is None:
+            self._pid = 0
             return None
         self.channel.end.close()
         code = self._server.end(self._pid)
@@ -153,9 +188,9 @@ class Fork:
 
     def died(self) -> WorkerDied:
         """Why no answer came, of a process whose end of the socket is closed."""
+        code = self.stop()
         if self._server is None:
             return WorkerDied(GONE)
-        code = self.stop()
         return WorkerDied(CLOSED) if code == _WENT_ON else WorkerDied.of(code)
 
     def printed(self) -> Printed | None:
@@ -169,17 +204,22 @@ class Fork:
         self._head, self._tail, self._printed = b"", b"", 0
         return found
 
-    def _listen(self, beside: Fork | None) -> None:
-        """Wait for the socket, and take what is printed meanwhile: a full pipe would stop the one who prints."""
-        printing = {one._output: one for one in (self, beside) if one is not None and one._output >= 0}
+    def _listen(self, beside: Sequence[Fork], until: float) -> bool:
+        """Wait for the socket, and take what is printed meanwhile: a full pipe would stop the one who prints.
+
+        False where nothing came until then.
+        """
+        printing = {one._output: one for one in (self, *beside) if one._output >= 0}
         while True:
-            answer = self.channel.end.fileno()
-            ready, _, _ = select.select([answer, *printing], [], [])
+            answer, left = self.channel.end.fileno(), until - time.monotonic()
+            ready, _, _ = select.select([answer, *printing], [], [], None if left == math.inf else max(left, 0.0))
+            if not ready and left <= 0.0:
+                return False
             for output in printing.keys() & {*ready}:
                 if not printing[output]._read():
                     del printing[output]
             if answer in ready:
-                return
+                return True
 
     def _read(self) -> bool:
         """Take what lies in the pipe; False where nobody can print into it any more."""
@@ -197,13 +237,32 @@ class Fork:
         return False
 
 
-Serve = Callable[["Channel", "Channel | None", bytes], object]
+Serve = Callable[["Channel", Sequence["Channel"], bytes], object]
+
+
+class Spares:
+    """A process and others that take its place, one after the other, where it ends without an answer."""
+
+    def __init__(self, forks: Sequence[Fork]) -> None:
+        self._forks = list(forks)
+
+    @property
+    def now(self) -> Fork | None:
+        """The process that is asked; None where the last has ended."""
+        return next((fork for fork in self._forks if fork.answers), None)
+
+    def exchange(self, request: bytes, *, most: int, within: float) -> tuple[msgspec.Raw, bytearray]:
+        """The reply to a request, see `Fork.exchange`."""
+        fork = self.now
+        if fork is None:
+            raise WorkerDied(GONE)
+        return fork.exchange(request, most=most, within=within)
 
 
 class ForkServer:
-    """Forks processes that begin as this one is now; each runs `serve(channel, other, given)` and ends.
+    """Forks processes that begin as this one is now; each runs `serve(channel, others, given)` and ends.
 
-    `other` is a second channel that a fork may be given: that of a fork to which it talks itself. `prepare(given)` runs
+    `others` are channels that a fork may be given: those of forks to which it talks itself. `prepare(given)` runs
     in the server before, for imports that all later forks share. `closed` are descriptors that are none of theirs.
     """
 
@@ -222,13 +281,13 @@ class ForkServer:
         finally:
             os._exit(0)
 
-    def fork(self, given: bytes = b"", other: Channel | None = None) -> Fork:
-        """One more process; `given` is short."""
+    def fork(self, given: bytes = b"", others: Sequence[Channel] = ()) -> Fork:
+        """One more process; `given` is short, and there are at most MOST_OTHERS others."""
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
         os.set_blocking(read, False)
         with theirs:
-            ends = [theirs.fileno(), write] + ([] if other is None else [other.end.fileno()])
+            ends = [theirs.fileno(), write, *(other.end.fileno() for other in others)]
             socket.send_fds(self._end, [_FORK + given], ends)
         os.close(write)
         return Fork(Channel(ours), self, self._number(), read)
@@ -252,7 +311,7 @@ class ForkServer:
 
 def _serve_forks(asked: socket.socket, serve: Serve, prepare: Callable[[bytes], object]) -> None:
     while True:
-        data, ends, _, _ = socket.recv_fds(asked, 1 << 12, 3)
+        data, ends, _, _ = socket.recv_fds(asked, 1 << 12, 2 + MOST_OTHERS)
         if not data:
             return  # the worker has ended
         kind, given = data[: len(_FORK)], data[len(_FORK) :]
@@ -267,17 +326,17 @@ def _serve_forks(asked: socket.socket, serve: Serve, prepare: Callable[[bytes], 
             os.dup2(ends[1], 2)
             os.close(ends[1])
             channel, *others = (Channel(socket.socket(fileno=each)) for each in (ends[0], *ends[2:]))
-            _be(serve, channel, others[0] if others else None, given)
+            _be(serve, channel, others, given)
         for descriptor in ends:
             os.close(descriptor)
         asked.sendall(_NUMBER.pack(pid))
 
 
-def _be(serve: Serve, channel: Channel, other: Channel | None, given: bytes) -> None:
+def _be(serve: Serve, channel: Channel, others: Sequence[Channel], given: bytes) -> None:
     """Be a fork, to the end of its process."""
     code = 1
     try:
-        serve(channel, other, given)
+        serve(channel, others, given)
         code = 0
     except SystemExit as ended:  # of a kernel
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

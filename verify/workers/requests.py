@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError
+from verify.errors import InternalError, KernelError, Refused, TruthError, UsageError, VerifyError
 
 R = TypeVar("R")
 
@@ -87,7 +87,7 @@ class WorkerTimeout(VerifyError):
 class Failure(msgspec.Struct, frozen=True):
     """Why a request has no reply."""
 
-    kind: Literal["usage", "truth", "kernel", "internal", "died", "timeout"]
+    kind: Literal["usage", "truth", "refused", "kernel", "internal", "died", "timeout"]
     text: str
     hint: str = ""
 
@@ -99,6 +99,8 @@ class Failure(msgspec.Struct, frozen=True):
                 return Failure("usage", error.message, error.hint or "")
             case TruthError():
                 return Failure("truth", str(error))
+            case Refused():
+                return Failure("refused", str(error))
             case KernelError():
                 return Failure("kernel", str(error))
             case MemoryError():
@@ -118,6 +120,8 @@ class Failure(msgspec.Struct, frozen=True):
                 return UsageError(self.text, hint=self.hint or None)
             case "truth":
                 return TruthError(self.text)
+            case "refused":
+                return Refused(self.text)
             case "kernel":
                 return KernelError(self.text)
             case "died":

@@ -64,7 +64,7 @@ class Shapes:
             )
         dims = tuple(dict.fromkeys(token for shape in table.values() for token in shape if isinstance(token, str)))
         if where:
-            _check(where, dims)
+            check(where, dims)
         return Shapes(table, dims, where)
 
     def __call__(self, dims: Shape) -> dict[str, Shape]:
@@ -82,9 +82,7 @@ class Shapes:
 
     def allowed(self, dims: Shape) -> bool:
         """Whether the declaration promises these sizes."""
-        if self.numbered or not self.where:
-            return True
-        return bool(_value(ast.parse(self.where, mode="eval").body, dict(zip(self.dims, dims, strict=True))))
+        return bool(self.numbered) or holds(self.where, dict(zip(self.dims, dims, strict=True)))
 
 
 def _word(operand: str, token: str) -> str:
@@ -140,7 +138,13 @@ def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
     )
 
 
-def _check(text: str, dims: Sequence[str]) -> ast.expr:
+def holds(where: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a condition holds of sizes; an empty one holds of all."""
+    return not where or bool(_value(ast.parse(where, mode="eval").body, sizes))
+
+
+def check(text: str, dims: Sequence[str]) -> ast.expr:
+    """The condition, or a UsageError that says what one is made of."""
     try:
         body = ast.parse(text, mode="eval").body
     except SyntaxError as error:
@@ -179,7 +183,7 @@ def ranges_of(
         if text == "bool":
             found[name] = Range(ast.Constant(0), ast.Constant(2), dims, True)
             continue
-        body = _check(text, (*dims, name))
+        body = check(text, (*dims, name))
         form = isinstance(body, ast.Compare) and len(body.ops) == 2 and ast.unparse(body.comparators[0]) == name
         if not form or not all(isinstance(each, ast.Lt | ast.LtE) for each in body.ops):  # type: ignore[attr-defined]
             raise UsageError(

@@ -21,7 +21,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from verify.records.files import encode
-from verify.records.record import KernelRun, Number, Result, Run, replay_command, value_of
+from verify.records.record import CLASSES, ORDINARY, KernelRun, Number, Result, Run, replay_command, value_of
 from verify.report import run_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
@@ -46,10 +46,11 @@ COLUMNS = (  # key, heading, numeric
     ("kernel", "Kernel", False),
     ("output", "Result", False),
     ("dtype", "Dtype", False),
-    ("max", "Max ULP", True),
+    ("ordinary", "Ordinary", True),
+    ("demanding", "Demanding", True),
+    ("extreme", "Extreme", True),
     ("basis", "Basis", True),
-    ("misrounded", "Misrounded", True),
-    ("baseline", "PyTorch max", True),
+    ("baseline", "PyTorch", True),
     ("verdict", "Verdict", True),
 )
 
@@ -60,6 +61,7 @@ class Cell:
 
     text: str
     key: str = ""
+    bad: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def render(
         worst=headline,
         failures=_failures(run_words.failures(run)),
         missing=run_words.not_measured(run),
+        limits=[(run_words.name_of(kernel), text) for kernel, text in run_words.limits_of(run)],
         skipped_laws=run_words.skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
         laws_line=run_words.laws_line(run),
         broken=_broken(run),
@@ -332,15 +335,9 @@ def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history:
         "kernel": Cell(run_words.name_of(kernel)),
         "output": Cell(words.clean(result.output)),
         "dtype": Cell(words.clean(result.dtype)),
-        "max": Cell(run_words.maximum(result.figures, result.gate) + scaled, sort_key(figures.upper)),
+        **{name: _class_cell(result, name, scaled * (name == ORDINARY)) for name in CLASSES},
         "basis": Cell(words.basis_short(result.basis), str(result.basis.n)),
-        "misrounded": Cell(
-            words.share(result.figures.misrounded, result.figures.n),
-            f"{result.figures.misrounded / max(result.figures.n, 1):.9g}",
-        ),
-        "baseline": Cell("", "")
-        if baseline is None or result.baseline is None
-        else Cell(run_words.maximum(result.baseline, result.gate), sort_key(baseline.upper)),
+        "baseline": Cell(run_words.baseline_of(result), "" if baseline is None else sort_key(baseline.upper)),
         "verdict": Cell(run_words.label(kernel, result), str(RANK[standing])),
     }
     strip = plot.strip(
@@ -354,6 +351,13 @@ def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history:
     spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {title} by input")
     trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {title} over {len(trend)} runs")
     return Row(anchor, standing, cells, strip, spark, trend_line, words.call(kernel.op, kernel.params))
+
+
+def _class_cell(result: Result, name: str, unit: str) -> Cell:
+    found = next((each for each in result.classes if each.name == name), None)
+    figures = None if found is None and result.classes else (found or result).figures
+    key = "" if figures is None else sort_key(run_words.judged(figures, result.gate).upper)
+    return Cell(run_words.of_class(result, name) + unit, key, bool(found and found.reason))
 
 
 def _by_input(result: Result) -> tuple[list[Number], float]:

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.records.record import Figures, KernelRun, LawRun, Number, Result, Run, Worst, replay_command, value_of
+from verify.records.record import (
+    ClassFigures,
+    Figures,
+    KernelRun,
+    LawRun,
+    Number,
+    Result,
+    Run,
+    Worst,
+    replay_command,
+    value_of,
+)
 from verify.report import run_words, words
 from verify.report.html import against, curve_plot, plot
 
@@ -88,6 +99,7 @@ class ResultView:
     baseline: str
     baseline_name: str
     baseline_worst: WorstView | None
+    classes: list[ClassView]
     regimes: list[RegimeView]
     histogram: Markup
     worst: list[WorstView]
@@ -99,6 +111,17 @@ class ResultView:
     trend: Markup | str
     source: str
     bits: str
+
+
+@dataclass(frozen=True)
+class ClassView:
+    """The maximum of one result on one class of inputs."""
+
+    name: str
+    maximum: str
+    limit: str
+    baseline: str
+    bad: bool
 
 
 @dataclass(frozen=True)
@@ -228,7 +251,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         standing=run_words.standing(kernel, result),
         label=run_words.label(kernel, result),
         maximum=maximum if maximum == "NaN" else maximum + unit,
-        trouble=trouble if trouble == maximum == "NaN" or not trouble.startswith(maximum) else maximum + unit,
+        trouble=trouble if trouble == result.reason else trouble.replace(" ULP", unit, 1),
         basis=words.basis(result.basis),
         basis_short=words.basis_short(result.basis),
         limit=f"{words.decimal(result.limit)}{unit}",
@@ -243,6 +266,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         baseline=baseline if baseline in ("", "NaN") else baseline + unit,
         baseline_name=words.clean(result.baseline_name) or "PyTorch",
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
+        classes=[_class(result, each, unit) for each in result.classes],
         regimes=[_regime(result, index) for index in range(len(result.regimes))],
         histogram=plot.histogram_svg(result.histogram, name=f"{words.clean(kernel.name)} {title}", at=at),
         worst=_elements(result),
@@ -306,6 +330,16 @@ def _regime(result: Result, index: int) -> RegimeView:
         baseline=None if regime.baseline is None else _figures(regime.baseline, result),
         strip=plot.strip(measured.upper, None if baseline is None else baseline.upper, result.limit, bad=bad),
         bad=bad,
+    )
+
+
+def _class(result: Result, found: ClassFigures, unit: str) -> ClassView:
+    return ClassView(
+        name=words.clean(found.name),
+        maximum=run_words.of_class(result, found.name),
+        limit="no promise" if found.limit is None else f"{words.decimal(found.limit)}{unit}",
+        baseline="" if found.baseline is None else run_words.maximum(found.baseline, result.gate),
+        bad=bool(found.reason),
     )
 
 

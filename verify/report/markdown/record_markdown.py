@@ -5,7 +5,7 @@ Results in order are rows while there are few; of many, each kernel is one line.
 
 from __future__ import annotations
 
-from verify.records.record import KernelRun, LawRun, Result, Run, replay_command
+from verify.records.record import CLASSES, KernelRun, LawRun, Result, Run, replay_command
 from verify.report import run_words, words
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
 from verify.report.run_words import Found
@@ -13,8 +13,8 @@ from verify.report.signs import GLYPHS, STANDING
 
 RANK = {"wrong": 0, "crashed": 1, "timeout": 2, "error": 3, "skipped": 4, "ok": 5, "peer": 6}
 HEADER = (
-    "| kernel | result | dtype | max ULP | basis | misrounded | PyTorch max | verdict |\n"
-    "| --- | --- | --- | ---: | --- | ---: | ---: | --- |"
+    "| kernel | result | dtype | ordinary | demanding | extreme | basis | PyTorch | verdict |\n"
+    "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |"
 )
 MOST_LINES = 12
 MOST_ROWS = 60  # of results in order, and of peers
@@ -27,6 +27,9 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     budget.must(f"### {sign} verify: {_verdict(run)}\n")
     closing = f"\nNext:\n\n{fenced(run_words.next_command(run, record=record))}\n{_setting(run)}\n"
     budget.reserve(closing)
+    if limits := run_words.limits_of(run):
+        lines = [f"- {code(run_words.name_of(kernel))} {inert(text)}" for kernel, text in limits]
+        budget.fill(lines, "limits", head="**Limits**\n")
     if missing := run_words.not_measured(run):
         budget.fill(
             [f"- {inert(gap.text)}" for gap in missing],
@@ -71,6 +74,8 @@ def _setting(run: Run) -> str:
 def _notes(run: Run) -> str:
     results = [result for kernel in run.kernels for result in kernel.results]
     notes = []
+    if results:
+        notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class.")
     if any(result.gate == "scaled" for result in results):
         notes.append("scaled: in ULP of the magnitude of the summed terms; it is the one judged.")
     if any(kernel.peer for kernel in run.kernels):
@@ -89,7 +94,7 @@ def _rows(run: Run) -> list[tuple[int, str]]:
         if not kernel.results or kernel.status not in ("ok", "wrong"):
             standing = run_words.standing(kernel)
             word = run_words.STATUS_WORD[kernel.status]
-            cells = [code(run_words.name_of(kernel)), *[""] * 6, f"{GLYPHS[standing]} {word}"]
+            cells = [code(run_words.name_of(kernel)), *[""] * 7, f"{GLYPHS[standing]} {word}"]
             found.append(((RANK[standing],), table_row(cells)))
     return [(int(order[0]), line) for order, line in sorted(found, key=lambda pair: pair[0])]
 
@@ -109,17 +114,15 @@ def _calm_kernels(run: Run) -> list[str]:
 
 def _row(kernel: KernelRun, result: Result, standing: str) -> str:
     scaled = " scaled" if result.gate == "scaled" and run_words.maximum(result.figures, result.gate) != "NaN" else ""
-    baseline = "" if result.baseline is None else run_words.maximum(result.baseline, result.gate)
     label = run_words.label(kernel, result)
     return table_row(
         [
             code(run_words.name_of(kernel)),
             code(result.output),
             code(result.dtype),
-            run_words.maximum(result.figures, result.gate) + scaled,
+            *(inert(run_words.of_class(result, name)) + scaled * (at == 0) for at, name in enumerate(CLASSES)),
             words.basis(result.basis),
-            words.share(result.figures.misrounded, result.figures.n).replace("<", "&lt;").replace(">", "&gt;"),
-            baseline,
+            run_words.baseline_of(result),
             f"{GLYPHS[standing]} " + (f"**{label}**" if standing == "wrong" else label),
         ]
     )

@@ -58,6 +58,7 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     closing = run_words.next_command(run, record=record)
     for kernel in run_words.failures(run):
         _failure(console, kernel, signs, closing)
+    _limits(console, run, signs)
     _not_measured(console, run, signs, closing)
     _notes(console, run, signs)
     _untried_laws(console, run, signs)
@@ -137,6 +138,19 @@ def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) ->
     if (again := run_words.rerun(kernel)) != closing:
         _field(console, "rerun", "")
         _command(console, " " * MARGIN + again)
+
+
+def _limits(console: Console, run: Run, signs: Signs) -> None:
+    """What kernels do not take: everything else of them was measured."""
+    limits = run_words.limits_of(run)
+    if not limits:
+        return
+    _heading(console, "skipped", "limits", "", signs)
+    for kernel, text in limits[:MOST_REASONS]:
+        _indented(console, f"{run_words.name_of(kernel)} {text}")
+    if len(limits) > MOST_REASONS:
+        rest = words.plural(len(limits) - MOST_REASONS, "more limit")
+        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
 
 
 def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.records.record import KernelRun, Result, Run
+from verify.records.record import CLASSES, ORDINARY, KernelRun, Result, Run
 from verify.report import run_words, words
 from verify.report.signs import STYLES, Signs
 
@@ -22,6 +22,7 @@ HEADERS = {
     "output": "output",
     "dtype": "dtype",
     "max": "max ULP",
+    **{name: name for name in CLASSES},
     "basis": "basis",
     "basis_short": "basis",
     "p999": "p99.9",
@@ -30,7 +31,7 @@ HEADERS = {
     "verdict": "verdict",
     "status": "verdict",
 }
-RIGHT = frozenset({"max", "p999", "misrounded", "baseline"})
+RIGHT = frozenset({"max", "p999", "misrounded", "baseline", *CLASSES})
 
 # From the most to the least room. The basis stays beside the maximum in every one of them.
 LAYOUTS: tuple[tuple[str, ...], ...] = (
@@ -55,6 +56,14 @@ LAYOUTS: tuple[tuple[str, ...], ...] = (
     ("output", "dtype", "max", "basis_short", "status"),
 )
 
+# The same with a maximum for each class of inputs; where that has no room, of ordinary ones and of all.
+CLASSED: tuple[tuple[str, ...], ...] = (
+    *(tuple(name for each in layout for name in (CLASSES if each == "max" else (each,))) for layout in LAYOUTS),
+    ("output", "dtype", ORDINARY, "max", "basis_short", "baseline", "status"),
+    ("output", "dtype", ORDINARY, "max", "basis_short", "status"),
+    ("output", "dtype", ORDINARY, "basis_short", "status"),
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -64,6 +73,7 @@ class Row:
     status: str
     cells: dict[str, str]
     first: bool  # of its kernel
+    beyond: frozenset[str] = frozenset()  # classes of inputs on which it is wrong
 
 
 def show(console: Console, run: Run, signs: Signs) -> None:
@@ -126,14 +136,15 @@ def _columns(console: Console, rows: list[Row], columns: tuple[str, ...]) -> Non
     for row in rows:
         if grouped and row.first:
             _group(console, row)
-        if grouped and not row.cells["max"] and row.first:
+        if grouped and not row.cells["output"] and row.first:
             continue
         cells = {name: Text(row.cells[name]) for name in columns}
         for name in ("verdict", "status"):
             if name in cells:
                 cells[name].stylize(STYLES[row.status])
-        if row.status == "wrong":
-            cells["max"].stylize("red")
+        for name in {"max", *CLASSES} & cells.keys():
+            if name == "max" or name in row.beyond:
+                cells[name].stylize("red" if row.status == "wrong" else "")
         if "kernel" in cells:
             cells["kernel"].stylize("bold" if row.first else "dim")
         line(cells)
@@ -141,7 +152,8 @@ def _columns(console: Console, rows: list[Row], columns: tuple[str, ...]) -> Non
 
 def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:
     """The first layout whose widest cells fit beside each other; empty when none does."""
-    for columns in LAYOUTS:
+    classed = any(result.classes for row in rows for result in row.kernel.results)
+    for columns in CLASSED if classed else LAYOUTS:
         indent = 0 if "kernel" in columns else GAP
         total = sum(column_width(name, rows) for name in columns)
         if indent + total + GAP * (len(columns) - 1) <= width:
@@ -159,6 +171,8 @@ def column_width(name: str, rows: list[Row]) -> int:
 def footnotes(rows: list[Row]) -> list[str]:
     """Explanations of marks, only of those that occur."""
     notes = []
+    if any(result.classes for row in rows for result in row.kernel.results):
+        notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class")
     if any(row.cells["max"].endswith(" s") for row in rows):
         notes.append("s: scaled error, in ULP of the magnitude of the summed terms; it is the one judged")
     if any(row.status == "peer" for row in rows):
@@ -168,7 +182,7 @@ def footnotes(rows: list[Row]) -> list[str]:
             words.clean(result.baseline_name) for row in rows for result in row.kernel.results if result.baseline_name
         }
         if names:
-            notes.append(f"PyTorch: the maximum of {words.listed(sorted(names))} on the same inputs")
+            notes.append(f"PyTorch: the maximum of {words.listed(sorted(names))} on the same ordinary inputs")
     return notes
 
 
@@ -178,7 +192,8 @@ def _rows(run: Run, signs: Signs) -> list[Row]:
         results = kernel.results
         for position, result in enumerate(results):
             status = run_words.standing(kernel, result)
-            rows.append(Row(kernel, status, _cells(kernel, result, signs), position == 0))
+            beyond = frozenset(each.name for each in result.classes if each.reason)
+            rows.append(Row(kernel, status, _cells(kernel, result, signs), position == 0, beyond))
         if not results or kernel.status not in ("ok", "wrong"):
             status = run_words.standing(kernel)
             word = f"{signs.status[status]} {run_words.STATUS_WORD[kernel.status]}"
@@ -193,9 +208,7 @@ def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
     figures = result.figures
     status = run_words.standing(kernel, result)
     glyph = signs.status[status]
-    baseline = "-"
-    if result.baseline is not None:
-        baseline = run_words.maximum(result.baseline, result.gate, dash=signs.dash) + scaled
+    baseline = run_words.baseline_of(result, dash=signs.dash)
     return {
         "kernel": run_words.name_of(kernel),
         "output": words.clean(result.output),
@@ -205,7 +218,8 @@ def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
         "basis_short": words.basis_short(result.basis),
         "p999": words.ulp(run_words.judged(figures, result.gate).p999),
         "misrounded": words.share(figures.misrounded, figures.n),
-        "baseline": baseline,
+        **{name: run_words.of_class(result, name, dash=signs.dash) for name in CLASSES},
+        "baseline": baseline + scaled if baseline else "-",
         "verdict": f"{glyph} {run_words.label(kernel, result)}",
         "status": f"{glyph} {status}",
     }

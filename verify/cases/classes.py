@@ -1,0 +1,62 @@
+"""The class of an input: whether training and inference see it, whether it is demanding, or extreme.
+
+A kernel that is off at 1e30 and one that is off on every batch are not the same finding. Where cases have a recipe for
+their rows, the recipe has the class; the elements of an elementwise op have it by their magnitudes, the largest class
+of all that an element depends on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.cases.case import Case
+from verify.cases.regimes import BEYOND, NONFINITE, by_element
+from verify.ops.op import Op, Problem, Regime
+from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
+from verify.truth.ulp import widen
+
+# Magnitudes, both ends included; 0 is ordinary. 2^-24 is the smallest number of float16, 65,504 its largest.
+ORDINARY_FROM, ORDINARY_TO = 2.0**-24, 8.0
+DEMANDING_FROM, DEMANDING_TO = 2.0**-100, 65_504.0
+
+_RECIPES = {
+    DEMANDING: ("mean 1e3", "mean 1e4", "mean -1e3", "constant", "nearly constant", "outlier", "ramp", "spread"),
+    EXTREME: ("tiny 1e-20", "tiny 1e-38", "huge 1e30"),
+}
+
+
+def class_of_recipe(recipe: str) -> str:
+    """The class of the rows that a recipe makes."""
+    return next((name for name, recipes in _RECIPES.items() if recipe in recipes), ORDINARY)
+
+
+def classed(
+    op: Op,
+    case: Case,
+    problem: Problem,
+    result: str,
+    shape: tuple[int, ...],
+    segments: Tensor | None,
+    regimes: tuple[Regime, ...],
+) -> tuple[Tensor | None, tuple[tuple[Regime, str], ...]]:
+    """The parts of a result that have one regime and one class, from its regimes as `segments_of` has them."""
+    if segments is None:
+        return None, tuple((regime, class_of_recipe(case.regime or case.fill)) for regime in regimes)
+    level = by_element(problem, result, shape, _level).reshape(-1)
+    used, places = torch.unique(segments * len(CLASSES) + level, return_inverse=True)
+    found = (divmod(part, len(CLASSES)) for part in used.tolist())
+    return places, tuple((regimes[regime], CLASSES[name]) for regime, name in found)
+
+
+def class_of(regime: Regime, found: str) -> str:
+    """The class that a part counts for; what is beyond a kernel's domain counts for none."""
+    return "" if regime.name == BEYOND else EXTREME if regime.name == NONFINITE else found
+
+
+def _level(tensor: Tensor, operand: bool) -> Tensor:
+    """The place of each element's class in CLASSES."""
+    size = widen(tensor.detach()).abs()
+    ordinary = (size == 0) | ((size >= ORDINARY_FROM) & (size <= ORDINARY_TO))
+    demanding = (size >= DEMANDING_FROM) & (size <= DEMANDING_TO)
+    return torch.where(ordinary, 0, torch.where(demanding, 1, 2))

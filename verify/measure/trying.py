@@ -1,0 +1,145 @@
+"""The cases of one kernel, tried one after the other: what one of them does not give never costs the others.
+
+A kernel that raises refuses a case, which is a limit of it. A result in a wrong form, a process that dies and a call
+that hangs are errors; each is met once, for all cases of those dims. Where time ends, what was measured stays.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from verify.cases import Case
+from verify.declare.declaration import Kernel
+from verify.errors import KernelError, Refused
+from verify.measure.call import IN_BACKWARD, Measured
+from verify.measure.elsewhere import Run
+from verify.records.record import Origin, Status, Unmeasured
+from verify.workers.requests import WorkerDied, WorkerTimeout
+
+Kind = Literal["refused", "contract", "crashed", "hung"]
+_STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
+_FATAL: tuple[Kind, ...] = ("crashed", "hung")
+DEATHS = 6  # processes that the search for a smaller case may cost
+
+
+@dataclass
+class _Found:
+    """Cases that gave no result for one reason."""
+
+    kind: Kind
+    text: str
+    cases: list[Case]
+
+
+@dataclass
+class Trying:
+    """What was tried of a kernel. `until` is the time, as `time.monotonic` has it, after which nothing more is."""
+
+    kernel: Kernel
+    target: str
+    until: float = math.inf
+    seconds: float = math.inf
+    lost: Callable[[], bool] = lambda: False
+    _tried: dict[str, int] = field(default_factory=dict)  # cases by dtype
+    _found: dict[tuple[str, Kind, str], _Found] = field(default_factory=dict)
+    _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
+    _late: int = 0
+    _deaths: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is tried."""
+        return self.lost() or time.monotonic() >= self.until
+
+    def measured(self, run: Run, case: Case) -> tuple[Case, Measured] | None:
+        """A case with its results; None where it gave none. Where the backward pass alone is refused: the forward's."""
+        known = self._deadly.get((case.dtype, case.dims))
+        if known is None and self.ended:
+            self._late += not self.lost()
+            return None
+        self._tried[case.dtype] = self._tried.get(case.dtype, 0) + 1
+        if known is not None:
+            self._found[known].cases.append(case)
+            return None
+        try:
+            return case, run(case)
+        except (KernelError, WorkerDied, WorkerTimeout) as error:
+            key = self._note(case, error)
+            if key[1] in _FATAL:
+                self._deadly[case.dtype, case.dims] = key
+                self._smaller(run, case, key)
+            if isinstance(error, Refused) and IN_BACKWARD in str(error) and self.kernel.gradients == "auto":
+                forward = msgspec.structs.replace(case, upstream="")
+                try:
+                    return forward, run(forward)
+                except (KernelError, WorkerDied, WorkerTimeout):
+                    return None
+            return None
+
+    def _note(self, case: Case, error: Exception) -> tuple[str, Kind, str]:
+        kinds: dict[type, Kind] = {Refused: "refused", WorkerDied: "crashed", WorkerTimeout: "hung"}
+        kind = kinds.get(type(error), "contract")
+        key = (case.dtype, kind, _reason(str(error)))
+        self._found.setdefault(key, _Found(kind, str(error), [])).cases.append(case)
+        return key
+
+    def _smaller(self, run: Run, case: Case, key: tuple[str, Kind, str]) -> None:
+        """Divide the sizes of a case that ends its process or hangs, as long as it does; a hang is tried once."""
+        while self._deaths < DEATHS and key[1] == "crashed" and self.kernel.op.kind != "graph":
+            divided = [
+                (*case.dims[:place], size // by, *case.dims[place + 1 :])
+                for by in (64, 8, 2)
+                for place, size in enumerate(case.dims)
+                if size >= by
+            ]
+            for dims in filter(self.kernel.allows, divided):
+                if self.ended:
+                    return
+                smaller = msgspec.structs.replace(case, dims=dims, edits={}, values={})
+                try:
+                    run(smaller)
+                except (WorkerDied, WorkerTimeout):
+                    case, self._deaths = smaller, self._deaths + 1
+                    self._found[key].cases.append(case)
+                    self._tried[case.dtype] += 1
+                    break
+                except KernelError:
+                    continue
+            else:
+                return
+
+    @property
+    def unmeasured(self) -> list[Unmeasured]:
+        """What gave no results, as the record has it."""
+        made = []
+        for (dtype, kind, _), found in self._found.items():
+            dims = sorted({case.dims for case in found.cases}, key=lambda each: (math.prod(each), each))
+            smallest = min(found.cases, key=lambda case: (math.prod(case.dims), case.dims))
+            origin = Origin(self.target, smallest.to_json(), result=self.kernel.outputs[0])
+            made.append(Unmeasured(kind, dtype, dims, len(found.cases), self._tried[dtype], found.text, origin))
+        return made
+
+    def verdict(self, measured: set[str]) -> tuple[Status, str]:
+        """The status of a kernel with results in some dtypes, as far as what was not measured decides it."""
+        for kind in ("contract", "crashed", "hung", "refused"):
+            for (dtype, of, _), found in self._found.items():
+                everything = dtype not in measured
+                if of != kind or (kind == "refused" and self.kernel.refuses and not everything):
+                    continue
+                status = _STATUS.get(kind, "error")  # type: ignore[call-overload]
+                return status, f"{dtype}: {found.text}"
+        if self._late:
+            return "timeout", f"no time for {self._late:,} more cases within {self.seconds:g} s"
+        return "ok", ""
+
+
+def _reason(text: str) -> str:
+    """The text without its numbers: the same refusal of two sizes is one, but for the place in the code."""
+    head, _, place = text.rpartition(" (")
+    return "".join(" " if each.isdigit() else each for each in head or text) + place
