@@ -5,8 +5,8 @@
     python docs/generate_findings.py --measure PATH        ask every kernel on this machine, write the answers
     python docs/generate_findings.py --merge PATH          take such answers into findings.json, and write the page
 
-Answers of a GPU and of the interpreter stand side by side; a kernel whose package is not installed is left out, as is one
-that this backend does not run (`backend = "cuda"`).
+Answers of a GPU and of the interpreter stand side by side; a kernel whose package is not installed is left out, as is
+one that this backend does not run (`backend = "cuda"`).
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ def page() -> str:
     parts += [_place_row(place["environment"]) for _, place in sorted(places.items())]
     about = ""
     for finding in findings():
+        if not any(finding["id"] in place["answers"] for place in places.values()):
+            continue  # asked of a GPU, which has not answered yet
         if finding["about"] != about:
             about = finding["about"]
             parts += ["", f"## {about}"]
@@ -178,9 +180,7 @@ def page() -> str:
 
 
 def _place_row(environment: dict[str, str]) -> str:
-    versions = ", ".join(
-        f"{name} {environment[name]}" for name in ("torch", *PACKAGES) if name in environment
-    )
+    versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", *PACKAGES) if name in environment)
     return f"| {environment['backend']}: {environment['where']} | {versions} |"
 
 
