@@ -5,7 +5,8 @@
     python docs/generate_findings.py --measure PATH        ask every kernel on this machine, write the answers
     python docs/generate_findings.py --merge PATH          take such answers into findings.json, and write the page
 
-Answers of a GPU and of the interpreter stand side by side; a kernel whose package is not installed is left out.
+Answers of a GPU and of the interpreter stand side by side; a kernel whose package is not installed is left out, as is
+one that this backend does not run (`backend = "cuda"`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 TEXT, ANSWERS, PAGE = HERE / "findings.toml", HERE / "findings.json", HERE / "findings.md"
+PACKAGES = ("triton", "liger-kernel", "fla-core", "conch-triton-kernels", "flag_gems", "cut-cross-entropy")
 HEAD = """# Findings
 
 What `verify` says about kernels that nobody here wrote. Written by `python docs/generate_findings.py`: every figure
@@ -33,7 +35,7 @@ means that no digit is right. "s" marks an error in ULP of the magnitude of the 
 nature. "interpreter" is a CPU: PyTorch's own CPU kernels, and Triton kernels through the faithful interpreter. Most
 of these inputs are rare, and some do not occur in a healthy network: each entry says so, and what is by design. That
 a kernel is listed says that it was looked at closely, not that it is worse than another: on nearly all ordinary
-inputs PyTorch's and liger-kernel's kernels are right to within a few roundings.
+inputs PyTorch's kernels and those of these packages are right to within a few roundings.
 """
 
 
@@ -62,7 +64,7 @@ def environment(backend: Any) -> dict[str, str]:
     where = (
         torch.cuda.get_device_name() if backend.name == "cuda" else f"CPU, {torch.backends.cpu.get_cpu_capability()}"
     )
-    versions = {name: _version(name) for name in ("triton", "liger-kernel")}
+    versions = {name: _version(name) for name in PACKAGES}
     return {
         "backend": backend.name,
         "where": where,
@@ -89,7 +91,7 @@ def ask(finding: dict[str, Any], backend: Any) -> dict[str, Any] | None:
     from verify.measure.call import run_kernel
 
     kernel = load(Target.parse(finding["target"]))[0]
-    if kernel.lacking:
+    if kernel.lacking or backend.name not in kernel.backends:
         return None
     case = Case.from_json(json.dumps(finding["case"]))
     if finding.get("contract"):
@@ -168,6 +170,8 @@ def page() -> str:
     parts += [_place_row(place["environment"]) for _, place in sorted(places.items())]
     about = ""
     for finding in findings():
+        if not any(finding["id"] in place["answers"] for place in places.values()):
+            continue  # asked of a GPU, which has not answered yet
         if finding["about"] != about:
             about = finding["about"]
             parts += ["", f"## {about}"]
@@ -176,9 +180,7 @@ def page() -> str:
 
 
 def _place_row(environment: dict[str, str]) -> str:
-    versions = ", ".join(
-        f"{name} {environment[name]}" for name in ("torch", "triton", "liger-kernel") if name in environment
-    )
+    versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", *PACKAGES) if name in environment)
     return f"| {environment['backend']}: {environment['where']} | {versions} |"
 
 

@@ -235,6 +235,7 @@ def test_a_fake_implementation_of_another_shape_is_found() -> None:
     rule = "a custom operator of the kernel is not what it is registered as"
     found = breaks("custom operators", kernel, rule)
     assert found.facts["operator"] == "verify_tests.mislabelled.default"
+    assert found.facts["opcheck says"].endswith("are not equal!")
     holds("custom operators", silu_kernel(lambda x: silu_in_an_operator(x, ""), gradients=False))
     skips("custom operators", silu_kernel(torch.nn.functional.silu), "the kernel calls no custom operator")
 

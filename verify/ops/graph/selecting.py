@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cmp_to_key
 from typing import Any
 
 import numpy as np
@@ -133,20 +134,40 @@ class Ranked(Step):
         return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
-        found = []
-        for rank, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
-            strange = [value for value in row if _order(arithmetic, value, value, 1) is not None and value != value]
-            ordered = [value for value in row if not any(value is each for each in strange)]
-            for end in range(
-                min(int(rank) + 1, len(ordered))
-            ):  # a selection by extremes works on balls that overlap, too
+        rows = wanted // self.shape[-1]
+        deepest: dict[int, int] = {}
+        for row, rank in zip(rows.tolist(), (wanted % self.shape[-1]).tolist(), strict=True):
+            deepest[row] = max(rank, deepest.get(row, 0))
+        known: dict[int, list[Number]] = {}
+        for row, values in zip(rows.tolist(), rows_of(given[0], len(wanted)), strict=True):
+            if row not in known:
+                known[row] = self._in_order(arithmetic, values, deepest[row])
+        return [known[row][rank] for row, rank in zip(rows.tolist(), (wanted % self.shape[-1]).tolist(), strict=True)]
+
+    def _in_order(self, arithmetic: Arithmetic, row: Sequence[Number], deepest: int) -> list[Number]:
+        """A row in order, at least as far as a rank."""
+        strange = [value for value in row if _order(arithmetic, value, value, 1) is not None and value != value]
+        ordered = [value for value in row if not any(value is each for each in strange)]
+
+        def compared(a: Number, b: Number) -> int:
+            order = arithmetic.order(a, b)
+            if order is None:
+                raise _Undecided
+            return -order if self.largest else order
+
+        try:
+            ordered.sort(key=cmp_to_key(compared))
+        except _Undecided:  # a selection by extremes works on balls that overlap, too
+            for end in range(min(deepest + 1, len(ordered))):
                 for place in range(len(ordered) - 1, end, -1):
                     pair = ordered[place - 1], ordered[place]
                     ordered[place - 1] = arithmetic.extreme(*pair, self.largest)
                     ordered[place] = arithmetic.extreme(*pair, not self.largest)
-            ordered = strange + ordered if self.largest else ordered + strange
-            found.append(ordered[int(rank)])
-        return found
+        return strange + ordered if self.largest else ordered + strange
+
+
+class _Undecided(Exception):
+    """Two numbers of a row overlap."""
 
 
 @dataclass(eq=False)
@@ -167,10 +188,13 @@ class RankIndex(Step):
         return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        known: dict[int, list[int | None]] = {}
         found: list[int | None] = []
-        for rank, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
-            ranks = [_rank(arithmetic, row, place, self.largest) for place in range(len(row))]
-            found.append(ranks.index(int(rank)) if int(rank) in ranks else None)
+        for at, row in zip(wanted.tolist(), rows_of(given[0], len(wanted)), strict=True):
+            number, rank = divmod(at, self.shape[-1])
+            if number not in known:
+                known[number] = [_rank(arithmetic, row, place, self.largest) for place in range(len(row))]
+            found.append(known[number].index(rank) if rank in known[number] else None)
         return found
 
 

@@ -1,0 +1,66 @@
+"""The table of docs/public-kernels.md: python -m benchmarks.public_kernels RUN.json docs/public-kernels.md
+
+RUN.json is the record of `verify run examples/public/*.py --json RUN.json` on a machine with the packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.like_rules import write
+from verify.records import files
+from verify.records.record import CLASSES, KernelRun, Result, Run
+from verify.report import run_words
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def table(run: Run) -> str:
+    """A row for each result: its largest errors by class in each dtype, and PyTorch's on ordinary inputs."""
+    environment = run.environment
+    where = ", ".join(str(environment[name]) for name in ("gpu", "cpu") if environment.get(name))
+    versions = f"torch {environment['torch']}, triton {environment['triton']}"
+    lines = [f"{where}; {versions}; seed {run.seed}.", ""]
+    lines += ["| kernel | result | " + " | ".join(DTYPES) + " |", "|---" * (2 + len(DTYPES)) + "|"]
+    project = ""
+    for kernel in run.kernels:
+        file = Path(kernel.target.partition("::")[0]).stem
+        if file != project:
+            project = file
+            lines.append(f"| **{file}** |" + " |" * (1 + len(DTYPES)))
+        lines += _rows(kernel)
+    refused = [f"- `{kernel.name}`: {text}" for kernel, text in run_words.limits_of(run)]
+    return (
+        "\n".join([*lines, *(["", "Sizes and inputs that a kernel does not take:", "", *refused] if refused else [])])
+        + "\n"
+    )
+
+
+def _rows(kernel: KernelRun) -> list[str]:
+    if not kernel.results:
+        return [f"| {kernel.name} | {kernel.status} |" + " |" * len(DTYPES)]
+    rows = []
+    for output in dict.fromkeys(result.output for result in kernel.results):
+        found = {result.dtype: result for result in kernel.results if result.output == output}
+        cells = [_cell(found[dtype]) if dtype in found else "" for dtype in DTYPES]
+        rows.append(f"| {kernel.name} | {output} | " + " | ".join(cells) + " |")
+    return rows
+
+
+def _cell(result: Result) -> str:
+    classes = " · ".join(run_words.of_class(result, name) for name in CLASSES)
+    return f"{classes} ({run_words.baseline_of(result)})"
+
+
+def main() -> None:
+    """The command of the docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("page", type=Path)
+    options = parser.parse_args()
+    write(options.page, "public kernels", table(files.load(options.run)))
+
+
+if __name__ == "__main__":
+    main()
