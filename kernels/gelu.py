@@ -31,6 +31,8 @@ from kernels.gelu_autograd import make_differentiable_twice
 from kernels.gelu_math import curvature, slope_times, value
 from kernels.launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided
 from kernels.layouts import dense_like
+from kernels.operators import operator
+from kernels.plans import planned, run
 
 
 @triton.jit
@@ -113,10 +115,12 @@ def _launch(kernel, tensors, n: int, backward: bool, **meta) -> None:
     # The tensor's device, not the current one. enable_fp_fusion=False: only the fused
     # multiply-adds written in the source are fused, so that the interpreter gives the same bits.
     with torch.cuda.device_of(tensors[-1]):
-        kernel[(triton.cdiv(n, block),)](*tensors, n, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta)
+        grid = (triton.cdiv(n, block),)
+        run(kernel, grid, *tensors, n, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta)
 
 
-@torch.library.custom_op("precise_gelu::forward", mutates_args=())
+@operator("precise_gelu::forward")
+@planned
 def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
     y = torch.empty_like(x)  # the layout that torch's own elementwise operators give
     x = dense_like(x, y)  # gaps or overlap: made dense, at the price of one copy
@@ -124,7 +128,8 @@ def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return y
 
 
-@torch.library.custom_op("precise_gelu::backward", mutates_args=())
+@operator("precise_gelu::backward")
+@planned
 def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
     dx = torch.empty_like(x)
     x = dense_like(x, dx)
@@ -135,7 +140,8 @@ def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tens
     return dx
 
 
-@torch.library.custom_op("precise_gelu::second", mutates_args=())
+@operator("precise_gelu::second")
+@planned
 def _second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
     out = torch.empty_like(x)
     g, dy, x = (dense_like(t, out) for t in (g, dy, x))

@@ -15,8 +15,10 @@ installed. A contender that fails is a line of its own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import itertools
+import math
 import pstats
 import statistics
 import time
@@ -126,18 +128,19 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
 
 def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Callable]:
     """The calls that are timed, by name."""
-    leaves = [t.detach().requires_grad_() for t in arguments]
 
-    def outputs():
+    def outputs(leaves):
         y = function(*leaves)
         return [o for o in (y if isinstance(y, tuple) else (y,)) if o.requires_grad]
 
-    kept = outputs()
+    # a step has leaves of its own: a graph that is kept would tie theirs to the stream it was made on
+    once, leaves = ([t.detach().requires_grad_() for t in arguments] for _ in range(2))
+    kept = outputs(once)
     upstream = [torch.ones_like(o) for o in kept]
     return {
         "forward": torch.no_grad()(lambda: function(*arguments)),
-        "step": lambda: torch.autograd.grad(outputs(), leaves, upstream),
-        "backward": lambda: torch.autograd.grad(kept, leaves, upstream, retain_graph=True),
+        "step": lambda: torch.autograd.grad(outputs(leaves), leaves, upstream),
+        "backward": lambda: torch.autograd.grad(kept, once, upstream, retain_graph=True),
     }
 
 
@@ -186,20 +189,24 @@ def rows_of(shape: tuple[int, int], dtype: torch.dtype, options: argparse.Namesp
     for name, (sizes, contenders) in problems(*shape).items():
         if options.function and name not in options.function:
             continue
-        torch.manual_seed(0)
-        arguments = [torch.randn(size, device="cuda").mul_(size[-1] ** -0.5).to(dtype) for size in sizes]
+        torch.manual_seed(0)  # on the host: a capture that failed may leave the device's generator unusable
+        arguments = [torch.randn(size).mul_(size[-1] ** -0.5).to(dtype).cuda() for size in sizes]
         if compiled and "eager" in contenders:
             contenders = contenders | {"compile": torch.compile(contenders["eager"], dynamic=False)}
         for contender, function in contenders.items():
             row = {"function": name, "shape": shape, "dtype": str(dtype).removeprefix("torch."), "contender": contender}
             try:
+                row["host_us"], row["gpu_us"] = {}, {}
                 calls = passes(function, arguments)
-                host = {which: host_time(calls[which], options.rounds) for which in PASSES}
-                gpu = {which: gpu_time(calls[which]) for which in PASSES if which != "backward"}
-                yield row | {"host_us": host, "gpu_us": gpu}
+                for which in PASSES:
+                    row["host_us"][which] = host_time(calls[which], options.rounds)
+                for which in PASSES[:2]:
+                    row["gpu_us"][which] = gpu_time(calls[which])
             except Exception as error:  # of a peer, or of ours: the others still have their turn
-                torch.cuda.synchronize()
-                yield row | {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+                row["error"] = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+                with contextlib.suppress(Exception):
+                    torch.cuda.synchronize()
+            yield row
 
 
 def main() -> None:
@@ -218,7 +225,7 @@ def main() -> None:
     if options.profile:
         table = problems(*shapes[0])
         for name, which in itertools.product(options.profile, PASSES):
-            arguments = [torch.randn(size, device="cuda").to(dtype) for size in table[name][0]]
+            arguments = [torch.randn(size).to(dtype).cuda() for size in table[name][0]]
             for contender in ("ours", "liger"):
                 if contender in table[name][1]:
                     call = passes(table[name][1][contender], arguments)[which]
@@ -229,13 +236,10 @@ def main() -> None:
     for shape in shapes:
         for row in rows_of(shape, dtype, options, shape == shapes[0] and not options.no_compile):
             what = f"{'x'.join(map(str, shape)):10}{row['function']:25}{row['contender']:9}"
-            if "error" in row:
-                print(f"{what}{row['error']}", flush=True)
-            else:
-                times = (
-                    f"{w} {t:7.1f} ({row['gpu_us'][w]:6.1f})" for w, t in row["host_us"].items() if w != "backward"
-                )
-                print(f"{what}{'  '.join(times)}  backward {row['host_us']['backward']:7.1f}", flush=True)
+            parts = [
+                f"{which} {t:7.1f} ({row['gpu_us'].get(which, math.nan):6.1f})" for which, t in row["host_us"].items()
+            ]
+            print(f"{what}{'  '.join([*parts, row.get('error', '')])}", flush=True)
             rows.append(row)
             report.save(options.json, "host", device=device, rows=rows)
 
