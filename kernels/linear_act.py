@@ -69,7 +69,7 @@ from kernels.linear_layers import (
     tile_of,
 )
 from kernels.operators import operator
-from kernels.plans import planned, run
+from kernels.plans import run
 
 _ACTIVATIONS = {"id": 0, "gelu": 1, "gelu_tanh": 2, "squared_relu": 3}
 # A kernel's MODE: the activation, and these
@@ -360,7 +360,6 @@ def _layer_outputs(x, weight, bias, activation, save_pre, allow_tf32):
 
 
 @operator("verify_kernels::linear_act")
-@planned
 def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Tensor]:
@@ -376,21 +375,20 @@ _linear.register_fake(_layer_outputs)
 
 
 @operator("verify_kernels::linear_act_data_grad")
-@planned
 def _data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_tf32: bool) -> Tensor:
-    dx = dy.new_empty((dy.shape[0], weight.shape[1]))
-    mode = _ACTIVATIONS[activation] + GRAD.value
-    _launch_tiles(dy, weight.t(), None, pre.contiguous(), dx, None, mode, allow_tf32)
+    """(dy @ weight) * act'(pre)"""
+    dx = dy.new_empty((*dy.shape[:-1], weight.shape[1]))
+    mode, pre = _ACTIVATIONS[activation] + GRAD.value, matrix(pre).contiguous()
+    _launch_tiles(matrix(dy), weight.t(), None, pre, matrix(dx), None, mode, allow_tf32)
     return dx
 
 
 @_data_grad.register_fake
 def _(dy, weight, pre, activation, allow_tf32):
-    return dy.new_empty((dy.shape[0], weight.shape[1]))
+    return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
 
 
 @operator("verify_kernels::linear_act_gradient")
-@planned
 def _gradient(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool) -> tuple[Tensor, Tensor]:
     """(dy * act'(pre), its column sums), each absent unless asked for. pre is not read for "id"."""
     m, n = dy.shape
@@ -470,7 +468,8 @@ def _save_data_grad(ctx, inputs, output):
 
 def _differentiate_data_grad(ctx, u):
     dy, weight, pre = ctx.saved_tensors
-    tf32, act = ctx.allow_tf32, ctx.activation
+    tf32, act, shapes = ctx.allow_tf32, ctx.activation, (dy.shape, pre.shape)
+    dy, pre, u = matrix(dy), matrix(pre), matrix(u)
     v = u if act == "id" else _gradient(u, pre, act, True, False)[0]
     of_dy = _product(v, weight, tf32) if ctx.needs_input_grad[0] else None
     of_weight = _product(dy.t(), v.t(), tf32) if ctx.needs_input_grad[1] else None
@@ -478,6 +477,7 @@ def _differentiate_data_grad(ctx, u):
     if ctx.needs_input_grad[2]:
         product = _product(dy, weight.t(), tf32)
         of_pre = (u.double() * product.double() * _curvature(pre.double(), act)).to(pre.dtype)
+    of_dy, of_pre = (t if t is None else shaped(t, s) for t, s in zip((of_dy, of_pre), shapes, strict=True))
     return of_dy, of_weight, of_pre, None, None
 
 
@@ -515,6 +515,24 @@ def _check_activation(op: str, activation: str) -> None:
         raise ValueError(f"{op}: activation must be one of {names}, got {activation!r}")
 
 
+def _check_linear(x, weight, bias, activation, save_pre, allow_tf32) -> None:
+    _check_activation("linear_act", activation)
+    check_operands("linear_act", "x", x, (("weight", weight), ("bias", bias)))
+    check_layer("linear_act", x, weight, bias)
+
+
+def _check_data_grad(dy, weight, pre, activation, allow_tf32) -> None:
+    op = "linear_data_grad"
+    _check_activation(op, activation)
+    check_operands(op, "dy", dy, (("weight", weight), ("pre", pre)))
+    check_weight(op, "dy", dy, weight)
+    n, k = weight.shape
+    if dy.shape[-1] != n:
+        raise ValueError(f"{op}: weight has {n} output features, dy has {dy.shape[-1]}")
+    if pre.shape != (*dy.shape[:-1], k):
+        raise ValueError(f"{op}: pre must have shape {(*dy.shape[:-1], k)}, got {tuple(pre.shape)}")
+
+
 def linear_act(
     x: Tensor,
     weight: Tensor,
@@ -530,10 +548,7 @@ def linear_act(
     save_pre=True returns (y, pre) and the backward pass reads pre; otherwise it computes pre again.
     """
     x, weight, bias = autocast(x, weight, bias)
-    _check_activation("linear_act", activation)
-    check_operands("linear_act", "x", x, (("weight", weight), ("bias", bias)))
-    check_layer("linear_act", x, weight, bias)
-    y, pre = _linear(x, weight, bias, activation, save_pre, allow_tf32)
+    y, pre = _linear.checked(_check_linear, x, weight, bias, activation, save_pre, allow_tf32)
     return (y, pre) if save_pre else y
 
 
@@ -542,14 +557,4 @@ def linear_data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, *
 
     dy: [..., N], weight: [N, K]; pre: [..., K], the pre-activation whose activation was this layer's input.
     """
-    op = "linear_data_grad"
-    _check_activation(op, activation)
-    check_operands(op, "dy", dy, (("weight", weight), ("pre", pre)))
-    check_weight(op, "dy", dy, weight)
-    n, k = weight.shape
-    if dy.shape[-1] != n:
-        raise ValueError(f"{op}: weight has {n} output features, dy has {dy.shape[-1]}")
-    shape = (*dy.shape[:-1], k)
-    if pre.shape != shape:
-        raise ValueError(f"{op}: pre must have shape {shape}, got {tuple(pre.shape)}")
-    return shaped(_data_grad(matrix(dy), weight, matrix(pre), activation, allow_tf32), shape)
+    return _data_grad.checked(_check_data_grad, dy, weight, pre, activation, allow_tf32)

@@ -56,7 +56,7 @@ from kernels.linear_layers import (
     tile_of,
 )
 from kernels.operators import operator
-from kernels.plans import planned, run
+from kernels.plans import run
 
 # A kernel's MODE: 0 is a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; and this
 SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
@@ -278,7 +278,6 @@ def _layer_outputs(x, weight, bias, approximate, save_pre, allow_tf32):
 
 
 @operator("verify_kernels::linear_geglu")
-@planned
 def _linear_geglu(
     x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Tensor]:
@@ -294,7 +293,6 @@ _linear_geglu.register_fake(_layer_outputs)
 
 
 @operator("verify_kernels::linear_geglu_product")
-@planned
 def _product(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Tensor:
     """a @ b^T + bias: the pre-activation, and both products of the backward pass."""
     y = a.new_empty((a.shape[0], b.shape[0]))
@@ -308,7 +306,6 @@ def _(a, b, bias, allow_tf32):
 
 
 @operator("verify_kernels::linear_geglu_gradient")
-@planned
 def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Tensor, Tensor]:
     """(dp, its column sums if `total`, else absent); dp is [M, 2d], both halves in one tensor."""
     m, n = dy.shape
@@ -421,6 +418,15 @@ _gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradien
 # --------------------------------------------------------------------------------- public functions
 
 
+def _check(x, weight, bias, approximate, save_pre, allow_tf32) -> None:
+    check_approximate("linear_geglu", approximate)
+    check_operands("linear_geglu", "x", x, (("weight", weight), ("bias", bias)))
+    if weight.dim() == 2 and weight.shape[0] % 2:
+        n = weight.shape[0]
+        raise ValueError(f"linear_geglu: weight must have an even number of output features, two halves, got {n}")
+    check_layer("linear_geglu", x, weight, bias)
+
+
 def linear_geglu(
     x: Tensor,
     weight: Tensor,
@@ -436,12 +442,6 @@ def linear_geglu(
     (rounded to x's dtype); save_pre=False stores nothing and computes p again.
     """
     x, weight, bias = autocast(x, weight, bias)
-    check_approximate("linear_geglu", approximate)
-    check_operands("linear_geglu", "x", x, (("weight", weight), ("bias", bias)))
-    if weight.dim() == 2 and weight.shape[0] % 2:
-        n = weight.shape[0]
-        raise ValueError(f"linear_geglu: weight must have an even number of output features, two halves, got {n}")
-    check_layer("linear_geglu", x, weight, bias)
     save = save_pre and torch.is_grad_enabled()
     save = save and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    return _linear_geglu(x, weight, bias, approximate, save, allow_tf32)[0]
+    return _linear_geglu.checked(_check, x, weight, bias, approximate, save, allow_tf32)[0]

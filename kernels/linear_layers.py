@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.checks import check_dtype
-from kernels.launch import INTERPRETED, check_device
+from kernels.launch import INTERPRETED, autocasts, check_device
 from kernels.plans import run, unrecorded
 
 Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
@@ -126,10 +126,10 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
 
 def autocast(*tensors: Tensor | None) -> tuple:
     """Under torch.autocast, what torch.nn.functional.linear does: everything but float64 is cast."""
-    device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    kind = autocasts(tensors[0])
+    if kind is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(kind)
     keep = (None, torch.float64)
     return tuple(t if getattr(t, "dtype", None) in keep else t.to(dtype) for t in tensors)
 

@@ -5,10 +5,14 @@
     name.register_fake(...)                               the same without memory
     name.register_autograd(backward, setup_context)       as for torch.library.custom_op
 
+    name(x, flag)
+    name.checked(check, x, flag)                          after check(x, flag), unless this form of arguments has a plan
+
 torch.library's dispatch costs tens of microseconds a call. So a call with nothing but dense tensors on the kernels'
-device runs the launcher, where a gradient is wanted inside a torch.autograd.Function of the same two functions. The
-registered operator is called by what looks at operators: compilers and their fake tensors, dispatch modes, transforms
-of torch.func, tensor subclasses, tensors with a pending negation. There an absent result is an empty tensor.
+device runs the launcher, from a plan (plans.py), where a gradient is wanted inside a torch.autograd.Function of the
+same two functions. The registered operator is called by what looks at operators: compilers and their fake tensors,
+dispatch modes, transforms of torch.func, tensor subclasses, tensors with a pending negation. There an absent result is
+an empty tensor.
 
 Forward-mode derivatives are refused: the registered operator would return tangents of zero without a word.
 """
@@ -16,29 +20,24 @@ Forward-mode derivatives are refused: the registered operator would return tange
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn import Parameter
+from torch.compiler import is_compiling
 
-from kernels.launch import INTERPRETED
+from kernels.plans import Form, Planned, form_of
+
+_thread = threading.local()  # form: that of the arguments whose Function is being applied
 
 
-def _is_plain(args: tuple) -> bool:
-    """Whether all tensors have memory that a kernel can be given as it is."""
-    for arg in args:
-        if isinstance(arg, Tensor):
-            kind = type(arg)
-            if kind is not Tensor and kind is not Parameter:
-                return False
-            here = arg.is_cpu if INTERPRETED and not arg.is_cuda else arg.is_cuda
-            if not here or arg.is_neg() or arg.layout is not torch.strided:
-                return False
-    return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
+def _is_watched() -> bool:
+    """Whether operators are traced, transformed or handed to a mode."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state()
     )
 
@@ -53,12 +52,11 @@ def _differentiates() -> bool:
 
 class Operator:
     def __init__(self, name: str, launcher: Any) -> None:
-        self.launcher = launcher
-        schema = torch.library.infer_schema(getattr(launcher, "__wrapped__", launcher), mutates_args=())
-        self._definition = torch.library.custom_op(name, self._filled(launcher), mutates_args=(), schema=schema)
+        self.launcher = Planned(launcher)
+        schema = torch.library.infer_schema(launcher, mutates_args=())
+        self._definition = torch.library.custom_op(name, self._filled(self.launcher), mutates_args=(), schema=schema)
         self.registered = self._definition._opoverload
-        self.function: type[torch.autograd.Function]
-        functools.update_wrapper(self, launcher, updated=())
+        functools.update_wrapper(self, launcher)
 
     @staticmethod
     def _filled(launcher: Any) -> Any:
@@ -77,14 +75,14 @@ class Operator:
 
     def register_autograd(self, backward: Any, setup_context: Any) -> None:
         self._definition.register_autograd(backward, setup_context=setup_context)
-        operator = self
 
         def forward(*args: Any) -> Any:
-            return operator.launcher(*args) if _is_plain(args) else operator.registered(*args)
+            form, _thread.form = getattr(_thread, "form", None), None
+            return self.registered(*args) if form is None else self.launcher.repeated(form, args)
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
             raise NotImplementedError(
-                f"{operator.__name__}: there are no forward-mode derivatives of it; take reverse mode "
+                f"{self.__name__}: there are no forward-mode derivatives of it; take reverse mode "
                 "(backward, torch.func.grad, vjp, jacrev)"
             )
 
@@ -94,19 +92,31 @@ class Operator:
             (torch.autograd.Function,),
             {name: staticmethod(member) for name, member in members.items()} | {"generate_vmap_rule": True},
         )
-        # torch.autograd.Function.apply matches the arguments with forward's signature, which takes ten microseconds
+        # torch.autograd.Function.apply matches the arguments with forward's signature, which takes twenty microseconds
         self._apply = super(torch.autograd.Function, self.function).apply
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling():
+        return self.checked(None, *args)
+
+    def checked(self, check: Any, *args: Any) -> Any:
+        if is_compiling():
+            if check is not None:
+                check(*args)
             return self.registered(*args)
-        if _differentiates():
-            return self.function.apply(*args)
-        if not _is_plain(args):
+        form: Form | None = form_of(args)
+        if check is not None and (form is None or not self.launcher.knows(form)):
+            check(*args)
+        if _is_watched() or forward_ad._current_level >= 0:
+            return self.function.apply(*args) if _differentiates() else self.registered(*args)
+        if form is None:
             return self.registered(*args)
-        if torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
-            return self._apply(*args)
-        return self.launcher(*args)
+        if form[2]:
+            _thread.form = form
+            try:
+                return self._apply(*args)
+            finally:
+                _thread.form = None
+        return self.launcher.repeated(form, args)
 
 
 def operator(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Launches that are worked out once for each form of their operands and then repeated: what a call costs the host.
 
-    @planned
-    def launcher(x, y, flag): ...     allocates, makes views, launches by run(kernel, grid, *args, **options)
+    launcher(x, y, flag)     allocates, makes views, launches by run(kernel, grid, *args, **options)
+    Planned(launcher)        the same, faster
 
 What a launcher does may depend on the form of its arguments alone: dtype, shape, strides, device and alignment of a
 tensor, and the plain values beside the tensors. The first call of a form runs the launcher. The second runs it as well
@@ -16,7 +16,6 @@ launcher was not read, under launch hooks (profilers), in debug mode, and where 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import threading
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import JITFunction
 
@@ -290,7 +290,36 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
     )
 
 
-_everyone: list[planned] = []
+_VALUES = frozenset((str, bool, int, float, type(None)))
+Form = tuple[tuple, list[int], bool]
+
+
+def form_of(args: tuple) -> Form | None:
+    """The form of arguments, the addresses of their tensors, and whether a gradient is wanted of one.
+
+    None where a kernel cannot be given an argument as it is: other tensors than dense ones with memory on its device
+    (of a subclass, fake, without memory, sparse, to be negated), other values than plain ones."""
+    key, bases, wanted, recording = [], [], False, torch.is_grad_enabled()
+    try:
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is Parameter:
+                address, device = arg.data_ptr(), arg.get_device()
+                if arg.is_neg() or (device < 0 and (arg.is_meta or not INTERPRETED)) or (address == 0 and arg.numel()):
+                    return None
+                bases.append(address)
+                key.append((arg.dtype, arg.shape, arg.stride(), address % 16, device))
+                wanted = wanted or (recording and arg.requires_grad)
+            elif kind in _VALUES:
+                key.append(arg)
+            else:
+                return None
+    except RuntimeError:  # no address, or no strides
+        return None
+    return tuple(key), bases, wanted
+
+
+_everyone: list[Planned] = []
 
 
 def forget() -> None:
@@ -299,27 +328,23 @@ def forget() -> None:
         each.plans.clear()
 
 
-class planned:  # noqa: N801 (a decorator)
+class Planned:
     """A launcher whose launches are repeated; see above."""
 
-    def __init__(self, launcher) -> None:
+    def __init__(self, launcher: Any) -> None:
         self.launcher = launcher
         self.plans: dict[tuple, Plan | str] = {}
         _everyone.append(self)
-        functools.update_wrapper(self, launcher, updated=())
 
     def __call__(self, *args: Any) -> Any:
-        if not REPEATS:
-            return self.launcher(*args)
-        form, bases = [], []
-        for arg in args:
-            if isinstance(arg, Tensor):
-                address = arg.data_ptr()
-                bases.append(address)
-                form.append((arg.dtype, arg.shape, arg.stride(), address % 16, arg.get_device()))
-            else:
-                form.append(arg)
-        key = tuple(form)
+        form = form_of(args) if REPEATS else None
+        return self.launcher(*args) if form is None else self.repeated(form, args)
+
+    def knows(self, form: Form) -> bool:
+        return type(self.plans.get(form[0])) is Plan
+
+    def repeated(self, form: Form, args: tuple) -> Any:
+        key, bases, _ = form
         plan = self.plans.get(key)
         if type(plan) is not Plan:
             return self._unplanned(key, args, plan)
@@ -331,17 +356,21 @@ class planned:  # noqa: N801 (a decorator)
             return plan(bases)
 
     def _unplanned(self, key: tuple, args: tuple, known: str | None) -> Any:
+        if not REPEATS:
+            return self.launcher(*args)
         if known is None:
             if len(self.plans) >= FORMS:
                 self.plans.clear()
             self.plans[key] = _SEEN
         if known != _SEEN or torch.cuda.is_current_stream_capturing() or not _launch_is_plain():
             return self.launcher(*args)
-        tensors = _apart([arg for arg in args if isinstance(arg, Tensor)])
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if not all(t.data_ptr() for t in tensors):
+            self.plans[key] = _NEVER
+            return self.launcher(*args)
+        tensors = _apart(tensors)
         apart = iter(tensors)
-        args = tuple(next(apart) if isinstance(arg, Tensor) else arg for arg in args)
         with _Recorder() as recorder, _recorded_by(recorder):
-            result = self.launcher(*args)
-        plan = None if not all(t.data_ptr() for t in tensors) else _plan_of(recorder, tensors, result)
-        self.plans[key] = plan or _NEVER
+            result = self.launcher(*(next(apart) if isinstance(arg, Tensor) else arg for arg in args))
+        self.plans[key] = _plan_of(recorder, tensors, result) or _NEVER
         return result

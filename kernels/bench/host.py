@@ -5,7 +5,7 @@
     python -m kernels.bench.host --profile gelu                      where the host's time goes, function by function
 
 Host: wall time of a call in microseconds, the median over rounds of ten calls that nothing waits for. GPU: time of a
-call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" runs without gradients, "step" is a
+call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" wants no gradients, "step" is a
 forward pass that records and its backward pass, "backward" the latter alone. "bare" is the least that a function in
 Triton costs: one output, one launch of a compiled kernel each way, one autograd.Function. Peers: PyTorch eager,
 torch.compile (at the first shape only, as compiling takes longest) and Liger's Triton kernels where that package is
@@ -138,7 +138,7 @@ def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Calla
     kept = outputs(once)
     upstream = [torch.ones_like(o) for o in kept]
     return {
-        "forward": torch.no_grad()(lambda: function(*arguments)),
+        "forward": lambda: function(*arguments),
         "step": lambda: torch.autograd.grad(outputs(leaves), leaves, upstream),
         "backward": lambda: torch.autograd.grad(kept, once, upstream, retain_graph=True),
     }

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from kernels.layer_norm.launch import launch_backward, launch_forward
 from kernels.operators import operator
-from kernels.plans import planned
 
 Maybe = Tensor | None
 
 
 @operator("verify_kernels::layer_norm")
-@planned
 def forward_op(
     x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +31,6 @@ def _forward_fake(x, residual, input_bias, weight, bias, eps):
 
 
 @operator("verify_kernels::layer_norm_backward")
-@planned
 def backward_op(
     dy: Tensor,
     ds: Maybe,

@@ -127,7 +127,7 @@ def test_everything_of_a_repeated_step_is_repeated(launcher, monkeypatch):
         for seed in range(2):
             results(function, drawn(seed, *shapes))
     worked_out = []
-    monkeypatch.setattr(plans.planned, "_unplanned", lambda self, *_: worked_out.append(self.__name__))
+    monkeypatch.setattr(plans.Planned, "_unplanned", lambda self, *_: worked_out.append(self.launcher))
     for function, shapes in FUNCTIONS.values():
         results(function, drawn(5, *shapes))
     assert not worked_out
@@ -262,12 +262,12 @@ def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
         lambda x: (launched(x), x),
         lambda x: launched(x).mul_(2),
     ):
-        launcher_of_it = plans.planned(wrong)
+        launcher_of_it = plans.Planned(wrong)
         x = torch.randn(5, 4, device=DEVICE)
         for _ in range(3):
             launcher_of_it(x)
         assert list(launcher_of_it.plans.values()) == [plans._NEVER]
-    right = plans.planned(launched)
+    right = plans.Planned(launched)
     for _ in range(3):
         right(x)
     assert [type(plan) for plan in right.plans.values()] == [plans.Plan]
