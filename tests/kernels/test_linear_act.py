@@ -432,14 +432,8 @@ def test_operators_are_registered_correctly(backend):
     torch.library.opcheck(module._data_grad.registered, (dy, leaves[1], x, "gelu_tanh", False))
 
 
-def test_compiles_and_autocasts(backend):
+def test_autocasts(backend):
     x, weight, bias = (t.to(backend.device) for t in tensors(torch.float32))
-
-    def layer(x, weight, bias):
-        return linear_act(x, weight, bias, activation="gelu") * 2
-
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(x, weight, bias), layer(x, weight, bias))
     device = torch.device(backend.device).type
     with torch.autocast(device, torch.bfloat16):
         y = linear_act(x.bfloat16(), weight, bias, activation="gelu")
