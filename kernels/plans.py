@@ -154,7 +154,7 @@ def _stream(device: int) -> int:
 
 _RUN = JITFunction.run
 _runtime, _compilation = triton.knobs.runtime, triton.knobs.compilation
-_ENTER, _LEAVE = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+_ENTER, _LEAVE = (getattr(_runtime, f"launch_{when}_hook", None) for when in ("enter", "exit"))
 
 
 def _launch_is_plain() -> bool:
