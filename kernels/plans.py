@@ -144,13 +144,8 @@ def _map_of(like: Any, meta: Any) -> Callable[[int], Any]:
     return functools.lru_cache(64)(lambda address: make_tensordesc_arg(_Box(address, like), meta)[0])
 
 
-def _current_device() -> int:
-    return torch._C._cuda_getDevice()
-
-
-def _stream(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)
-
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _RUN = JITFunction.run
 _runtime, _compilation = triton.knobs.runtime, triton.knobs.compilation
@@ -198,7 +193,7 @@ class Plan:
     index: int  # of the device
     device: torch.device
     outputs: tuple[tuple, ...]  # shape, strides, dtype
-    returned: tuple[int | None, ...] | None  # which outputs the launcher returns as a tuple; None: the only one
+    returned: Callable | None  # takes what the launcher returns out of [*outputs, None]; None: the only output
     scratch: int  # bytes
     zeroed: int
     places: tuple[tuple[int, int], ...]  # what is pointed to: a base, and bytes from there
@@ -228,7 +223,7 @@ class Plan:
         pool += self.values
         for launch, arguments in self.launches:
             launch(*arguments(pool))
-        return outputs[0] if self.returned is None else tuple(None if i is None else outputs[i] for i in self.returned)
+        return outputs[0] if self.returned is None else self.returned((*outputs, None))
 
 
 def _span(t: Tensor) -> int:
@@ -284,7 +279,7 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
     """The plan of what was recorded, None where it cannot be repeated."""
     if not recorder.repeatable or not recorder.launches:
         return None
-    results = result if isinstance(result, tuple) else (result,)
+    results = result if isinstance(result, tuple) and len(result) > 1 else (result,)
     outputs = [t for t in results if t is not None]
     made = {t.untyped_storage().data_ptr(): (t, zeroed) for t, zeroed in recorder.made if t.numel()}
     starts = [(i, t.data_ptr(), t.data_ptr() + _span(t), 0) for i, t in enumerate(tensors)]
@@ -313,11 +308,12 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
     if not pointed.issuperset(range(len(tensors), len(tensors) + len(outputs))):
         return None  # an output that no kernel was given
     numbers = iter(range(len(outputs)))
+    places = [-1 if t is None else next(numbers) for t in results]
     return Plan(
         index=tensors[0].get_device(),
         device=tensors[0].device,
         outputs=tuple((t.shape, t.stride(), t.dtype) for t in outputs),
-        returned=tuple(None if t is None else next(numbers) for t in results) if isinstance(result, tuple) else None,
+        returned=operator.itemgetter(*places) if isinstance(result, tuple) else None,
         scratch=sizes[0],
         zeroed=sizes[1],
         places=tuple(pool.kinds[0]),
@@ -376,22 +372,18 @@ class Planned:
 
     def __call__(self, *args: Any) -> Any:
         form = form_of(args) if REPEATS else None
-        return self.launcher(*args) if form is None else self.repeated(form, args)
+        return self.launcher(*args) if form is None else self.by(self.plans.get(form[0]), form, args)
 
-    def knows(self, form: Form) -> bool:
-        return type(self.plans.get(form[0])) is Plan
-
-    def repeated(self, form: Form, args: tuple) -> Any:
-        key, bases, _ = form
-        plan = self.plans.get(key)
+    def by(self, plan: Plan | str | None, form: Form, args: tuple) -> Any:
+        """The launcher's results, by what `plans` has for this form of arguments."""
         if type(plan) is not Plan:
-            return self._unplanned(key, args, plan)
+            return self._unplanned(form[0], args, plan)
         if any(plan.hooks) or not _launch_is_plain():
             return self.launcher(*args)
         if plan.index == _current_device():
-            return plan(bases)
+            return plan(form[1])
         with torch.cuda.device(plan.index):
-            return plan(bases)
+            return plan(form[1])
 
     def _unplanned(self, key: tuple, args: tuple, known: str | None) -> Any:
         if not REPEATS:
