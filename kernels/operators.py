@@ -114,5 +114,10 @@ class Operator:
         return self.launcher.by(plan, form, args)
 
 
+def launcher_of(of: Operator) -> Any:
+    """An operator's own function, for a launcher that is made of several."""
+    return of.launcher.launcher
+
+
 def operator(name: str) -> Any:
     return functools.partial(Operator, name)

@@ -430,6 +430,9 @@ def test_operators_are_registered_correctly(backend):
     torch.library.opcheck(module._gradient.registered, (pre.clone().requires_grad_(), pre, "gelu", True, True))
     dy = pre.clone().requires_grad_()
     torch.library.opcheck(module._data_grad.registered, (dy, leaves[1], x, "gelu_tanh", False))
+    for need_w in (True, False):
+        arguments = (pre, x, weight, bias, None, "gelu", True, need_w, True, False)
+        torch.library.opcheck(module._backward.registered, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_autocasts(backend):

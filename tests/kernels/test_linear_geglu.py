@@ -304,6 +304,8 @@ def test_operators_are_registered_correctly(backend):
         torch.library.opcheck(module._linear_geglu.registered, (*leaves, "none", save_pre, False))
     torch.library.opcheck(module._product.registered, (x, weight, bias, False))
     dy, pre = torch.ones(3, 5, device=backend.device), torch.ones(3, 10, device=backend.device)
+    arguments = (dy, x, weight, bias, None, "tanh", True, True, True, False)
+    torch.library.opcheck(module._backward.registered, arguments, test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(module._gradient.registered, (dy.requires_grad_(), pre.requires_grad_(), "tanh", True))
 
 
