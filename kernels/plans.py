@@ -203,6 +203,7 @@ class Plan:
     values: tuple  # grids, parameters, whatever else a launch takes
     launches: tuple[tuple, ...]  # launcher, and what it takes out of [stream, *places, *maps, *values]
     hooks: tuple[list, ...]  # of the kernels, before a launch
+    compiled: tuple  # the compiled kernels, which must not be unloaded
 
     def __call__(self, bases: list[int]) -> Any:
         outputs = []
@@ -321,6 +322,7 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
         values=tuple(pool.kinds[2]),
         launches=tuple((launcher, pool.getter(names)) for launcher, names in launches),
         hooks=tuple(launch.kernel.pre_run_hooks for launch in recorder.launches),
+        compiled=tuple(launch.compiled for launch in recorder.launches),
     )
 
 
