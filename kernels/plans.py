@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -113,22 +114,6 @@ def unrecorded():
     return _recorded_by(None)
 
 
-class _Box:
-    """A tensor descriptor at another address, for Triton's launcher."""
-
-    __slots__ = ("address", "padding", "shape", "strides")
-
-    def __init__(self, address: int, like: Any) -> None:
-        self.address, self.shape, self.strides, self.padding = address, like.shape, like.strides, like.padding
-
-    @property
-    def base(self) -> _Box:
-        return self
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 @dataclass(frozen=True)
 class _Descriptor:
     """What stands for a tensor descriptor: where it points, and its tensor map for any address."""
@@ -141,7 +126,12 @@ def _map_of(like: Any, meta: Any) -> Callable[[int], Any]:
     """The tensor map of a descriptor at any address; a kernel gets a copy of it, so that one can be used again."""
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
-    return functools.lru_cache(64)(lambda address: make_tensordesc_arg(_Box(address, like), meta)[0])
+    def map_at(address: int) -> Any:
+        base = SimpleNamespace(data_ptr=lambda: address)
+        there = SimpleNamespace(base=base, shape=like.shape, strides=like.strides, padding=like.padding)
+        return make_tensordesc_arg(there, meta)[0]
+
+    return functools.lru_cache(64)(map_at)
 
 
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
@@ -197,9 +187,7 @@ class Plan:
     scratch: int  # bytes
     zeroed: int
     places: tuple[tuple[int, int], ...]  # what is pointed to: a base, and bytes from there
-    maps: tuple[
-        tuple[int, Any], ...
-    ]  # of tensor descriptors: the place that each points to, and its map for an address
+    maps: tuple[tuple[int, Callable], ...]  # of tensor descriptors: where each points to, and its map for an address
     values: tuple  # grids, parameters, whatever else a launch takes
     launches: tuple[tuple, ...]  # launcher, and what it takes out of [stream, *places, *maps, *values]
     hooks: tuple[list, ...]  # of the kernels, before a launch
@@ -254,7 +242,10 @@ class _Pool:
         self.kinds: tuple[list, list, list] = [], [], []
 
     def place(self, address: int) -> int:
-        [place] = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
+        found = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
+        if len(found) != 1:
+            raise LookupError("a kernel was given a tensor that is neither an operand nor made by its launcher")
+        [place] = found
         if place not in self.kinds[0]:
             self.kinds[0].append(place)
         return self.kinds[0].index(place)
@@ -278,9 +269,9 @@ class _Pool:
 
 def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | None:
     """The plan of what was recorded, None where it cannot be repeated."""
-    if not recorder.repeatable or not recorder.launches:
+    if not recorder.repeatable or not recorder.launches or (isinstance(result, tuple) and len(result) < 2):
         return None
-    results = result if isinstance(result, tuple) and len(result) > 1 else (result,)
+    results = result if isinstance(result, tuple) else (result,)
     outputs = [t for t in results if t is not None]
     made = {t.untyped_storage().data_ptr(): (t, zeroed) for t, zeroed in recorder.made if t.numel()}
     starts = [(i, t.data_ptr(), t.data_ptr() + _span(t), 0) for i, t in enumerate(tensors)]
@@ -304,7 +295,10 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
             return None
         launcher, fixed, values = prepared
         grid = (*launch.grid, 1, 1)[:3]
-        launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *values)]))
+        try:
+            launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *values)]))
+        except LookupError:
+            return None
     pointed = {base for base, _ in pool.kinds[0]}
     if not pointed.issuperset(range(len(tensors), len(tensors) + len(outputs))):
         return None  # an output that no kernel was given

@@ -200,14 +200,23 @@ def test_threads_share_plans(launcher, monkeypatch):
 
 
 def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
-    """Seeded bugs of launchers: a sum, a result that no kernel was given, a zeroed result, an operand returned."""
+    """Seeded bugs of launchers: a tensor from elsewhere, a result no kernel was given, zeroed or an operand, a sum."""
 
     def launched(x):
         y = torch.empty_like(x)
         _launch(_forward_kernel, (x, y), x.numel(), False, TANH=False)
         return y
 
+    constant = torch.ones(20, device=DEVICE)
+
+    def with_constant(x):
+        y = torch.empty_like(x)
+        _launch(_forward_kernel, (constant, y), x.numel(), False, TANH=False)
+        return y
+
     for wrong in (
+        with_constant,
+        lambda x: (launched(x),),
         lambda x: launched(x) + 1,
         lambda x: (launched(x), torch.empty_like(x)),
         lambda x: (launched(x), torch.zeros_like(x)),
