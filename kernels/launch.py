@@ -25,6 +25,12 @@ def check_strided(op: str, name: str, t: torch.Tensor) -> None:
         raise TypeError(f"{op}: {name} must be a dense strided tensor, got {t.layout}; call {name}.to_dense()")
 
 
+def autocasts(t: torch.Tensor) -> str | None:
+    """The device type that torch.autocast is on for, if it is on for this tensor's device."""
+    kind = "cuda" if t.is_cuda else t.device.type
+    return kind if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
 def of_any_alignment(kernel):
     """The kernel compiled once for all strides, sizes and addresses, not once for each class of them.
 

@@ -1,0 +1,123 @@
+"""Custom operators that a plain call goes past.
+
+    @operator("namespace::name")
+    def name(x: Tensor, flag: bool) -> Tensor: ...        allocates and launches; absent results of a tuple are None
+    name.register_fake(...)                               the same without memory
+    name.register_autograd(backward, setup_context)       as for torch.library.custom_op
+
+    name(x, flag)
+    name.checked(check, x, flag)                          after check(x, flag), unless this form of arguments has a plan
+
+torch.library's dispatch costs tens of microseconds a call. So a call with nothing but dense tensors on the kernels'
+device runs the launcher, from a plan (plans.py), where a gradient is wanted inside a torch.autograd.Function of the
+same two functions. The registered operator is called by what looks at operators: compilers and their fake tensors,
+dispatch modes, transforms of torch.func, tensor subclasses, tensors with a pending negation. There an absent result is
+an empty tensor.
+
+Forward-mode derivatives are refused: the registered operator would return tangents of zero without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+from kernels.plans import Plan, Planned, form_of
+
+_thread = threading.local()  # known: the plan and the form of the arguments whose Function is being applied
+_transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+
+
+def _differentiates() -> bool:
+    """Whether a transform of torch.func or forward mode is at work that needs the derivatives of a function."""
+    if not _transforms():
+        return forward_ad._current_level >= 0
+    functorch = torch._C._functorch
+    return functorch.peek_interpreter_stack().key() != functorch.TransformType.Functionalize
+
+
+class Operator:
+    def __init__(self, name: str, launcher: Any) -> None:
+        self.launcher = Planned(launcher)
+        schema = torch.library.infer_schema(launcher, mutates_args=())
+        self._definition = torch.library.custom_op(name, self._filled(self.launcher), mutates_args=(), schema=schema)
+        self.registered = self._definition._opoverload
+        self.function: type[torch.autograd.Function] | None = None
+        functools.update_wrapper(self, launcher)
+
+    @staticmethod
+    def _filled(launcher: Any) -> Any:
+        def registered(*args: Any) -> Any:
+            results = launcher(*args)
+            if isinstance(results, tuple):
+                like = next(arg for arg in args if isinstance(arg, Tensor))
+                return tuple(like.new_empty((0,)) if t is None else t for t in results)
+            return results
+
+        return registered
+
+    def register_fake(self, fake: Any) -> Any:
+        self._definition.register_fake(self._filled(fake))
+        return fake
+
+    def register_autograd(self, backward: Any, setup_context: Any) -> None:
+        self._definition.register_autograd(backward, setup_context=setup_context)
+
+        def forward(*args: Any) -> Any:
+            known, _thread.known = getattr(_thread, "known", None), None
+            return self.registered(*args) if known is None else self.launcher.by(*known, args)
+
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise NotImplementedError(
+                f"{self.__name__}: there are no forward-mode derivatives of it; take reverse mode "
+                "(backward, torch.func.grad, vjp, jacrev)"
+            )
+
+        members = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp}
+        self.function = type(
+            self.__name__,
+            (torch.autograd.Function,),
+            {name: staticmethod(member) for name, member in members.items()} | {"generate_vmap_rule": True},
+        )
+        # torch.autograd.Function.apply matches the arguments with forward's signature, which takes twenty microseconds
+        self._apply = super(torch.autograd.Function, self.function).apply
+
+    def __call__(self, *args: Any) -> Any:
+        return self.checked(None, *args)
+
+    def checked(self, check: Any, *args: Any) -> Any:
+        if is_compiling():
+            if check is not None:
+                check(*args)
+            return self.registered(*args)
+        form = form_of(args)
+        plan = None if form is None else self.launcher.plans.get(form[0])
+        if check is not None and type(plan) is not Plan:
+            check(*args)
+        if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
+            return self.function.apply(*args) if self.function and _differentiates() else self.registered(*args)
+        if form is None or (form[2] and self.function is None):
+            return self.registered(*args)
+        if form[2]:
+            _thread.known = plan, form
+            try:
+                return self._apply(*args)
+            finally:
+                _thread.known = None
+        return self.launcher.by(plan, form, args)
+
+
+def launcher_of(of: Operator) -> Any:
+    """An operator's own function, for a launcher that is made of several."""
+    return of.launcher.launcher
+
+
+def operator(name: str) -> Any:
+    return functools.partial(Operator, name)
