@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import triton
+from torch.autograd import forward_ad
 
 from kernels.arithmetic import neg
 
 #: whether Triton's interpreter was asked for (TRITON_INTERPRET=1) when the kernels were imported
 INTERPRETED = not isinstance(neg, triton.runtime.JITFunction)
 INTERPRETER_BLOCK = 1 << 16  # elements at most: the interpreter runs programs one by one, and every lane of each
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
+_HERE = contextlib.nullcontext()
 
 
 def check_device(op: str, name: str, t: torch.Tensor) -> None:
@@ -32,3 +37,21 @@ def of_any_alignment(kernel):
     """
     names = kernel.fn.__code__.co_varnames[: kernel.fn.__code__.co_argcount]
     return triton.jit(do_not_specialize=[n for n in names if n not in kernel.fn.__annotations__])(kernel.fn)
+
+
+def direct(*tensors: torch.Tensor | None) -> bool:
+    """Whether a call may launch its kernels itself: ordinary tensors, and nothing that has to see an operator.
+
+    The compiler, fake tensors, torch.func, forward derivatives and dispatch modes get the registered operator instead,
+    which costs a call several times what the launch does.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    return all(t is None or type(t) in _ORDINARY and (t.is_cuda or INTERPRETED and t.is_cpu) for t in tensors)
+
+
+def on_device_of(t: torch.Tensor):
+    """Launches go to the tensor's device, which need not be the current one."""
+    return _HERE if not t.is_cuda or t.device.index == torch.cuda.current_device() else torch.cuda.device(t.device)
