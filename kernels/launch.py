@@ -49,7 +49,7 @@ def direct(*tensors: torch.Tensor | None) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
-    return all(t is None or type(t) in _ORDINARY and (t.is_cuda or INTERPRETED and t.is_cpu) for t in tensors)
+    return all(t is None or (type(t) in _ORDINARY and (t.is_cuda or (INTERPRETED and t.is_cpu))) for t in tensors)
 
 
 def on_device_of(t: torch.Tensor):
