@@ -226,8 +226,11 @@ def _forward_kernel(
     row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
     x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
     x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)
-    y = silu_times(x1, x2) if SILU else _value_times(x1, x2, TANH)
-    tl.store(y_ptr + row * y_stride + column, y.to(x2.dtype), mask=mask)  # the one rounding
+    if SILU:
+        y = silu_times(x1, x2).to(x2.dtype)
+    else:
+        y = _value_times(x1, x2, TANH).to(x2.dtype)  # the one rounding
+    tl.store(y_ptr + row * y_stride + column, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -133,7 +133,6 @@ class Ours(torch.nn.Module):
 
 def made(contender: str, block: str, p: dict[str, Tensor]):
     """(function of x, its leaves by name, how their gradients are named)."""
-    torch.compiler.reset()
     if contender.startswith("ours"):
         module = Ours(block, {name: t.clone() for name, t in p.items()})
         step = torch.compile(module, dynamic=False) if contender == "ours compiled" else module
@@ -151,6 +150,7 @@ def error(got: Tensor, want: Tensor) -> float:
 
 def errors(contender: str, block: str, rows: int, width: int, inner: int, dtype, device: str) -> dict[str, float]:
     """Relative errors of y, dx and the worst of the parameters' gradients."""
+    torch.compiler.reset()
     p = parameters(block, width, inner, dtype, device)
     x, dy = (torch.randn(rows, width).to(device, dtype) for _ in range(2))
     exact = {name: t.double().requires_grad_() for name, t in p.items()}
@@ -192,6 +192,7 @@ def timed(call, steps: int) -> float:
 
 def times(block: str, size: str, width: int, inner: int, names: list[str], until: float) -> list[dict]:
     """Per contender the milliseconds of a step, wall and GPU, or what went wrong."""
+    torch.compiler.reset()  # each shape gets its own code, not one of many guarded variants
     batch, length = map(int, size.split("x"))
     p = parameters(block, width, inner, torch.bfloat16, "cuda")
     x = torch.randn(batch, length, width, device="cuda", dtype=torch.bfloat16).requires_grad_()

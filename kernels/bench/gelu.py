@@ -7,8 +7,8 @@
 measured in the same run; above it, a kernel reads more than it writes, which the memory likes better than a copy.
 All contenders of a row take turns, and the figure is the ratio of medians over the rounds; 1 GiB written before
 every call keep launch time out of it and clear the cache. "liger" is liger_kernel's Triton kernel where that package
-is installed (GEGLU of the tanh form, SwiGLU). Three distributions, because arithmetic draws power and branches depend on data:
-normal of standard deviation 1 and 3, and finite values of uniformly random bits.
+is installed (GEGLU of the tanh form, SwiGLU). Three distributions, because arithmetic draws power and branches depend
+on data: normal of standard deviation 1 and 3, and finite values of uniformly random bits.
 """
 
 from __future__ import annotations
