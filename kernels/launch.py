@@ -6,7 +6,6 @@ import contextlib
 
 import torch
 import triton
-from torch.autograd import forward_ad
 
 from kernels.arithmetic import neg
 
@@ -42,12 +41,12 @@ def of_any_alignment(kernel):
 def direct(*tensors: torch.Tensor | None) -> bool:
     """Whether a call may launch its kernels itself: ordinary tensors, and nothing that has to see an operator.
 
-    The compiler, fake tensors, torch.func, forward derivatives and dispatch modes get the registered operator instead,
-    which costs a call several times what the launch does.
+    The compiler, fake tensors, torch.func and dispatch modes get the registered operator instead, which costs a call
+    several times what the launch does.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return all(t is None or (type(t) in _ORDINARY and (t.is_cuda or (INTERPRETED and t.is_cpu))) for t in tensors)
 

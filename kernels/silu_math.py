@@ -165,7 +165,8 @@ def _value64(m, e, x):
     p, q = mul_pair(p, q, neg(u), 0.0 * u)
     y = x * r
     y = times_pair(m, y, tl.fma(x, r, neg(y)) + x * low)
-    return tl.where(x < 0, _lowered(tl.where(x == float("-inf"), m * 0.0, m), e, p, q, shifted), y)
+    y = tl.where(x < 0, _lowered(tl.where(x == float("-inf"), m * 0.0, m), e, p, q, shifted), y)
+    return tl.where(tl.abs(x) < 2.0**-900, (m * x) * r, y)  # half of the smallest number is 0, and m may be infinite
 
 
 @triton.jit

@@ -22,5 +22,9 @@ def swiglu_split(x1, x2):
     return triton_swiglu.swiglu_split(x1, x2)
 
 
-test_swiglu = verify.laws_for(swiglu)
-test_swiglu_split = verify.laws_for(swiglu_split)
+# The kernels are GEGLU's, which have every law in every dtype: here it is what has other formulas, or a launcher of its
+# own. `verify run --profile ci` takes every law to every dtype.
+LAWS = ["accuracy", "special values", "layout independence", "upstream layout independence"]
+
+test_swiglu = verify.laws_for(swiglu, dtypes=["bfloat16"])
+test_swiglu_split = verify.laws_for(swiglu_split, dtypes=["float16", "float32"], laws=LAWS)

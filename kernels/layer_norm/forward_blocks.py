@@ -101,8 +101,12 @@ def forward_blocks_kernel(
             d = tl.where(cols < n_cols, d, 0.0)
             sq = d * d
             high, rest = cut(sq, SIGMA * size * size)
+            rest += tl.fma(d, d, -sq)
+            if not CENTRE:  # inf - inf would be NaN: numbers beside an infinity are 0 of its size
+                high = tl.where(sq == float("inf"), sq, high)
+                rest = tl.where(sq == float("inf"), 0.0, rest)
             acc += high
-            acc_low += rest + tl.fma(d, d, -sq)
+            acc_low += rest
         s2, s2_low = sums(acc, acc_low)
         var = (s2 + s2_low) * inv
         # Where eps up^2 underflows and the row is constant as far as var can tell, scaling would leave 0 * inf.
