@@ -47,7 +47,5 @@ GRADIENTS = ["gradcheck", "gradgradcheck"]
 
 test_rms_norm = verify.laws_for(rms_norm, dtypes=["bfloat16"], laws=LAWS)
 test_rms_norm_float64 = verify.laws_for(rms_norm, dtypes=["float64"], laws=GRADIENTS)
-test_rms_norm_residual = verify.laws_for(
-    rms_norm_residual, dtypes=["bfloat16"], laws=OF_SUMS
-)
+test_rms_norm_residual = verify.laws_for(rms_norm_residual, dtypes=["bfloat16"], laws=OF_SUMS)
 test_rms_norm_residual_float64 = verify.laws_for(rms_norm_residual, dtypes=["float64"], laws=GRADIENTS)

@@ -12,9 +12,9 @@ dbias:
   2^-60, or hard in the forward pass. They are found from the sums themselves (one of them is scaled
   by a power of two that makes it overflow) and redone in float64 (hard_rows.py).
 - FAST RMS norm: no c1 is subtracted, and an xhat of its own size may be far below 1. So dx = g rstd - v b, where
-  b = rstd^3 sum(g v) / N, and only the last sum and products can underflow, at the size of dx: six roundings
-  of 2^-24 (g, rstd, their product, b, the sum over the row, the fused one). Redone are rows with |b| outside
-  2^-100..2^120 or |sum(g v)| / N < 2^-100, unless all v are 0, and those that the other conditions above name.
+  b = rstd^3 sum(g v) / N, and only the last sum and products can underflow, at the size of dx: eight roundings
+  of 2^-24 (g, rstd, their product, rstd^3, b, 1 / N, the sum over the row, the fused one). Redone are rows with |b|
+  outside 2^-100..2^120 or |sum(g v)| / N < 2^-100, unless all v are 0, and those that the other conditions above name.
 
 Rows of more than 4,096 columns (FAST: 8,192), and all WIDE rows, are worked on in blocks of columns: row_sums_kernel
 gives c1 and c2 first.
@@ -261,8 +261,8 @@ def backward_kernel(
         xhat, g = one_column(xhat, g, c1, BLOCK == 1, CENTRE)
         # (one number is negated, not a row; -c2 would be 0 - c2, which is no free change of sign)
         if FAST and not CENTRE:
-            b = c2.to(tl.float64) * ((rstd64 * rstd64) * (rstd64 * up64))
-            dx = tl.fma(v * up, b.to(T) * -1.0, g * (rstd * up))
+            b = c2 * (rstd64 * rstd64 * (rstd64 * up64)).to(T)  # the factor is there before c2 is
+            dx = tl.fma(v * up, b * -1.0, g * (rstd * up))
         else:
             dx = tl.fma(xhat, c2 * -1.0, g)
             dx = (dx * rstd) * up if WIDE else dx * (rstd * up)

@@ -116,6 +116,10 @@ def regime(name, m, n, dtype):
     elif name == "tiny beside small":  # products of xhat with sums underflow float32, times rstd they would not
         z, eps = torch.where(places % 3 == 0, 2.0**-40, least), 0.0
         dy = dy * 2.0**-60
+    elif name == "b beyond float32":  # rstd^2 c2 underflows, times rows of this size it would not
+        z, dy, eps = z * 2.0**40, torch.where(places % n == 1 % n, 2.0**-60, 0.0), 0.0
+    elif name == "sum beyond float32":  # the sum of dy x underflows, times rstd^3 it would not
+        z, dy, eps = z * 2.0**-38, torch.where(places % n == 1 % n, 2.0**-110, 0.0), 0.0
     elif name == "upstream small":
         dy = dy * max(2.0**-90, least)
     elif name == "upstream large":
@@ -129,6 +133,7 @@ def regime(name, m, n, dtype):
 
 REGIMES = (
     "randn", "outlier", "far from zero", "small", "subnormal", "largest", "spread", "tiny beside small",
+    "b beyond float32", "sum beyond float32",
     "upstream small", "upstream large", "a row of zeros", "one upstream",
 )  # fmt: skip
 
@@ -136,14 +141,14 @@ REGIMES = (
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("name", REGIMES)
 def test_every_regime_is_within_its_bound(name, dtype):
-    if dtype == torch.float16 and name == "tiny beside small":
+    if dtype == torch.float16 and (name == "tiny beside small" or "beyond" in name):
         pytest.skip("the format has no such numbers")
     if dtype == torch.float64 and name in ("largest", "spread", "subnormal", "tiny beside small", "upstream large"):
         pytest.skip("no wider format holds what these rows are made of")
     for m, n in ((2, 1), (3, 67)):
         x, dy, eps = regime(name, m, n, dtype)
         weight = draw(n, seed=1).to(dtype)
-        if name == "upstream large":
+        if name == "upstream large" or "beyond" in name:
             weight = weight.sign() / 2
         for w in (weight, None):
             outputs, gradients = run(x, w, dy, eps)
