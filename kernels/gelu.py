@@ -31,6 +31,8 @@ from kernels.gelu_autograd import make_differentiable_twice
 from kernels.gelu_math import curvature, slope_times, value
 from kernels.launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided
 from kernels.layouts import dense_like
+from kernels.operators import operator
+from kernels.plans import run
 
 
 @triton.jit
@@ -97,11 +99,16 @@ _CONFIG = {
 }
 
 
-def _check(op: str, x: torch.Tensor, approximate: str) -> None:
+def _check(x: torch.Tensor, approximate: str, op: str = "gelu") -> None:
     check_approximate(op, approximate)
     check_dtype(op, "x", x)
     check_strided(op, "x", x)
     check_device(op, "x", x)
+
+
+def _check_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> None:
+    _check(x, approximate, "gelu_backward")
+    check_like("gelu_backward", "dy", dy, "x", x)
 
 
 def _launch(kernel, tensors, n: int, backward: bool, **meta) -> None:
@@ -113,10 +120,11 @@ def _launch(kernel, tensors, n: int, backward: bool, **meta) -> None:
     # The tensor's device, not the current one. enable_fp_fusion=False: only the fused
     # multiply-adds written in the source are fused, so that the interpreter gives the same bits.
     with torch.cuda.device_of(tensors[-1]):
-        kernel[(triton.cdiv(n, block),)](*tensors, n, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta)
+        grid = (triton.cdiv(n, block),)
+        run(kernel, grid, *tensors, n, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta)
 
 
-@torch.library.custom_op("precise_gelu::forward", mutates_args=())
+@operator("precise_gelu::forward")
 def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
     y = torch.empty_like(x)  # the layout that torch's own elementwise operators give
     x = dense_like(x, y)  # gaps or overlap: made dense, at the price of one copy
@@ -124,7 +132,7 @@ def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return y
 
 
-@torch.library.custom_op("precise_gelu::backward", mutates_args=())
+@operator("precise_gelu::backward")
 def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
     dx = torch.empty_like(x)
     x = dense_like(x, dx)
@@ -135,7 +143,7 @@ def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tens
     return dx
 
 
-@torch.library.custom_op("precise_gelu::second", mutates_args=())
+@operator("precise_gelu::second")
 def _second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
     out = torch.empty_like(x)
     g, dy, x = (dense_like(t, out) for t in (g, dy, x))
@@ -148,12 +156,9 @@ make_differentiable_twice(_forward, _backward, _second)
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """GELU of x, elementwise; the signature and the layout rules of torch.nn.functional.gelu."""
-    _check("gelu", x, approximate)
-    return _forward(x, approximate)
+    return _forward.checked(_check, x, approximate)
 
 
 def gelu_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """dy * gelu'(x), the product rounded once."""
-    _check("gelu_backward", x, approximate)
-    check_like("gelu_backward", "dy", dy, "x", x)
-    return _backward(dy, x, approximate)
+    return _backward.checked(_check_backward, dy, x, approximate)

@@ -23,6 +23,7 @@ import torch
 from kernels.checks import check_approximate, check_dtype
 from kernels.gelu_autograd import make_differentiable_twice
 from kernels.layouts import dense_like
+from kernels.operators import operator
 
 _DECLARATIONS = """
 void gelu_launch(const at::Tensor& dy, const at::Tensor& x, at::Tensor& y, bool tanh, bool backward);
@@ -52,7 +53,7 @@ def _library() -> ModuleType:
     )
 
 
-@torch.library.custom_op("precise_gelu_cuda::forward", mutates_args=(), device_types="cuda")
+@operator("precise_gelu_cuda::forward")
 def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
     y = torch.empty_like(x)  # the layout that torch's own elementwise operators give
     x = dense_like(x, y)  # gaps or overlap: made dense, at the price of one copy
@@ -60,7 +61,7 @@ def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
     return y
 
 
-@torch.library.custom_op("precise_gelu_cuda::backward", mutates_args=(), device_types="cuda")
+@operator("precise_gelu_cuda::backward")
 def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
     dx = torch.empty_like(x)
     dy, x = dense_like(dy, dx), dense_like(x, dx)
@@ -68,7 +69,7 @@ def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tens
     return dx
 
 
-@torch.library.custom_op("precise_gelu_cuda::second", mutates_args=(), device_types="cuda")
+@operator("precise_gelu_cuda::second")
 def _second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
     out = torch.empty_like(x)
     g, dy, x = (dense_like(t, out) for t in (g, dy, x))

@@ -34,6 +34,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.launch import INTERPRETED
 from kernels.linear_layers import tile_of
+from kernels.plans import run
 
 
 @gluon.jit
@@ -253,7 +254,8 @@ def launch(a, b, transposed, y, pre, extra, bias, tiles, units, *, gap, mode, ha
     (m, k), n = a.shape, y.shape[1]
     a_t, b_t = transposed
     # no more programs than the last round needs: an idle one would only draw power
-    hopper_kernel[(triton.cdiv(tiles, triton.cdiv(tiles, units)),)](
+    run(
+        hopper_kernel, (triton.cdiv(tiles, triton.cdiv(tiles, units)),),
         boxes(a.t(), 64, 128) if a_t else boxes(a, 128, 64),
         boxes(b.t(), 64, 128) if b_t else boxes(b, 128, 64),
         boxes(y, 64, 64), boxes(pre, 64, 64), extra, bias, m, n, k, tiles, gap, b.shape[0],

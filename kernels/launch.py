@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 import triton
 
@@ -12,8 +10,6 @@ from kernels.arithmetic import neg
 #: whether Triton's interpreter was asked for (TRITON_INTERPRET=1) when the kernels were imported
 INTERPRETED = not isinstance(neg, triton.runtime.JITFunction)
 INTERPRETER_BLOCK = 1 << 16  # elements at most: the interpreter runs programs one by one, and every lane of each
-_ORDINARY = (torch.Tensor, torch.nn.Parameter)
-_HERE = contextlib.nullcontext()
 
 
 def check_device(op: str, name: str, t: torch.Tensor) -> None:
@@ -29,6 +25,12 @@ def check_strided(op: str, name: str, t: torch.Tensor) -> None:
         raise TypeError(f"{op}: {name} must be a dense strided tensor, got {t.layout}; call {name}.to_dense()")
 
 
+def autocasts(t: torch.Tensor) -> str | None:
+    """The device type that torch.autocast is on for, if it is on for this tensor's device."""
+    kind = "cuda" if t.is_cuda else t.device.type
+    return kind if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
 def of_any_alignment(kernel):
     """The kernel compiled once for all strides, sizes and addresses, not once for each class of them.
 
@@ -36,21 +38,3 @@ def of_any_alignment(kernel):
     """
     names = kernel.fn.__code__.co_varnames[: kernel.fn.__code__.co_argcount]
     return triton.jit(do_not_specialize=[n for n in names if n not in kernel.fn.__annotations__])(kernel.fn)
-
-
-def direct(*tensors: torch.Tensor | None) -> bool:
-    """Whether a call may launch its kernels itself: ordinary tensors, and nothing that has to see an operator.
-
-    The compiler, fake tensors, torch.func and dispatch modes get the registered operator instead, which costs a call
-    several times what the launch does.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return all(t is None or (type(t) in _ORDINARY and (t.is_cuda or (INTERPRETED and t.is_cpu))) for t in tensors)
-
-
-def on_device_of(t: torch.Tensor):
-    """Launches go to the tensor's device, which need not be the current one."""
-    return _HERE if not t.is_cuda or t.device.index == torch.cuda.current_device() else torch.cuda.device(t.device)

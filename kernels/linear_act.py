@@ -55,7 +55,7 @@ from kernels.linear_layers import (
     ROWS,
     WIDE,
     Config,
-    absent,
+    added,
     autocast,
     check_layer,
     check_operands,
@@ -65,8 +65,11 @@ from kernels.linear_layers import (
     few,
     in_sixteens,
     matrix,
+    shaped,
     tile_of,
 )
+from kernels.operators import operator
+from kernels.plans import run
 
 _ACTIVATIONS = {"id": 0, "gelu": 1, "gelu_tanh": 2, "squared_relu": 3}
 # A kernel's MODE: the activation, and these
@@ -297,7 +300,8 @@ def _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed) -> None
     gate, y, pre = (t[row:, col:] for t in (gate, y, pre))
     bias = bias[col:] if has_bias else y
     a, b = a[row:], b[col:]
-    _tile_kernel[(triton.cdiv(m - row, bm) * triton.cdiv(n - col, bn),)](
+    run(
+        _tile_kernel, (triton.cdiv(m - row, bm) * triton.cdiv(n - col, bn),),
         a, b, bias, gate, y, pre, m - row, n - col, k, *a.stride(), *b.stride(), n,
         MODE=mode, HAS_BIAS=has_bias, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=_GROUP,
         num_warps=4, num_stages=4,
@@ -322,7 +326,8 @@ def _launch_tiles(a, b, bias, gate, y, pre, mode, allow_tf32) -> None:
 
         def launch(config):
             bm, bn, bk, warps, stages = config
-            kernel[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
+            run(
+                kernel, (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
                 a, b, bias, gate, y, pre, m, n, k, *a.stride(), *b.stride(), n,
                 MODE=mode, HAS_BIAS=has_bias, PRECISION=precision,
                 BM=bm, BN=bn, BK=bk, GROUP=_GROUP, num_warps=warps, num_stages=stages,
@@ -339,7 +344,8 @@ def _launch_gradient(dy, pre, g, part, act) -> None:
     pre = dy if act == 0 else dense(pre)
     bm, bn = (ROWS, 128) if INTERPRETED else (16, 128)
     with torch.cuda.device_of(dy):
-        _gradient_kernel[(triton.cdiv(m, ROWS) * triton.cdiv(n, bn),)](
+        run(
+            _gradient_kernel, (triton.cdiv(m, ROWS) * triton.cdiv(n, bn),),
             dy, pre, dy if g is None else g, dy if part is None else part, m, n,
             ACT=act, STORE=g is not None, SUM=part is not None, ROWS=ROWS, BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
@@ -348,54 +354,56 @@ def _launch_gradient(dy, pre, g, part, act) -> None:
 # ------------------------------------------------------------------------------------- custom ops
 
 
-@torch.library.custom_op("verify_kernels::linear_act", mutates_args=())
+def _layer_outputs(x, weight, bias, activation, save_pre, allow_tf32):
+    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return y, torch.empty_like(y) if save_pre else None
+
+
+@operator("verify_kernels::linear_act")
 def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    y = x.new_empty((x.shape[0], weight.shape[0]))
-    pre = torch.empty_like(y) if save_pre else None
+    """(act(x @ weight^T + bias), the pre-activation if `save_pre`)"""
+    y, pre = _layer_outputs(x, weight, bias, activation, save_pre, allow_tf32)
     mode = _ACTIVATIONS[activation] + (SAVE.value if save_pre else 0)
-    _launch_tiles(x, weight, bias, None, y, pre, mode, allow_tf32)
-    return y, absent(y) if pre is None else pre
+    bias = None if bias is None else bias.contiguous()
+    _launch_tiles(matrix(x), weight, bias, None, matrix(y), matrix(pre) if save_pre else None, mode, allow_tf32)
+    return y, pre
 
 
-@_linear.register_fake
-def _(x, weight, bias, activation, save_pre, allow_tf32):
-    y = x.new_empty((x.shape[0], weight.shape[0]))
-    return y, torch.empty_like(y) if save_pre else absent(y)
+_linear.register_fake(_layer_outputs)
 
 
-@torch.library.custom_op("verify_kernels::linear_act_data_grad", mutates_args=())
+@operator("verify_kernels::linear_act_data_grad")
 def _data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_tf32: bool) -> Tensor:
-    dx = dy.new_empty((dy.shape[0], weight.shape[1]))
-    mode = _ACTIVATIONS[activation] + GRAD.value
-    _launch_tiles(dy, weight.t(), None, pre.contiguous(), dx, None, mode, allow_tf32)
+    """(dy @ weight) * act'(pre)"""
+    dx = dy.new_empty((*dy.shape[:-1], weight.shape[1]))
+    mode, pre = _ACTIVATIONS[activation] + GRAD.value, matrix(pre).contiguous()
+    _launch_tiles(matrix(dy), weight.t(), None, pre, matrix(dx), None, mode, allow_tf32)
     return dx
 
 
 @_data_grad.register_fake
 def _(dy, weight, pre, activation, allow_tf32):
-    return dy.new_empty((dy.shape[0], weight.shape[1]))
+    return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
 
 
-@torch.library.custom_op("verify_kernels::linear_act_gradient", mutates_args=())
+@operator("verify_kernels::linear_act_gradient")
 def _gradient(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool) -> tuple[Tensor, Tensor]:
-    """(dy * act'(pre), its column sums), each empty unless asked for. pre is not read for "id"."""
+    """(dy * act'(pre), its column sums), each absent unless asked for. pre is not read for "id"."""
     m, n = dy.shape
     g = dy.new_empty((m, n)) if store else None
     wide = WIDE.get(dy.dtype, torch.float32)
     part = dy.new_empty((triton.cdiv(m, ROWS), n), dtype=wide) if total else None
     if m > 0 and n > 0:
         _launch_gradient(dy, pre, g, part, _ACTIVATIONS[activation])
-    # the partial sums are added in float64, in an order that depends on their number alone
-    db = absent(dy) if part is None else part.sum(0, dtype=torch.float64).to(dy.dtype)
-    return absent(dy) if g is None else g, db
+    return g, None if part is None else added(part, dy.dtype)
 
 
 @_gradient.register_fake
 def _(dy, pre, activation, store, total):
     m, n = dy.shape
-    return dy.new_empty((m, n)) if store else absent(dy), dy.new_empty((n,)) if total else absent(dy)
+    return dy.new_empty((m, n)) if store else None, dy.new_empty((n,)) if total else None
 
 
 # ----------------------------------------------------------------------------------------- autograd
@@ -427,11 +435,11 @@ def _save_linear(ctx, inputs, output):
 def _differentiate_linear(ctx, dy, dpre):
     """Made of the operators above, which are differentiable themselves: so is this."""
     x, weight, bias, pre = ctx.saved_tensors
+    shape, dpre = x.shape, dpre if ctx.saved_pre else None
+    x, pre, dy, dpre = (None if t is None else matrix(t) for t in (x, pre, dy, dpre))
     need_x, need_w, need_b = ctx.needs_input_grad[:3]
     need_b = need_b and bias is not None
     act = ctx.activation
-    if not ctx.saved_pre or (dy is None and dpre is None):
-        dpre = None
     g = db = None
     if dy is not None:
         dy = dy.contiguous()  # one copy at most for three readers
@@ -448,7 +456,7 @@ def _differentiate_linear(ctx, dy, dpre):
         db = more if db is None or more is None else db + more
     if g is None:
         return None, None, None, None, None, None
-    dx = _product(g, weight.t(), ctx.allow_tf32) if need_x else None
+    dx = shaped(_product(g, weight.t(), ctx.allow_tf32), shape) if need_x else None
     dw = _product(g.t(), x.t(), ctx.allow_tf32) if need_w else None
     return dx, dw, db if need_b else None, None, None, None
 
@@ -460,7 +468,8 @@ def _save_data_grad(ctx, inputs, output):
 
 def _differentiate_data_grad(ctx, u):
     dy, weight, pre = ctx.saved_tensors
-    tf32, act = ctx.allow_tf32, ctx.activation
+    tf32, act, shapes = ctx.allow_tf32, ctx.activation, (dy.shape, pre.shape)
+    dy, pre, u = matrix(dy), matrix(pre), matrix(u)
     v = u if act == "id" else _gradient(u, pre, act, True, False)[0]
     of_dy = _product(v, weight, tf32) if ctx.needs_input_grad[0] else None
     of_weight = _product(dy.t(), v.t(), tf32) if ctx.needs_input_grad[1] else None
@@ -468,6 +477,7 @@ def _differentiate_data_grad(ctx, u):
     if ctx.needs_input_grad[2]:
         product = _product(dy, weight.t(), tf32)
         of_pre = (u.double() * product.double() * _curvature(pre.double(), act)).to(pre.dtype)
+    of_dy, of_pre = (t if t is None else shaped(t, s) for t, s in zip((of_dy, of_pre), shapes, strict=True))
     return of_dy, of_weight, of_pre, None, None
 
 
@@ -505,6 +515,24 @@ def _check_activation(op: str, activation: str) -> None:
         raise ValueError(f"{op}: activation must be one of {names}, got {activation!r}")
 
 
+def _check_linear(x, weight, bias, activation, save_pre, allow_tf32) -> None:
+    _check_activation("linear_act", activation)
+    check_operands("linear_act", "x", x, (("weight", weight), ("bias", bias)))
+    check_layer("linear_act", x, weight, bias)
+
+
+def _check_data_grad(dy, weight, pre, activation, allow_tf32) -> None:
+    op = "linear_data_grad"
+    _check_activation(op, activation)
+    check_operands(op, "dy", dy, (("weight", weight), ("pre", pre)))
+    check_weight(op, "dy", dy, weight)
+    n, k = weight.shape
+    if dy.shape[-1] != n:
+        raise ValueError(f"{op}: weight has {n} output features, dy has {dy.shape[-1]}")
+    if pre.shape != (*dy.shape[:-1], k):
+        raise ValueError(f"{op}: pre must have shape {(*dy.shape[:-1], k)}, got {tuple(pre.shape)}")
+
+
 def linear_act(
     x: Tensor,
     weight: Tensor,
@@ -520,13 +548,8 @@ def linear_act(
     save_pre=True returns (y, pre) and the backward pass reads pre; otherwise it computes pre again.
     """
     x, weight, bias = autocast(x, weight, bias)
-    _check_activation("linear_act", activation)
-    check_operands("linear_act", "x", x, (("weight", weight), ("bias", bias)))
-    check_layer("linear_act", x, weight, bias)
-    shape = (*x.shape[:-1], weight.shape[0])
-    bias = None if bias is None else bias.contiguous()
-    y, pre = _linear(matrix(x), weight, bias, activation, save_pre, allow_tf32)
-    return (y.view(shape), pre.view(shape)) if save_pre else y.view(shape)
+    y, pre = _linear.checked(_check_linear, x, weight, bias, activation, save_pre, allow_tf32)
+    return (y, pre) if save_pre else y
 
 
 def linear_data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, *, allow_tf32: bool = False) -> Tensor:
@@ -534,14 +557,4 @@ def linear_data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, *
 
     dy: [..., N], weight: [N, K]; pre: [..., K], the pre-activation whose activation was this layer's input.
     """
-    op = "linear_data_grad"
-    _check_activation(op, activation)
-    check_operands(op, "dy", dy, (("weight", weight), ("pre", pre)))
-    check_weight(op, "dy", dy, weight)
-    n, k = weight.shape
-    if dy.shape[-1] != n:
-        raise ValueError(f"{op}: weight has {n} output features, dy has {dy.shape[-1]}")
-    shape = (*dy.shape[:-1], k)
-    if pre.shape != shape:
-        raise ValueError(f"{op}: pre must have shape {shape}, got {tuple(pre.shape)}")
-    return _data_grad(matrix(dy), weight, matrix(pre), activation, allow_tf32).view(shape)
+    return _data_grad.checked(_check_data_grad, dy, weight, pre, activation, allow_tf32)

@@ -43,7 +43,7 @@ from kernels.linear_layers import (
     ROWS,
     WIDE,
     Config,
-    absent,
+    added,
     autocast,
     check_layer,
     check_operands,
@@ -52,8 +52,11 @@ from kernels.linear_layers import (
     few,
     in_sixteens,
     matrix,
+    shaped,
     tile_of,
 )
+from kernels.operators import operator
+from kernels.plans import run
 
 # A kernel's MODE: 0 is a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; and this
 SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
@@ -242,7 +245,8 @@ def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
 
         def launch(config):
             bm, bn, bk, warps, stages = config
-            kernel[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
+            run(
+                kernel, (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
                 a, b, bias, y, pre, m, n, k, *a.stride(), *b.stride(),
                 MODE=mode, HAS_BIAS=has_bias, PRECISION=precision,
                 BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages,
@@ -258,7 +262,8 @@ def _launch_gradient(dy, pre, dp, part, tanh) -> None:
     dy, pre = dense(dy), dense(pre)
     bm, bn = (ROWS, 128) if INTERPRETED else (8, 128)
     with torch.cuda.device_of(dy):
-        _gradient_kernel[(triton.cdiv(m, ROWS) * triton.cdiv(n, bn),)](
+        run(
+            _gradient_kernel, (triton.cdiv(m, ROWS) * triton.cdiv(n, bn),),
             dy, pre, dy if dp is None else dp, dy if part is None else part, m, n,
             TANH=tanh, STORE=dp is not None, SUM=part is not None, ROWS=ROWS, BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
@@ -267,24 +272,27 @@ def _launch_gradient(dy, pre, dp, part, tanh) -> None:
 # ------------------------------------------------------------------------------------- custom ops
 
 
-@torch.library.custom_op("verify_kernels::linear_geglu", mutates_args=())
+def _layer_outputs(x, weight, bias, approximate, save_pre, allow_tf32):
+    y = x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
+    return y, x.new_empty((*x.shape[:-1], weight.shape[0])) if save_pre else None
+
+
+@operator("verify_kernels::linear_geglu")
 def _linear_geglu(
     x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    y = x.new_empty((x.shape[0], weight.shape[0] // 2))
-    pre = x.new_empty((x.shape[0], weight.shape[0])) if save_pre else None
+    """(GEGLU of p = x @ weight^T + bias, and p if `save_pre`)"""
+    y, pre = _layer_outputs(x, weight, bias, approximate, save_pre, allow_tf32)
     mode = (2 if approximate == "tanh" else 1) + (SAVE.value if save_pre else 0)
-    _launch_tiles(x, weight, bias, y, pre, mode, allow_tf32)
-    return y, absent(y) if pre is None else pre
+    bias = None if bias is None else bias.contiguous()
+    _launch_tiles(matrix(x), weight, bias, matrix(y), matrix(pre) if save_pre else None, mode, allow_tf32)
+    return y, pre
 
 
-@_linear_geglu.register_fake
-def _(x, weight, bias, approximate, save_pre, allow_tf32):
-    y = x.new_empty((x.shape[0], weight.shape[0] // 2))
-    return y, x.new_empty((x.shape[0], weight.shape[0])) if save_pre else absent(y)
+_linear_geglu.register_fake(_layer_outputs)
 
 
-@torch.library.custom_op("verify_kernels::linear_geglu_product", mutates_args=())
+@operator("verify_kernels::linear_geglu_product")
 def _product(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Tensor:
     """a @ b^T + bias: the pre-activation, and both products of the backward pass."""
     y = a.new_empty((a.shape[0], b.shape[0]))
@@ -297,23 +305,22 @@ def _(a, b, bias, allow_tf32):
     return a.new_empty((a.shape[0], b.shape[0]))
 
 
-@torch.library.custom_op("verify_kernels::linear_geglu_gradient", mutates_args=())
+@operator("verify_kernels::linear_geglu_gradient")
 def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Tensor, Tensor]:
-    """(dp, its column sums if `total`, else empty); dp is [M, 2d], both halves in one tensor."""
+    """(dp, its column sums if `total`, else absent); dp is [M, 2d], both halves in one tensor."""
     m, n = dy.shape
     dp = dy.new_empty((m, 2 * n))
     wide = WIDE.get(dy.dtype, torch.float32)
     part = dy.new_empty((triton.cdiv(m, ROWS), 2 * n), dtype=wide) if total else None
     if m > 0 and n > 0:
         _launch_gradient(dy, pre, dp, part, approximate == "tanh")
-    # the partial sums are added in float64, in an order that depends on their number alone
-    return dp, absent(dy) if part is None else part.sum(0, dtype=torch.float64).to(dy.dtype)
+    return dp, None if part is None else added(part, dy.dtype)
 
 
 @_gradient.register_fake
 def _(dy, pre, approximate, total):
     m, n = dy.shape
-    return dy.new_empty((m, 2 * n)), dy.new_empty((2 * n,)) if total else absent(dy)
+    return dy.new_empty((m, 2 * n)), dy.new_empty((2 * n,)) if total else None
 
 
 # ----------------------------------------------------------------------------------------- autograd
@@ -346,6 +353,8 @@ def _save_geglu(ctx, inputs, output):
 def _differentiate_geglu(ctx, dy, dpre):
     """Made of the operators above, which are differentiable themselves: so is this."""
     x, weight, bias, pre = ctx.saved_tensors
+    shape, dpre = x.shape, dpre if ctx.saved_pre else None
+    x, pre, dy, dpre = (None if t is None else matrix(t) for t in (x, pre, dy, dpre))
     need_x, need_w, need_b = ctx.needs_input_grad[:3]
     need_b = need_b and bias is not None
     tf32 = ctx.allow_tf32
@@ -354,14 +363,14 @@ def _differentiate_geglu(ctx, dy, dpre):
         if pre is None:
             pre = _product(x, weight, bias, tf32)
         dp, db = _gradient(dy, pre, ctx.approximate, need_b)
-    if ctx.saved_pre and dpre is not None:  # from a second derivative
+    if dpre is not None:  # from a second derivative
         dp = dpre if dp is None else dp + dpre
         if need_b:
             more = _column_sums(dpre)
             db = more if db is None else db + more
     if dp is None:
         return None, None, None, None, None, None
-    dx = _product(dp, weight.t(), None, tf32) if need_x else None
+    dx = shaped(_product(dp, weight.t(), None, tf32), shape) if need_x else None
     dw = _product(dp.t(), x.t(), None, tf32) if need_w else None
     return dx, dw, db if need_b else None, None, None, None
 
@@ -409,6 +418,15 @@ _gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradien
 # --------------------------------------------------------------------------------- public functions
 
 
+def _check(x, weight, bias, approximate, save_pre, allow_tf32) -> None:
+    check_approximate("linear_geglu", approximate)
+    check_operands("linear_geglu", "x", x, (("weight", weight), ("bias", bias)))
+    if weight.dim() == 2 and weight.shape[0] % 2:
+        n = weight.shape[0]
+        raise ValueError(f"linear_geglu: weight must have an even number of output features, two halves, got {n}")
+    check_layer("linear_geglu", x, weight, bias)
+
+
 def linear_geglu(
     x: Tensor,
     weight: Tensor,
@@ -424,14 +442,6 @@ def linear_geglu(
     (rounded to x's dtype); save_pre=False stores nothing and computes p again.
     """
     x, weight, bias = autocast(x, weight, bias)
-    check_approximate("linear_geglu", approximate)
-    check_operands("linear_geglu", "x", x, (("weight", weight), ("bias", bias)))
-    if weight.dim() == 2 and weight.shape[0] % 2:
-        n = weight.shape[0]
-        raise ValueError(f"linear_geglu: weight must have an even number of output features, two halves, got {n}")
-    check_layer("linear_geglu", x, weight, bias)
-    bias = None if bias is None else bias.contiguous()
     save = save_pre and torch.is_grad_enabled()
     save = save and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    y, _ = _linear_geglu(matrix(x), weight, bias, approximate, save, allow_tf32)
-    return y.view(*x.shape[:-1], y.shape[1])
+    return _linear_geglu.checked(_check, x, weight, bias, approximate, save, allow_tf32)[0]

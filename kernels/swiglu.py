@@ -17,15 +17,13 @@ consecutive is copied first. Gradients of gradients are torch operations in floa
 
 from __future__ import annotations
 
-import functools
-
 import torch
-import triton
 from torch import Tensor
 
 from kernels.checks import check_dtype, check_like
-from kernels.geglu import _OF_ANY_ALIGNMENT, _as_rows, _backward_kernel, _forward_kernel, _halves
-from kernels.launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided, direct, on_device_of
+from kernels.geglu import _as_rows, _backward_kernel, _forward_kernel, _halves, launch
+from kernels.launch import check_device, check_strided
+from kernels.operators import operator
 
 __all__ = ["swiglu", "swiglu_split"]
 
@@ -38,40 +36,15 @@ _CONFIG = {
 }
 
 
-@functools.lru_cache(maxsize=4096)
-def _plan(kernel, dtype, rows: int, columns: int, strides: tuple[int, ...], **meta):
-    """(kernel for a grid, the same for tensors of any alignment, constants) of a call of these sizes."""
-    block, warps = _CONFIG[dtype][kernel is _backward_kernel]
-    if INTERPRETED:
-        block = min(INTERPRETER_BLOCK, triton.next_power_of_2(rows) * triton.next_power_of_2(columns))
-    across = min(block, triton.next_power_of_2(columns))
-    down = block // across
-    # rows on two dimensions, of 65,535 programs each: a division in the kernel costs as much as a polynomial
-    tiles = triton.cdiv(rows, down)
-    deep = triton.cdiv(tiles, 65535)
-    grid = (triton.cdiv(columns, across), triton.cdiv(tiles, deep), deep)
-    # only the fused multiply-adds written in the source are fused, so that the interpreter gives the same bits
-    constants = {"TANH": False, "SILU": True, "ROWS": down, "COLUMNS": across, "num_warps": warps, **meta}
-    constants["enable_fp_fusion"] = False
-    general = _OF_ANY_ALIGNMENT[kernel][grid]
-    special = general if columns % 16 or any(stride % 16 for stride in strides) else kernel[grid]
-    return special, general, constants
-
-
 def _launch(kernel, tensors: tuple[Tensor, ...], strides: tuple[int, ...], rows: int, columns: int, **meta) -> None:
-    special, general, constants = _plan(kernel, tensors[-1].dtype, rows, columns, strides, **meta)
-    addresses = 0
-    for t in tensors:
-        addresses |= t.data_ptr()
-    with on_device_of(tensors[-1]):
-        (general if addresses % 16 else special)(*tensors, *strides, rows, columns, **constants)
+    block, warps = _CONFIG[tensors[-1].dtype][kernel is _backward_kernel]
+    launch(kernel, block, warps, tensors, strides, rows, columns, TANH=False, SILU=True, **meta)
 
 
 def _run_forward(x1: Tensor, x2: Tensor) -> Tensor:
     y = torch.empty_like(x1)  # the layout that torch's own elementwise operators give
     if not y.numel():
         return y
-    check_device("swiglu", "x", x1)
     if x1.is_contiguous() and x2.is_contiguous():
         n = y.numel()
         _launch(_forward_kernel, (x1, x2, y), (n, n, n), 1, n)
@@ -101,18 +74,6 @@ def _run_backward(dy: Tensor, x1: Tensor, x2: Tensor, dx1: Tensor, dx2: Tensor) 
     _launch(_backward_kernel, tensors, strides, rows, columns, DY_SCALAR=scalar)
 
 
-def _packed_backward(dy: Tensor, x: Tensor, gate_last: bool) -> Tensor:
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _run_backward(dy, *_halves(x, gate_last), *_halves(dx, gate_last))
-    return dx
-
-
-def _split_backward(dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    dx1, dx2 = (torch.empty(x1.shape, dtype=x1.dtype, device=x1.device) for _ in range(2))
-    _run_backward(dy, x1, x2, dx1, dx2)
-    return dx1, dx2
-
-
 def _second(g1: Tensor | None, g2: Tensor | None, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What upstream gradients of dx1 and dx2 are to dy, x1 and x2, in differentiable operations in float64."""
     zero = torch.zeros((), dtype=torch.float64, device=x1.device)
@@ -125,52 +86,36 @@ def _second(g1: Tensor | None, g2: Tensor | None, dy: Tensor, x1: Tensor, x2: Te
     return of_dy.to(dy.dtype), (g2 * v * slope).to(x1.dtype), (g1 * v * slope + g2 * v * m * bend).to(x1.dtype)
 
 
-# --- the operators that the compiler sees ---
-
-
-@torch.library.custom_op("verify_kernels::swiglu", mutates_args=())
-def _packed_op(x: Tensor, gate_last: bool) -> Tensor:
-    return _run_forward(*_halves(x, gate_last))
-
-
-@torch.library.custom_op("verify_kernels::swiglu_backward", mutates_args=())
-def _packed_backward_op(dy: Tensor, x: Tensor, gate_last: bool) -> Tensor:
-    return _packed_backward(dy, x, gate_last)
-
-
-@torch.library.custom_op("verify_kernels::swiglu_split", mutates_args=())
-def _split_op(x1: Tensor, x2: Tensor) -> Tensor:
-    return _run_forward(x1, x2)
-
-
-@torch.library.custom_op("verify_kernels::swiglu_split_backward", mutates_args=())
-def _split_backward_op(dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    return _split_backward(dy, x1, x2)
-
-
 def _dense(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_packed_op.register_fake(lambda x, gate_last: torch.empty_like(_halves(x, gate_last)[0]))
-_packed_backward_op.register_fake(lambda dy, x, gate_last: _dense(x))
-_split_op.register_fake(lambda x1, x2: torch.empty_like(x1))
-_split_backward_op.register_fake(lambda dy, x1, x2: (_dense(x1), _dense(x1)))
+# --- packed: one tensor in, one gradient tensor out ---
 
 
-def _run(launch, operator, dy: Tensor, *others):
-    """Launched directly, unless the result has to be differentiated itself or the compiler looks on."""
-    alone = not torch.is_grad_enabled() and direct(dy, *(t for t in others if isinstance(t, Tensor)))
-    return (launch if alone else operator)(dy, *others)
+@operator("verify_kernels::swiglu")
+def _packed(x: Tensor, gate_last: bool) -> Tensor:
+    return _run_forward(*_halves(x, gate_last))
 
 
-def _save_packed(ctx, x, gate_last):
-    ctx.gate_last = gate_last
+@operator("verify_kernels::swiglu_backward")
+def _packed_backward(dy: Tensor, x: Tensor, gate_last: bool) -> Tensor:
+    dx = _dense(x)
+    _run_backward(dy, *_halves(x, gate_last), *_halves(dx, gate_last))
+    return dx
+
+
+_packed.register_fake(lambda x, gate_last: torch.empty_like(_halves(x, gate_last)[0]))
+_packed_backward.register_fake(lambda dy, x, gate_last: _dense(x))
+
+
+def _save_packed(ctx, inputs, output):
+    x, ctx.gate_last = inputs
     ctx.save_for_backward(x)
 
 
 def _differentiate_packed(ctx, dy):
-    return _run(_packed_backward, _packed_backward_op, dy, *ctx.saved_tensors, ctx.gate_last), None
+    return _packed_backward(dy, *ctx.saved_tensors, ctx.gate_last), None
 
 
 def _save_packed_backward(ctx, inputs, output):
@@ -184,42 +129,52 @@ def _differentiate_packed_backward(ctx, g):
     return of_dy, torch.cat((of_x1, of_x2) if ctx.gate_last else (of_x2, of_x1), -1), None
 
 
-def _differentiate_split(ctx, dy):
-    return _run(_split_backward, _split_backward_op, dy, *ctx.saved_tensors)
+_packed.register_autograd(_differentiate_packed, setup_context=_save_packed)
+_packed_backward.register_autograd(_differentiate_packed_backward, setup_context=_save_packed_backward)
 
 
-_packed_op.register_autograd(
-    _differentiate_packed, setup_context=lambda ctx, inputs, output: _save_packed(ctx, *inputs)
-)
-_packed_backward_op.register_autograd(_differentiate_packed_backward, setup_context=_save_packed_backward)
-_split_op.register_autograd(
-    _differentiate_split, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
-)
-_split_backward_op.register_autograd(
-    lambda ctx, g1, g2: _second(g1, g2, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
+# --- split: two tensors in, two gradients out ---
 
 
-# --- the same for ordinary tensors, without the dispatcher ---
+@operator("verify_kernels::swiglu_split")
+def _split(x1: Tensor, x2: Tensor) -> Tensor:
+    return _run_forward(x1, x2)
 
 
-class _Packed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, gate_last):
-        _save_packed(ctx, x, gate_last)
-        return _run_forward(*_halves(x, gate_last))
-
-    backward = staticmethod(_differentiate_packed)
+@operator("verify_kernels::swiglu_split_backward")
+def _split_backward(dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    dx1, dx2 = _dense(x1), _dense(x1)
+    _run_backward(dy, x1, x2, dx1, dx2)
+    return dx1, dx2
 
 
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x1, x2):
-        ctx.save_for_backward(x1, x2)
-        return _run_forward(x1, x2)
+_split.register_fake(lambda x1, x2: torch.empty_like(x1))
+_split_backward.register_fake(lambda dy, x1, x2: (_dense(x1), _dense(x1)))
 
-    backward = staticmethod(_differentiate_split)
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+_split.register_autograd(lambda ctx, dy: _split_backward(dy, *ctx.saved_tensors), setup_context=_save)
+_split_backward.register_autograd(lambda ctx, g1, g2: _second(g1, g2, *ctx.saved_tensors), setup_context=_save)
+
+
+def _check(op: str, name: str, x: Tensor) -> None:
+    check_dtype(op, name, x)
+    check_strided(op, name, x)
+    check_device(op, name, x)
+
+
+def _check_packed(x: Tensor, gate_last: bool) -> None:
+    _check("swiglu", "x", x)
+    if x.dim() == 0 or x.shape[-1] % 2:
+        raise ValueError(f"swiglu: x's last dimension must be even, it holds both halves; got shape {tuple(x.shape)}")
+
+
+def _check_split(x1: Tensor, x2: Tensor) -> None:
+    _check("swiglu_split", "x1", x1)
+    check_like("swiglu_split", "x2", x2, "x1", x1)
 
 
 def swiglu(x: Tensor, *, gate_last: bool = True) -> Tensor:
@@ -227,20 +182,9 @@ def swiglu(x: Tensor, *, gate_last: bool = True) -> Tensor:
 
     x may have any strides between rows; a last dimension that is not consecutive is copied first.
     """
-    _check("swiglu", "x", x)
-    if x.dim() == 0 or x.shape[-1] % 2:
-        raise ValueError(f"swiglu: x's last dimension must be even, it holds both halves; got shape {tuple(x.shape)}")
-    return _Packed.apply(x, gate_last) if direct(x) else _packed_op(x, gate_last)
+    return _packed.checked(_check_packed, x, gate_last)
 
 
 def swiglu_split(x1: Tensor, x2: Tensor) -> Tensor:
     """x1 silu(x2) for two tensors of one shape, dtype and device."""
-    _check("swiglu_split", "x1", x1)
-    check_like("swiglu_split", "x2", x2, "x1", x1)
-    return _Split.apply(x1, x2) if direct(x1, x2) else _split_op(x1, x2)
-
-
-def _check(op: str, name: str, x: Tensor) -> None:
-    check_dtype(op, name, x)
-    check_strided(op, name, x)
-    check_device(op, name, x)
+    return _split.checked(_check_split, x1, x2)

@@ -46,54 +46,69 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from kernels.checks import DTYPES
+from kernels.launch import autocasts
 from kernels.layer_norm.operators import forward_op
 
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
 
 
-def _checked(name, x, residual, vectors, eps):
-    """Raises where the arguments do not fit together."""
-    if x.dim() == 0:
-        raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
-    if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
-        raise ValueError(f"{name}: eps is a finite number >= 0; it is {eps!r}")
-    n = x.shape[-1]
-    for label, t in (("x", x), ("residual", residual), *vectors):
-        if t is None:
-            continue
-        if t.dtype not in DTYPES:
-            names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-            raise TypeError(f"{name}: {label} is one of {names}; it is {str(t.dtype).removeprefix('torch.')}")
-        if t.device != x.device:
-            raise ValueError(f"{name}: {label} is on {t.device}, x is on {x.device}")
-    if residual is not None and residual.shape != x.shape:
-        raise ValueError(f"{name}: residual has shape {tuple(residual.shape)}, x has {tuple(x.shape)}")
-    for label, t in vectors:
-        if t is None:
-            continue
-        if t.dim() != 1:
-            raise ValueError(f"{name}: {label} has 1 dimension; its shape is {tuple(t.shape)}")
-        if t.shape[0] != n:
-            raise ValueError(f"{name}: {label} has {t.shape[0]} elements, x's last dimension is {n}")
-    return float(eps)
+def _checks(name):
+    """What raises where the arguments of this function do not fit together."""
+
+    def check(x, residual, input_bias, weight, bias, eps):
+        if x.dim() == 0:
+            raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
+        if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
+            raise ValueError(f"{name}: eps is a finite number >= 0; it is {eps!r}")
+        n = x.shape[-1]
+        vectors = (("input_bias", input_bias), ("weight", weight), ("bias", bias))
+        for label, t in (("x", x), ("residual", residual), *vectors):
+            if t is None:
+                continue
+            if t.dtype not in DTYPES:
+                names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+                raise TypeError(f"{name}: {label} is one of {names}; it is {str(t.dtype).removeprefix('torch.')}")
+            if t.device != x.device:
+                raise ValueError(f"{name}: {label} is on {t.device}, x is on {x.device}")
+        if residual is not None and residual.shape != x.shape:
+            raise ValueError(f"{name}: residual has shape {tuple(residual.shape)}, x has {tuple(x.shape)}")
+        for label, t in vectors:
+            if t is None:
+                continue
+            if t.dim() != 1:
+                raise ValueError(f"{name}: {label} has 1 dimension; its shape is {tuple(t.shape)}")
+            if t.shape[0] != n:
+                raise ValueError(f"{name}: {label} has {t.shape[0]} elements, x's last dimension is {n}")
+
+    return check
+
+
+_CHECK = {name: _checks(name) for name in __all__}
+
+
+def _call(name, x, residual, input_bias, weight, bias, eps):
+    if isinstance(eps, int):
+        eps = float(eps)
+    return forward_op.checked(_CHECK[name], x, residual, input_bias, weight, bias, eps)
 
 
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
-    """Layer norm of x over its last dimension, in x's dtype; weight and bias of any dtype."""
-    eps = _checked("layer_norm", x, None, (("weight", weight), ("bias", bias)), eps)
-    return forward_op(x, None, None, weight, bias, eps)[0]
+    """Layer norm of x over its last dimension, in x's dtype; weight and bias of any dtype.
+
+    Under torch.autocast it is PyTorch's: everything but float64 is cast to float32."""
+    if autocasts(x):
+        x, weight, bias = (t if t is None or t.dtype == torch.float64 else t.float() for t in (x, weight, bias))
+    return _call("layer_norm", x, None, None, weight, bias, eps)[0]
 
 
 def layer_norm_residual(x, residual, weight=None, bias=None, *, eps=1e-5):
     """(y, s): s = x + residual in the residual's dtype, y the layer norm of the unrounded sum."""
-    vectors = (("weight", weight), ("bias", bias))
-    eps = _checked("layer_norm_residual", x, residual, vectors, eps)
-    return forward_op(x, residual, None, weight, bias, eps)[:2]
+    return _call("layer_norm_residual", x, residual, None, weight, bias, eps)[:2]
 
 
 def layer_norm_residual_bias(x, residual, input_bias, weight=None, bias=None, *, eps=1e-5):
     """(y, s): s = x + input_bias + residual, otherwise as layer_norm_residual."""
-    vectors = (("input_bias", input_bias), ("weight", weight), ("bias", bias))
-    eps = _checked("layer_norm_residual_bias", x, residual, vectors, eps)
-    return forward_op(x, residual, input_bias, weight, bias, eps)[:2]
+    return _call("layer_norm_residual_bias", x, residual, input_bias, weight, bias, eps)[:2]

@@ -24,6 +24,7 @@ from kernels.layer_norm.forward_blocks import forward_blocks_kernel
 from kernels.layer_norm.hard_rows import forward_hard_rows_kernel, marked_rows_kernel
 from kernels.layer_norm.plan import Call, backward_plan, forward_plan
 from kernels.layouts import aligned, dense
+from kernels.plans import run
 
 
 def _bits(value):
@@ -82,16 +83,17 @@ def _limited(maxnreg):
     return {} if maxnreg is None else {"maxnreg": maxnreg}
 
 
-def launch_forward(x, residual, input_bias, weight, bias, eps):
+def launch_forward(x, residual, input_bias, weight, bias, eps, centre=True):
+    """centre=False: RMS norm, whose rows have no mean."""
     x2 = as_rows(x)
     m, n = x2.shape
     r2 = x2 if residual is None else as_rows(residual)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    s = torch.empty_like(y[:0] if residual is None else y, dtype=r2.dtype)
+    s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     stats = torch.empty((m, 4), dtype=torch.float64, device=x.device)
     # a pointer that a kernel does not read still has to be a tensor
     weight_, bias_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, bias, input_bias))
-    common = (x2, r2, input_bias_, weight_, bias_, y, s, stats, x2.stride(0), r2.stride(0), n)
+    common = (x2, r2, input_bias_, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), n)
     scalars = (_bits(float(eps)), _bits(1.0 / n))
     has = {
         "HAS_R": int(residual is not None),
@@ -99,28 +101,30 @@ def launch_forward(x, residual, input_bias, weight, bias, eps):
         "HAS_W": int(weight is not None),
         "HAS_B": int(bias is not None),
     }
-    call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias))
+    call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre)
     plan = planned_forward(call, prefetches=x.is_cuda and torch.version.cuda is not None)
     with _on_device_of(x):
         if plan.path in ("wide", "long"):
-            forward_blocks_kernel[(m,)](
+            run(
+                forward_blocks_kernel, (m,),
                 *common, *scalars, SIGMA=16.0 * call.block, BLOCK=plan.block, WIDE=int(plan.path == "wide"),
-                **has, num_warps=plan.warps,
+                **has, CENTRE=int(centre), num_warps=plan.warps,
             )  # fmt: skip
         else:
-            forward_kernel[(m,)](
+            run(
+                forward_kernel, (m,),
                 *common, *scalars, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.path == "fast"),
                 MARK=int(plan.mark), PACKED=int(plan.packed), LATER=plan.later, AGAIN=int(plan.again),
-                **has, num_warps=plan.warps, **_limited(plan.maxnreg),
+                **has, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         if plan.hard_rows:
-            forward_hard_rows_kernel[(triton.cdiv(m, 32),)](
-                *common, *scalars, m, ROWS=32, BLOCK=min(call.block, 512), **has, num_warps=4
-            )
+            grid = (triton.cdiv(m, 32),)
+            block = min(call.block, 512)
+            run(forward_hard_rows_kernel, grid, *common, *scalars, m, ROWS=32, BLOCK=block, **has, num_warps=4)
     return y, s, stats
 
 
-def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
+def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre=True):
     """need: whether the gradients of weight, bias and input_bias are wanted."""
     x2, dy2 = as_rows(x), as_rows(dy)
     m, n = x2.shape
@@ -128,13 +132,14 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
     ds2 = dy2 if ds is None else as_rows(ds)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     two = residual is not None and residual.dtype != x.dtype
-    dr = torch.empty_like(dx if two else dx[:0], dtype=r2.dtype)
+    dr = torch.empty(x.shape, dtype=residual.dtype, device=x.device) if two else None
     dw, db, di = (
-        torch.empty(n if wanted else 0, dtype=x.dtype if t is None else t.dtype, device=x.device)
+        torch.empty(n, dtype=x.dtype if t is None else t.dtype, device=x.device) if wanted else None
         for wanted, t in zip(need, (weight, bias, input_bias), strict=True)
     )
+    dr_, dw_, db_, di_ = (dx if t is None else t for t in (dr, dw, db, di))
     dtypes = (_dtype(t) for t in (x, residual, input_bias, weight, bias, dy, ds))
-    call, kinds = Call(m, n, *dtypes, *need), sum(need)
+    call, kinds = Call(m, n, *dtypes, *need, centre=centre), sum(need)
     plan = planned_backward(call, _shared_memory(x.device) if x.is_cuda else None)
     fast, wide, redo = plan.path == "fast", plan.path == "wide", plan.redo != "never"
     part = torch.empty((kinds, plan.programs, n), dtype=torch.float32 if fast else torch.float64, device=x.device)
@@ -151,38 +156,43 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
     }
     with _on_device_of(x):
         if plan.path == "paired":
-            backward_paired_kernel[(plan.programs,)](
+            run(
+                backward_paired_kernel, (plan.programs,),
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=plan.block, PARTS=8, FULL=int(8 * plan.block == n), HAS_W=has["HAS_W"], **needs,
-                AHEAD=plan.ahead, num_warps=plan.warps, **_limited(plan.maxnreg),
+                AHEAD=plan.ahead, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         else:
             if not plan.whole:
-                row_sums_kernel[(m,)](
+                run(
+                    row_sums_kernel, (m,),
                     dy2, x2, r2, input_bias_, weight_, stats, sums,
                     dy2.stride(0), x2.stride(0), r2.stride(0), n,
-                    BLOCK=min(call.block, 2048), WIDE=int(wide), **has, num_warps=8,
+                    BLOCK=min(call.block, 2048), WIDE=int(wide), **has, CENTRE=int(centre), num_warps=8,
                 )  # fmt: skip
-            backward_kernel[(plan.programs, plan.blocks)](
-                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr, part,
+            run(
+                backward_kernel, (plan.programs, plan.blocks),
+                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr_, part,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
                 BLOCK=plan.block, FULL=int(n % plan.block == 0), WHOLE=int(plan.whole), FAST=int(fast),
                 WIDE=int(wide), TOP=plan.top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
                 **needs, NEED_I=int(need[2]), REDO=int(plan.redo == "inside"), AHEAD=plan.ahead,
-                num_warps=plan.warps, **_limited(plan.maxnreg),
+                CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         if plan.redo == "after":
-            marked_rows_kernel[(triton.cdiv(m, 32),)](
-                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, dx, dr,
+            run(
+                marked_rows_kernel, (triton.cdiv(m, 32),),
+                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, dx, dr_,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
                 ROWS=32, BLOCK=min(plan.block, 512), **has, HAS_DS=int(ds is not None),
                 HAS_DR=int(two), num_warps=4,
             )  # fmt: skip
         if kinds:
-            columns_kernel[(triton.cdiv(n, plan.column_block), kinds)](
-                part, dw, db, di, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
+            run(
+                columns_kernel, (triton.cdiv(n, plan.column_block), kinds),
+                part, dw_, db_, di_, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
                 REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=int(need[2]),
-                ROWS=plan.column_depth, BLOCK=plan.column_block, num_warps=4,
+                ROWS=plan.column_depth, BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
             )  # fmt: skip
     return dx, dr, di, dw, db

@@ -8,30 +8,29 @@ import torch
 from torch import Tensor
 
 from kernels.layer_norm.launch import launch_backward, launch_forward
+from kernels.operators import operator
 
 Maybe = Tensor | None
 
 
-@torch.library.custom_op("verify_kernels::layer_norm", mutates_args=())
+@operator("verify_kernels::layer_norm")
 def forward_op(
     x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, s, stats); s is empty without a residual, stats is float64 [rows, 4]."""
+    """(y, s, stats); s is absent without a residual, stats is float64 [rows, 4]."""
     if x.numel() == 0:
-        return tuple(torch.empty_like(t) for t in _forward_fake(x, residual, input_bias, weight, bias, eps))
+        return _forward_fake(x, residual, input_bias, weight, bias, eps)
     return launch_forward(x, residual, input_bias, weight, bias, eps)
 
 
 @forward_op.register_fake
 def _forward_fake(x, residual, input_bias, weight, bias, eps):
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    s = torch.empty((0,) + tuple(x.shape[1:]), dtype=x.dtype, device=x.device)
-    if residual is not None:
-        s = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+    s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     return y, s, torch.empty((math.prod(x.shape[:-1]), 4), dtype=torch.float64, device=x.device)
 
 
-@torch.library.custom_op("verify_kernels::layer_norm_backward", mutates_args=())
+@operator("verify_kernels::layer_norm_backward")
 def backward_op(
     dy: Tensor,
     ds: Maybe,
@@ -46,12 +45,12 @@ def backward_op(
     need_b: bool,
     need_i: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dx, dresidual, dinput_bias, dweight, dbias), empty where not wanted.
+    """(dx, dresidual, dinput_bias, dweight, dbias), absent where not wanted.
 
-    dresidual is empty also where it equals dx, that is where both have one dtype."""
+    dresidual is absent also where it equals dx, that is where both have one dtype."""
     if x.numel() == 0:
         fakes = _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i)
-        return tuple(torch.zeros_like(t) for t in fakes)
+        return tuple(None if t is None else t.zero_() for t in fakes)
     need = (need_w, need_b, need_i)
     return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
 
@@ -60,11 +59,10 @@ def backward_op(
 def _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i):
     def vector(wanted, like):
         dtype = x.dtype if like is None else like.dtype
-        return torch.empty(x.shape[-1] if wanted else 0, dtype=dtype, device=x.device)
+        return torch.empty(x.shape[-1], dtype=dtype, device=x.device) if wanted else None
 
     two = residual is not None and residual.dtype != x.dtype
-    shape = x.shape if two else (0,) + tuple(x.shape[1:])
-    dr = torch.empty(shape, dtype=x.dtype if residual is None else residual.dtype, device=x.device)
+    dr = torch.empty(x.shape, dtype=residual.dtype, device=x.device) if two else None
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return dx, dr, vector(need_i, input_bias), vector(need_w, weight), vector(need_b, bias)
 

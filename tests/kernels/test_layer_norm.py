@@ -991,8 +991,8 @@ def test_operators_are_registered_soundly():
     x = draw(3, 10).float().to(DEVICE).requires_grad_()
     weight = draw(10).float().to(DEVICE).requires_grad_()
     residual = draw(3, 10, seed=1).half().to(DEVICE).requires_grad_()
-    torch.library.opcheck(operators.forward_op, (x, None, None, weight, None, 1e-5))
-    torch.library.opcheck(operators.forward_op, (x, residual, weight, weight, weight, 1e-5))
+    torch.library.opcheck(operators.forward_op.registered, (x, None, None, weight, None, 1e-5))
+    torch.library.opcheck(operators.forward_op.registered, (x, residual, weight, weight, weight, 1e-5))
 
 
 def test_autocast_leaves_mixed_operands_alone():

@@ -425,11 +425,11 @@ def test_operators_are_registered_correctly(backend):
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
     pre = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(backend.device)
     for save_pre in (False, True):
-        torch.library.opcheck(module._linear, (*leaves, "gelu", save_pre, False))
-    torch.library.opcheck(module._linear, (x, weight, None, "id", False, False))
-    torch.library.opcheck(module._gradient, (pre.clone().requires_grad_(), pre, "gelu", True, True))
+        torch.library.opcheck(module._linear.registered, (*leaves, "gelu", save_pre, False))
+    torch.library.opcheck(module._linear.registered, (x, weight, None, "id", False, False))
+    torch.library.opcheck(module._gradient.registered, (pre.clone().requires_grad_(), pre, "gelu", True, True))
     dy = pre.clone().requires_grad_()
-    torch.library.opcheck(module._data_grad, (dy, leaves[1], x, "gelu_tanh", False))
+    torch.library.opcheck(module._data_grad.registered, (dy, leaves[1], x, "gelu_tanh", False))
 
 
 def test_compiles_and_autocasts(backend):

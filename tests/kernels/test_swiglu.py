@@ -184,7 +184,7 @@ def test_gradcheck_and_gradgradcheck(backend):
         assert check(swiglu_split, halves, fast_mode=True)
 
 
-def test_operators_are_registered_and_give_the_bits_of_a_direct_launch(backend):
+def test_operators_are_registered_and_compiled_calls_give_the_bits_of_plain_ones(backend):
     ops = torch.ops.verify_kernels
     x = torch.randn(3, 8, device=backend.device, requires_grad=True)
     a, b = (torch.randn(3, 4, device=backend.device, requires_grad=True) for _ in range(2))

@@ -1,0 +1,248 @@
+"""What a call costs the host and what it costs the GPU: every public function beside its peers, at ordinary sizes.
+
+    python -m kernels.bench.host                                     the table, on the current GPU
+    python -m kernels.bench.host --shape 512 1024 --function gelu    one function at one shape
+    python -m kernels.bench.host --profile gelu                      where the host's time goes, function by function
+
+Host: wall time of a call in microseconds, the median over rounds of ten calls that nothing waits for. GPU: time of a
+call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" wants no gradients, "step" is a
+forward pass that records and its backward pass, "backward" the latter alone. "bare" is the least that a function in
+Triton costs: one output, one launch of a compiled kernel each way, one autograd.Function. Peers: PyTorch eager,
+torch.compile (at the first shape only, as compiling takes longest) and Liger's Triton kernels where that package is
+installed. A contender that fails is a line of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import cProfile
+import itertools
+import math
+import pstats
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch._functorch.config
+import torch.nn.functional as F  # noqa: N812
+import triton
+import triton.language as tl
+
+from kernels.bench import report
+from kernels.bench.layer_norm import captured, medians
+from kernels.geglu import geglu, geglu_split
+from kernels.gelu import gelu
+from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
+from kernels.linear_act import linear_act, linear_data_grad
+from kernels.linear_geglu import linear_geglu
+
+try:
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+except Exception:  # an import that fails for any reason leaves its peer out
+    LigerGELUMulFunction = LigerLayerNormFunction = None
+
+SHAPES = ((512, 1024), (64, 256), (4096, 1024))
+CALLS = 10  # in a round, and in a graph
+PASSES = ("forward", "step", "backward")
+
+
+@triton.jit
+def _copy_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+def _copied(x):
+    y = torch.empty_like(x)
+    _copy_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+    return y
+
+
+class _Bare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return _copied(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.saved_tensors  # noqa: B018 (what every function does)
+        return _copied(dy)
+
+
+def _geglu_eager(x1, x2):
+    return x1 * F.gelu(x2)
+
+
+def _norm_eager(x, weight, bias):
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def _residual_eager(x, residual, weight, bias):
+    s = x + residual
+    return _norm_eager(s, weight, bias), s
+
+
+def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str, Callable]]]:
+    """name -> (shapes of its arguments, contenders), for m rows of n numbers; "eager" is compiled, too."""
+    row, vector, square = (m, n), (n,), (n, n)
+    act = partial(linear_act, activation="gelu")
+    table = {
+        "bare": ([row], {"bare": _Bare.apply}),
+        "gelu": ([row], {"ours": gelu, "eager": F.gelu}),
+        "geglu": ([(m, 2 * n)], {"ours": geglu, "eager": lambda x: _geglu_eager(*x.chunk(2, -1))}),
+        "geglu_split": ([row, row], {"ours": geglu_split, "eager": _geglu_eager}),
+        "layer_norm": ([row, vector, vector], {"ours": layer_norm, "eager": _norm_eager}),
+        "layer_norm_residual": ([row, row, vector, vector], {"ours": layer_norm_residual, "eager": _residual_eager}),
+        "layer_norm_residual_bias": (
+            [row, row, vector, vector, vector],
+            {"ours": layer_norm_residual_bias, "eager": lambda x, r, i, w, b: _residual_eager(x + i, r, w, b)},
+        ),
+        "linear_act": ([row, square, vector], {"ours": act, "eager": lambda x, w, b: F.gelu(F.linear(x, w, b))}),
+        "linear_act saved": (
+            [row, square, vector],
+            {"ours": lambda *t: linear_act(*t, activation="gelu", save_pre=True)[0]},
+        ),
+        "linear_data_grad": (
+            [row, square, row],
+            {
+                "ours": partial(linear_data_grad, activation="gelu"),
+                "eager": lambda dy, w, pre: torch.ops.aten.gelu_backward(dy @ w, pre),
+            },
+        ),
+        "linear_geglu": (
+            [row, (2 * n, n), (2 * n,)],
+            {"ours": linear_geglu, "eager": lambda x, w, b: _geglu_eager(*F.linear(x, w, b).chunk(2, -1))},
+        ),
+    }
+    if LigerLayerNormFunction is not None:
+        table["layer_norm"][1]["liger"] = lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5)
+        table["geglu_split"][1]["liger"] = lambda a, b: LigerGELUMulFunction.apply(b, a)
+        table["geglu"][1]["liger"] = lambda x: LigerGELUMulFunction.apply(*x.chunk(2, -1)[::-1])
+    return table
+
+
+def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Callable]:
+    """The calls that are timed, by name."""
+
+    def outputs(leaves):
+        y = function(*leaves)
+        return [o for o in (y if isinstance(y, tuple) else (y,)) if o.requires_grad]
+
+    # a step has leaves of its own: a graph that is kept would tie theirs to the stream it was made on
+    once, leaves = ([t.detach().requires_grad_() for t in arguments] for _ in range(2))
+    kept = outputs(once)
+    upstream = [torch.ones_like(o) for o in kept]
+    return {
+        "forward": lambda: function(*arguments),
+        "step": lambda: torch.autograd.grad(outputs(leaves), leaves, upstream),
+        "backward": lambda: torch.autograd.grad(kept, once, upstream, retain_graph=True),
+    }
+
+
+def host_time(call: Callable, rounds: int) -> float:
+    """Microseconds of wall time; the queue is empty when a round starts and never full."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        times.append((time.perf_counter() - start) / CALLS)
+    torch.cuda.synchronize()
+    return statistics.median(times) * 1e6
+
+
+def gpu_time(call: Callable) -> float:
+    """Microseconds of a call in a CUDA graph."""
+    graph = captured(lambda: [call() for _ in range(CALLS)], torch.cuda.Stream())
+    return medians({"graph": graph.replay}, 9)["graph"] * 1e3 / CALLS
+
+
+def profiled(call: Callable) -> str:
+    profile = cProfile.Profile()
+    for _ in range(20):
+        call()
+    torch.cuda.synchronize()
+    profile.enable()
+    for _ in range(200):
+        call()
+    profile.disable()
+    torch.cuda.synchronize()
+    stats = pstats.Stats(profile)
+    rows = sorted(stats.stats.items(), key=lambda item: -item[1][2])[:40]
+    lines = [f"{sum(row[2] for row in stats.stats.values()) / 200 * 1e6:9.1f} us a call under the profiler"]
+    for (path, line, name), (_, calls, own, total, _) in rows:
+        at = f"{'/'.join(path.split('/')[-3:])}:{line} {name}"
+        lines.append(f"{own / 200 * 1e6:9.2f} us own {total / 200 * 1e6:9.2f} in all {calls / 200:7.1f} x  {at}")
+    return "\n".join(lines)
+
+
+def rows_of(shape: tuple[int, int], dtype: torch.dtype, options: argparse.Namespace, compiled: bool):
+    """A row for each function, contender and pass; its error where it has no figures."""
+    for name, (sizes, contenders) in problems(*shape).items():
+        if options.function and name not in options.function:
+            continue
+        torch.manual_seed(0)  # on the host: a capture that failed may leave the device's generator unusable
+        arguments = [torch.randn(size).mul_(size[-1] ** -0.5).to(dtype).cuda() for size in sizes]
+        if compiled and "eager" in contenders:
+            contenders = contenders | {"compile": torch.compile(contenders["eager"], dynamic=False)}
+        for contender, function in contenders.items():
+            row = {"function": name, "shape": shape, "dtype": str(dtype).removeprefix("torch."), "contender": contender}
+            try:
+                row["host_us"], row["gpu_us"] = {}, {}
+                calls = passes(function, arguments)
+                for which in PASSES:
+                    row["host_us"][which] = host_time(calls[which], options.rounds)
+                for which in PASSES[:2]:
+                    row["gpu_us"][which] = gpu_time(calls[which])
+            except Exception as error:  # of a peer, or of ours: the others still have their turn
+                row["error"] = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+                with contextlib.suppress(Exception):
+                    torch.cuda.synchronize()
+            yield row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", type=int, nargs=2, action="append", help="rows and columns; default: three shapes")
+    parser.add_argument("--function", nargs="+", help="default: all")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32", "float64"))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--profile", metavar="FUNCTION", nargs="+", help="print profiles of these and time nothing")
+    parser.add_argument("--json", help="default: $OUT/host.json if OUT is set")
+    options = parser.parse_args()
+    torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
+    device, dtype = report.device("kernels.bench.host"), getattr(torch, options.dtype)
+    shapes = [tuple(shape) for shape in options.shape or SHAPES]
+    if options.profile:
+        table = problems(*shapes[0])
+        for name, which in itertools.product(options.profile, PASSES):
+            arguments = [torch.randn(size).to(dtype).cuda() for size in table[name][0]]
+            for contender in ("ours", "liger"):
+                if contender in table[name][1]:
+                    call = passes(table[name][1][contender], arguments)[which]
+                    print(f"--- {name} {which} {contender}\n{profiled(call)}", flush=True)
+        return
+    rows = []
+    print(f"{device}; {options.dtype}, microseconds of a call: host, and in parentheses GPU")
+    for shape in shapes:
+        for row in rows_of(shape, dtype, options, shape == shapes[0] and not options.no_compile):
+            what = f"{'x'.join(map(str, shape)):10}{row['function']:25}{row['contender']:9}"
+            parts = [
+                f"{which} {t:7.1f} ({row['gpu_us'].get(which, math.nan):6.1f})" for which, t in row["host_us"].items()
+            ]
+            print(f"{what}{'  '.join([*parts, row.get('error', '')])}", flush=True)
+            rows.append(row)
+            report.save(options.json, "host", device=device, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,376 @@
+"""Launches that are worked out once for each form of their operands and then repeated: what a call costs the host.
+
+    launcher(x, y, flag)     allocates, makes views, launches by run(kernel, grid, *args, **options)
+    Planned(launcher)        the same, faster
+
+What a launcher does may depend on the form of its arguments alone: dtype, shape, strides, device and alignment of a
+tensor, and the plain values beside the tensors. The first call of a form runs the launcher. The second runs it as well
+and records what it allocated, what it launched, and where in which tensor each pointer points. From the third on
+nothing is worked out again: outputs are allocated, all scratch memory at once, and the compiled kernels launched with
+pointers in their places, past Triton's look-up of the kernel, which costs several times as much as the launch.
+
+A form for which the launcher does something else than allocate, view and launch (a copy of an operand with gaps, a
+sum) is not repeated. Nor is anything where a launch is more than that: on the interpreter, in versions of Triton whose
+launcher was not read, under launch hooks (profilers), in debug mode, and where JITFunction.run was replaced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import JITFunction
+
+from kernels.launch import INTERPRETED
+
+FORMS = 1024  # that a launcher remembers at most; then it starts anew
+# In this version CompiledKernel and CudaLauncher were read: the order of what a launch takes, pointers as integers.
+REPEATS = not INTERPRETED and triton.__version__.startswith("3.6.") and torch.version.cuda is not None
+
+_aten = torch.ops.aten
+_MADE = (_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default, _aten.new_empty.default)
+_ZEROED = (_aten.zeros.default, _aten.new_zeros.default)
+_ALIGNMENT = 256  # bytes, of every part of the scratch memory; Triton's kernels for aligned pointers ask for 16
+_SEEN, _NEVER = "called once", "not to be repeated"
+_thread = threading.local()
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator's results are views, or no tensors."""
+    infos = [result.alias_info for result in func._schema.returns if "Tensor" in str(result.type)]
+    return all(info is not None and not info.is_write for info in infos)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch as it was made: kernel[grid](...) with the values of all its parameters, and what it returned."""
+
+    kernel: Any
+    compiled: Any
+    grid: tuple[int, ...]
+    values: list[Any]
+    options: dict[str, Any]
+
+
+class _Recorder(TorchDispatchMode):
+    """What a launcher allocates and launches; `repeatable` unless it does something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Launch] = []
+        self.made: list[tuple[Tensor, bool]] = []  # and whether it is zeroed
+        self.repeatable = True
+        self.launching = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if self.launching:
+            return result
+        if func in _MADE or func in _ZEROED:
+            self.made.append((result, func in _ZEROED))
+        elif not _is_view(func):
+            self.repeatable = False
+        return result
+
+
+def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """kernel[grid](*args, **options), for a recorder to see."""
+    recorder = getattr(_thread, "recorder", None)
+    if recorder is None:
+        kernel[grid](*args, **options)
+        return
+    recorder.launching = True
+    compiled = kernel[grid](*args, **options)
+    recorder.launching = False
+    given = dict(zip(kernel.arg_names, args, strict=False)) | options
+    values = [given.pop(name) for name in kernel.arg_names]
+    recorder.launches.append(Launch(kernel, compiled, grid, values, given))
+
+
+@contextmanager
+def _recorded_by(recorder: _Recorder | None):
+    before, _thread.recorder = getattr(_thread, "recorder", None), recorder
+    try:
+        yield
+    finally:
+        _thread.recorder = before
+
+
+def unrecorded():
+    """For launches that only try something out."""
+    return _recorded_by(None)
+
+
+class _Box:
+    """A tensor descriptor at another address, for Triton's launcher."""
+
+    __slots__ = ("address", "padding", "shape", "strides")
+
+    def __init__(self, address: int, like: Any) -> None:
+        self.address, self.shape, self.strides, self.padding = address, like.shape, like.strides, like.padding
+
+    @property
+    def base(self) -> _Box:
+        return self
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def _current_device() -> int:
+    return torch._C._cuda_getDevice()
+
+
+def _stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+_RUN = JITFunction.run
+_runtime, _compilation = triton.knobs.runtime, triton.knobs.compilation
+_ENTER, _LEAVE = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+
+
+def _launch_is_plain() -> bool:
+    return (
+        JITFunction.run is _RUN
+        and _runtime.launch_enter_hook is _ENTER
+        and _runtime.launch_exit_hook is _LEAVE
+        and not (_ENTER.calls or _LEAVE.calls or _runtime.debug)
+        and not vars(_compilation).get("instrumentation_mode")
+    )
+
+
+def _launcher(launch: Launch) -> tuple[Any, tuple]:
+    """What launches a compiled kernel, and what it takes after the stream and before the kernel's parameters."""
+    compiled = launch.compiled
+    launcher, end = compiled.run, (compiled.packed_metadata, None, None, None)  # no launch metadata, no hooks
+    if launcher.global_scratch_size or launcher.profile_scratch_size:  # it allocates them first
+        return launcher, (compiled.function, *end)
+    return launcher.launch, (compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, *end)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches of a form. Bases are addresses: of operands, outputs, scratch and zeroed scratch memory."""
+
+    index: int  # of the device
+    device: torch.device
+    outputs: tuple[tuple, ...]  # shape, strides, dtype
+    returned: tuple[int | None, ...] | None  # which outputs the launcher returns as a tuple; None: the only one
+    scratch: int  # bytes
+    zeroed: int
+    places: tuple[tuple[int, int], ...]  # what is pointed to: a base, and bytes from there
+    boxes: tuple[tuple[int, Any], ...]  # tensor descriptors: the place that each points to, and one that is like it
+    values: tuple  # grids, parameters, whatever else a launch takes
+    launches: tuple[tuple, ...]  # launcher, and what it takes out of [stream, *places, *boxes, *values]
+    hooks: tuple[list, ...]  # of the kernels, before a launch
+
+    def __call__(self, bases: list[int]) -> Any:
+        outputs = []
+        for shape, strides, dtype in self.outputs:
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            outputs.append(made)
+            bases.append(made.data_ptr())
+        if self.scratch:
+            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=self.device)
+            bases.append(scratch.data_ptr())
+        if self.zeroed:
+            zeroed = torch.zeros(self.zeroed, dtype=torch.uint8, device=self.device)
+            bases.append(zeroed.data_ptr())
+        pool = [_stream(self.index)]
+        pool += [bases[base] + offset for base, offset in self.places]
+        if self.boxes:
+            pool += [_Box(pool[place], like) for place, like in self.boxes]
+        pool += self.values
+        for launch, arguments in self.launches:
+            launch(*arguments(pool))
+        return outputs[0] if self.returned is None else tuple(None if i is None else outputs[i] for i in self.returned)
+
+
+def _span(t: Tensor) -> int:
+    """Bytes from the first to the last element."""
+    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
+
+
+def _apart(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, or copies of the same form where their memory overlaps: then a pointer tells whose it is."""
+    ends = sorted((t.data_ptr(), t.data_ptr() + _span(t)) for t in tensors)
+    if all(end <= start for (_, end), (start, _) in itertools.pairwise(ends)):
+        return tensors
+    copies = []
+    for t in tensors:
+        first, count = t.data_ptr() % 16 // t.element_size(), _span(t) // t.element_size()
+        buffer = t.new_empty(first + count)
+        buffer[first:].copy_(t.detach().as_strided((count,), (1,)))
+        copies.append(buffer.as_strided(t.shape, t.stride(), first))
+    return copies
+
+
+class _Pool:
+    """What the launches of a plan take their arguments from: numbered places, boxes and values."""
+
+    def __init__(self, starts: list[tuple[int, int, int, int]]) -> None:
+        self.starts = starts  # base, first address, address after the last byte, bytes from the base
+        self.kinds: tuple[list, list, list] = [], [], []
+
+    def place(self, address: int) -> int:
+        [place] = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
+        if place not in self.kinds[0]:
+            self.kinds[0].append(place)
+        return self.kinds[0].index(place)
+
+    def name(self, value: Any) -> tuple[int, int]:
+        """The kind of a launch's argument, and its number among those."""
+        if isinstance(value, Tensor) and value.data_ptr():
+            return 0, self.place(value.data_ptr())
+        if hasattr(value, "block_shape"):  # a tensor descriptor
+            self.kinds[1].append((1 + self.place(value.base.data_ptr()), value))
+            return 1, len(self.kinds[1]) - 1
+        self.kinds[2].append(0 if isinstance(value, Tensor) else value)  # a tensor of no elements has no address
+        return 2, len(self.kinds[2]) - 1
+
+    def getter(self, names: list[tuple[int, int]]) -> operator.itemgetter:
+        """What takes the named arguments out of [stream, *places, *boxes, *values]; the fourth is the stream."""
+        first = (1, 1 + len(self.kinds[0]), 1 + len(self.kinds[0]) + len(self.kinds[1]))
+        numbers = [first[kind] + number for kind, number in names]
+        return operator.itemgetter(*numbers[:3], 0, *numbers[3:])
+
+
+def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | None:
+    """The plan of what was recorded, None where it cannot be repeated."""
+    if not recorder.repeatable or not recorder.launches:
+        return None
+    results = result if isinstance(result, tuple) else (result,)
+    outputs = [t for t in results if t is not None]
+    made = {t.untyped_storage().data_ptr(): (t, zeroed) for t, zeroed in recorder.made if t.numel()}
+    starts = [(i, t.data_ptr(), t.data_ptr() + _span(t), 0) for i, t in enumerate(tensors)]
+    for t in outputs:  # each has memory of its own
+        whole, zeroed = made.pop(t.untyped_storage().data_ptr(), (None, False))
+        if whole is None or zeroed or t.storage_offset() or t.numel() != whole.numel():
+            return None
+        starts.append((len(starts), t.data_ptr(), t.data_ptr() + _span(t), 0))
+    sizes = [0, 0]
+    for zeroing in (False, True):
+        base = len(tensors) + len(outputs) + int(zeroing and sizes[0] > 0)
+        for start, (t, zeroed) in made.items():
+            if zeroed == zeroing:
+                size = t.untyped_storage().nbytes()
+                starts.append((base, start, start + size, sizes[zeroing]))
+                sizes[zeroing] += -(-size // _ALIGNMENT) * _ALIGNMENT
+    pool, launches = _Pool(starts), []
+    for launch in recorder.launches:
+        launcher, fixed = _launcher(launch)
+        grid = (*launch.grid, 1, 1)[:3]
+        launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *launch.values)]))
+    pointed = {base for base, _ in pool.kinds[0]}
+    if not pointed.issuperset(range(len(tensors), len(tensors) + len(outputs))):
+        return None  # an output that no kernel was given
+    numbers = iter(range(len(outputs)))
+    return Plan(
+        index=tensors[0].get_device(),
+        device=tensors[0].device,
+        outputs=tuple((t.shape, t.stride(), t.dtype) for t in outputs),
+        returned=tuple(None if t is None else next(numbers) for t in results) if isinstance(result, tuple) else None,
+        scratch=sizes[0],
+        zeroed=sizes[1],
+        places=tuple(pool.kinds[0]),
+        boxes=tuple(pool.kinds[1]),
+        values=tuple(pool.kinds[2]),
+        launches=tuple((launcher, pool.getter(names)) for launcher, names in launches),
+        hooks=tuple(launch.kernel.pre_run_hooks for launch in recorder.launches),
+    )
+
+
+_VALUES = frozenset((str, bool, int, float, type(None)))
+Form = tuple[tuple, list[int], bool]
+
+
+def form_of(args: tuple) -> Form | None:
+    """The form of arguments, the addresses of their tensors, and whether a gradient is wanted of one.
+
+    None where a kernel cannot be given an argument as it is: other tensors than dense ones with memory on its device
+    (of a subclass, fake, without memory, sparse, to be negated), other values than plain ones."""
+    key, bases, wanted, recording = [], [], False, torch.is_grad_enabled()
+    try:
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is Parameter:
+                address, device = arg.data_ptr(), arg.get_device()
+                if arg.is_neg() or (device < 0 and (arg.is_meta or not INTERPRETED)) or (address == 0 and arg.numel()):
+                    return None
+                bases.append(address)
+                key.append((arg.dtype, arg.shape, arg.stride(), address % 16, device))
+                wanted = wanted or (recording and arg.requires_grad)
+            elif kind in _VALUES:
+                key.append(arg)
+            else:
+                return None
+    except RuntimeError:  # no address, or no strides
+        return None
+    return tuple(key), bases, wanted
+
+
+_everyone: list[Planned] = []
+
+
+def forget() -> None:
+    """For tests that change what a launcher does."""
+    for each in _everyone:
+        each.plans.clear()
+
+
+class Planned:
+    """A launcher whose launches are repeated; see above."""
+
+    def __init__(self, launcher: Any) -> None:
+        self.launcher = launcher
+        self.plans: dict[tuple, Plan | str] = {}
+        _everyone.append(self)
+
+    def __call__(self, *args: Any) -> Any:
+        form = form_of(args) if REPEATS else None
+        return self.launcher(*args) if form is None else self.repeated(form, args)
+
+    def knows(self, form: Form) -> bool:
+        return type(self.plans.get(form[0])) is Plan
+
+    def repeated(self, form: Form, args: tuple) -> Any:
+        key, bases, _ = form
+        plan = self.plans.get(key)
+        if type(plan) is not Plan:
+            return self._unplanned(key, args, plan)
+        if any(plan.hooks) or not _launch_is_plain():
+            return self.launcher(*args)
+        if plan.index == _current_device():
+            return plan(bases)
+        with torch.cuda.device(plan.index):
+            return plan(bases)
+
+    def _unplanned(self, key: tuple, args: tuple, known: str | None) -> Any:
+        if not REPEATS:
+            return self.launcher(*args)
+        if known is None:
+            if len(self.plans) >= FORMS:
+                self.plans.clear()
+            self.plans[key] = _SEEN
+        if known != _SEEN or torch.cuda.is_current_stream_capturing() or not _launch_is_plain():
+            return self.launcher(*args)
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if not all(t.data_ptr() for t in tensors):
+            self.plans[key] = _NEVER
+            return self.launcher(*args)
+        tensors = _apart(tensors)
+        apart = iter(tensors)
+        with _Recorder() as recorder, _recorded_by(recorder):
+            result = self.launcher(*(next(apart) if isinstance(arg, Tensor) else arg for arg in args))
+        self.plans[key] = _plan_of(recorder, tensors, result) or _NEVER
+        return result

@@ -1,0 +1,273 @@
+"""kernels/plans.py: launches that are repeated give the bits of the launcher, for every public function.
+
+Without a GPU the interpreter takes a compiled kernel's place: a launch gets addresses and numbers alone, as a GPU's
+does, and its tensors are made of the addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import partial
+
+import pytest
+import torch
+from triton.runtime import JITFunction
+from triton.runtime.interpreter import InterpretedFunction
+
+from kernels import plans
+from kernels.geglu import geglu, geglu_split
+from kernels.gelu import _forward, _forward_kernel, _launch, gelu, gelu_backward
+from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
+from kernels.linear_act import linear_act, linear_data_grad
+from kernels.linear_geglu import linear_geglu
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+_LAUNCHER = plans._launcher
+
+
+def _tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
+    """The memory at an address, of the dtype, sizes and strides that the launcher gave its kernel."""
+    size = plans._span(like)
+    memory = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
+    return memory.view(like.dtype).as_strided(like.shape, like.stride())
+
+
+class Launcher:
+    """What launches: counts, and without a GPU runs the kernel in the interpreter."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    def __call__(self, launch: plans.Launch):
+        compiled, fixed = _LAUNCHER(launch) if GPU else (None, ())
+
+        def start(x, y, z, stream, *values):
+            self.launches += 1
+            if GPU:
+                compiled(x, y, z, stream, *values)
+                return
+            assert stream == 7
+            args = [
+                _tensor_at(value, like) if isinstance(like, torch.Tensor) and like.data_ptr() else value
+                for value, like in zip(values, launch.values, strict=True)
+            ]
+            launch.kernel[(x, y, z)](**dict(zip(launch.kernel.arg_names, args, strict=True)), **launch.options)
+
+        return start, fixed
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """Plans as on a GPU, of nothing that was seen before; what launches."""
+    launcher = Launcher()
+    monkeypatch.setattr(plans, "_launcher", launcher)
+    if not GPU:
+        monkeypatch.setattr(plans, "REPEATS", True)
+        monkeypatch.setattr(plans, "_current_device", lambda: -1)
+        monkeypatch.setattr(plans, "_stream", lambda device: 7)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    plans.forget()
+    yield launcher
+    plans.forget()
+
+
+def drawn(seed: int, *shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(DEVICE, dtype).requires_grad_() for shape in shapes]
+
+
+def results(function, leaves):
+    """Outputs and gradients, all of it with other upstream gradients for each element."""
+    y = function(*leaves)
+    outputs = list(y) if isinstance(y, tuple) else [y]
+    upstream = [torch.sin(torch.arange(o.numel(), device=DEVICE) + 1.0).to(o.dtype).view(o.shape) for o in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
+
+
+def same(a, b):
+    return all(torch.equal(s, t) and s.stride() == t.stride() for s, t in zip(a, b, strict=True))
+
+
+ROW, WIDE, VECTOR = (6, 32), (6, 64), (32,)
+FUNCTIONS = {
+    "gelu": (gelu, [ROW]),
+    "gelu tanh": (partial(gelu, approximate="tanh"), [ROW]),
+    "gelu_backward": (gelu_backward, [ROW, ROW]),
+    "geglu": (geglu, [WIDE]),
+    "geglu of the first half": (partial(geglu, gate_last=False), [WIDE]),
+    "geglu_split": (geglu_split, [ROW, ROW]),
+    "layer_norm bare": (layer_norm, [ROW]),
+    "layer_norm": (layer_norm, [ROW, VECTOR, VECTOR]),
+    "layer_norm_residual": (layer_norm_residual, [ROW, ROW, VECTOR, VECTOR]),
+    "layer_norm_residual_bias": (layer_norm_residual_bias, [ROW, ROW, VECTOR, VECTOR, VECTOR]),
+    "linear_act": (partial(linear_act, activation="gelu"), [ROW, (16, 32), (16,)]),
+    "linear_act saved": (partial(linear_act, activation="gelu_tanh", save_pre=True), [(2, 3, 32), (16, 32), (16,)]),
+    "linear_act id": (linear_act, [ROW, (16, 32), (16,)]),
+    "linear_data_grad": (lambda dy, w, pre: linear_data_grad(dy, w, pre, "gelu"), [(6, 16), (16, 32), ROW]),
+    "linear_geglu": (linear_geglu, [ROW, (16, 32), (16,)]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_repeated_launches_give_the_bits_and_strides_of_the_launcher(launcher, monkeypatch, name):
+    function, shapes = FUNCTIONS[name]
+    with monkeypatch.context() as plain:
+        plain.setattr(plans, "REPEATS", False)
+        expected = [results(function, drawn(seed, *shapes)) for seed in range(4)]
+    for seed in range(4):
+        assert same(results(function, drawn(seed, *shapes)), expected[seed]), seed
+        assert seed > 0 or launcher.launches == 0
+    assert launcher.launches > 0
+
+
+def test_everything_of_a_repeated_step_is_repeated(launcher, monkeypatch):
+    for function, shapes in FUNCTIONS.values():
+        for seed in range(2):
+            results(function, drawn(seed, *shapes))
+    worked_out = []
+    monkeypatch.setattr(plans.Planned, "_unplanned", lambda self, *_: worked_out.append(self.launcher))
+    for function, shapes in FUNCTIONS.values():
+        results(function, drawn(5, *shapes))
+    assert not worked_out
+
+
+def test_a_form_is_dtype_shape_strides_alignment_and_every_plain_value(launcher):
+    [x] = drawn(0, (8, 34))
+    x = x.detach()
+    variants = [
+        (x[:, :32], "none"), (x[:, :32], "tanh"), (x[:, :32].contiguous(), "none"), (x[:, 1:33], "none"),
+        (x[:, :16], "none"), (x.t(), "none"), (x.bfloat16(), "none"), (x.half(), "none"), (x.double(), "none"),
+        (x[:4], "none"), (x[0], "none"), (x.view(4, 2, 34), "none"),
+    ]  # fmt: skip
+    expected = [gelu(t.clone(memory_format=torch.preserve_format), form) for t, form in variants]
+    plans.forget()
+    for _ in range(4):
+        for (t, form), y in zip(variants, expected, strict=True):
+            assert torch.equal(gelu(t, form), y)
+    assert len(_forward.launcher.plans) == len(variants)
+
+
+def test_an_operand_that_has_to_be_copied_is_copied_every_time(launcher):
+    x = torch.randn(6, 64, device=DEVICE)[:, ::2]
+    for _ in range(4):
+        assert torch.equal(gelu(x), gelu(x.contiguous()))
+        x += 1
+    assert plans._NEVER in _forward.launcher.plans.values()
+
+
+def test_operands_that_overlap_are_told_apart(launcher):
+    """Recorded where both operands, or parts of one tensor, are in the same memory; repeated where they are not."""
+    x, z = (t.detach() for t in drawn(3, ROW, WIDE))
+    for _ in range(3):
+        assert torch.equal(geglu_split(x, x), geglu_split(x, x.clone()))
+        halves = z[:, :32], z[:, 32:]
+        assert torch.equal(geglu_split(*halves), geglu(z))
+    a, b = (t.detach() for t in drawn(4, ROW, ROW))
+    assert torch.equal(geglu_split(a, b), geglu(torch.cat((a, b), 1)))
+    assert launcher.launches > 0
+
+
+@pytest.mark.parametrize("how", ["hook", "debug", "replaced", "kernel's hook"])
+def test_nothing_is_repeated_where_a_launch_is_watched(launcher, monkeypatch, how):
+    [x] = drawn(1, ROW)
+    for _ in range(3):
+        y = gelu(x.detach())
+    before = launcher.launches
+    assert before == 1
+    if how == "hook":
+        monkeypatch.setattr(plans._ENTER, "calls", [lambda *a: None])
+    elif how == "debug":
+        monkeypatch.setattr(plans._runtime, "debug", True)
+    elif how == "replaced":
+        monkeypatch.setattr(JITFunction, "run", lambda *a, **k: None)
+    else:
+        [plan] = _forward.launcher.plans.values()
+        plan.hooks[0].append(lambda *a, **k: None)
+    try:
+        assert torch.equal(gelu(x.detach()), y)
+        assert launcher.launches == before
+    finally:
+        [plan] = _forward.launcher.plans.values()
+        plan.hooks[0].clear()
+
+
+def test_forms_are_bounded(launcher, monkeypatch):
+    monkeypatch.setattr(plans, "FORMS", 3)
+    for n in [*range(1, 9), 2, 2, 2]:
+        x = torch.randn(n, device=DEVICE)
+        assert gelu(x).shape == (n,)
+        assert len(_forward.launcher.plans) <= 3
+
+
+def test_a_call_on_another_device_than_the_current_one_changes_to_it_and_back(launcher, monkeypatch):
+    [x] = drawn(1, ROW)
+    for _ in range(2):
+        y = gelu(x.detach())
+    monkeypatch.setattr(plans, "_current_device", lambda: 3)
+    seen = []
+    monkeypatch.setattr(torch.cuda, "device", lambda index: seen.append(index) or plans.unrecorded())
+    assert torch.equal(gelu(x.detach()), y)
+    assert seen == [x.get_device()]
+
+
+def test_a_capture_repeats_and_records_nothing(launcher, monkeypatch):
+    [x] = drawn(1, ROW)
+    y = gelu(x.detach())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(3):
+        assert torch.equal(gelu(x.detach()), y)
+    assert launcher.launches == 0
+
+
+def test_threads_share_plans(launcher, monkeypatch):
+    lock, interpreted = threading.Lock(), InterpretedFunction.run
+
+    def one_by_one(*args, **kwargs):  # the interpreter has one state for all threads
+        with lock:
+            return interpreted(*args, **kwargs)
+
+    monkeypatch.setattr(InterpretedFunction, "run", one_by_one)
+    inputs = {seed: drawn(seed, ROW, VECTOR, VECTOR) for seed in range(8)}
+    expected = {seed: results(layer_norm, leaves) for seed, leaves in inputs.items()}
+    plans.forget()
+    wrong = []
+
+    def work(seed):
+        for _ in range(5):
+            if not same(results(layer_norm, inputs[seed]), expected[seed]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in inputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
+    """Seeded bugs of launchers: a sum, a result that no kernel was given, a zeroed result, an operand returned."""
+
+    def launched(x):
+        y = torch.empty_like(x)
+        _launch(_forward_kernel, (x, y), x.numel(), False, TANH=False)
+        return y
+
+    for wrong in (
+        lambda x: launched(x) + 1,
+        lambda x: (launched(x), torch.empty_like(x)),
+        lambda x: (launched(x), torch.zeros_like(x)),
+        lambda x: (launched(x), x),
+        lambda x: launched(x).mul_(2),
+    ):
+        launcher_of_it = plans.Planned(wrong)
+        x = torch.randn(5, 4, device=DEVICE)
+        for _ in range(3):
+            launcher_of_it(x)
+        assert list(launcher_of_it.plans.values()) == [plans._NEVER]
+    right = plans.Planned(launched)
+    for _ in range(3):
+        right(x)
+    assert [type(plan) for plan in right.plans.values()] == [plans.Plan]
