@@ -2,8 +2,9 @@
 
     python -m kernels.bench.block [--size 4x2048 ...] [--block rms+swiglu ...] [--seconds 100] [--json PATH]
 
-The block is what stands around attention, whose place a linear layer takes: x -> norm -> linear -> + x -> norm -> gated
-MLP -> + residual, in bfloat16, 2,048 features wide and 5,632 inside (--width, --inner). "rms+swiglu" has RMS norm and
+The block is what stands around attention, whose place a linear layer takes: it gets the output x of the one before and
+the residual stream r, and gives its own: s = r + x, t = s + linear(norm(s)), out = MLP(norm(t)); (out, t). In bfloat16,
+2,048 features wide and 5,632 inside (--width, --inner). "rms+swiglu" has RMS norm and
 SwiGLU, "layer+geglu" layer norm and GEGLU of the tanh form. Each contender has the layout that suits it: ours one
 packed projection to both halves, the others two. "ours" are kernels/modules.py, "eager" PyTorch's functions, "compile"
 torch.compile of those, "liger" liger_kernel's functions where that package is installed,
@@ -11,8 +12,8 @@ torch.compile of those, "liger" liger_kernel's functions where that package is i
 
 Wall: the median over rounds, in which all have their turn, of the time per step of several steps with one wait at the
 end. GPU: that of a CUDA graph of one step. Error: the norm of the difference to the same block in float64 over the norm
-of that, of the output, of x's gradient and the worst of the parameters' gradients, on a small size. A contender that
-fails is one line that says why. What no time is left for is not begun.
+of that, of out + t, of x's gradient (which is r's) and the worst of the parameters', on a small size. A contender
+that fails is one line that says why. What no time is left for is not begun.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ def plain(block: str):
     def act(gate):
         return functional.silu(gate) if block == "rms+swiglu" else functional.gelu(gate, approximate="tanh")
 
-    def step(x, p):
-        s = x + functional.linear(norm(x, p, "first"), p["mix"])
-        y = norm(s, p, "second")
-        return s + functional.linear(act(functional.linear(y, p["gate"])) * functional.linear(y, p["up"]), p["down"])
+    def step(x, r, p):
+        s = r + x
+        t = s + functional.linear(norm(s, p, "first"), p["mix"])
+        y = norm(t, p, "second")
+        return functional.linear(act(functional.linear(y, p["gate"])) * functional.linear(y, p["up"]), p["down"]), t
 
     return step
 
@@ -79,20 +81,20 @@ def liger(block: str):
         Fused = None
     rms = block == "rms+swiglu"
 
-    def norm(x, p, name):
-        if rms:
-            return LigerRMSNormFunction.apply(x, p[name], EPS)
-        return LigerLayerNormFunction.apply(x, p[name], p[f"{name} bias"], EPS)
-
-    def step(x, p):
-        mixed = functional.linear(norm(x, p, "first"), p["mix"])
+    def norm(x, r, p, name):
         if rms and Fused is not None:
-            y, s = Fused.apply(mixed, x, p["second"], EPS)
-        else:
-            s = x + mixed
-            y = norm(s, p, "second")
+            return Fused.apply(x, r, p[name], EPS)
+        s = r + x
+        if rms:
+            return LigerRMSNormFunction.apply(s, p[name], EPS), s
+        return LigerLayerNormFunction.apply(s, p[name], p[f"{name} bias"], EPS), s
+
+    def step(x, r, p):
+        y, s = norm(x, r, p, "first")
+        y, t = norm(functional.linear(y, p["mix"]), s, p, "second")
         gate, up = functional.linear(y, p["gate"]), functional.linear(y, p["up"])
-        return s + functional.linear((LigerSiLUMulFunction if rms else LigerGELUMulFunction).apply(gate, up), p["down"])
+        act = LigerSiLUMulFunction if rms else LigerGELUMulFunction
+        return functional.linear(act.apply(gate, up), p["down"]), t
 
     return step
 
@@ -120,9 +122,10 @@ class Ours(torch.nn.Module):
         for parameter in self.parameters():
             parameter.requires_grad_()
 
-    def forward(self, x: Tensor) -> Tensor:
-        y, s = self.second(self.mix(self.first(x)), x)
-        return s + self.down(self.gated(y))
+    def forward(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        y, s = self.first(x, r)
+        y, t = self.second(self.mix(y), s)
+        return self.down(self.gated(y)), t
 
     def gradients(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """By the names that `parameters` gives."""
@@ -132,7 +135,7 @@ class Ours(torch.nn.Module):
 
 
 def made(contender: str, block: str, p: dict[str, Tensor]):
-    """(function of x, its leaves by name, how their gradients are named)."""
+    """(function of x and r, its leaves by name, how their gradients are named)."""
     if contender.startswith("ours"):
         module = Ours(block, {name: t.clone() for name, t in p.items()})
         step = torch.compile(module, dynamic=False) if contender == "ours compiled" else module
@@ -141,7 +144,7 @@ def made(contender: str, block: str, p: dict[str, Tensor]):
     step = liger(block) if contender == "liger" else plain(block)
     if contender == "compile":
         step = torch.compile(step, dynamic=False)
-    return lambda x: step(x, leaves), leaves, dict
+    return lambda x, r: step(x, r, leaves), leaves, dict
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -149,21 +152,22 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def errors(contender: str, block: str, rows: int, width: int, inner: int, dtype, device: str) -> dict[str, float]:
-    """Relative errors of y, dx and the worst of the parameters' gradients."""
+    """Relative errors of out + t, dx and the worst of the parameters' gradients."""
     torch.compiler.reset()
     p = parameters(block, width, inner, dtype, device)
-    x, dy = (torch.randn(rows, width).to(device, dtype) for _ in range(2))
+    x, r, *upstream = (torch.randn(rows, width).to(device, dtype) for _ in range(4))
     exact = {name: t.double().requires_grad_() for name, t in p.items()}
     x64 = x.double().requires_grad_()
-    want = plain(block)(x64, exact)
-    wanted = torch.autograd.grad(want, [x64, *exact.values()], dy.double())
+    want = plain(block)(x64, r.double(), exact)
+    wanted = torch.autograd.grad(want, [x64, *exact.values()], [t.double() for t in upstream])
     function, leaves, name_of = made(contender, block, p)
-    x = x.requires_grad_()
-    y = function(x)
-    found = torch.autograd.grad(y, [x, *leaves.values()], dy.clone())
+    x, r = x.requires_grad_(), r.requires_grad_()
+    got = function(x, r)
+    found = torch.autograd.grad(got, [x, *leaves.values()], [t.clone() for t in upstream])
     named = name_of(dict(zip(leaves, found[1:], strict=True)))
     of_parameters = [error(named[name], t) for name, t in zip(exact, wanted[1:], strict=True)]
-    return {"y": error(y, want.detach()), "dx": error(found[0], wanted[0]), "parameters": max(of_parameters)}
+    sums = [sum(t.detach().double() for t in outputs) for outputs in (got, want)]
+    return {"y": error(*sums), "dx": error(found[0], wanted[0]), "parameters": max(of_parameters)}
 
 
 def captured(step):
@@ -195,8 +199,9 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
     torch.compiler.reset()  # each shape gets its own code, not one of many guarded variants
     batch, length = map(int, size.split("x"))
     p = parameters(block, width, inner, torch.bfloat16, "cuda")
-    x = torch.randn(batch, length, width, device="cuda", dtype=torch.bfloat16).requires_grad_()
-    dy = torch.randn_like(x)
+    shape = (4, batch, length, width)
+    x, r, *upstream = torch.randn(shape, device="cuda", dtype=torch.bfloat16).unbind()
+    x, r = x.requires_grad_(), r.requires_grad_()
     rows, steps, graphs = {name: {"block": block, "size": size, "contender": name} for name in names}, {}, {}
     for name in names:
         if time.monotonic() > until:
@@ -204,9 +209,8 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
             continue
         try:
             function, leaves, _ = made(name, block, p)
-            wanted = [x, *leaves.values()]
-            # Liger writes gradients over upstream ones: never over dy, which all share
-            steps[name] = lambda f=function, w=wanted: torch.autograd.grad(f(x), w, dy)
+            wanted = [x, r, *leaves.values()]
+            steps[name] = lambda f=function, w=wanted: torch.autograd.grad(f(x, r), w, upstream)
             for _ in range(3):
                 steps[name]()
             torch.cuda.synchronize()
