@@ -56,6 +56,7 @@ class Operator:
         schema = torch.library.infer_schema(launcher, mutates_args=())
         self._definition = torch.library.custom_op(name, self._filled(self.launcher), mutates_args=(), schema=schema)
         self.registered = self._definition._opoverload
+        self.function: type[torch.autograd.Function] | None = None
         functools.update_wrapper(self, launcher)
 
     @staticmethod
@@ -107,8 +108,8 @@ class Operator:
         if check is not None and (form is None or not self.launcher.knows(form)):
             check(*args)
         if _is_watched() or forward_ad._current_level >= 0:
-            return self.function.apply(*args) if _differentiates() else self.registered(*args)
-        if form is None:
+            return self.function.apply(*args) if self.function and _differentiates() else self.registered(*args)
+        if form is None or (form[2] and self.function is None):
             return self.registered(*args)
         if form[2]:
             _thread.form = form

@@ -16,9 +16,12 @@ launcher was not read, under launch hooks (profilers), in debug mode, and where 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import operator
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +129,21 @@ class _Box:
         return self.address
 
 
+@dataclass(frozen=True)
+class _Descriptor:
+    """What stands for a tensor descriptor: where it points, and its tensor map for any address."""
+
+    base: Tensor
+    map_at: Callable[[int], Any]
+
+
+def _map_of(like: Any, meta: Any) -> Callable[[int], Any]:
+    """The tensor map of a descriptor at any address; a kernel gets a copy of it, so that one can be used again."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    return functools.lru_cache(64)(lambda address: make_tensordesc_arg(_Box(address, like), meta)[0])
+
+
 def _current_device() -> int:
     return torch._C._cuda_getDevice()
 
@@ -149,13 +167,28 @@ def _launch_is_plain() -> bool:
     )
 
 
-def _launcher(launch: Launch) -> tuple[Any, tuple]:
-    """What launches a compiled kernel, and what it takes after the stream and before the kernel's parameters."""
-    compiled = launch.compiled
-    launcher, end = compiled.run, (compiled.packed_metadata, None, None, None)  # no launch metadata, no hooks
-    if launcher.global_scratch_size or launcher.profile_scratch_size:  # it allocates them first
-        return launcher, (compiled.function, *end)
-    return launcher.launch, (compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, *end)
+def _launcher(launch: Launch) -> tuple[Any, tuple, list] | None:
+    """What launches a compiled kernel, what it takes after the stream and before the kernel's parameters, and these.
+
+    The place of a tensor descriptor is taken by what makes its tensor map, its sizes and its strides. None for a kernel
+    with scratch memory of Triton's, which its launcher allocates."""
+    compiled, values = launch.compiled, launch.values
+    launcher = compiled.run
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    options = launcher.launch_cooperative_grid, launcher.launch_pdl
+    # no scratch memory, no metadata of the launch, no hooks
+    fixed = (compiled.function, *options, None, None, compiled.packed_metadata, None, None, None)
+    metas = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+    flat = []
+    for value in values:
+        if hasattr(value, "block_shape"):
+            flat += [_Descriptor(value.base, _map_of(value, next(metas))), *value.shape, *value.strides]
+        else:
+            flat.append(value)
+    if len(flat) == len(values):
+        return launcher.launch, fixed, values
+    return inspect.getclosurevars(launcher.launch).nonlocals["launcher"], fixed, flat
 
 
 @dataclass(frozen=True)
@@ -169,9 +202,11 @@ class Plan:
     scratch: int  # bytes
     zeroed: int
     places: tuple[tuple[int, int], ...]  # what is pointed to: a base, and bytes from there
-    boxes: tuple[tuple[int, Any], ...]  # tensor descriptors: the place that each points to, and one that is like it
+    maps: tuple[
+        tuple[int, Any], ...
+    ]  # of tensor descriptors: the place that each points to, and its map for an address
     values: tuple  # grids, parameters, whatever else a launch takes
-    launches: tuple[tuple, ...]  # launcher, and what it takes out of [stream, *places, *boxes, *values]
+    launches: tuple[tuple, ...]  # launcher, and what it takes out of [stream, *places, *maps, *values]
     hooks: tuple[list, ...]  # of the kernels, before a launch
 
     def __call__(self, bases: list[int]) -> Any:
@@ -188,8 +223,8 @@ class Plan:
             bases.append(zeroed.data_ptr())
         pool = [_stream(self.index)]
         pool += [bases[base] + offset for base, offset in self.places]
-        if self.boxes:
-            pool += [_Box(pool[place], like) for place, like in self.boxes]
+        if self.maps:
+            pool += [map_at(pool[place]) for place, map_at in self.maps]
         pool += self.values
         for launch, arguments in self.launches:
             launch(*arguments(pool))
@@ -216,7 +251,7 @@ def _apart(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class _Pool:
-    """What the launches of a plan take their arguments from: numbered places, boxes and values."""
+    """What the launches of a plan take their arguments from: numbered places, tensor maps and values."""
 
     def __init__(self, starts: list[tuple[int, int, int, int]]) -> None:
         self.starts = starts  # base, first address, address after the last byte, bytes from the base
@@ -232,14 +267,14 @@ class _Pool:
         """The kind of a launch's argument, and its number among those."""
         if isinstance(value, Tensor) and value.data_ptr():
             return 0, self.place(value.data_ptr())
-        if hasattr(value, "block_shape"):  # a tensor descriptor
-            self.kinds[1].append((1 + self.place(value.base.data_ptr()), value))
+        if isinstance(value, _Descriptor):
+            self.kinds[1].append((1 + self.place(value.base.data_ptr()), value.map_at))
             return 1, len(self.kinds[1]) - 1
         self.kinds[2].append(0 if isinstance(value, Tensor) else value)  # a tensor of no elements has no address
         return 2, len(self.kinds[2]) - 1
 
     def getter(self, names: list[tuple[int, int]]) -> operator.itemgetter:
-        """What takes the named arguments out of [stream, *places, *boxes, *values]; the fourth is the stream."""
+        """What takes the named arguments out of [stream, *places, *maps, *values]; the fourth is the stream."""
         first = (1, 1 + len(self.kinds[0]), 1 + len(self.kinds[0]) + len(self.kinds[1]))
         numbers = [first[kind] + number for kind, number in names]
         return operator.itemgetter(*numbers[:3], 0, *numbers[3:])
@@ -268,9 +303,12 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
                 sizes[zeroing] += -(-size // _ALIGNMENT) * _ALIGNMENT
     pool, launches = _Pool(starts), []
     for launch in recorder.launches:
-        launcher, fixed = _launcher(launch)
+        prepared = _launcher(launch)
+        if prepared is None:
+            return None
+        launcher, fixed, values = prepared
         grid = (*launch.grid, 1, 1)[:3]
-        launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *launch.values)]))
+        launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *values)]))
     pointed = {base for base, _ in pool.kinds[0]}
     if not pointed.issuperset(range(len(tensors), len(tensors) + len(outputs))):
         return None  # an output that no kernel was given
@@ -283,7 +321,7 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
         scratch=sizes[0],
         zeroed=sizes[1],
         places=tuple(pool.kinds[0]),
-        boxes=tuple(pool.kinds[1]),
+        maps=tuple(pool.kinds[1]),
         values=tuple(pool.kinds[2]),
         launches=tuple((launcher, pool.getter(names)) for launcher, names in launches),
         hooks=tuple(launch.kernel.pre_run_hooks for launch in recorder.launches),

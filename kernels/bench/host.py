@@ -4,12 +4,12 @@
     python -m kernels.bench.host --shape 512 1024 --function gelu    one function at one shape
     python -m kernels.bench.host --profile gelu                      where the host's time goes, function by function
 
-Host: wall time of a call in microseconds, the median over rounds of ten calls that nothing waits for. GPU: time of a
-call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" wants no gradients, "step" is a
-forward pass that records and its backward pass, "backward" the latter alone. "bare" is the least that a function in
-Triton costs: one output, one launch of a compiled kernel each way, one autograd.Function. Peers: PyTorch eager,
-torch.compile (at the first shape only, as compiling takes longest) and Liger's Triton kernels where that package is
-installed. A contender that fails is a line of its own.
+Host: wall time of a call in microseconds, the median over rounds of ten calls that nothing waits for, contenders in
+turns. GPU: time of a call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" wants no
+gradients, "step" is a forward pass that records and its backward pass, "backward" the latter alone. "bare" is the least
+that a function in Triton costs: one output, one launch of a compiled kernel each way, one autograd.Function. Peers:
+PyTorch eager, Liger's Triton kernels where that package is installed, and torch.compile, at the first shape only and
+last, beside ours once more, as compiling takes longest. A contender that fails is a line of its own.
 """
 
 from __future__ import annotations
@@ -144,19 +144,18 @@ def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Calla
     }
 
 
-def host_time(call: Callable, rounds: int) -> float:
-    """Microseconds of wall time; the queue is empty when a round starts and never full."""
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        times.append((time.perf_counter() - start) / CALLS)
+def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
+    """Microseconds of wall time of each call, made in turns; the queue is empty at the start and never full."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 3):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            times[name].append((time.perf_counter() - start) / CALLS)
     torch.cuda.synchronize()
-    return statistics.median(times) * 1e6
+    return {name: statistics.median(each[3:]) * 1e6 for name, each in times.items()}
 
 
 def gpu_time(call: Callable) -> float:
@@ -184,29 +183,38 @@ def profiled(call: Callable) -> str:
     return "\n".join(lines)
 
 
-def rows_of(shape: tuple[int, int], dtype: torch.dtype, options: argparse.Namespace, compiled: bool):
-    """A row for each function, contender and pass; its error where it has no figures."""
-    for name, (sizes, contenders) in problems(*shape).items():
-        if options.function and name not in options.function:
-            continue
-        torch.manual_seed(0)  # on the host: a capture that failed may leave the device's generator unusable
-        arguments = [torch.randn(size).mul_(size[-1] ** -0.5).to(dtype).cuda() for size in sizes]
-        if compiled and "eager" in contenders:
-            contenders = contenders | {"compile": torch.compile(contenders["eager"], dynamic=False)}
-        for contender, function in contenders.items():
-            row = {"function": name, "shape": shape, "dtype": str(dtype).removeprefix("torch."), "contender": contender}
-            try:
-                row["host_us"], row["gpu_us"] = {}, {}
-                calls = passes(function, arguments)
-                for which in PASSES:
-                    row["host_us"][which] = host_time(calls[which], options.rounds)
-                for which in PASSES[:2]:
-                    row["gpu_us"][which] = gpu_time(calls[which])
-            except Exception as error:  # of a peer, or of ours: the others still have their turn
-                row["error"] = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
-                with contextlib.suppress(Exception):
-                    torch.cuda.synchronize()
-            yield row
+def rows_of(name: str, sizes: list, contenders: dict[str, Callable], dtype: torch.dtype, rounds: int):
+    """A row for each contender of a function: its figures, and its error where it has none."""
+    torch.manual_seed(0)  # on the host: a capture that failed may leave the device's generator unusable
+    arguments = [torch.randn(size).mul_(size[-1] ** -0.5).to(dtype).cuda() for size in sizes]
+    made, rows = {}, {c: {"function": name, "contender": c, "host_us": {}, "gpu_us": {}} for c in contenders}
+
+    @contextlib.contextmanager
+    def noted(*which):
+        try:
+            yield
+        except Exception as error:  # of a peer, or of ours: the others still have their turn
+            for contender in which:
+                rows[contender]["error"] = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+                made.pop(contender, None)
+            with contextlib.suppress(Exception):
+                torch.cuda.synchronize()
+
+    for contender, function in contenders.items():
+        with noted(contender):
+            calls = passes(function, arguments)
+            for call in calls.values():
+                call()
+            made[contender] = calls
+    for which in PASSES:
+        with noted(*made):
+            for contender, t in host_times({c: calls[which] for c, calls in made.items()}, rounds).items():
+                rows[contender]["host_us"][which] = t
+    for contender, calls in list(made.items()):
+        with noted(contender):
+            for which in PASSES[:2]:
+                rows[contender]["gpu_us"][which] = gpu_time(calls[which])
+    return rows.values()
 
 
 def main() -> None:
@@ -215,7 +223,7 @@ def main() -> None:
     parser.add_argument("--function", nargs="+", help="default: all")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32", "float64"))
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--seconds", type=float, default=80, help="compile nothing more after so long; 0: nothing")
     parser.add_argument("--profile", metavar="FUNCTION", nargs="+", help="print profiles of these and time nothing")
     parser.add_argument("--json", help="default: $OUT/host.json if OUT is set")
     options = parser.parse_args()
@@ -231,17 +239,25 @@ def main() -> None:
                     call = passes(table[name][1][contender], arguments)[which]
                     print(f"--- {name} {which} {contender}\n{profiled(call)}", flush=True)
         return
-    rows = []
+    rows, start = [], time.monotonic()
     print(f"{device}; {options.dtype}, microseconds of a call: host, and in parentheses GPU")
-    for shape in shapes:
-        for row in rows_of(shape, dtype, options, shape == shapes[0] and not options.no_compile):
-            what = f"{'x'.join(map(str, shape)):10}{row['function']:25}{row['contender']:9}"
-            parts = [
-                f"{which} {t:7.1f} ({row['gpu_us'].get(which, math.nan):6.1f})" for which, t in row["host_us"].items()
-            ]
+
+    def measure(shape, name, sizes, contenders):
+        for row in rows_of(name, sizes, contenders, dtype, options.rounds):
+            rows.append({"shape": shape, "dtype": options.dtype} | row)
+            parts = [f"{p} {t:7.1f} ({row['gpu_us'].get(p, math.nan):6.1f})" for p, t in row["host_us"].items()]
+            what = f"{'x'.join(map(str, shape)):10}{name:25}{row['contender']:9}"
             print(f"{what}{'  '.join([*parts, row.get('error', '')])}", flush=True)
-            rows.append(row)
-            report.save(options.json, "host", device=device, rows=rows)
+        report.save(options.json, "host", device=device, rows=rows)
+
+    wanted = [(s, name, *problem) for s in shapes for name, problem in problems(*s).items()]
+    wanted = [each for each in wanted if not options.function or each[1] in options.function]
+    for each in wanted:
+        measure(*each)
+    for shape, name, sizes, contenders in wanted:  # last: compiling takes longest
+        if shape == shapes[0] and "eager" in contenders and time.monotonic() - start < options.seconds:
+            compiled = torch.compile(contenders["eager"], dynamic=False)
+            measure(shape, name, sizes, {"compile": compiled, "ours": contenders["ours"]})
 
 
 if __name__ == "__main__":

@@ -46,8 +46,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from kernels.checks import DTYPES
 from kernels.launch import autocasts
 from kernels.layer_norm.operators import forward_op
@@ -98,14 +96,14 @@ def _call(name, x, residual, input_bias, weight, bias, eps):
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
     """Layer norm of x over its last dimension, in x's dtype; weight and bias of any dtype.
 
-    Under torch.autocast it is PyTorch's: everything but float64 is cast to float32."""
+    Under torch.autocast it is PyTorch's: operands of 16 bits are cast to float32."""
     if autocasts(x):
-        x, weight, bias = (t if t is None or t.dtype == torch.float64 else t.float() for t in (x, weight, bias))
+        x, weight, bias = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
     return _call("layer_norm", x, None, None, weight, bias, eps)[0]
 
 
 def layer_norm_residual(x, residual, weight=None, bias=None, *, eps=1e-5):
-    """(y, s): s = x + residual in the residual's dtype, y the layer norm of the unrounded sum."""
+    """(y, s): s = x + residual in the residual's dtype, y the layer norm of the unrounded sum; so under autocast."""
     return _call("layer_norm_residual", x, residual, None, weight, bias, eps)[:2]
 
 

@@ -1,0 +1,134 @@
+"""Every public function inside the rest of PyTorch: compilers, fake tensors, transforms, autocast, CUDA graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+from kernels.geglu import geglu
+from kernels.gelu import gelu
+from kernels.layer_norm import layer_norm, layer_norm_residual
+from kernels.linear_act import linear_act
+from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, drawn, results, same
+
+COMPILED = [name for name in FUNCTIONS if name not in ("gelu tanh", "geglu of the first half", "linear_act id")]
+
+
+def longer(shapes, rows):
+    """The shapes with another number of rows: the first dimension of what has more than the weights' dimensions."""
+    return [(rows, *s[1:]) if s[0] in (2, 6) else s for s in shapes]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_one_compiled_program_takes_any_number_of_rows(name):
+    function, shapes = FUNCTIONS[name]
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *operands: function(*operands), backend=counter, fullgraph=True, dynamic=True)
+    programs = []
+    for rows in (4, 7, 5):
+        leaves = drawn(rows, *longer(shapes, rows))
+        assert same(results(compiled, leaves), results(function, leaves))
+        programs.append(counter.frame_count)  # Dynamo makes two of a function with a float, and keeps one
+    assert len(set(programs)) == 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_fake_tensors_have_the_shapes_strides_and_dtypes_of_results(name):
+    function, shapes = FUNCTIONS[name]
+    leaves = drawn(0, *shapes, dtype=torch.bfloat16)
+    real = results(function, leaves)
+    with FakeTensorMode() as mode:
+        fakes = results(function, [mode.from_tensor(t) for t in leaves])
+    for fake, t in zip(fakes, real, strict=True):
+        assert (fake.shape, fake.stride(), fake.dtype, fake.device) == (t.shape, t.stride(), t.dtype, t.device)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # vmap goes through the batch one by one
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_vmap_and_reverse_mode_transforms_give_the_bits_of_plain_calls(name):
+    function, shapes = FUNCTIONS[name]
+
+    def gradients(*operands):
+        y, pullback = torch.func.vjp(function, *operands)
+        return pullback(tuple(t.cos() for t in y) if isinstance(y, tuple) else y.cos())
+
+    batch = [[t.detach() for t in drawn(seed, *shapes)] for seed in range(2)]
+    stacked = [torch.stack(ts) for ts in zip(*batch, strict=True)]
+    for transformed in (function, gradients):
+        got = torch.func.vmap(transformed)(*stacked)
+        for place, operands in enumerate(batch):
+            want = transformed(*operands)
+            got_here, want = (t if isinstance(t, tuple) else (t,) for t in (got, want))
+            assert all(torch.equal(g[place], w) for g, w in zip(got_here, want, strict=True))
+    leaves = drawn(0, *shapes)
+    y = function(*leaves)
+    upstream = tuple(t.detach().cos() for t in y) if isinstance(y, tuple) else y.detach().cos()
+    assert same(torch.autograd.grad(y, leaves, upstream), gradients(*(t.detach() for t in leaves)))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_forward_mode_is_refused(name):
+    function, shapes = FUNCTIONS[name]
+    operands = tuple(t.detach() for t in drawn(0, *shapes))
+    with pytest.raises(NotImplementedError, match=r"no forward-mode derivatives of it; take reverse mode"):
+        torch.func.jvp(function, operands, operands)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match=r"no forward-mode derivatives of it; take reverse mode"),
+    ):
+        function(*(forward_ad.make_dual(t, t) for t in operands))
+
+
+def test_a_pending_negation_is_seen():
+    x = torch.randn(6, 4, dtype=torch.complex64, device=DEVICE).conj().imag
+    assert x.is_neg()
+    assert torch.equal(gelu(x), gelu(x.resolve_neg()))
+
+
+def test_autocast_is_that_of_the_functions_of_pytorch():
+    """gelu and geglu keep the dtype, linear casts to autocast's, layer norm to float32 (PyTorch's on GPUs)."""
+    x, weight, bias = drawn(0, ROW, VECTOR, VECTOR, dtype=torch.bfloat16)
+    w, b = drawn(1, (16, 32), (16,))
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert gelu(x).dtype == F.gelu(x).dtype == geglu(x).dtype == torch.bfloat16
+        assert gelu(x.float()).dtype == F.gelu(x.float()).dtype == torch.float32
+        assert linear_act(x.float(), w, b).dtype == F.linear(x.float(), w, b).dtype == torch.bfloat16
+        y = layer_norm(x, weight, bias)
+        assert [t.dtype for t in layer_norm_residual(x, x)] == [torch.bfloat16] * 2
+        assert layer_norm(x.double()).dtype == torch.float64
+        if GPU:
+            assert y.dtype == F.layer_norm(x, (32,), weight, bias).dtype
+        gradients = torch.autograd.grad(y.sum(), (x, weight, bias))
+    assert torch.equal(y, layer_norm(x.float(), weight.float(), bias.float()))
+    assert y.dtype == torch.float32 and {t.dtype for t in gradients} == {torch.bfloat16}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_captured_step_gives_the_bits_of_a_plain_one(name):
+    """Captured when the form was never seen, when it was seen once, and when it is repeated from a plan."""
+    from kernels import plans
+
+    function, shapes = FUNCTIONS[name]
+    expected = results(function, drawn(1, *shapes))
+    for calls in (0, 1, 3):
+        plans.forget()
+        leaves, stream = drawn(0, *shapes), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(calls):
+                results(function, leaves)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = results(function, leaves)
+        with torch.no_grad():
+            for leaf, t in zip(leaves, drawn(1, *shapes), strict=True):
+                leaf.copy_(t)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same(captured, expected)
