@@ -8,7 +8,8 @@ the residual stream r, and gives its own: s = r + x, t = s + linear(norm(s)), ou
 SwiGLU, "layer+geglu" layer norm and GEGLU of the tanh form. Each contender has the layout that suits it: ours one
 packed projection to both halves, the others two. "ours" are kernels/modules.py, "eager" PyTorch's functions, "compile"
 torch.compile of those, "liger" liger_kernel's functions where that package is installed,
-"ours compiled" torch.compile of our modules.
+"ours compiled" torch.compile of our modules; "ours fused" has LinearGEGLU, which SwiGLU has no
+counterpart of.
 
 Wall: the median over rounds, in which all have their turn, of the time per step of several steps with one wait at the
 end. GPU: that of a CUDA graph of one step. Error: the norm of the difference to the same block in float64 over the norm
@@ -31,7 +32,7 @@ from kernels.bench import report
 from kernels.launch import INTERPRETED
 
 BLOCKS = ("rms+swiglu", "layer+geglu")
-CONTENDERS = ("ours", "eager", "compile", "liger", "ours compiled")
+CONTENDERS = ("ours", "eager", "compile", "liger", "ours compiled", "ours fused")
 SIZES = ("1x512", "4x2048", "8x8192")
 EPS = 1e-5
 
@@ -102,7 +103,7 @@ def liger(block: str):
 class Ours(torch.nn.Module):
     """The block of this package's modules; `up` and `gate` are one weight."""
 
-    def __init__(self, block: str, p: dict[str, Tensor]) -> None:
+    def __init__(self, block: str, p: dict[str, Tensor], fused: bool) -> None:
         super().__init__()
         rms, (inner, width) = block == "rms+swiglu", p["up"].shape
         options = {"device": "meta", "dtype": p["up"].dtype}
@@ -111,13 +112,14 @@ class Ours(torch.nn.Module):
         self.mix, self.down = (
             torch.nn.Linear(*sizes, bias=False, **options) for sizes in ((width, width), (inner, width))
         )
-        if rms:
-            self.gated = torch.nn.Sequential(torch.nn.Linear(width, 2 * inner, bias=False, **options), modules.SwiGLU())
-        else:
+        if fused:
             self.gated = modules.LinearGEGLU(width, 2 * inner, bias=False, approximate="tanh", **options)
+        else:
+            gate = modules.SwiGLU() if rms else modules.GEGLU("tanh")
+            self.gated = torch.nn.Sequential(torch.nn.Linear(width, 2 * inner, bias=False, **options), gate)
         state = {f"{name}.weight": p[name] for name in ("first", "second", "mix", "down")}
         state |= {f"{name}.bias": p[f"{name} bias"] for name in ("first", "second") if not rms}
-        state["gated.0.weight" if rms else "gated.weight"] = torch.cat((p["up"], p["gate"]))
+        state["gated.weight" if fused else "gated.0.weight"] = torch.cat((p["up"], p["gate"]))
         self.load_state_dict(state, assign=True)
         for parameter in self.parameters():
             parameter.requires_grad_()
@@ -137,7 +139,7 @@ class Ours(torch.nn.Module):
 def made(contender: str, block: str, p: dict[str, Tensor]):
     """(function of x and r, its leaves by name, how their gradients are named)."""
     if contender.startswith("ours"):
-        module = Ours(block, {name: t.clone() for name, t in p.items()})
+        module = Ours(block, {name: t.clone() for name, t in p.items()}, contender == "ours fused")
         step = torch.compile(module, dynamic=False) if contender == "ours compiled" else module
         return step, dict(module.named_parameters()), module.gradients
     leaves = {name: t.clone().requires_grad_() for name, t in p.items()}
@@ -199,8 +201,8 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
     torch.compiler.reset()  # each shape gets its own code, not one of many guarded variants
     batch, length = map(int, size.split("x"))
     p = parameters(block, width, inner, torch.bfloat16, "cuda")
-    shape = (4, batch, length, width)
-    x, r, *upstream = torch.randn(shape, device="cuda", dtype=torch.bfloat16).unbind()
+    shape = (batch, length, width)
+    x, r, *upstream = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     x, r = x.requires_grad_(), r.requires_grad_()
     rows, steps, graphs = {name: {"block": block, "size": size, "contender": name} for name in names}, {}, {}
     for name in names:
@@ -239,6 +241,10 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
 
 def reason(problem: Exception) -> str:
     return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"[:160]
+
+
+def contenders(block: str, names: list[str]) -> list[str]:
+    return [name for name in names if name != "ours fused" or block == "layer+geglu"]
 
 
 def accuracy(block: str, names: list[str], small: dict) -> list[dict]:
@@ -282,12 +288,14 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     small |= {"dtype": torch.bfloat16, "device": "cpu" if cpu else "cuda"}
     table = []
     for block in options.block:
-        table += accuracy(block, options.contender, small)
-        print("\n".join(map(line, table[-len(options.contender) :])), flush=True)
+        rows = accuracy(block, contenders(block, options.contender), small)
+        print("\n".join(map(line, rows)), flush=True)
+        table += rows
     for size in [] if cpu else options.size:
         for block in options.block:
-            table += times(block, size, options.width, options.inner, options.contender, until)
-            print("\n".join(map(line, table[-len(options.contender) :])), flush=True)
+            rows = times(block, size, options.width, options.inner, contenders(block, options.contender), until)
+            print("\n".join(map(line, rows)), flush=True)
+            table += rows
     report.save(options.json, "block", device=device, width=options.width, inner=options.inner, rows=table)
     return table
 
