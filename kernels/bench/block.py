@@ -271,7 +271,7 @@ def line(row: dict) -> str:
 
 def main(arguments: list[str] | None = None) -> list[dict]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", nargs="+", default=list(SIZES), help="batch x sequence")
+    parser.add_argument("--size", nargs="*", default=list(SIZES), help="batch x sequence")
     parser.add_argument("--block", nargs="+", default=list(BLOCKS), choices=BLOCKS)
     parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--width", type=int, default=2048)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from kernels import modules
+from kernels.bench import block
 
 
 class Gated(nn.Module):
@@ -102,3 +105,25 @@ def test_what_does_not_fit_is_refused():
         modules.LinearGEGLU(3, 5)
     with pytest.raises(ValueError, match=r"LayerNorm: x's last dimensions must be normalized_shape \(4, 6\)"):
         modules.LayerNorm((4, 6))(torch.randn(6, 4))
+
+
+def test_the_decoder_block_is_measured_and_a_peer_that_fails_is_one_line(monkeypatch, capsys, tmp_path):
+    """On the interpreter: the errors alone."""
+    monkeypatch.setattr(block.report, "device", lambda program: "here")
+
+    def broken(kind):
+        raise RuntimeError(f"no {kind}\nand more")
+
+    monkeypatch.setattr(block, "liger", broken)
+    sizes = ["--width", "32", "--inner", "48", "--rows", "16", "--size", "--json", str(tmp_path / "block.json")]
+    table = block.main([*sizes, "--contender", "ours", "eager", "liger", "ours fused"])
+    found = {(row["block"], row["contender"]): row for row in table}
+    assert len(found) == len(table) == 7
+    assert json.loads((tmp_path / "block.json").read_text())["rows"] == table
+    for kind in block.BLOCKS:
+        assert found[kind, "liger"]["failed"] == f"RuntimeError: no {kind}"
+        ours, eager = found[kind, "ours"]["errors"], found[kind, "eager"]["errors"]
+        assert all(0 < ours[name] <= eager[name] for name in ("y", "dx", "parameters"))
+    assert found["layer+geglu", "ours fused"]["errors"]["y"] <= found["layer+geglu", "ours"]["errors"]["y"] * 1.02
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 8 and printed[3].endswith("liger          failed: RuntimeError: no rms+swiglu")
