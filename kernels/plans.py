@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import inspect
 import itertools
 import operator
 import threading
