@@ -27,12 +27,12 @@ from kernels.operators import operator
 
 __all__ = ["swiglu", "swiglu_split"]
 
-# Elements and warps of a program: forward, backward. Those of GEGLU's tanh form, which does almost the same.
+# Elements and warps of a program: forward, backward; the fastest of eight on an H200.
 _CONFIG = {
     torch.float64: ((512, 4), (512, 4)),
-    torch.float32: ((256, 1), (256, 2)),
-    torch.float16: ((1024, 1), (512, 1)),
-    torch.bfloat16: ((512, 2), (256, 1)),
+    torch.float32: ((512, 2), (256, 2)),
+    torch.float16: ((512, 1), (1024, 4)),
+    torch.bfloat16: ((512, 1), (512, 2)),
 }
 
 

@@ -20,6 +20,8 @@ that fails is one line that says why. What no time is left for is not begun.
 from __future__ import annotations
 
 import argparse
+import gc
+import math
 import statistics
 import time
 
@@ -181,9 +183,20 @@ def captured(step):
             step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        graph.kept = step()
+    gc.collect()  # what an earlier graph held must not be freed while this one is captured: that fails both
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            graph.kept = step()
+    finally:
+        gc.enable()
     return graph
+
+
+def waves(*shape: int) -> Tensor:
+    """Numbers between -1.5 and 1.5 that no generator makes: a capture that failed leaves the device's unusable."""
+    places = torch.arange(math.prod(shape), device="cuda", dtype=torch.float32)
+    return (places * 0.7548776662).sin_().add_((places * 0.5698402910).cos_(), alpha=0.5).to(torch.bfloat16).view(shape)
 
 
 def timed(call, steps: int) -> float:
@@ -202,7 +215,7 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
     batch, length = map(int, size.split("x"))
     p = parameters(block, width, inner, torch.bfloat16, "cuda")
     shape = (batch, length, width)
-    x, r, *upstream = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    x, r, *upstream = (waves(*shape).roll(k, -1) for k in range(4))
     x, r = x.requires_grad_(), r.requires_grad_()
     rows, steps, graphs = {name: {"block": block, "size": size, "contender": name} for name in names}, {}, {}
     for name in names:
@@ -234,7 +247,9 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
                 found[name][1].append(timed(graphs[name].replay, count))
     for name, (wall, gpu) in found.items():
         rows[name] |= {"wall_ms": statistics.median(wall), "gpu_ms": statistics.median(gpu) if gpu else None}
-    del graphs, steps
+    steps.clear()
+    graphs.clear()
+    gc.collect()
     torch.cuda.empty_cache()
     return list(rows.values())
 
