@@ -442,6 +442,22 @@ def linear_speed(data: dict[str, Any]) -> str:
     return _table(head, rows) + f"\n{data['device']}.\n"
 
 
+def host_speed(data: dict[str, Any]) -> str:
+    """What a call costs: microseconds of the host and of the GPU, beside the peers of the same run."""
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in data["rows"]:
+        for which in ("forward", "step"):
+            own = cells.setdefault((row["function"], which, " x ".join(f"{n:,}" for n in row["shape"])), {})
+            if which in row["host_us"] and row["contender"] not in own:  # ours is in the run once more, beside compile
+                gpu = row["gpu_us"].get(which)
+                own[row["contender"]] = f"{row['host_us'][which]:.0f} ({'no graph' if gpu is None else f'{gpu:.1f}'})"
+    bare = [[*key, *[""] * 4, own["bare"]] for key, own in cells.items() if "bare" in own]
+    peers = ("ours", "eager", "compile", "liger")
+    rows = [[*key, *(own.get(name, "") for name in peers), ""] for key, own in cells.items() if "ours" in own]
+    head = ["", "pass", "shape", "ours", "eager", "torch.compile", "liger", "bare Triton"]
+    return _table(head, bare + rows) + f"\n{data['rows'][0]['dtype']}. {data['device']}.\n"
+
+
 def cluster_times(data: dict[str, Any]) -> str:
     """One sweep on several numbers of GPUs of one machine."""
     rows = [
@@ -559,6 +575,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "gelu speed": of_benchmark("gelu", gelu_speed),
     "layer norm speed": of_benchmark("layer_norm", layer_norm_speed),
     "linear speed": of_benchmark("linear", linear_speed),
+    "host speed": of_benchmark("host", host_speed),
     "sweep times": of_benchmark("sweep", sweep_times),
     "cluster times": of_benchmark("cluster", cluster_times),
     "hunts": of_benchmark("hunt", hunts),

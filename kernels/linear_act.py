@@ -62,13 +62,15 @@ from kernels.linear_layers import (
     check_weight,
     choose,
     configs_of,
+    differentiated,
+    fake_gradients,
     few,
     in_sixteens,
     matrix,
     shaped,
     tile_of,
 )
-from kernels.operators import operator
+from kernels.operators import launcher_of, operator
 from kernels.plans import run
 
 _ACTIVATIONS = {"id": 0, "gelu": 1, "gelu_tanh": 2, "squared_relu": 3}
@@ -406,6 +408,46 @@ def _(dy, pre, activation, store, total):
     return dy.new_empty((m, n)) if store else None, dy.new_empty((n,)) if total else None
 
 
+def _gradients(
+    dy, dpre, x, weight, bias, pre, activation, need_x, need_w, need_b, allow_tf32, call=lambda operator: operator
+):  # fmt: skip
+    """(dx, dweight, dbias) for gradients of the result and of the saved pre-activation, each absent where not wanted.
+
+    Made of operators, which are differentiable themselves, so that it is; or of what `call` makes of an operator."""
+    linear, gradient, shape, x = call(_linear), call(_gradient), x.shape, matrix(x)
+    g = db = None
+    if dy is not None:
+        g = dy = matrix(dy).contiguous()  # one copy at most for three readers
+        if activation != "id":
+            pre = linear(x, weight, bias, "id", False, allow_tf32)[0] if pre is None else matrix(pre)
+            g, db = gradient(dy, pre, activation, True, need_b)
+        elif need_b:
+            db = gradient(dy, dy, "id", False, True)[1]
+    if dpre is not None:
+        dpre = matrix(dpre)
+        more = gradient(dpre, dpre, "id", False, True)[1] if need_b else None
+        g = dpre if g is None else g + dpre
+        db = more if db is None or more is None else db + more
+    if g is None:
+        return None, None, None
+    dx = shaped(linear(g, weight.t(), None, "id", False, allow_tf32)[0], shape) if need_x else None
+    dw = linear(g.t(), x.t(), None, "id", False, allow_tf32)[0] if need_w else None
+    return dx, dw, db
+
+
+@operator("verify_kernels::linear_act_backward")
+def _backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, activation: str,
+    need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All of a backward pass as one operator, where it is not differentiated again."""
+    arguments = (x, weight, bias, pre, activation, need_x, need_w, need_b, allow_tf32)
+    return _gradients(dy, None, *arguments, call=launcher_of)
+
+
+_backward.register_fake(fake_gradients)
+
+
 # ----------------------------------------------------------------------------------------- autograd
 
 
@@ -433,32 +475,7 @@ def _save_linear(ctx, inputs, output):
 
 
 def _differentiate_linear(ctx, dy, dpre):
-    """Made of the operators above, which are differentiable themselves: so is this."""
-    x, weight, bias, pre = ctx.saved_tensors
-    shape, dpre = x.shape, dpre if ctx.saved_pre else None
-    x, pre, dy, dpre = (None if t is None else matrix(t) for t in (x, pre, dy, dpre))
-    need_x, need_w, need_b = ctx.needs_input_grad[:3]
-    need_b = need_b and bias is not None
-    act = ctx.activation
-    g = db = None
-    if dy is not None:
-        dy = dy.contiguous()  # one copy at most for three readers
-        if act == "id":
-            g, pre = dy, dy
-        elif pre is None:
-            pre = _linear(x, weight, bias, "id", False, ctx.allow_tf32)[0]
-        if act != "id" or need_b:
-            g1, db = _gradient(dy, pre, act, act != "id", need_b)
-            g = dy if act == "id" else g1
-    if dpre is not None:
-        more = _gradient(dpre, dpre, "id", False, True)[1] if need_b else None
-        g = dpre if g is None else g + dpre
-        db = more if db is None or more is None else db + more
-    if g is None:
-        return None, None, None, None, None, None
-    dx = shaped(_product(g, weight.t(), ctx.allow_tf32), shape) if need_x else None
-    dw = _product(g.t(), x.t(), ctx.allow_tf32) if need_w else None
-    return dx, dw, db if need_b else None, None, None, None
+    return differentiated(ctx, dy, dpre, ctx.activation, _gradients, _backward)
 
 
 def _save_data_grad(ctx, inputs, output):

@@ -49,13 +49,15 @@ from kernels.linear_layers import (
     check_operands,
     choose,
     configs_of,
+    differentiated,
+    fake_gradients,
     few,
     in_sixteens,
     matrix,
     shaped,
     tile_of,
 )
-from kernels.operators import operator
+from kernels.operators import launcher_of, operator
 from kernels.plans import run
 
 # A kernel's MODE: 0 is a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; and this
@@ -323,6 +325,48 @@ def _(dy, pre, approximate, total):
     return dy.new_empty((m, 2 * n)), dy.new_empty((2 * n,)) if total else None
 
 
+def _column_sums(t: Tensor) -> Tensor:
+    """t.sum(0) of a fresh dense copy: PyTorch's order of the sum follows strides and alignment."""
+    return t.clone(memory_format=torch.contiguous_format).sum(0)
+
+
+def _gradients(
+    dy, dpre, x, weight, bias, pre, approximate, need_x, need_w, need_b, allow_tf32, call=lambda operator: operator
+):  # fmt: skip
+    """(dx, dweight, dbias) for gradients of the result and of the saved pre-activation, each absent where not wanted.
+
+    Made of operators, which are differentiable themselves, so that it is; or of what `call` makes of an operator."""
+    product, gradient, shape, x = call(_product), call(_gradient), x.shape, matrix(x)
+    dp = db = None
+    if dy is not None:
+        pre = product(x, weight, bias, allow_tf32) if pre is None else matrix(pre)
+        dp, db = gradient(matrix(dy), pre, approximate, need_b)
+    if dpre is not None:  # from a second derivative
+        dpre = matrix(dpre)
+        dp = dpre if dp is None else dp + dpre
+        if need_b:
+            more = _column_sums(dpre)
+            db = more if db is None else db + more
+    if dp is None:
+        return None, None, None
+    dx = shaped(product(dp, weight.t(), None, allow_tf32), shape) if need_x else None
+    dw = product(dp.t(), x.t(), None, allow_tf32) if need_w else None
+    return dx, dw, db
+
+
+@operator("verify_kernels::linear_geglu_backward")
+def _backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, approximate: str,
+    need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All of a backward pass as one operator, where it is not differentiated again."""
+    arguments = (x, weight, bias, pre, approximate, need_x, need_w, need_b, allow_tf32)
+    return _gradients(dy, None, *arguments, call=launcher_of)
+
+
+_backward.register_fake(fake_gradients)
+
+
 # ----------------------------------------------------------------------------------------- autograd
 
 
@@ -339,11 +383,6 @@ def _gelu_derivatives(x: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tens
     return x * mass, mass + x * density, (2.0 - x * x) * density
 
 
-def _column_sums(t: Tensor) -> Tensor:
-    """t.sum(0) of a fresh dense copy: PyTorch's order of the sum follows strides and alignment."""
-    return t.clone(memory_format=torch.contiguous_format).sum(0)
-
-
 def _save_geglu(ctx, inputs, output):
     x, weight, bias, ctx.approximate, ctx.saved_pre, ctx.allow_tf32 = inputs
     ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
@@ -351,28 +390,7 @@ def _save_geglu(ctx, inputs, output):
 
 
 def _differentiate_geglu(ctx, dy, dpre):
-    """Made of the operators above, which are differentiable themselves: so is this."""
-    x, weight, bias, pre = ctx.saved_tensors
-    shape, dpre = x.shape, dpre if ctx.saved_pre else None
-    x, pre, dy, dpre = (None if t is None else matrix(t) for t in (x, pre, dy, dpre))
-    need_x, need_w, need_b = ctx.needs_input_grad[:3]
-    need_b = need_b and bias is not None
-    tf32 = ctx.allow_tf32
-    dp = db = None
-    if dy is not None:
-        if pre is None:
-            pre = _product(x, weight, bias, tf32)
-        dp, db = _gradient(dy, pre, ctx.approximate, need_b)
-    if dpre is not None:  # from a second derivative
-        dp = dpre if dp is None else dp + dpre
-        if need_b:
-            more = _column_sums(dpre)
-            db = more if db is None else db + more
-    if dp is None:
-        return None, None, None, None, None, None
-    dx = shaped(_product(dp, weight.t(), None, tf32), shape) if need_x else None
-    dw = _product(dp.t(), x.t(), None, tf32) if need_w else None
-    return dx, dw, db if need_b else None, None, None, None
+    return differentiated(ctx, dy, dpre, ctx.approximate, _gradients, _backward)
 
 
 def _save_product(ctx, inputs, output):

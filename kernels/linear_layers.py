@@ -124,6 +124,30 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
+def differentiated(ctx, dy, dpre, how: str, gradients, backward) -> tuple:
+    """A layer's backward pass: by the operator `backward`, or by `gradients`, where it is differentiated again.
+
+    Also where PyTorch adds up the columns (see added), which no plan repeats; a tensor without memory has no plan."""
+    x, weight, bias, pre = ctx.saved_tensors
+    need_x, need_w, need_b = ctx.needs_input_grad[:3]
+    needs = need_x, need_w, need_b and bias is not None
+    arguments = (x, weight, bias, pre, how, *needs, ctx.allow_tf32)
+    dpre = dpre if ctx.saved_pre else None
+    again = dy is None or dpre is not None or torch.is_grad_enabled()
+    if again or (type(dy) is Tensor and not 0 < dy.numel() <= 63 * ROWS * dy.shape[-1]):
+        found = gradients(dy, dpre, *arguments)
+    else:
+        found = backward(dy, *arguments)
+    dx, dw, db = (t if need else None for t, need in zip(found, needs, strict=True))
+    return dx, dw, db, None, None, None
+
+
+def fake_gradients(dy, x, weight, bias, pre, how, need_x, need_w, need_b, allow_tf32):
+    """Without memory: the gradients of x, weight and bias, absent where not wanted."""
+    wanted = ((need_x, x.shape), (need_w, weight.shape), (need_b, weight.shape[:1]))
+    return tuple(x.new_empty(shape) if need else None for need, shape in wanted)
+
+
 def autocast(*tensors: Tensor | None) -> tuple:
     """Under torch.autocast, what torch.nn.functional.linear does: everything but float64 is cast."""
     kind = autocasts(tensors[0])

@@ -28,23 +28,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from kernels.plans import Form, Planned, form_of
+from kernels.plans import Plan, Planned, form_of
 
-_thread = threading.local()  # form: that of the arguments whose Function is being applied
-
-
-def _is_watched() -> bool:
-    """Whether operators are traced, transformed or handed to a mode."""
-    return (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state()
-    )
+_thread = threading.local()  # known: the plan and the form of the arguments whose Function is being applied
+_transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
 
 
 def _differentiates() -> bool:
     """Whether a transform of torch.func or forward mode is at work that needs the derivatives of a function."""
-    if not torch._C._are_functorch_transforms_active():
+    if not _transforms():
         return forward_ad._current_level >= 0
     functorch = torch._C._functorch
     return functorch.peek_interpreter_stack().key() != functorch.TransformType.Functionalize
@@ -78,8 +71,8 @@ class Operator:
         self._definition.register_autograd(backward, setup_context=setup_context)
 
         def forward(*args: Any) -> Any:
-            form, _thread.form = getattr(_thread, "form", None), None
-            return self.registered(*args) if form is None else self.launcher.repeated(form, args)
+            known, _thread.known = getattr(_thread, "known", None), None
+            return self.registered(*args) if known is None else self.launcher.by(*known, args)
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
             raise NotImplementedError(
@@ -104,20 +97,26 @@ class Operator:
             if check is not None:
                 check(*args)
             return self.registered(*args)
-        form: Form | None = form_of(args)
-        if check is not None and (form is None or not self.launcher.knows(form)):
+        form = form_of(args)
+        plan = None if form is None else self.launcher.plans.get(form[0])
+        if check is not None and type(plan) is not Plan:
             check(*args)
-        if _is_watched() or forward_ad._current_level >= 0:
+        if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
             return self.function.apply(*args) if self.function and _differentiates() else self.registered(*args)
         if form is None or (form[2] and self.function is None):
             return self.registered(*args)
         if form[2]:
-            _thread.form = form
+            _thread.known = plan, form
             try:
                 return self._apply(*args)
             finally:
-                _thread.form = None
-        return self.launcher.repeated(form, args)
+                _thread.known = None
+        return self.launcher.by(plan, form, args)
+
+
+def launcher_of(of: Operator) -> Any:
+    """An operator's own function, for a launcher that is made of several."""
+    return of.launcher.launcher
 
 
 def operator(name: str) -> Any:

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -114,22 +115,6 @@ def unrecorded():
     return _recorded_by(None)
 
 
-class _Box:
-    """A tensor descriptor at another address, for Triton's launcher."""
-
-    __slots__ = ("address", "padding", "shape", "strides")
-
-    def __init__(self, address: int, like: Any) -> None:
-        self.address, self.shape, self.strides, self.padding = address, like.shape, like.strides, like.padding
-
-    @property
-    def base(self) -> _Box:
-        return self
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 @dataclass(frozen=True)
 class _Descriptor:
     """What stands for a tensor descriptor: where it points, and its tensor map for any address."""
@@ -142,20 +127,20 @@ def _map_of(like: Any, meta: Any) -> Callable[[int], Any]:
     """The tensor map of a descriptor at any address; a kernel gets a copy of it, so that one can be used again."""
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
-    return functools.lru_cache(64)(lambda address: make_tensordesc_arg(_Box(address, like), meta)[0])
+    def map_at(address: int) -> Any:
+        base = SimpleNamespace(data_ptr=lambda: address)
+        there = SimpleNamespace(base=base, shape=like.shape, strides=like.strides, padding=like.padding)
+        return make_tensordesc_arg(there, meta)[0]
+
+    return functools.lru_cache(64)(map_at)
 
 
-def _current_device() -> int:
-    return torch._C._cuda_getDevice()
-
-
-def _stream(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)
-
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _RUN = JITFunction.run
 _runtime, _compilation = triton.knobs.runtime, triton.knobs.compilation
-_ENTER, _LEAVE = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+_ENTER, _LEAVE = (getattr(_runtime, f"launch_{when}_hook", None) for when in ("enter", "exit"))
 
 
 def _launch_is_plain() -> bool:
@@ -199,16 +184,15 @@ class Plan:
     index: int  # of the device
     device: torch.device
     outputs: tuple[tuple, ...]  # shape, strides, dtype
-    returned: tuple[int | None, ...] | None  # which outputs the launcher returns as a tuple; None: the only one
+    returned: Callable | None  # takes what the launcher returns out of [*outputs, None]; None: the only output
     scratch: int  # bytes
     zeroed: int
     places: tuple[tuple[int, int], ...]  # what is pointed to: a base, and bytes from there
-    maps: tuple[
-        tuple[int, Any], ...
-    ]  # of tensor descriptors: the place that each points to, and its map for an address
+    maps: tuple[tuple[int, Callable], ...]  # of tensor descriptors: where each points to, and its map for an address
     values: tuple  # grids, parameters, whatever else a launch takes
     launches: tuple[tuple, ...]  # launcher, and what it takes out of [stream, *places, *maps, *values]
     hooks: tuple[list, ...]  # of the kernels, before a launch
+    compiled: tuple  # the compiled kernels, which must not be unloaded
 
     def __call__(self, bases: list[int]) -> Any:
         outputs = []
@@ -229,7 +213,7 @@ class Plan:
         pool += self.values
         for launch, arguments in self.launches:
             launch(*arguments(pool))
-        return outputs[0] if self.returned is None else tuple(None if i is None else outputs[i] for i in self.returned)
+        return outputs[0] if self.returned is None else self.returned((*outputs, None))
 
 
 def _span(t: Tensor) -> int:
@@ -259,7 +243,10 @@ class _Pool:
         self.kinds: tuple[list, list, list] = [], [], []
 
     def place(self, address: int) -> int:
-        [place] = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
+        found = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
+        if len(found) != 1:
+            raise LookupError("a kernel was given a tensor that is neither an operand nor made by its launcher")
+        [place] = found
         if place not in self.kinds[0]:
             self.kinds[0].append(place)
         return self.kinds[0].index(place)
@@ -283,7 +270,7 @@ class _Pool:
 
 def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | None:
     """The plan of what was recorded, None where it cannot be repeated."""
-    if not recorder.repeatable or not recorder.launches:
+    if not recorder.repeatable or not recorder.launches or (isinstance(result, tuple) and len(result) < 2):
         return None
     results = result if isinstance(result, tuple) else (result,)
     outputs = [t for t in results if t is not None]
@@ -309,16 +296,20 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
             return None
         launcher, fixed, values = prepared
         grid = (*launch.grid, 1, 1)[:3]
-        launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *values)]))
+        try:
+            launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *values)]))
+        except LookupError:
+            return None
     pointed = {base for base, _ in pool.kinds[0]}
     if not pointed.issuperset(range(len(tensors), len(tensors) + len(outputs))):
         return None  # an output that no kernel was given
     numbers = iter(range(len(outputs)))
+    places = [-1 if t is None else next(numbers) for t in results]
     return Plan(
         index=tensors[0].get_device(),
         device=tensors[0].device,
         outputs=tuple((t.shape, t.stride(), t.dtype) for t in outputs),
-        returned=tuple(None if t is None else next(numbers) for t in results) if isinstance(result, tuple) else None,
+        returned=operator.itemgetter(*places) if isinstance(result, tuple) else None,
         scratch=sizes[0],
         zeroed=sizes[1],
         places=tuple(pool.kinds[0]),
@@ -326,6 +317,7 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
         values=tuple(pool.kinds[2]),
         launches=tuple((launcher, pool.getter(names)) for launcher, names in launches),
         hooks=tuple(launch.kernel.pre_run_hooks for launch in recorder.launches),
+        compiled=tuple(launch.compiled for launch in recorder.launches),
     )
 
 
@@ -377,22 +369,18 @@ class Planned:
 
     def __call__(self, *args: Any) -> Any:
         form = form_of(args) if REPEATS else None
-        return self.launcher(*args) if form is None else self.repeated(form, args)
+        return self.launcher(*args) if form is None else self.by(self.plans.get(form[0]), form, args)
 
-    def knows(self, form: Form) -> bool:
-        return type(self.plans.get(form[0])) is Plan
-
-    def repeated(self, form: Form, args: tuple) -> Any:
-        key, bases, _ = form
-        plan = self.plans.get(key)
+    def by(self, plan: Plan | str | None, form: Form, args: tuple) -> Any:
+        """The launcher's results, by what `plans` has for this form of arguments."""
         if type(plan) is not Plan:
-            return self._unplanned(key, args, plan)
+            return self._unplanned(form[0], args, plan)
         if any(plan.hooks) or not _launch_is_plain():
             return self.launcher(*args)
         if plan.index == _current_device():
-            return plan(bases)
+            return plan(form[1])
         with torch.cuda.device(plan.index):
-            return plan(bases)
+            return plan(form[1])
 
     def _unplanned(self, key: tuple, args: tuple, known: str | None) -> Any:
         if not REPEATS:

@@ -340,15 +340,6 @@ def test_operators_are_registered_for_the_compiler(backend):
     torch.library.opcheck(torch.ops.precise_gelu.second, (dy.detach(), dy.detach(), x.detach(), "none"))
 
 
-def test_inside_a_compiled_function(backend):
-    x = torch.randn(3, 4, device=backend.device, requires_grad=True)
-    f = torch.compile(lambda t: gelu(t * 2, "tanh") + 1, backend="aot_eager", fullgraph=True)
-    got, want = f(x), gelu(x * 2, "tanh") + 1
-    assert torch.equal(got, want)
-    grads = [torch.autograd.grad(y.sum(), x)[0] for y in (got, want)]
-    assert torch.equal(*grads)
-
-
 def test_errors_state_the_rule_and_what_was_received(backend, monkeypatch):
     x = torch.ones(2, device=backend.device)
     with pytest.raises(ValueError, match=r'gelu: approximate must be "none" or "tanh", got \'erf\''):

@@ -74,22 +74,15 @@ def test_repeated_launches_give_the_bits_and_strides_of_the_launcher(launcher, m
     function, shapes = FUNCTIONS[name]
     with monkeypatch.context() as plain:
         plain.setattr(plans, "REPEATS", False)
-        expected = [results(function, drawn(seed, *shapes)) for seed in range(4)]
-    for seed in range(4):
+        expected = [results(function, drawn(seed, *shapes)) for seed in range(3)]
+    for seed in range(3):
         assert same(results(function, drawn(seed, *shapes)), expected[seed]), seed
         assert seed > 0 or launcher.launches == 0
-    assert launcher.launches > 0
-
-
-def test_everything_of_a_repeated_step_is_repeated(launcher, monkeypatch):
-    for function, shapes in FUNCTIONS.values():
-        for seed in range(2):
-            results(function, drawn(seed, *shapes))
-    worked_out = []
-    monkeypatch.setattr(plans.Planned, "_unplanned", lambda self, *_: worked_out.append(self.launcher))
-    for function, shapes in FUNCTIONS.values():
-        results(function, drawn(5, *shapes))
-    assert not worked_out
+    with monkeypatch.context() as watched:
+        worked_out = []
+        watched.setattr(plans.Planned, "_unplanned", lambda self, *_: worked_out.append(self.launcher))
+        results(function, drawn(0, *shapes))
+        assert not worked_out
 
 
 def test_a_form_is_dtype_shape_strides_alignment_and_every_plain_value(launcher):
@@ -188,13 +181,13 @@ def test_threads_share_plans(launcher, monkeypatch):
             return interpreted(*args, **kwargs)
 
     monkeypatch.setattr(InterpretedFunction, "run", one_by_one)
-    inputs = {seed: drawn(seed, ROW, VECTOR, VECTOR) for seed in range(8)}
+    inputs = {seed: drawn(seed, ROW, VECTOR, VECTOR) for seed in range(4)}
     expected = {seed: results(layer_norm, leaves) for seed, leaves in inputs.items()}
     plans.forget()
     wrong = []
 
     def work(seed):
-        for _ in range(5):
+        for _ in range(3):
             if not same(results(layer_norm, inputs[seed]), expected[seed]):
                 wrong.append(seed)
 
@@ -207,14 +200,23 @@ def test_threads_share_plans(launcher, monkeypatch):
 
 
 def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
-    """Seeded bugs of launchers: a sum, a result that no kernel was given, a zeroed result, an operand returned."""
+    """Seeded bugs of launchers: a tensor from elsewhere, a result no kernel was given, zeroed or an operand, a sum."""
 
     def launched(x):
         y = torch.empty_like(x)
         _launch(_forward_kernel, (x, y), x.numel(), False, TANH=False)
         return y
 
+    constant = torch.ones(20, device=DEVICE)
+
+    def with_constant(x):
+        y = torch.empty_like(x)
+        _launch(_forward_kernel, (constant, y), x.numel(), False, TANH=False)
+        return y
+
     for wrong in (
+        with_constant,
+        lambda x: (launched(x),),
         lambda x: launched(x) + 1,
         lambda x: (launched(x), torch.empty_like(x)),
         lambda x: (launched(x), torch.zeros_like(x)),
