@@ -3,7 +3,8 @@
     const, neg, at_most     constants in an operand's precision, an exact sign, a minimum that keeps NaN
     horner                  a polynomial by fused multiply-adds
     reciprocal_approx, reciprocal64, exp2_approx    the hardware's approximations, and one Newton step on the first
-    times_pow2, pow2_halves, scaled64, exponent, power_of_two, power_of_two_32      powers of two by exponent bits
+    times_pow2, pow2_halves, scaled64, product64, exponent, power_of_two, power_of_two_32
+                            powers of two by exponent bits
     float64_of              a float64 argument, passed as its bits
 
 A float64 n + MAGIC (a float32 n + MAGIC32) has the integer n in its low bits: the sum rounds to an integer, and a
@@ -88,6 +89,15 @@ def scaled64(v, n):
     step = ((third + 1023) << 52).to(tl.float64, bitcast=True)
     last = ((n - 2 * third + 1023) << 52).to(tl.float64, bitcast=True)
     return ((v * step) * step) * last
+
+
+@triton.jit
+def product64(a, b):
+    """a b = m 2^e, e = 1024 where the product of two finite factors is beyond float64."""
+    m = a * b
+    beyond = (tl.abs(m) == float("inf")) & (tl.abs(a) < float("inf")) & (tl.abs(b) < float("inf"))
+    small = (a * 2.0**-512) * (b * 2.0**-512)
+    return tl.where(beyond, small, m), tl.where(beyond, 1024, 0).to(tl.int64)
 
 
 @triton.jit

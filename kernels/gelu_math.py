@@ -341,7 +341,7 @@ def _tanh_slope_half(x):
 
 
 @triton.jit
-def _twelve(x):
+def twelve(x):
     """12, and -inf for infinite x: -2^-149 |x| is lost in rounding for every finite x."""
     return tl.fma(tl.abs(x), const(x, -1.401298464324817e-45), const(x, 12.0))
 
@@ -353,14 +353,14 @@ def root_gauss_bf(x, u):
     0 for infinite x, not its value at the limit: see zero_at_minus_inf. One fused multiply-add, where a choice takes
     two operations.
     """
-    return exp2_approx(tl.fma(u * u, const(u, NEG_HALF_LOG2E / 2), _twelve(x))) * (1.0 / 4096.0)
+    return exp2_approx(tl.fma(u * u, const(u, NEG_HALF_LOG2E / 2), twelve(x))) * (1.0 / 4096.0)
 
 
 @triton.jit
 def root_decay_bf(x, u, s):
     """exp(-z(u)), u = min(|x|, 13.3) and s its square; 0 for infinite x."""
     a = tl.fma(s, const(s, NEG_TANH_B_LOG2E / 2), const(s, NEG_TANH_A_LOG2E / 2))
-    return exp2_approx(tl.fma(u, a, _twelve(x))) * (1.0 / 4096.0)
+    return exp2_approx(tl.fma(u, a, twelve(x))) * (1.0 / 4096.0)
 
 
 @triton.jit
@@ -422,7 +422,7 @@ def _tanh_slope_times_bf(m, x):
 
 
 @triton.jit
-def _exp_pair(h, low):
+def exp_pair(h, low):
     """exp(h + low) = (p + q) 2^n: p + q good to 2^-58, n in the low bits of `shifted`."""
     shifted = tl.fma(h, const(h, LOG2E), const(h, MAGIC))
     n = shifted - MAGIC
@@ -439,14 +439,14 @@ def _exp_pair(h, low):
 def _erf64_parts(u):
     hu = -0.5 * u
     hs = u * hu
-    p, q, shifted = _exp_pair(hs, tl.fma(u, hu, neg(hs)))
+    p, q, shifted = exp_pair(hs, tl.fma(u, hu, neg(hs)))
     d = u + 3.0
     r, e = reciprocal_pair(d, u - (d - 3.0))
     return p, q, shifted, r, e, tl.fma(r, e, r - 0.1)
 
 
 @triton.jit
-def _one_minus(p, q, a, b):
+def one_minus(p, q, a, b):
     """1 - (p + q) a b with one rounding that matters."""
     t, low = two_sum(const(p, 1.0), neg((p * a) * b))
     return t, low - (q * a) * b
@@ -463,7 +463,7 @@ def erf64(x):
     # x < 0: -u tail, scaled last: a subnormal result is rounded a second time only there
     vh, vl = mul_pair(p, q, u, 0.0 * u)
     negative = neg(((vh + vl) * a) * b)
-    t, low = _one_minus(p, q, a, b)
+    t, low = one_minus(p, q, a, b)
     y = tl.where(x < 0, negative, tl.fma(x, t, u * low))
     return tl.where((x == 0) | (x != x), x, y)
 
@@ -478,7 +478,7 @@ def _erf_slope64(x):
     w, wl = two_sum(const(u, ERF_ZERO), neg(u))
     p, q = mul_pair(p, q, w, wl + ERF_ZERO_LO)
     a, b = pow2_halves(shifted)
-    t, low = _one_minus(p, q, a, b)
+    t, low = one_minus(p, q, a, b)
     p, q = two_sum(p, q)  # next to the zero all of it is in q
     return tl.where(x < 0, (p * a) * b, t), tl.where(x < 0, (q * a) * b, low)
 
@@ -498,7 +498,7 @@ def _tanh64_parts(u):
     wh, wl = _tanh_argument64(
         u, const(u, NEG_TANH_A), const(u, NEG_TANH_A_LO), const(u, NEG_TANH_B), const(u, NEG_TANH_B_LO)
     )
-    p, q, shifted = _exp_pair(wh, wl)
+    p, q, shifted = exp_pair(wh, wl)
     a, b = pow2_halves(shifted)
     d, low = fast_two_sum(const(u, 1.0), (p * a) * b)
     low = low + (q * a) * b
@@ -534,7 +534,7 @@ def _tanh_slope64(x):
     p, q = mul_pair(p, q, r, r * e)
     p, q = mul_pair(p, q, r, r * e)
     p, q = mul_pair(p, q, tl.where(near, mh, nh), tl.where(near, ml, ne + (low + gl)))
-    t, rest = _one_minus(p, q, a, b)
+    t, rest = one_minus(p, q, a, b)
     p, q = two_sum(p, q)  # next to the zero all of it is in q
     return tl.where(x < 0, (p * a) * b, t), tl.where(x < 0, (q * a) * b, rest)
 
@@ -555,7 +555,7 @@ def lifted64(m, e, x, TANH: tl.constexpr, SLOPE: tl.constexpr):
     else:
         u = at_most(tl.abs(x), 55.0)
         h, low = mul_pair(u, 0.0 * u, -0.5 * u, 0.0 * u)
-    p, q, shifted = _exp_pair(h, low)
+    p, q, shifted = exp_pair(h, low)
     if TANH:
         if SLOPE:
             vh, low = _tanh_argument64(
@@ -653,7 +653,7 @@ def curvature(x, TANH: tl.constexpr):
         h = tl.abs(a) * -1.0
     else:
         h = s * -0.5
-    p, q, shifted = _exp_pair(h, 0.0 * h)
+    p, q, shifted = exp_pair(h, 0.0 * h)
     two_a, two_b = pow2_halves(shifted)
     e = ((p + q) * two_a) * two_b
     if TANH:

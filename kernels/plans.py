@@ -96,7 +96,8 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     compiled = kernel[grid](*args, **options)
     recorder.launching = False
     given = dict(zip(kernel.arg_names, args, strict=False)) | options
-    values = [given.pop(name) for name in kernel.arg_names]
+    defaults = {name: p.default for name, p in inspect.signature(kernel.fn).parameters.items()}
+    values = [given.pop(name, defaults[name]) for name in kernel.arg_names]
     recorder.launches.append(Launch(kernel, compiled, grid, values, given))
 
 

@@ -1,4 +1,4 @@
-"""The speed table of the GELU family on one GPU: every kernel as a fraction of a copy of the same bytes.
+"""The speed table of the GELU family and SwiGLU on one GPU: every kernel as a fraction of a copy of the same bytes.
 
     python -m kernels.bench.gelu                     2^27 elements, all dtypes, forms and distributions
     python -m kernels.bench.gelu --log2 28 --json out.json
@@ -7,8 +7,8 @@
 measured in the same run; above it, a kernel reads more than it writes, which the memory likes better than a copy.
 All contenders of a row take turns, and the figure is the ratio of medians over the rounds; 1 GiB written before
 every call keep launch time out of it and clear the cache. "liger" is liger_kernel's Triton kernel where that package
-is installed (GEGLU, tanh form). Three distributions, because arithmetic draws power and branches depend on data:
-normal of standard deviation 1 and 3, and finite values of uniformly random bits.
+is installed (GEGLU of the tanh form, SwiGLU). Three distributions, because arithmetic draws power and branches depend
+on data: normal of standard deviation 1 and 3, and finite values of uniformly random bits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import torch._dynamo
 import torch._functorch.config
 import torch.nn.functional as F  # noqa: N812
 
-from kernels import geglu, gelu, gelu_compiled, gelu_cuda
+from kernels import geglu, gelu, gelu_compiled, gelu_cuda, swiglu
 from kernels.bench import report
 
 try:
     from liger_kernel.ops import geglu as liger
+    from liger_kernel.ops import swiglu as liger_swiglu
 except ImportError:
-    liger = None
+    liger = liger_swiglu = None
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DISTRIBUTIONS = ("normal 1", "normal 3", "bits")
@@ -128,21 +129,57 @@ def geglu_runs(form: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Ru
     return runs
 
 
+def swiglu_runs(_: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Runs]]:
+    """On two tensors, as models call it."""
+
+    def eager(first, second):
+        return first * F.silu(second)
+
+    compiled = torch.compile(eager, dynamic=False)
+
+    def backward(f, operands, dy):
+        leaves = [t.detach().requires_grad_() for t in operands]
+        y = f(*leaves)
+        return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
+
+    def runs(x, dy):
+        pair = [t.contiguous() for t in x.chunk(2, -1)]
+        functions = {"swiglu": swiglu.swiglu_split, "eager": eager, "torch.compile": compiled}
+        table: dict[str, Runs] = {
+            "forward": {name: lambda f=f: f(*pair) for name, f in functions.items()},
+            "backward": {name: backward(f, pair, dy) for name, f in functions.items()},
+        }
+        if liger_swiglu is not None:
+            # it takes silu of the first of two tensors, and overwrites them with their gradients
+            b, a = (t.clone() for t in pair)
+            table["forward"]["liger"] = lambda: liger_swiglu.swiglu_forward(a, b)
+            table["backward"]["liger"] = lambda: liger_swiglu.swiglu_backward(a, b, dy)
+        return table
+
+    return runs
+
+
+RUNS = {"gelu": gelu_runs, "geglu": geglu_runs, "swiglu": swiglu_runs}
+
+
 def measure(
     log2: int, rounds: int, dtypes: list[str], functions: list[str], distributions: list[str]
 ) -> list[dict[str, object]]:
     """One row per function, direction, dtype, form and distribution: the fraction of copy of each contender."""
     rows: list[dict[str, object]] = []
     n = 1 << log2
-    tensors = {"gelu": {"forward": 2, "backward": 3}, "geglu": {"forward": 1.5, "backward": 2.5}}
+    gated = {"forward": 1.5, "backward": 2.5}
+    tensors = {"gelu": {"forward": 2, "backward": 3}, "geglu": gated, "swiglu": gated}
     for name in dtypes:
         dtype = DTYPES[name]
         for form in ("none", "tanh"):
             for function in functions:
-                runs = (gelu_runs if function == "gelu" else geglu_runs)(form)
+                if function == "swiglu" and form == "tanh":
+                    continue  # it has one form
+                runs = RUNS[function](form)
                 for distribution in distributions:
                     x, dy = draw(n, dtype, distribution), draw(n, dtype, "normal 1")
-                    if function == "geglu":
+                    if function != "gelu":
                         x, dy = x.view(-1, 2 * WIDE), dy[: n // 2].view(-1, WIDE)
                     for direction, calls in runs(x, dy).items():
                         moved = int(tensors[function][direction] * n * dtype.itemsize)
@@ -170,7 +207,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--log2", type=int, default=27, help="elements, as a power of two")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--function", nargs="+", choices=("gelu", "geglu"), default=["gelu", "geglu"])
+    parser.add_argument("--function", nargs="+", choices=RUNS, default=["gelu", "geglu"])
     parser.add_argument("--data", nargs="+", choices=DISTRIBUTIONS, default=list(DISTRIBUTIONS))
     parser.add_argument("--json", help="default: $OUT/gelu.json if OUT is set")
     options = parser.parse_args(arguments)

@@ -39,12 +39,16 @@ from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_geglu import linear_geglu
+from kernels.rms_norm import rms_norm, rms_norm_residual
+from kernels.swiglu import swiglu, swiglu_split
 
 try:
     from liger_kernel.ops.geglu import LigerGELUMulFunction
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 except Exception:  # an import that fails for any reason leaves its peer out
-    LigerGELUMulFunction = LigerLayerNormFunction = None
+    LigerGELUMulFunction = LigerLayerNormFunction = LigerRMSNormFunction = LigerSiLUMulFunction = None
 
 SHAPES = ((512, 1024), (64, 256), (4096, 1024))
 CALLS = 10  # in a round, and in a graph
@@ -79,6 +83,14 @@ def _geglu_eager(x1, x2):
     return x1 * F.gelu(x2)
 
 
+def _swiglu_eager(x1, x2):
+    return x1 * F.silu(x2)
+
+
+def _rms_eager(x, weight):
+    return F.rms_norm(x, weight.shape, weight, 1e-6)
+
+
 def _norm_eager(x, weight, bias):
     return F.layer_norm(x, weight.shape, weight, bias)
 
@@ -97,6 +109,13 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
         "gelu": ([row], {"ours": gelu, "eager": F.gelu}),
         "geglu": ([(m, 2 * n)], {"ours": geglu, "eager": lambda x: _geglu_eager(*x.chunk(2, -1))}),
         "geglu_split": ([row, row], {"ours": geglu_split, "eager": _geglu_eager}),
+        "swiglu": ([(m, 2 * n)], {"ours": swiglu, "eager": lambda x: _swiglu_eager(*x.chunk(2, -1))}),
+        "swiglu_split": ([row, row], {"ours": swiglu_split, "eager": _swiglu_eager}),
+        "rms_norm": ([row, vector], {"ours": rms_norm, "eager": _rms_eager}),
+        "rms_norm_residual": (
+            [row, row, vector],
+            {"ours": rms_norm_residual, "eager": lambda x, r, w: (_rms_eager(x + r, w), x + r)},
+        ),
         "layer_norm": ([row, vector, vector], {"ours": layer_norm, "eager": _norm_eager}),
         "layer_norm_residual": ([row, row, vector, vector], {"ours": layer_norm_residual, "eager": _residual_eager}),
         "layer_norm_residual_bias": (
@@ -123,6 +142,8 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
     if LigerLayerNormFunction is not None:
         table["layer_norm"][1]["liger"] = lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5)
         table["geglu_split"][1]["liger"] = lambda a, b: LigerGELUMulFunction.apply(b, a)
+        table["rms_norm"][1]["liger"] = lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6)
+        table["swiglu_split"][1]["liger"] = lambda a, b: LigerSiLUMulFunction.apply(b, a)
         table["geglu"][1]["liger"] = lambda x: LigerGELUMulFunction.apply(*x.chunk(2, -1)[::-1])
     return table
 

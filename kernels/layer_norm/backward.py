@@ -11,6 +11,10 @@ dbias:
   them: rows with rstd |g| >= 2^17 (float16) or 2^116 (bfloat16), |dy| or |g| >= 2^100, both sums below
   2^-60, or hard in the forward pass. They are found from the sums themselves (one of them is scaled
   by a power of two that makes it overflow) and redone in float64 (hard_rows.py).
+- FAST RMS norm: no c1 is subtracted, and an xhat of its own size may be far below 1. So dx = g rstd - v b, where
+  b = rstd^3 sum(g v) / N, and only the last sum and products can underflow, at the size of dx: eight roundings
+  of 2^-24 (g, rstd, their product, rstd^3, b, 1 / N, the sum over the row, the fused one). Redone are rows with |b|
+  outside 2^-100..2^120 or |sum(g v)| / N < 2^-100, unless all v are 0, and those that the other conditions above name.
 
 Rows of more than 4,096 columns (FAST: 8,192), and all WIDE rows, are worked on in blocks of columns: row_sums_kernel
 gives c1 and c2 first.
@@ -48,6 +52,7 @@ def row_sums_kernel(
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
+    CENTRE: tl.constexpr = 1,  # 0: RMS norm, whose c1 is 0
 ):
     """c1 and c2 of one row per program, read block by block.
 
@@ -69,7 +74,7 @@ def row_sums_kernel(
         if HAS_W:
             w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
             g *= w
-        xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, WIDE), 0.0)
+        xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, WIDE, CENTRE), 0.0)
         acc1 += g
         acc2 = tl.fma(g, xhat, acc2)
         if WIDE:
@@ -129,6 +134,7 @@ def backward_kernel(
     NEED_I: tl.constexpr,
     REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
     AHEAD: tl.constexpr,  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
+    CENTRE: tl.constexpr = 1,  # 0: RMS norm
 ):
     """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
 
@@ -200,7 +206,7 @@ def backward_kernel(
         if FAST:
             e = exponent(rstd64) + exponent(up64)
             far = (e > TOP - 4) | (e < -118)
-            if HAS_R:
+            if HAS_R and CENTRE:
                 far = far | (tl.abs(mean64) * rstd64 > FAR)
         v = x_raw.to(T)
         low = v
@@ -214,7 +220,7 @@ def backward_kernel(
                 r_raw = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0)
             i_row = tl.load(i_ptr + cols, mask=mask, other=0.0) if HAS_I else x_raw
             v = summed(x_raw, r_raw, i_row, HAS_R, HAS_I)
-        xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R))
+        xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R), CENTRE)
         if not FULL:
             xhat = tl.where(mask, xhat, 0.0)
         dy = dy_raw.to(T)
@@ -230,15 +236,17 @@ def backward_kernel(
             lifted = dy * power_of_two_32(lift)
             if HAS_W:
                 lifted *= w_raw.to(T)
-            c1, c2 = sums(lifted, g * xhat)
+            c1, c2 = sums(lifted, g * xhat if CENTRE else g * (v * up))
             c1 *= power_of_two_32(-lift)
             size = tl.abs(c1) + tl.abs(c2)
             c1 *= inv
             c2 *= inv
-        elif WHOLE:
+        elif WHOLE and CENTRE:
             c1, c2 = sums(g, g * xhat)
             c1 *= inv
             c2 *= inv
+        elif WHOLE:
+            c1, c2 = inv, tl.sum(g * xhat, 0) * inv
         else:
             c1 = tl.load(sums_ptr + row * 2)
             c2 = tl.load(sums_ptr + row * 2 + 1)
@@ -250,10 +258,14 @@ def backward_kernel(
                 up *= 1.0 / lift
         if REDO and not FAST:
             seen = tl.maximum(seen, (up != 1).to(tl.int32))
-        xhat, g = one_column(xhat, g, c1, BLOCK == 1)
+        xhat, g = one_column(xhat, g, c1, BLOCK == 1, CENTRE)
         # (one number is negated, not a row; -c2 would be 0 - c2, which is no free change of sign)
-        dx = tl.fma(xhat, c2 * -1.0, g)
-        dx = (dx * rstd) * up if WIDE else dx * (rstd * up)
+        if FAST and not CENTRE:
+            b = c2 * (rstd64 * rstd64 * (rstd64 * up64)).to(T)  # the factor is there before c2 is
+            dx = tl.fma(v * up, b * -1.0, g * (rstd * up))
+        else:
+            dx = tl.fma(xhat, c2 * -1.0, g)
+            dx = (dx * rstd) * up if WIDE else dx * (rstd * up)
         if HAS_DS:
             if AHEAD == 1 and not FAST:
                 ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
@@ -268,6 +280,9 @@ def backward_kernel(
             tl.store(dr_ptr + row * n_cols + cols, rounded(dx, dr_ptr), mask=mask)
         if FAST:  # asked here, where nothing waits for the answer
             usual = (size >= 2.0**-60) & (size < float("inf"))
+            if not CENTRE:  # mean64 is the mean square
+                held = (tl.abs(c2) >= 2.0**-100) & (tl.abs(b) >= 2.0**-100) & (tl.abs(b) < 2.0**120)
+                usual = (held | (mean64 == 0)) & (size < float("inf"))
             suspect = tl.where(far | (usual == 0), 1, 0)
             suspect = tl.where(size == 0, suspect * 2, suspect)
             tl.store(suspect_ptr + row, suspect)
@@ -284,5 +299,5 @@ def backward_kernel(
         redo_rows(
             dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
             dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen, MARKED=not FAST, BLOCK=min(BLOCK, 512),
-            HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+            HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR, CENTRE=CENTRE,
         )  # fmt: skip

@@ -45,6 +45,7 @@ def backward_paired_kernel(
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     AHEAD: tl.constexpr,  # this row and the next ones: AHEAD - 1 rows in shared memory
+    CENTRE: tl.constexpr = 1,  # 0: RMS norm
 ):
     """backward_kernel for long float32 rows: float32 pairs where they matter, fewer registers.
 
@@ -77,7 +78,7 @@ def backward_paired_kernel(
             at = cols + k * BLOCK
             x_raw = x_raw + (tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0),)
             dy_raw = dy_raw + (tl.load(dy_ptr + row * dy_stride + at, mask=mask, other=0.0),)
-        up64, mean64, low64, rstd = scaled_stats(mean_n, low_n, rstd_n)
+        up64, mean64, low64, rstd = scaled_stats(mean_n if CENTRE else low_n, low_n, rstd_n)
         up = up64.to(F)
         mean = mean64.to(F)
         r = rstd.to(F)
@@ -109,7 +110,7 @@ def backward_paired_kernel(
         s1 *= 2.0**-36
         s2 *= 2.0**-36
         b = (s2 - low64 * s1) * (rstd * rstd * rstd * inv)
-        c = b * low64 - s1 * (inv * rstd)
+        c = b * low64 - s1 * (inv * rstd) if CENTRE else low64
         b_high = b.to(F)
         b_low = (b - b_high.to(D)).to(F)
         c_high = c.to(F)
@@ -130,6 +131,8 @@ def backward_paired_kernel(
         size = (tl.abs(s1) + tl.abs(s2) * rstd) * inv
         usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
         usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
+        if not CENTRE:  # without c1, both parts of b have to be there
+            usual = usual & ((tl.abs(b) >= 2.0**-76) | (b == 0))
         suspect = tl.where(usual, 0, 1)
         suspect = tl.where(size == 0, suspect * 2, suspect)
         tl.store(suspect_ptr + row, suspect)
@@ -145,5 +148,5 @@ def backward_paired_kernel(
     redo_rows(
         dy_ptr, dy_ptr, x_ptr, x_ptr, x_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dx_ptr,
         dy_stride, dy_stride, x_stride, x_stride, n_rows, n_cols, seen, MARKED=0, BLOCK=512,
-        HAS_R=0, HAS_I=0, HAS_W=HAS_W, HAS_DS=0, HAS_DR=0,
+        HAS_R=0, HAS_I=0, HAS_W=HAS_W, HAS_DS=0, HAS_DR=0, CENTRE=CENTRE,
     )  # fmt: skip

@@ -19,7 +19,7 @@ def _hard_columns(
     dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
     dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, columns, n_cols, which,
     HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr,
-    NEED_W: tl.constexpr, NEED_B: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    NEED_W: tl.constexpr, NEED_B: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRE: tl.constexpr,
 ):  # fmt: skip
     """What all rows of the programs with hard rows add to the sum number `which` of these columns."""
     cols = columns[None, :]
@@ -33,9 +33,10 @@ def _hard_columns(
             term = tl.load(dy_ptr + r * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
             v, low = value_pair(x_ptr + r * x_stride, r_ptr + r * r_stride, i_ptr + r * 0, cols, mask, HAS_R, HAS_I)
             up, mean, mean_low, rstd = load_stats(stats_ptr + r * 4, here)
-            xhat = xhat_of(v, low, up, mean, mean_low, rstd, 1)
+            xhat = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
             several = (up * 0.0 + n_cols > 1).to(tl.float64)
-            xhat *= several  # as in one_column; NaN stays
+            if CENTRE:
+                xhat *= several  # as in one_column; NaN stays
             g = term
             if HAS_W:
                 g *= tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float64)
@@ -82,6 +83,7 @@ def columns_kernel(
     NEED_I: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CENTRE: tl.constexpr = 1,
 ):
     """The partial column sums added up, in float64 and in a fixed order.
 
@@ -111,7 +113,7 @@ def columns_kernel(
             total = tl.sum(acc, 0) + _hard_columns(
                 dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
                 dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, cols, n_cols, which,
-                HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK,
+                HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK, CENTRE=CENTRE,
             )  # fmt: skip
     if NEED_W:  # noqa: SIM102
         if which == 0:

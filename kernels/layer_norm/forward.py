@@ -20,7 +20,7 @@ import triton.language as tl
 
 from kernels.arithmetic import float64_of
 from kernels.layer_norm.hard_rows import forward_hard_row
-from kernels.layer_norm.moments import FAR, mark_of, moments, scaled_stats, store_stats, sums, xhat_of
+from kernels.layer_norm.moments import FAR, mark_of, mean_square, moments, scaled_stats, store_stats, sums, xhat_of
 from kernels.layer_norm.operands import half_pair, operands, rounded, scale_and_shift, summed, vectors
 
 
@@ -77,6 +77,7 @@ def forward_kernel(
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
+    CENTRE: tl.constexpr = 1,  # 0: RMS norm, whose rows have no mean
 ):
     """One row per program, held in registers (but see AGAIN)."""
     row = tl.program_id(0).to(tl.int64)
@@ -100,12 +101,17 @@ def forward_kernel(
             if HAS_I:
                 i = _read_row(i_ptr, cols, mask, BLOCK, PACKED)
             x, low = half_pair(x, i, r, HAS_I, HAS_R)
-            i0 = tl.load(i_ptr) if HAS_I else 0.0
-            shift, shift_low = half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
+            shift_low = 0.0
+            if CENTRE:
+                i0 = tl.load(i_ptr) if HAS_I else 0.0
+                shift, shift_low = half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
             # stored now, the sum takes no registers beside the pair; rows that are redone write it again
             tl.store(s_ptr + row * n_cols + cols, x, mask=mask)
-            shift = shift.to(tl.float64)
-            d = (x.to(tl.float64) - shift) + (low - shift_low).to(tl.float64)
+            if CENTRE:
+                shift = shift.to(tl.float64)
+                d = (x.to(tl.float64) - shift) + (low - shift_low).to(tl.float64)
+            else:
+                d = x.to(tl.float64)
             if not FULL:
                 d = tl.where(mask, d, 0.0)
         else:
@@ -120,21 +126,34 @@ def forward_kernel(
         v = summed(x, r, i, HAS_R, HAS_I)
         if HAS_R:
             tl.store(s_ptr + row * n_cols + cols, rounded(v, s_ptr), mask=mask)
-        shift = summed(x0, r0, i0, HAS_R, HAS_I)
-        d = v - shift if FULL else tl.where(mask, v - shift, 0.0)
-    s1, s2 = sums(d, d * d)
-    n = row.to(tl.float64) * 0.0 + n_cols  # n_cols itself is no tensor when it is 1
-    mean, mean_low, var = moments(s1, s2, shift, n, float64_of(inv_bits))
+        if CENTRE:
+            shift = summed(x0, r0, i0, HAS_R, HAS_I)
+            d = v - shift if FULL else tl.where(mask, v - shift, 0.0)
+        else:
+            d = v  # 0 beyond the row, as it was read
+    if CENTRE:
+        s1, s2 = sums(d, d * d)
+        n = row.to(tl.float64) * 0.0 + n_cols  # n_cols itself is no tensor when it is 1
+        mean, mean_low, var = moments(s1, s2, shift, n, float64_of(inv_bits))
+    else:
+        mean, mean_low, var = mean_square(d * d, float64_of(inv_bits))
     rstd = tl.rsqrt(var + float64_of(eps_bits))
     if FAST and HAS_R:
-        mean_low += shift_low.to(tl.float64)  # a constant row has v - mean = 0 exactly
-        # the pairs hold 48 bits of v; NaN: a sum left float32, or the row has inf or NaN
-        if tl.abs(mean) * rstd <= FAR:
+        # the pairs hold 48 bits of v; NaN (or infinite): a sum left float32, or the row has inf or NaN
+        if CENTRE:
+            mean_low += shift_low.to(tl.float64)  # a constant row has v - mean = 0 exactly
+            near = tl.abs(mean) * rstd <= FAR
+        else:
+            near = var < float("inf")
+        if near:
             mark = mark_of(mean, var) if MARK else 1.0
             up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
             # before y is made, which needs their registers
-            store_stats(stats_ptr + row * 4, up * mark, mean * mark, mean_low * mark, rstd / mark)
-            y = xhat_of(x, low, up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32), 1)
+            store_stats(
+                stats_ptr + row * 4, up * mark, (mean if CENTRE else var) * mark, mean_low * mark, rstd / mark
+            )  # fmt: skip
+            stats = (up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32))
+            y = xhat_of(x, low, stats[0], stats[1], stats[2], stats[3], 1, CENTRE)
             if PACKED:
                 w = _packed(w_ptr, n_cols >> 31, BLOCK) if HAS_W else 1.0
                 b = _packed(b_ptr, n_cols >> 31, BLOCK) if HAS_B else 0.0
@@ -147,20 +166,23 @@ def forward_kernel(
             forward_hard_row(
                 x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
                 n_cols, float64_of(eps_bits), float64_of(inv_bits),
-                BLOCK=min(BLOCK, 512), HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B,
+                BLOCK=min(BLOCK, 512), HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B, CENTRE=CENTRE,
             )  # fmt: skip
     else:
         if FAST:
             up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
-            d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
-            y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+            if CENTRE:
+                d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
+                y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+            else:
+                y = (x * up.to(tl.float32)) * rstd.to(tl.float32)
         else:
-            up = mark_of(mean, var) if HAS_R else 1.0
+            up = mark_of(mean, var) if HAS_R and CENTRE else 1.0
             if AGAIN:
                 v = tl.load(x_ptr + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float64)
-            y = ((v - mean) - mean_low) * rstd
+            y = ((v - mean) - mean_low) * rstd if CENTRE else v * rstd
         if FAST or HAS_I or not HAS_R:
             w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         y = scale_and_shift(y, w, b, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask, cache_modifier=".cs" if AGAIN else "")
-        store_stats(stats_ptr + row * 4, up, mean, mean_low, rstd)
+        store_stats(stats_ptr + row * 4, up, mean if CENTRE else var, mean_low, rstd)

@@ -13,39 +13,44 @@ import triton
 import triton.language as tl
 
 from kernels.arithmetic import float64_of
-from kernels.layer_norm.moments import load_stats, moments, one_column, store_stats, sums, xhat_of
+from kernels.layer_norm.moments import load_stats, mean_square, moments, one_column, store_stats, sums, xhat_of
 from kernels.layer_norm.operands import affine, rounded, value_pair
 
 
 @triton.jit
 def forward_hard_row(
     x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, n_cols, eps, inv,
-    BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
     """One row of sums in float64 pairs, read block by block: the pointers are those of the row."""
     n = inv * 0.0 + n_cols
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
-    shift, shift_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, 1, HAS_I)
+    if CENTRE:
+        shift, shift_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, 1, HAS_I)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, 1, HAS_I)
-        d = tl.where(cols < n_cols, (v - shift) + (low - shift_low), 0.0)
+        d = tl.where(cols < n_cols, (v - shift) + (low - shift_low) if CENTRE else v, 0.0)
         acc1 += d
         acc2 = tl.fma(d, d, acc2)
-    s1, s2 = sums(acc1, acc2)
-    mean, mean_low, var = moments(s1, s2, shift, n, inv)
-    mean_low += shift_low
+    if CENTRE:
+        s1, s2 = sums(acc1, acc2)
+        mean, mean_low, var = moments(s1, s2, shift, n, inv)
+        mean_low += shift_low
+    else:
+        mean, mean_low, var = mean_square(acc2, inv)
     rstd = tl.rsqrt(var + eps)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = cols < n_cols
         v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, 1, HAS_I)
-        y = affine(((v - mean) + (low - mean_low)) * rstd, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        y = ((v - mean) + (low - mean_low)) * rstd if CENTRE else v * rstd
+        y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         tl.store(y_ptr + cols, rounded(y, y_ptr), mask=mask)
         tl.store(s_ptr + cols, rounded(v, s_ptr), mask=mask)
     # marked; the mean may be no float32, the backward pass finds these rows hard, too
-    store_stats(stats_ptr, 0.5, mean * 0.5, mean_low * 0.5, rstd * 2.0)
+    store_stats(stats_ptr, 0.5, (mean if CENTRE else var) * 0.5, mean_low * 0.5, rstd * 2.0)
 
 
 @triton.jit(do_not_specialize=["eps_bits", "inv_bits", "n_rows"])
@@ -72,7 +77,7 @@ def forward_hard_rows_kernel(
 def _backward_hard_row(
     dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, n_cols,
     BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
-    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
     """dx, c1 and c2 of one row in float64, read block by block; the pointers are those of the row."""
     up, mean, mean_low, rstd = load_stats(stats_ptr, True)
@@ -85,7 +90,7 @@ def _backward_hard_row(
         g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         if HAS_W:
             g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
-        xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, 1), 0.0)
+        xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE), 0.0)
         acc1 += g
         acc2 = tl.fma(g, xhat, acc2)
     c1, c2 = sums(acc1, acc2)
@@ -101,8 +106,8 @@ def _backward_hard_row(
         g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         if HAS_W:
             g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
-        xhat = xhat_of(v, low, up, mean, mean_low, rstd, 1)
-        xhat, g = one_column(xhat, g, c1, BLOCK == 1)
+        xhat = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
+        xhat, g = one_column(xhat, g, c1, BLOCK == 1, CENTRE)
         dx = (tl.fma(-xhat, c2, g) * rstd) * up
         if HAS_DS:
             dx += tl.load(ds_ptr + cols, mask=mask, other=0.0).to(tl.float64)
@@ -133,7 +138,7 @@ def redo_rows(
     dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
     dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen,
     MARKED: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
-    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
     """dx, c1 and c2 of this program's hard rows in float64 pairs, and how many there are.
 
@@ -154,7 +159,7 @@ def redo_rows(
                     dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
                     r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr + row * 4, sums_ptr + row * 2,
                     dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
-                    BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
+                    BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR, CENTRE=CENTRE,
                 )  # fmt: skip
     tl.store(hard_ptr + pid, redone)
 

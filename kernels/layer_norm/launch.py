@@ -83,7 +83,8 @@ def _limited(maxnreg):
     return {} if maxnreg is None else {"maxnreg": maxnreg}
 
 
-def launch_forward(x, residual, input_bias, weight, bias, eps):
+def launch_forward(x, residual, input_bias, weight, bias, eps, centre=True):
+    """centre=False: RMS norm, whose rows have no mean."""
     x2 = as_rows(x)
     m, n = x2.shape
     r2 = x2 if residual is None else as_rows(residual)
@@ -100,21 +101,21 @@ def launch_forward(x, residual, input_bias, weight, bias, eps):
         "HAS_W": int(weight is not None),
         "HAS_B": int(bias is not None),
     }
-    call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias))
+    call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre)
     plan = planned_forward(call, prefetches=x.is_cuda and torch.version.cuda is not None)
     with _on_device_of(x):
         if plan.path in ("wide", "long"):
             run(
                 forward_blocks_kernel, (m,),
                 *common, *scalars, SIGMA=16.0 * call.block, BLOCK=plan.block, WIDE=int(plan.path == "wide"),
-                **has, num_warps=plan.warps,
+                **has, CENTRE=int(centre), num_warps=plan.warps,
             )  # fmt: skip
         else:
             run(
                 forward_kernel, (m,),
                 *common, *scalars, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.path == "fast"),
                 MARK=int(plan.mark), PACKED=int(plan.packed), LATER=plan.later, AGAIN=int(plan.again),
-                **has, num_warps=plan.warps, **_limited(plan.maxnreg),
+                **has, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         if plan.hard_rows:
             grid = (triton.cdiv(m, 32),)
@@ -123,7 +124,7 @@ def launch_forward(x, residual, input_bias, weight, bias, eps):
     return y, s, stats
 
 
-def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
+def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre=True):
     """need: whether the gradients of weight, bias and input_bias are wanted."""
     x2, dy2 = as_rows(x), as_rows(dy)
     m, n = x2.shape
@@ -138,7 +139,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
     )
     dr_, dw_, db_, di_ = (dx if t is None else t for t in (dr, dw, db, di))
     dtypes = (_dtype(t) for t in (x, residual, input_bias, weight, bias, dy, ds))
-    call, kinds = Call(m, n, *dtypes, *need), sum(need)
+    call, kinds = Call(m, n, *dtypes, *need, centre=centre), sum(need)
     plan = planned_backward(call, _shared_memory(x.device) if x.is_cuda else None)
     fast, wide, redo = plan.path == "fast", plan.path == "wide", plan.redo != "never"
     part = torch.empty((kinds, plan.programs, n), dtype=torch.float32 if fast else torch.float64, device=x.device)
@@ -159,7 +160,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
                 backward_paired_kernel, (plan.programs,),
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=plan.block, PARTS=8, FULL=int(8 * plan.block == n), HAS_W=has["HAS_W"], **needs,
-                AHEAD=plan.ahead, num_warps=plan.warps, **_limited(plan.maxnreg),
+                AHEAD=plan.ahead, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         else:
             if not plan.whole:
@@ -167,7 +168,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
                     row_sums_kernel, (m,),
                     dy2, x2, r2, input_bias_, weight_, stats, sums,
                     dy2.stride(0), x2.stride(0), r2.stride(0), n,
-                    BLOCK=min(call.block, 2048), WIDE=int(wide), **has, num_warps=8,
+                    BLOCK=min(call.block, 2048), WIDE=int(wide), **has, CENTRE=int(centre), num_warps=8,
                 )  # fmt: skip
             run(
                 backward_kernel, (plan.programs, plan.blocks),
@@ -176,7 +177,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
                 BLOCK=plan.block, FULL=int(n % plan.block == 0), WHOLE=int(plan.whole), FAST=int(fast),
                 WIDE=int(wide), TOP=plan.top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
                 **needs, NEED_I=int(need[2]), REDO=int(plan.redo == "inside"), AHEAD=plan.ahead,
-                num_warps=plan.warps, **_limited(plan.maxnreg),
+                CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         if plan.redo == "after":
             run(
@@ -192,6 +193,6 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need):
                 part, dw_, db_, di_, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
                 REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=int(need[2]),
-                ROWS=plan.column_depth, BLOCK=plan.column_block, num_warps=4,
+                ROWS=plan.column_depth, BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
             )  # fmt: skip
     return dx, dr, di, dw, db

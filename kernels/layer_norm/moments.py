@@ -17,7 +17,8 @@ Squares of float32 numbers neither overflow nor underflow in float64: 1e30 and 1
 cases. eps reaches the kernel as the bits of a float64 (Triton passes Python floats as float32).
 
 The statistics of a row are four float64 numbers: up, up mean (high and low part), rstd / up. `up` is a power of two,
-times 1/2 if the row is marked.
+times 1/2 if the row is marked. RMS norm (not CENTRE) has the mean square in the second place and 0 in the third, no
+row of it is marked for its mean, and its v is the sum rounded once: nothing is subtracted from it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ def moments(s1, s2, shift, n, inv):
     var = (tl.fma(-s1, m, s2) - s1 * m_low) * inv
     mean, e = two_sum(shift, m)
     return mean, e + m_low, tl.where(var < 0, 0.0, var)  # keeps NaN, which maximum() would not
+
+
+@triton.jit
+def mean_square(squares, inv):
+    """What moments() gives where nothing is centred: no mean, and the mean of v^2, whose terms are all positive."""
+    return inv * 0.0, inv * 0.0, tl.sum(squares, 0) * inv
 
 
 @triton.jit
@@ -94,21 +101,25 @@ def load_stats(stats_ptr, there):
 
 
 @triton.jit
-def xhat_of(v, low, up, mean, mean_low, rstd, PAIR: tl.constexpr):
-    """(v up - mean - mean_low) rstd in v's dtype; two roundings, three if PAIR."""
-    if PAIR:
+def xhat_of(v, low, up, mean, mean_low, rstd, PAIR: tl.constexpr, CENTRE: tl.constexpr = 1):
+    """(v up - mean - mean_low) rstd in v's dtype; two roundings, three if PAIR; v up rstd unless CENTRE: one."""
+    if not CENTRE:
+        return (v * up) * rstd  # no sum in which the sign of a zero is lost; low is below v's last bit
+    elif PAIR:
         return (tl.fma(v, up, -mean) + tl.fma(low, up, -mean_low)) * rstd
     else:
         return tl.fma(tl.fma(v, up, -mean), rstd, -mean_low * rstd)
 
 
 @triton.jit
-def one_column(xhat, g, c1, ONE: tl.constexpr):
-    """(xhat, g - c1): both 0 where a row is ONE number, NaN where it is not finite.
+def one_column(xhat, g, c1, ONE: tl.constexpr, CENTRE: tl.constexpr = 1):
+    """(xhat, g - c1): both 0 where a row is ONE number, NaN where it is not finite; (xhat, g) unless CENTRE.
 
     There g - c1 is not left to a subtraction: fused with g = dy weight, it gives that product's rounding
     error. Rows of 16-bit operands have a mean of 48 bits, their pair may have more."""
-    if ONE:
+    if not CENTRE:
+        return xhat, g
+    elif ONE:
         return xhat * 0.0, tl.abs(g) * 0.0
     else:
         return xhat, g - c1

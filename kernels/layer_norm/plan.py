@@ -47,6 +47,7 @@ class Call:
     need_weight: bool = False
     need_bias: bool = False
     need_input_bias: bool = False
+    centre: bool = True  # layer norm; else RMS norm, whose rows are never marked: no mean hides what is left of a sum
 
     @property
     def block(self) -> int:
@@ -88,7 +89,7 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
     block, n, residual = call.block, call.columns, call.residual is not None
     if call.wide or block > 16384:
         path = "wide" if call.wide else "long"
-        return ForwardPlan(path, min(block, 2048), 8, hard_rows=residual and not call.wide)
+        return ForwardPlan(path, min(block, 2048), 8, hard_rows=residual and call.centre and not call.wide)
     half = _are_half(call.x, call.residual, call.input_bias)
     if half and torch.float64 not in (call.weight, call.bias):
         full = block == n >= 2048
@@ -99,7 +100,7 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
             warps=max(1, min(16, block // (512 if residual else 1024))),
             # 64 registers: a quarter more rows in flight than the 79 the compiler would take
             maxnreg=64 if block >= 2048 or residual else None,
-            mark=block > 8192 or not _are_half(call.weight, call.bias),
+            mark=call.centre and (block > 8192 or not _are_half(call.weight, call.bias)),
             packed=full and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
             # half as many rows later as an H200 works on at a time, or a quarter where two operands are read
             later=(132 if residual else 264) * 8192 // block if full and prefetches else 0,
@@ -111,7 +112,7 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
         return ForwardPlan("exact", block, warps=16, maxnreg=40, again=True)
     else:
         warps, maxnreg = max(1 if block < 1024 else 2, min(16, block // 1024)), None
-    return ForwardPlan("exact", block, warps, maxnreg, hard_rows=residual)
+    return ForwardPlan("exact", block, warps, maxnreg, hard_rows=residual and call.centre)
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
     programs, warps = _programs_and_warps(call, path)
     programs = max(1, min(m, programs))
     blocks = triton.cdiv(n, min(block, 1024)) if path in ("long", "wide") else 1
-    marked = call.residual is not None and path in ("exact", "long")
+    marked = call.residual is not None and call.centre and path in ("exact", "long")
     redo = "never"
     if path in ("fast", "paired") or marked:
         redo = "after" if blocks > 1 else "inside"

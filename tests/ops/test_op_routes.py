@@ -52,7 +52,7 @@ CASES = [
         for absent in ((), ("weight", "bias"))
     ],
     Case("layer_norm", (2, 3), (("eps", 0.5),), ("bias",)),
-    *[Case("rms_norm", (2, 4), absent=absent) for absent in ((), ("weight",))],
+    *[Case(op, (2, 4), absent=absent) for op in ("rms_norm", "rms_norm_residual") for absent in ((), ("weight",))],
     Case("softmax", (2, 4)),
     *[
         Case("linear", (2, 3, 2), (("activation", activation),), absent)
@@ -133,7 +133,7 @@ def limit_of(case: Case) -> float:
 def test_every_builtin_op_has_a_case() -> None:
     builtin = {
         "gelu", "geglu", "geglu_split", "silu", "swiglu", "swiglu_split", "layer_norm",
-        "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "softmax", "linear",
+        "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "rms_norm_residual", "softmax", "linear",
     }  # fmt: skip
     assert {case.op for case in CASES} == builtin
     assert builtin <= set(names())

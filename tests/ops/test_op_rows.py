@@ -20,7 +20,7 @@ from verify.ops.op import Fast
 from verify.ops.precision import arb_bits
 from verify.ops.rowwise import merged
 
-NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_norm")
+NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "rms_norm_residual")
 OPS = (*NORMS, "softmax")
 RECIPES = (
     *("randn", "mean 1e3", "mean 1e4", "near constant", "constant", "outlier", "tiny", "huge"),

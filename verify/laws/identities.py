@@ -194,6 +194,7 @@ _IDENTITIES: dict[str, Identity] = {
     "layer_norm_residual": _norm,
     "layer_norm_residual_bias": _norm,
     "rms_norm": _norm,
+    "rms_norm_residual": _norm,
     "softmax": _shift,
     "linear": _linear,
 }

@@ -6,7 +6,7 @@ from verify.ops.layer_norm import LAYER_NORM, LAYER_NORM_RESIDUAL, LAYER_NORM_RE
 from verify.ops.linear import LINEAR
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime
 from verify.ops.registry import get, names, register, seal
-from verify.ops.rms_norm import RMS_NORM
+from verify.ops.rms_norm import RMS_NORM, RMS_NORM_RESIDUAL
 from verify.ops.silu import SILU
 from verify.ops.softmax import SOFTMAX
 from verify.ops.swiglu import SWIGLU, SWIGLU_SPLIT
@@ -22,6 +22,7 @@ for _op in (
     LAYER_NORM_RESIDUAL,
     LAYER_NORM_RESIDUAL_BIAS,
     RMS_NORM,
+    RMS_NORM_RESIDUAL,
     SOFTMAX,
     LINEAR,
 ):

@@ -48,7 +48,7 @@ OTHERS = 3  # other formulas whose error at this element is shown, in the same a
 _NOTHING = 1e-60  # ULP: two routes to one real number at 600 bits
 _CANCELS = 3.0  # bits from which on a sum is said to cancel
 _GATED = {"geglu": "gelu", "geglu_split": "gelu", "swiglu": "silu", "swiglu_split": "silu"}
-_NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_norm")
+_NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "rms_norm_residual")
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -235,7 +235,7 @@ def _models(kernel: Kernel, case: Case, dtype: torch.dtype, result: str) -> list
         single = len(summands) == 1 and result == "dx"
         if result == "y" or single:
             width = case.dims[-1]
-            return rows.models(result, summands, names, dtype, width, centre=op.name != "rms_norm")
+            return rows.models(result, summands, names, dtype, width, centre=not op.name.startswith("rms_norm"))
     return []
 
 

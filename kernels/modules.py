@@ -1,0 +1,126 @@
+"""The kernels as modules that take the places of PyTorch's: the same constructors, parameters and state dicts.
+
+    GELU, LayerNorm, RMSNorm    torch.nn's classes of these names, and subclasses of them
+    GEGLU, SwiGLU               gates without parameters, on one packed tensor or on two
+    LinearGELU, LinearGEGLU     torch.nn.Linear and what follows it, in one kernel
+
+>>> block.norm = LayerNorm(4096, device="cuda", dtype=torch.bfloat16)
+>>> block.norm.load_state_dict(torch.nn.LayerNorm(4096).state_dict())
+
+The norms take a residual, too: `norm(x, residual)` is (y, s), s = x + residual and y the norm of the unrounded sum.
+Results have x's dtype, whatever the parameters have.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels.geglu import geglu, geglu_split
+from kernels.gelu import gelu
+from kernels.layer_norm import layer_norm, layer_norm_residual
+from kernels.linear_act import linear_act
+from kernels.linear_geglu import linear_geglu
+from kernels.rms_norm import rms_norm, rms_norm_residual
+from kernels.swiglu import swiglu, swiglu_split
+
+__all__ = ["GEGLU", "GELU", "LayerNorm", "LinearGEGLU", "LinearGELU", "RMSNorm", "SwiGLU"]
+
+
+class GELU(nn.GELU):
+    def forward(self, input: Tensor) -> Tensor:
+        return gelu(input, self.approximate)
+
+
+def _normalised(module: nn.Module, plain, summed, x: Tensor, residual: Tensor | None, *vectors, eps: float):
+    """One of the two functions over the last dimensions of x, which normalized_shape names."""
+    shape = module.normalized_shape
+    if len(shape) == 1 and x.shape[-1:] == shape:
+        return plain(x, *vectors, eps=eps) if residual is None else summed(x, residual, *vectors, eps=eps)
+    if tuple(x.shape[-len(shape) :]) != shape:
+        name = type(module).__name__
+        raise ValueError(f"{name}: x's last dimensions must be normalized_shape {shape}; x has shape {tuple(x.shape)}")
+    flat = [None if t is None else t.reshape(*t.shape[: t.dim() - len(shape)], math.prod(shape)) for t in (x, residual)]
+    vectors = [None if v is None else v.flatten() for v in vectors]
+    if residual is None:
+        return plain(flat[0], *vectors, eps=eps).view(x.shape)
+    return tuple(t.view(x.shape) for t in summed(*flat, *vectors, eps=eps))
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, input: Tensor, residual: Tensor | None = None):
+        functions = layer_norm, layer_norm_residual
+        return _normalised(self, *functions, input, residual, self.weight, self.bias, eps=self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """eps=None is the epsilon of float32, for float64 that of float64: PyTorch computes 16 bits in float32."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None):
+        eps = self.eps
+        if eps is None:
+            eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+        return _normalised(self, rms_norm, rms_norm_residual, x, residual, self.weight, eps=eps)
+
+
+class GEGLU(nn.Module):
+    """x1 gelu(x2), of the halves of one tensor (gate_last=False: gelu(x1) x2), or of two tensors."""
+
+    def __init__(self, approximate: str = "none", *, gate_last: bool = True) -> None:
+        super().__init__()
+        self.approximate, self.gate_last = approximate, gate_last
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        if gate is None:
+            return geglu(x, self.approximate, gate_last=self.gate_last)
+        return geglu_split(x, gate, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}, gate_last={self.gate_last}"
+
+
+class SwiGLU(nn.Module):
+    """x1 silu(x2), of the halves of one tensor (gate_last=False: silu(x1) x2), or of two tensors."""
+
+    def __init__(self, *, gate_last: bool = True) -> None:
+        super().__init__()
+        self.gate_last = gate_last
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return swiglu(x, gate_last=self.gate_last) if gate is None else swiglu_split(x, gate)
+
+    def extra_repr(self) -> str:
+        return f"gate_last={self.gate_last}"
+
+
+class LinearGELU(nn.Linear):
+    """torch.nn.Linear and GELU of its result."""
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, approximate: str = "none"):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.approximate = approximate
+
+    def forward(self, input: Tensor) -> Tensor:
+        activation = "gelu" if self.approximate == "none" else "gelu_tanh"
+        return linear_act(input, self.weight, self.bias, activation=activation)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"
+
+
+class LinearGEGLU(nn.Linear):
+    """torch.nn.Linear and GEGLU of its result: out_features are the linear layer's, two for each that comes out."""
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, approximate: str = "none"):
+        if out_features % 2:
+            raise ValueError(f"LinearGEGLU: out_features must be even, it holds both halves; got {out_features}")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.approximate = approximate
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear_geglu(input, self.weight, self.bias, approximate=self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"

@@ -1,0 +1,343 @@
+"""kernels/rms_norm.py against exact sums: every path and regime, layouts, special values, contract, operators.
+
+Layer norm's kernels run here without a mean; what both share is tested in test_layer_norm.py."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+import torch
+
+from kernels import rms_norm as module
+from kernels.layer_norm import launch, plan
+from kernels.rms_norm import rms_norm, rms_norm_residual
+from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, draw, name_of, worst
+
+CONTEXT = mpmath.mp.clone()
+CONTEXT.prec = 250
+Y_BOUND = {torch.float64: 4.0, torch.float32: 0.501, torch.float16: 0.502, torch.bfloat16: 0.5002}
+X_BOUND = {torch.float64: 8.0, torch.float32: 0.501, torch.float16: 0.51, torch.bfloat16: 0.502}
+
+
+@pytest.fixture(autouse=True)
+def _plans_are_not_kept(monkeypatch):
+    """Tests change the constants of plan.py between two calls of one size."""
+    monkeypatch.setattr(launch, "planned_forward", plan.forward_plan)
+    monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)
+
+
+def reals(tensor):
+    return [CONTEXT.mpf(v) for v in tensor.detach().cpu().double().flatten().tolist()]
+
+
+def run(x, weight, dy, eps, residual=None, ds=None):
+    """Outputs and gradients, by name."""
+    named = {"x": x, "residual": residual, "weight": weight}
+    leaves = {k: t.detach().to(DEVICE).requires_grad_() for k, t in named.items() if t is not None}
+    if residual is None:
+        outputs = (rms_norm(leaves["x"], leaves.get("weight"), eps=eps),)
+    else:
+        outputs = rms_norm_residual(leaves["x"], leaves["residual"], leaves.get("weight"), eps=eps)
+    upstream = [t.to(DEVICE) for t in (dy, ds) if t is not None]
+    grads = torch.autograd.grad(outputs[: len(upstream)], tuple(leaves.values()), upstream)
+    return [o.detach().cpu() for o in outputs], {k: g.cpu() for k, g in zip(leaves, grads, strict=True)}
+
+
+def exact_errors(x, weight, dy, eps, outputs, gradients, residual=None, ds=None, pick=None):
+    """The worst scaled error of each result; pick: the columns that are judged."""
+    n = x.shape[-1]
+    m = x.numel() // n
+    columns = range(n) if pick is None else pick
+    v = reals(x)
+    if residual is not None:
+        v = [a + b for a, b in zip(v, reals(residual), strict=True)]
+    w = [CONTEXT.mpf(1)] * n if weight is None else reals(weight)
+    up, added = reals(dy), None if ds is None else reals(ds)
+    results = {"y": (outputs[0], []), "x": (gradients["x"], [])}
+    totals = [[] for _ in range(n)]
+    for i in range(m):
+        row, g = v[i * n : i * n + n], [up[i * n + j] * w[j] for j in range(n)]
+        rstd = 1 / CONTEXT.sqrt(CONTEXT.fsum(a * a for a in row) / n + CONTEXT.mpf(eps))
+        c2 = CONTEXT.fsum(a * b for a, b in zip(g, row, strict=True)) * rstd / n
+        size = CONTEXT.fsum(abs(a * b) for a, b in zip(g, row, strict=True)) * rstd / n
+        for j in columns:
+            xhat = row[j] * rstd
+            results["y"][1].append((i * n + j, xhat * w[j], abs(xhat * w[j])))
+            truth, scale = rstd * (g[j] - xhat * c2), rstd * (abs(g[j]) + abs(xhat) * size)
+            if added is not None:
+                truth, scale = truth + added[i * n + j], scale + abs(added[i * n + j])
+            results["x"][1].append((i * n + j, truth, scale))
+            totals[j].append(up[i * n + j] * xhat)
+    if residual is not None:
+        results["s"] = outputs[1], [(k, t, abs(t)) for k, t in enumerate(v)]
+        results["residual"] = gradients["residual"], results["x"][1]
+    if weight is not None:
+        sums = [(j, CONTEXT.fsum(totals[j]), CONTEXT.fsum(map(abs, totals[j]))) for j in columns]
+        results["weight"] = gradients["weight"], sums
+    found = {}
+    for name, (got, wanted) in results.items():
+        values = got.double().flatten().tolist()
+        found[name] = worst(((values[k], truth, scale) for k, truth, scale in wanted), got.dtype)
+    return found
+
+
+def assert_within(found, dtype):
+    assert found["y"] <= Y_BOUND[dtype], found
+    assert found.get("s", 0.0) <= 0.5001, found
+    assert all(found.get(name, 0.0) <= X_BOUND[dtype] for name in ("x", "residual", "weight")), found
+
+
+def regime(name, m, n, dtype):
+    """(x, dy, eps) of one regime, in the ranges that the dtype has."""
+    z, dy, eps = draw(m, n, seed=len(name) + n), draw(m, n, seed=3), 1e-5
+    info = torch.finfo(dtype)
+    least = info.smallest_normal * info.eps
+    places = torch.arange(m * n).reshape(m, n)
+    if name == "outlier":
+        z[:, 0], z[:, n // 2] = 1e4, -3e4
+    elif name == "far from zero":
+        z += 1e4
+    elif name == "small":
+        z, eps = z * 1e-6, 1e-12
+    elif name == "subnormal":
+        z, eps = (5 * places % 7 - 3).double() * least, 0.0
+        dy *= 2.0 ** (FORMATS[dtype][1] // 2)  # keeps most of dx finite
+    elif name == "largest":
+        z = z.sign() * info.max
+    elif name == "spread":  # from the largest number to the smallest in one row: an xhat of 2^-250 is not 0
+        z = z.sign() * 2.0 ** (places % 5 * (math.log2(info.max) - math.log2(least)) / 4.1 + math.log2(least))
+        eps = 0.0
+    elif name == "tiny beside small":  # products of xhat with sums underflow float32, times rstd they would not
+        z, eps = torch.where(places % 3 == 0, 2.0**-40, least), 0.0
+        dy = dy * 2.0**-60
+    elif name == "b beyond float32":  # rstd^2 c2 underflows, times rows of this size it would not
+        z, dy, eps = z * 2.0**40, torch.where(places % n == 1 % n, 2.0**-60, 0.0), 0.0
+    elif name == "sum beyond float32":  # the sum of dy x underflows, times rstd^3 it would not
+        z, dy, eps = z * 2.0**-38, torch.where(places % n == 1 % n, 2.0**-110, 0.0), 0.0
+    elif name == "upstream small":
+        dy = dy * max(2.0**-90, least)
+    elif name == "upstream large":
+        dy = dy * info.max / 8
+    elif name == "a row of zeros":
+        z[0] = 0.0
+    elif name == "one upstream":
+        dy = torch.where(places == 1, dy, 0.0)
+    return z.to(dtype), dy.to(dtype), eps
+
+
+REGIMES = (
+    "randn", "outlier", "far from zero", "small", "subnormal", "largest", "spread", "tiny beside small",
+    "b beyond float32", "sum beyond float32",
+    "upstream small", "upstream large", "a row of zeros", "one upstream",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", REGIMES)
+def test_every_regime_is_within_its_bound(name, dtype):
+    if dtype == torch.float16 and (name == "tiny beside small" or "beyond" in name):
+        pytest.skip("the format has no such numbers")
+    if dtype == torch.float64 and name in ("largest", "spread", "subnormal", "tiny beside small", "upstream large"):
+        pytest.skip("no wider format holds what these rows are made of")
+    for m, n in ((2, 1), (3, 67)):
+        x, dy, eps = regime(name, m, n, dtype)
+        weight = draw(n, seed=1).to(dtype)
+        if name == "upstream large" or "beyond" in name:
+            weight = weight.sign() / 2
+        for w in (weight, None):
+            outputs, gradients = run(x, w, dy, eps)
+            assert_within(exact_errors(x, w, dy, eps, outputs, gradients), dtype)
+
+
+@pytest.mark.parametrize("name", ["randn", "largest", "far from zero", "a row of zeros"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_sums_with_a_residual_are_within_their_bound(dtype, name):
+    """bfloat16 numbers near the largest add up beyond float32; elsewhere a residual cancels most of x."""
+    if dtype == torch.float64 and name == "largest":
+        pytest.skip("the sum leaves the format")
+    x, dy, eps = regime(name, 3, 67, dtype)
+    residual = (x.double() * torch.tensor([-1, 0.9, -0.999]).double()[:, None]).to(dtype)
+    if name == "far from zero":
+        residual = (-x.double() + draw(3, 67, seed=8)).to(dtype)
+    weight, ds = draw(67, seed=1).to(dtype), draw(3, 67, seed=4).to(dtype)
+    outputs, gradients = run(x, weight, dy, eps, residual, ds)
+    within = torch.isfinite(outputs[1]).all(-1)  # a sum beyond the format has no s
+    if name == "largest":
+        assert within.tolist() == [True, False, True] and torch.isfinite(outputs[0]).all()
+    outputs[1] = torch.where(within[:, None], outputs[1], torch.nan_to_num(outputs[1]))
+    found = exact_errors(x, weight, dy, eps, outputs, gradients, residual, ds)
+    if name == "largest":
+        del found["s"]
+    assert_within(found, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_the_residual_keeps_its_dtype(dtype):
+    x, residual = draw(3, 40).to(dtype), draw(3, 40, seed=1).float()
+    weight, dy, ds = draw(40, seed=2).float(), draw(3, 40, seed=3).to(dtype), draw(3, 40, seed=4).float()
+    outputs, gradients = run(x, weight, dy, 1e-6, residual, ds)
+    assert [t.dtype for t in outputs] == [dtype, torch.float32]
+    assert gradients["residual"].dtype == gradients["weight"].dtype == torch.float32
+    found = exact_errors(x, weight, dy, 1e-6, outputs, gradients, residual, ds)
+    assert found["y"] <= Y_BOUND[dtype] and found["x"] <= X_BOUND[dtype]
+    assert max(found["residual"], found["weight"], found["s"]) <= 0.501
+
+
+@pytest.mark.parametrize("n", [4_099, 8_300, 17_000])  # float32: the paired kernel, and two that go block by block
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_long_rows(dtype, n, monkeypatch):
+    monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
+    x, dy, eps = regime("outlier", 2, n, dtype)
+    weight = draw(n, seed=1).to(dtype)
+    outputs, gradients = run(x, weight, dy, eps)
+    pick = sorted({0, 1, 2_047, 2_048, 4_097, n - 1, *range(5, n, 401)})
+    found = exact_errors(x, weight, dy, eps, outputs, gradients, pick=pick)
+    paired = dtype == torch.float32 and n < 8_192
+    assert found["y"] <= Y_BOUND[dtype] and found["x"] <= (0.7 if paired else X_BOUND[dtype]), found
+    assert found["weight"] <= (2.0 if paired else X_BOUND[dtype]), found
+
+
+@pytest.mark.parametrize("name", ["small", "largest", "upstream small", "upstream large", "a row of zeros"])
+def test_the_paired_kernel_in_hard_regimes(name, monkeypatch):
+    monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
+    n = 4_099
+    x, dy, eps = regime(name, 2, n, torch.float32)
+    outputs, gradients = run(x, None, dy, eps)
+    found = exact_errors(x, None, dy, eps, outputs, gradients, pick=[0, 1, n - 1, *range(5, n, 401)])
+    assert found["x"] <= 1.5 and found["y"] <= 0.501, found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_several_rows_per_program_and_a_row_for_itself(dtype, monkeypatch):
+    wide = draw(2, 11, 70).to(dtype)
+    x, dy, weight = wide[0, :, :60], wide[1, :, 3:63], draw(60, seed=2).to(dtype)
+    _, alone = run(x, weight, dy, 1e-5)
+    monkeypatch.setattr(plan, "PROGRAMS", 4)
+    (y,), gradients = run(x, weight, dy, 1e-5)
+    (part,), some = run(x[4:6], weight, dy[4:6], 1e-5)
+    assert torch.equal(gradients["x"], alone["x"])
+    assert torch.equal(y[4:6], part) and torch.equal(gradients["x"][4:6], some["x"])
+    assert_within(exact_errors(x, weight, dy, 1e-5, [y], gradients), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+def test_column_sums_over_programs_with_hard_rows(dtype, monkeypatch):
+    """A row that float32 cannot hold is redone, and the sums that it is part of."""
+    monkeypatch.setattr(plan, "PROGRAMS", 2)
+    x, dy, weight = draw(7, 33).to(dtype), draw(7, 33, seed=1).to(dtype), draw(33, seed=2).to(dtype)
+    x[3], dy[3] = x[3] * 2.0**-60, dy[3] * 2.0**-115
+    outputs, gradients = run(x, weight, dy, 0.0)
+    assert_within(exact_errors(x, weight, dy, 0.0, outputs, gradients), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_special_values_and_signs_of_zeros(dtype):
+    x = torch.tensor([[1.0, -math.inf, -3.0, 0.0], [1.0, math.nan, 2.0, 3.0], [-0.0, 2.0, 0.0, -1.0]], dtype=dtype)
+    y = rms_norm(x.to(DEVICE)).cpu()
+    assert y[0].isnan().tolist() == [False, True, False, False] and y[1].isnan().all()
+    assert torch.equal(y[0, [0, 2, 3]], torch.zeros(3, dtype=dtype))
+    assert torch.signbit(y[0, [0, 2, 3]]).tolist() == [False, True, False]
+    assert torch.signbit(y[2]).tolist() == [True, False, False, True]
+    summed, _ = rms_norm_residual(x.to(DEVICE), torch.zeros_like(x).to(DEVICE))
+    assert torch.equal(summed.cpu().isnan(), y.isnan())
+
+
+def test_layouts_give_the_bits_of_the_contiguous_input():
+    x, dy = draw(4, 6, 16).float().to(DEVICE), draw(4, 6, 16, seed=1).float().to(DEVICE)
+    views = (
+        lambda t: t[:, :, :10], lambda t: t[1:, :, 2:], lambda t: t[:, ::2], lambda t: t.permute(1, 0, 2),
+        lambda t: t[..., ::2], lambda t: t.permute(2, 1, 0), lambda t: t[:1].expand(3, -1, -1), lambda t: t[0, 0],
+    )  # fmt: skip
+    for view in views:
+        a, b = view(x).detach().requires_grad_(), view(x).contiguous().detach().requires_grad_()
+        ya, yb = rms_norm(a), rms_norm(b)
+        assert torch.equal(ya, yb)
+        pair = (torch.autograd.grad(y, t, g)[0] for y, t, g in ((ya, a, view(dy)), (yb, b, view(dy).contiguous())))
+        assert torch.equal(*pair)
+
+
+def test_nothing_given_is_written_to_and_the_graph_can_be_used_twice():
+    given = [draw(*s, seed=k).float().to(DEVICE) for k, s in enumerate(((4, 33), (4, 33), (33,)))]
+    before = [t.clone() for t in given]
+    leaves = [t.requires_grad_() for t in given]
+    y, s = rms_norm_residual(*leaves)
+    saved, upstream = [y.clone(), s.clone()], [draw(4, 33, seed=k).float().to(DEVICE) for k in (8, 9)]
+    kept = [t.clone() for t in upstream]
+    first = torch.autograd.grad([y, s], leaves, upstream, retain_graph=True)
+    second = torch.autograd.grad([y, s], leaves, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    for a, b in zip((*leaves, y, s, *upstream), (*before, *saved, *kept), strict=True):
+        assert torch.equal(a, b)
+    y, s = rms_norm_residual(*leaves)
+    (y.square().sum() + s.sum()).backward()
+    want = leaves[1].grad.clone()
+    leaves[0].grad.zero_()
+    assert torch.equal(leaves[1].grad, want)  # both gradients are the same numbers, not the same memory
+    _, s = rms_norm_residual(*leaves)
+    of_x, of_weight = torch.autograd.grad(s.sum(), (leaves[0], leaves[2]))
+    assert (of_x == 1).all() and (of_weight == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (2, 0, 4), (0,)])
+def test_empty_inputs_do_what_torch_does(shape):
+    given = [torch.randn(shape), torch.randn(shape[-1:])]
+    theirs, ours = [t.clone().requires_grad_() for t in given], [t.to(DEVICE).requires_grad_() for t in given]
+    z, y = torch.nn.functional.rms_norm(theirs[0], shape[-1:], theirs[1]), rms_norm(*ours)
+    assert y.shape == z.shape and y.dtype == z.dtype
+    for g, w in zip(torch.autograd.grad(y.sum(), ours), torch.autograd.grad(z.sum(), theirs), strict=True):
+        assert torch.equal(g.cpu(), w)
+    assert rms_norm_residual(ours[0], ours[0])[1].shape == y.shape
+
+
+def test_operators_are_registered_soundly_and_compiled_calls_give_the_bits_of_plain_ones():
+    given = draw(3, 10).float(), draw(3, 10, seed=1).half(), draw(10, seed=2).float()
+    x, residual, weight = leaves = [t.to(DEVICE).requires_grad_() for t in given]
+    torch.library.opcheck(module.forward_op.registered, (x, None, weight, 1e-5))
+    torch.library.opcheck(module.forward_op.registered, (x, residual, weight, 1e-5))
+
+    def loss(x, residual, weight):
+        y, s = rms_norm_residual(x, residual, weight)
+        return (y * y.sin()).sum() + s.float().square().sum() + rms_norm(x, weight).cos().sum()
+
+    want, compiled = loss(*leaves), torch.compile(loss, backend="aot_eager", fullgraph=True)
+    got = compiled(*leaves)
+    assert torch.equal(got, want)
+    pairs = zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_forward_derivative_is_not_lost():
+    x = draw(2, 8).to(DEVICE)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            rms_norm(dual)
+
+
+X = torch.zeros(2, 9)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: rms_norm(X, torch.ones(8)), ValueError, "rms_norm: weight has 8 elements, x's last dimension is 9"),
+        (lambda: rms_norm(X, eps=-1.0), ValueError, "rms_norm: eps is a finite number >= 0; it is -1.0"),
+        (lambda: rms_norm(X[0, 0]), ValueError, "rms_norm: x needs a last dimension to normalise; x has 0 dimensions"),
+        (
+            lambda: rms_norm_residual(X, torch.zeros(9)),
+            ValueError,
+            "rms_norm_residual: residual has shape (9,), x has (2, 9)",
+        ),
+        (
+            lambda: rms_norm(X.int()),
+            TypeError,
+            "rms_norm: x is one of float64, float32, float16, bfloat16; it is int32",
+        ),
+    ],
+)
+def test_errors_state_the_rule_and_what_was_received(call, kind, message):
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value) == message
