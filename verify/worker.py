@@ -17,7 +17,7 @@ import msgspec
 
 from verify.declare.requests import Describe, Description, Listed, ListKernels, ListOps, OpAbout
 from verify.declare.target import Declared, Target
-from verify.diagnose.requests import Explain, LawReplayed, Replayed, ReplayElement, ReplayLaw
+from verify.diagnose.requests import Explain, LawReplayed, Probe, Probed, Replayed, ReplayElement, ReplayLaw
 from verify.errors import InternalError, UsageError
 from verify.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, Pin, PinnedCase, Unpin
 from verify.laws.requests import LawPlan, PlanLaws, Tried, TryLaw, TrySeeded
@@ -296,6 +296,12 @@ def _try_law(request: TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
     )
 
 
+def _probe(request: Probe, backend: Backend, progress: OnProgress) -> Probed:
+    from verify.diagnose.domain import probe
+
+    return probe(_one(request.target), request.target, backend, progress, request.avoid)
+
+
 def _explain(request: Explain, backend: Backend, progress: OnProgress) -> dict[str, Any]:
     """Divide the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
@@ -413,6 +419,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     PlanLaws: _laws,
     TryLaw: _try_law,
     Explain: _explain,
+    Probe: _probe,
     Certify: _certify,
     ListSpaces: _list_spaces,
     SweepChunks: _sweep_chunks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -90,3 +90,20 @@ class Explain(Request[dict[str, Any]], frozen=True, tag="explain"):
     result: str = ""
     index: int | None = None  # the worst element of the result
     law: str = ""  # explain the element where it breaks
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """The domain of a kernel: lines of what it takes and refuses, and the arguments of a declaration that says so."""
+
+    kernel: str
+    lines: list[tuple[str, str]]
+    arguments: dict[str, str]
+
+
+class Probe(Request[Probed], frozen=True, tag="probe"):
+    """What a kernel takes. The progress names each trial; those in `avoid` are taken as refused."""
+
+    quiet: ClassVar[bool] = True  # what a process prints that a trial ends is of no use
+
+    target: str
+    avoid: tuple[str, ...] = ()

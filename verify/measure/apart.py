@@ -93,7 +93,7 @@ class Kernels:
                 return self._measure(asked, kernel, progress)
             return kernel.exchange(request, progress=progress)[0]
         except Exception:
-            said = True
+            said = not getattr(asked, "quiet", False)
             raise
         finally:
             printed = kernel.printed()

@@ -1,0 +1,65 @@
+"""The domain of a kernel, found by trying it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from verify.backends import Backend
+from verify.diagnose import domain
+
+CPU = Backend(name="interpreter", device="cpu", label="", details="")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain, "WIDTHS", (1, 8, 16, 33, 64, 128, 256))
+
+
+def probed(function: Any, avoid: tuple[str, ...] = (), **options: Any) -> tuple[dict[str, list[str]], dict[str, str]]:
+    declared = verify.kernel(**{"op": "rms_norm", "operands": ["x"], "max_ulp": 64, **options})(function)
+    found = domain.probe(declared, "k.py::k", CPU, lambda text: None, avoid)
+    lines: dict[str, list[str]] = {}
+    for name, text in found.lines:
+        lines.setdefault(name, []).append(text)
+    return lines, found.arguments
+
+
+def norm(x: torch.Tensor, *, eps: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps)
+
+
+def test_a_kernel_for_everything_needs_no_more_words() -> None:
+    lines, arguments = probed(norm, dtypes=["float32", "bfloat16", "float16", "float64"], largest=1e18)
+    assert set(arguments) <= {"largest"}, arguments
+    assert lines["ranks"] == ["1, 2, 3, 4"] and "refuses" not in lines
+
+
+def test_multiples_and_the_widest_row_are_found_to_the_number() -> None:
+    def picky(x: torch.Tensor, *, eps: float) -> torch.Tensor:
+        if x.shape[-1] % 8 or x.shape[-1] > 200 or x.dtype == torch.float64 or not x.is_contiguous() or x.ndim > 2:
+            raise ValueError(f"not {tuple(x.shape)}")
+        if x.float().abs().max() > 1e10:
+            return torch.zeros_like(x)
+        return norm(x, eps=eps)
+
+    lines, arguments = probed(picky)
+    assert arguments["where"] == "'n % 8 == 0 and n <= 200 and rank in (1, 2)'"
+    assert arguments["layouts"] == "'contiguous'"
+    assert arguments["largest"] == "{'float32': 1e+09, 'bfloat16': 1e+09}"
+    assert "dtypes" not in arguments, "it takes those that it declares"
+    assert any(line.startswith("n = 208: ValueError: not (2, 208)") for line in lines["refuses"])
+
+
+def test_what_ended_a_process_is_not_tried_again_and_nothing_larger_is() -> None:
+    def deadly(x: torch.Tensor, *, eps: float) -> torch.Tensor:
+        assert x.shape[-1] < 128, "this would end the process"
+        return norm(x, eps=eps)
+
+    avoid = tuple(f"float32 [2, {size}]" for size in (128, 96, 80, 72, 68, 66, 65, 97, 112, 120, 124, 126, 127))
+    lines, arguments = probed(deadly, avoid)
+    assert arguments["where"].startswith("'n <= ") and int(arguments["where"].split()[-1].strip("'")) < 128
+    assert any("its process ends" in line for line in lines["refuses"])

@@ -1,0 +1,78 @@
+"""`verify probe`: what a kernel takes, found by trying, as a declaration to paste."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from verify.cli import exits, options, screen, sinks
+
+TRIES = 32  # trials that may end the kernel's process
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "probe",
+        help="find what a kernel takes, and print the declaration that says so",
+        description="Try dtypes, ranks, sizes, memory layouts and magnitudes of inputs, one at a time, and print what "
+        "the kernel refuses and the arguments of @verify.kernel that say what it takes. A trial that ends the "
+        "kernel's process or hangs is named, and the others are tried in a fresh process.",
+        examples=("verify probe accuracy.py::my_softmax",),
+    )
+    parser.add_argument("target", help="FILE::KERNEL or MODULE::KERNEL")
+    options.timeout(parser, "one kernel")
+    options.sinks(parser, "what was found", "--json")
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Probe one kernel; 0 where it takes anything at all, 1 where it takes nothing."""
+    from verify.declare.requests import declared_by
+    from verify.diagnose.requests import Probe
+    from verify.errors import UsageError
+    from verify.workers.process import Worker
+    from verify.workers.requests import WorkerDied, WorkerTimeout
+
+    ended: list[str] = []
+    trial = ""
+    progress = screen.Progress()
+
+    def follow(text: str) -> None:
+        nonlocal trial
+        trial = text
+        progress(text)
+
+    with Worker() as worker:
+        found = declared_by(worker, options.target)
+        if len(found) != 1:
+            raise UsageError(
+                f"one kernel is probed at a time; {options.target} declares {len(found)}",
+                hint=f"verify probe {shlex.quote(found[0].target if found else options.target + '::KERNEL')}",
+            )
+        target = found[0].target
+        while True:
+            try:
+                probed = worker.ask(Probe(target, tuple(ended)), timeout=options.timeout, progress=follow)
+                break
+            except (WorkerDied, WorkerTimeout) as error:
+                ended.append(trial)
+                progress.clear()
+                if len(ended) > TRIES:
+                    raise UsageError(
+                        f"{target}: {TRIES} trials ended its process, the last one {trial}: {error}"
+                    ) from None
+    progress.clear()
+    shown = list(probed.lines)
+    width = max(len(name) for name, _ in shown)
+    lines = [f"{probed.kernel} ({target})", *(f"  {name:<{width}}  {text}" for name, text in shown)]
+    arguments = ", ".join(f"{name}={value}" for name, value in probed.arguments.items())
+    if arguments:
+        lines += ["", "declare:", f"  @verify.kernel(..., {arguments})"]
+    else:
+        lines += ["", "the declaration says it all"]
+    data = {"target": target, "lines": shown, "arguments": probed.arguments}
+    end = sinks.ending("probed", shlex.join(["verify", "run", target]))
+    sinks.deliver_data(options, lambda: data, lambda: sinks.lines(*lines, *end))
+    return exits.PASS

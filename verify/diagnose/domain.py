@@ -1,0 +1,229 @@
+"""The domain of a kernel, found by trying: dtypes, ranks, sizes, layouts and magnitudes that it takes.
+
+One thing is varied at a time beside the plainest case, and what a refusal costs is one line. A trial that ended the
+kernel's process is named in `avoid` by whoever asks again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from verify.backends import Backend
+from verify.cases.case import Case
+from verify.cases.layouts import LAYOUTS
+from verify.cases.sizes import sizes_of
+from verify.cases.strategies import Sizes
+from verify.declare.declaration import DEFAULT_DTYPES, Kernel
+from verify.diagnose.requests import Probed
+from verify.errors import KernelError
+from verify.laws.accuracy import judge_measured
+from verify.laws.law import Broken, Subject, plain_case
+from verify.measure.call import Measured, run_kernel
+
+Progress = Callable[[str], None]
+
+DTYPES = (*DEFAULT_DTYPES, "float64")
+WIDTHS = (1, 2, 3, 7, 8, 16, 24, 32, 33, 64, 100, 128, 200, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+WIDER = (65_537, 131_072, 262_144)  # on a GPU
+PLAIN = 64
+RANKS = ((PLAIN,), (2, PLAIN), (2, 3, PLAIN), (2, 1, 3, PLAIN))
+MAGNITUDES = (1e38, 1e30, 1e24, 1e19, 1e18, 1e15, 1e12, 1e9, 1e6, 65504.0, 1e4, 1e3, 100.0, 10.0)
+ENDS = "its process ends, or hangs"
+STEPS = (256, 128, 64, 32, 16, 8, 4, 2)
+
+
+def probe(kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: Sequence[str]) -> Probed:
+    """What the kernel takes, and the arguments of a declaration that says so."""
+    return _Probe(kernel, target, backend, progress, tuple(avoid)).found()
+
+
+class _Probe:
+    def __init__(
+        self, kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: tuple[str, ...]
+    ) -> None:
+        # whatever it promises: that is what is asked
+        self.kernel = dataclasses.replace(kernel, dtypes=DTYPES, where="", largest={}, class_limits={}, layouts="any")
+        self.kernel = dataclasses.replace(self.kernel, max_ulp=dict.fromkeys(DTYPES, max(kernel.max_ulp.values())))
+        self.declared = kernel
+        self.target, self.backend, self.progress, self.avoid = target, backend, progress, avoid
+        self.lines: list[tuple[str, str]] = []
+        self.arguments: dict[str, str] = {}
+
+    def found(self) -> Probed:
+        dtypes = self._dtypes()
+        if dtypes:
+            if self.kernel.op.kind == "graph":
+                self._listed_sizes(dtypes[0])
+            else:
+                self._sizes(dtypes[0])
+            self._layouts(dtypes[0])
+            self._magnitudes(dtypes)
+        return Probed(self.kernel.name, self.lines, self.arguments)
+
+    def _say(self, name: str, text: str) -> None:
+        self.lines.append((name, text))
+
+    def _case(self, dtype: str, dims: tuple[int, ...]) -> Case:
+        return plain_case(self._subject(dtype), dims)
+
+    def _subject(self, dtype: str) -> Subject:
+        return Subject(self.kernel, dtype, self.backend, Sizes(), self.target)
+
+    def _try(self, what: str, case: Case) -> tuple[Measured | None, str]:
+        """The results, or why there are none."""
+        if what in self.avoid:
+            return None, ENDS
+        self.progress(what)
+        try:
+            return run_kernel(self.kernel, case, self.backend.device), ""
+        except KernelError as error:
+            return None, str(error).removeprefix(f"{self.kernel.name} raised ")
+
+    def _dims(self) -> tuple[int, ...]:
+        kind = self.kernel.op.kind
+        if kind == "graph":
+            return sizes_of(self.kernel.op, 1 << 12)[0]
+        return (PLAIN, PLAIN, PLAIN) if kind == "contraction" else (2, PLAIN)
+
+    def _dtypes(self) -> list[str]:
+        taken, gradients = [], []
+        for dtype in DTYPES:
+            measured, reason = self._try(f"dtype {dtype}", self._case(dtype, self._dims()))
+            if measured is None:
+                self._say("refuses", f"{dtype}: {reason}")
+                continue
+            taken.append(dtype)
+            gradients = [name for name in measured.results if name not in self.kernel.outputs]
+        self._say("dtypes", ", ".join(taken) or "none of " + ", ".join(DTYPES))
+        if taken:
+            self._say("gradients", ", ".join(gradients) or "none")
+        if taken and taken != list(self.declared.dtypes):
+            self.arguments["dtypes"] = repr(taken)
+        return taken
+
+    def _listed_sizes(self, dtype: str) -> None:
+        sizes = sizes_of(self.kernel.op, 1 << 14)
+        refused = [(dims, why) for dims in sizes if (why := self._refusal(dtype, dims))]
+        self._say("sizes", f"{len(sizes) - len(refused)} of {len(sizes)} that the declaration allows")
+        for dims, why in refused[:3]:
+            self._say("refuses", f"{dict(zip(self.kernel.op.dims, dims, strict=True))}: {why}")
+
+    def _refusal(self, dtype: str, dims: tuple[int, ...]) -> str:
+        return self._try(f"{dtype} {list(dims)}", self._case(dtype, dims))[1]
+
+    def _sizes(self, dtype: str) -> None:
+        conditions = []
+        contraction = self.kernel.op.kind == "contraction"
+        widths: tuple[int, ...] = WIDTHS if self.backend.name != "cuda" or contraction else WIDTHS + WIDER
+        widths = tuple(width for width in widths if not contraction or width <= 1024)
+        plain = self._dims()
+        for place, name in enumerate(("m", "k", "n") if contraction else ("m", "n")):
+            known: dict[int, str] = {}
+
+            def refusal(size: int, place: int = place, known: dict[int, str] = known) -> str:
+                if size not in known:
+                    known[size] = self._refusal(dtype, (*plain[:place], size, *plain[place + 1 :]))
+                return known[size]
+
+            sizes = widths if name != "m" or contraction else (1, 2, 3, 7, 64, 1000, 4096)
+            conditions += self._condition(name, sizes, refusal)
+        if not contraction:
+            refused = {len(dims): why for dims in RANKS if (why := self._refusal(dtype, dims))}
+            taken = [len(dims) for dims in RANKS if len(dims) not in refused]
+            self._say("ranks", ", ".join(map(str, taken)))
+            for rank, why in refused.items():
+                self._say("refuses", f"rank {rank}: {why}")
+            if refused and taken:
+                conditions.append(
+                    f"rank == {taken[0]}" if len(taken) == 1 else f"rank in ({', '.join(map(str, taken))})"
+                )
+        if conditions:
+            self.arguments["where"] = repr(" and ".join(conditions))
+
+    def _condition(self, name: str, sizes: Iterable[int], refusal: Callable[[int], str]) -> list[str]:
+        """The condition on one size that tells those that are refused from the others, found by bisection."""
+        refused: dict[int, str] = {}
+        for size in sizes:  # where one size ends the process, larger ones are not tried
+            if why := ENDS if ENDS in refused.values() else refusal(size):
+                refused[size] = why
+        taken = [size for size in sizes if size not in refused]
+        if not taken:
+            self._say("refuses", f"every {name} that was tried: {next(iter(refused.values()))}")
+            return []
+        step = next((step for step in STEPS if all(size % step == 0 for size in taken)), 1)
+        beyond = [size for size in refused if size > max(taken) and size % step == 0]
+        found = [f"{name} % {step} == 0"] if step > 1 else []
+        said = f"{name}: {min(taken):,} to {max(taken):,}" + (f", multiples of {step}" if step > 1 else "")
+        if beyond:
+            low, high = max(taken), min(beyond)
+            while high - low > step:
+                middle = (low + high) // 2 // step * step
+                low, high = (low, middle) if refusal(middle) else (middle, high)
+            found.append(f"{name} <= {low}")
+            said = f"{name}: {min(taken):,} to {low:,}" + (f", multiples of {step}" if step > 1 else "")
+            self._say("refuses", f"{name} = {high:,}: {refusal(high)}")
+        smaller = [size for size in refused if size < min(taken) and size % step == 0]
+        if smaller:
+            found.append(f"{name} >= {min(taken)}")
+            self._say("refuses", f"{name} = {max(smaller):,}: {refused[max(smaller)]}")
+        others = [size for size in refused if size not in beyond + smaller and size % step == 0]
+        if others:
+            self._say("refuses", f"{name} = {', '.join(map(str, others[:5]))}: {refused[others[0]]}")
+        elif step > 1 and (odd := [size for size in refused if size % step]):
+            self._say("refuses", f"{name} = {odd[0]:,}: {refused[odd[0]]}")
+        self._say("sizes", said)
+        return found
+
+    def _layouts(self, dtype: str) -> None:
+        plain = self._case(dtype, self._dims())
+        refused = {}
+        for layout in LAYOUTS:
+            laid = msgspec.structs.replace(plain, layouts={self.kernel.operands[0]: layout})
+            if why := self._try(f"layout {layout}", laid)[1]:
+                refused[layout] = why
+        self._say("layouts", ", ".join(layout for layout in LAYOUTS if layout not in refused))
+        for layout, why in list(refused.items())[:3]:
+            self._say("refuses", f"{layout}: {why}")
+        if refused:
+            self.arguments["layouts"] = "'contiguous'"
+
+    def _magnitudes(self, dtypes: Sequence[str]) -> None:
+        """The largest magnitude of inputs at which the error stays within the limit, in each dtype."""
+        found: dict[str, float] = {}
+        elementwise = self.kernel.op.kind == "elementwise"
+        dims = (4, 256) if elementwise else self._dims()
+        for dtype in dtypes:
+            subject = self._subject(dtype)
+            beyond = math.inf
+            for largest in (math.inf, *MAGNITUDES):
+                fill = "bits" if elementwise else "huge 1e30"
+                limit = None if math.isinf(largest) else largest
+                case = msgspec.structs.replace(
+                    self._case(dtype, dims), fill=fill, regime="" if elementwise else fill, largest=limit
+                )
+                measured, why = self._try(f"{dtype} inputs up to {largest:g}", case)
+                if measured is not None and self._within(subject, case, measured):
+                    break
+                beyond = largest
+                text = why or f"beyond {subject.kernel.limit(dtype):g} ULP"
+            else:
+                self._say("magnitudes", f"{dtype}: beyond the limit already at {MAGNITUDES[-1]:g}")
+                continue
+            if beyond < math.inf or largest < math.inf:
+                found[dtype] = largest
+                self._say("magnitudes", f"{dtype}: up to {largest:g}; at {min(beyond, 3.4e38):g} {text}")
+            else:
+                self._say("magnitudes", f"{dtype}: all")
+        if found:
+            self.arguments["largest"] = "{" + ", ".join(f"{dtype!r}: {size:g}" for dtype, size in found.items()) + "}"
+
+    def _within(self, subject: Subject, case: Case, measured: Measured) -> bool:
+        try:
+            judge_measured(subject, case, measured)
+        except Broken:
+            return False
+        return True
