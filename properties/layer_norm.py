@@ -47,7 +47,6 @@ def layer_norm_residual(x, residual, weight, bias, *, eps):
     max_ulp=LIMITS,
     gradients=True,
     refuses=False,
-    refuses=False,
     largest=LARGEST_OF_THREE,
 )
 def layer_norm_residual_bias(x, residual, input_bias, weight, bias, *, eps):

@@ -43,7 +43,13 @@ def linear(x, weight, bias):
 
 
 @verify.kernel(
-    op="linear", params={"activation": "gelu"}, dtypes=[*HALVES], max_ulp=HALVES, gradients=False, largest=HALVES_TO
+    op="linear",
+    params={"activation": "gelu"},
+    dtypes=[*HALVES],
+    max_ulp=HALVES,
+    gradients=False,
+    refuses=False,
+    largest=HALVES_TO,
 )
 def linear_gelu(x, weight, bias):
     """The Triton kernel with GELU in the epilogue."""
@@ -56,7 +62,6 @@ def linear_gelu(x, weight, bias):
     dtypes=[*FLOAT32],
     max_ulp=FLOAT32,
     gradients=True,
-    refuses=False,
     refuses=False,
     largest=FLOAT32_TO,
 )
@@ -71,6 +76,7 @@ def linear_gelu_float32(x, weight, bias):
     dtypes=[*HALVES],
     max_ulp=HALVES,
     gradients=False,
+    refuses=False,
     largest=SQUARED_TO,
 )
 def linear_squared_relu(x, weight, bias):
@@ -79,7 +85,13 @@ def linear_squared_relu(x, weight, bias):
 
 
 @verify.kernel(
-    op="linear", params={"activation": "geglu"}, dtypes=[*HALVES], max_ulp=HALVES, gradients=False, largest=SQUARED_TO
+    op="linear",
+    params={"activation": "geglu"},
+    dtypes=[*HALVES],
+    max_ulp=HALVES,
+    gradients=False,
+    refuses=False,
+    largest=SQUARED_TO,
 )
 def linear_geglu(x, weight, bias):
     """The Triton kernel of the whole GEGLU layer."""
@@ -92,7 +104,6 @@ def linear_geglu(x, weight, bias):
     dtypes=[*FLOAT32],
     max_ulp=FLOAT32,
     gradients=True,
-    refuses=False,
     refuses=False,
     largest=FLOAT32_TO,
 )

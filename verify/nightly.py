@@ -63,6 +63,7 @@ class Night:
     peers: tuple[str, ...] = ()
     seed: int = 0
     profile: str = "nightly"
+    without: tuple[str, ...] = ()  # laws that are left out
     budget: float | None = None  # seconds
     timeout: float = 1200.0
     jobs: int = 0
@@ -223,6 +224,7 @@ def laws(night: Night, until: float | None) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     settings = schedule.LawSettings(
         profile=night.profile,
+        without=night.without,
         seed=night.seed,
         timeout=night.timeout,
         until=until,

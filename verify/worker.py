@@ -172,7 +172,16 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
     if request.laws:
         from verify.laws.suite import with_laws  # Hypothesis loads with it
 
-        done = with_laws(done, kernel, backend, request.laws, seed=request.seed, dtypes=dtypes, progress=progress)
+        done = with_laws(
+            done,
+            kernel,
+            backend,
+            request.laws,
+            seed=request.seed,
+            dtypes=dtypes,
+            without=request.without,
+            progress=progress,
+        )
     return done
 
 
@@ -263,9 +272,11 @@ def _law(request: ReplayLaw, backend: Backend, progress: OnProgress) -> LawRepla
 
 
 def _laws(request: PlanLaws, backend: Backend, progress: OnProgress) -> LawPlan:
-    from verify.laws import engine, registry
+    from verify.laws import engine
+    from verify.laws.profiles import remaining
 
-    return LawPlan([law.name for law in registry.ALL], len(engine.rounds(engine.profile_named(request.profile))))
+    rounds = engine.rounds(engine.profile_named(request.profile))
+    return LawPlan(list(remaining(request.without)), len(rounds), list(request.without))
 
 
 def _try_law(request: TryLaw, backend: Backend, progress: OnProgress) -> LawRun:

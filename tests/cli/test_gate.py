@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.here import Said, said
 from tests.gate.gate_records import bound, kernel, result, run
 from verify.gate import bounds
 from verify.records import files
@@ -46,8 +47,17 @@ def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     )
 
 
-def verify(*arguments: str, cwd: Path, code: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = command(sys.executable, "-m", "verify", *arguments, cwd=cwd, **environment)
+def verify(*arguments: str, cwd: Path, code: int, **environment: str) -> Said | subprocess.CompletedProcess[str]:
+    """What imports the project's code runs in a process of its own."""
+    done: Said | subprocess.CompletedProcess[str]
+    if arguments[0] == "run" or "--base" in arguments:
+        done = command(sys.executable, "-m", "verify", *arguments, cwd=cwd, **environment)
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("CI", raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            done = said(*arguments, cwd=cwd)
     assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done

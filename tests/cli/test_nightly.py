@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.cli.here import Said, said
 from tests.report.sample import passing
 from verify.cli import main
 from verify.cli.nightly import _exit
@@ -38,11 +36,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def nightly(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "verify", "nightly", "--backend", "interpreter", *arguments]
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+def nightly(folder: Path, *arguments: str) -> Said:
+    return said("nightly", "--backend", "interpreter", *arguments, cwd=folder)
 
 
 def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> None:
@@ -59,8 +54,7 @@ def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> N
     assert (project / "night" / "report.html").read_text().startswith("<!doctype html>")
     assert "right" in (project / "night" / "report.md").read_text()
     assert load(next((project / "reports" / "runs").glob("*.json.gz"))).id == run.id
-    propose = [sys.executable, "-m", "verify", "bounds", "propose", "night/run.json", "--on-ci"]
-    subprocess.run(propose, cwd=project, check=True, capture_output=True, timeout=120)
+    assert said("bounds", "propose", "night/run.json", "--on-ci", cwd=project).returncode == 0
     again = nightly(project, *stages)
     assert again.returncode == 0, again.stdout + again.stderr
     bounds = project / "reports" / "bounds" / "interpreter" / "right.toml"

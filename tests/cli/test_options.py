@@ -126,7 +126,7 @@ def test_a_misspelled_command_is_gets_the_closest_one(
 
 
 def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no command is named 'xyzzy'; verify knows doctor, list, run, " in refused(capsys, "xyzzy")
+    assert "no command is named 'xyzzy'; verify knows doctor, init, list, run, " in refused(capsys, "xyzzy")
     said = refused(capsys, "corpus", "ad")
     assert said.endswith("no command is named 'ad' (closest: add)\n  next: verify corpus add --help\n")
 
@@ -141,6 +141,8 @@ def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture
         (("history", "k", "--dtype", "float31"), "argument --dtype: unknown dtype 'float31'"),
         (("hunt", "--seed", "-1"), "argument --seed: a whole number from 0; received '-1'"),
         (("replay", "--index", "1.5"), "argument --index: a whole number from 0; received '1.5'"),
+        (("selftest", "--law", "speed"), "argument --law: no law is named 'speed'; the laws are: determinism"),
+        (("run", "--without", "compield"), "argument --without: no law is named 'compield' (closest: compiled)"),
         (("gate", "--timeout", "soon"), "argument --timeout: a time is positive, such as 90, 90s, 20m or 1h30m"),
         (("bounds", "propose", "r.json", "--margin", "11"), "a share is a number from 0 to 10, 0.1 for a tenth"),
     ],
@@ -171,7 +173,7 @@ def test_stdout_takes_one_result(capsys: pytest.CaptureFixture[str]) -> None:
         "sweep a.py --result dx --pairs --range=-1:0.5 --hardest 3 --backend cuda",
         "hunt a.py --duration 90s --largest 0.1 --strategy random",
         "bench silu --shape 8192,4096 --shape 2,3 --no-accuracy --rounds 3",
-        "nightly a.py --stage accuracy --profile ci",
+        "nightly a.py --stage accuracy --profile ci --without accuracy",
     ],
 )
 def test_what_determines_the_figures_is_the_command_again(command: str) -> None:
@@ -221,3 +223,10 @@ def test_a_path_is_relative_to_the_folder_where_the_command_was_typed(
 def test_numbers_that_json_lacks_are_words() -> None:
     text = sinks.as_json({"b": [math.nan, (math.inf, -math.inf)], "a": 0.5})
     assert json.loads(text) == {"a": 0.5, "b": ["nan", ["inf", "-inf"]]}
+
+
+def test_laws_are_left_out_only_where_laws_are_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "k.py", "--without", "batch-invariance"]) == exits.USAGE
+    said = capsys.readouterr().err
+    assert "--without leaves out laws, and only --profile tries them; received it alone" in said
+    assert said.endswith("next: verify run k.py --profile ci --without 'batch invariance'\n")

@@ -90,7 +90,16 @@ def test_missing_bounds_are_told_on_the_page_and_in_the_comment(
     comment = (saved / "r.md").read_text()
     assert comment.index("verify gate") < comment.index("### ✓ verify: **pass:**")
     assert len(comment) < 60_000
-    verify(capsys, "runs/b.json", "--bounds", "bounds", "--compare", "runs/a.json", "--markdown", "-")
+    _, both, _ = verify(capsys, "runs/b.json", "--bounds", "bounds", "--compare", "runs/a.json", "--markdown", "-")
+    assert both.splitlines()[0].startswith("### ○ verify gate: **incomplete:** worse&#58; 5 of 7 figures grew")
+
+
+def test_a_comment_needs_no_bounds_to_say_what_changed(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, comment, _ = verify(capsys, "runs/b.json", "--compare", "runs/a.json", "--markdown", "-")
+    assert comment.startswith("### ✗ verify compare: worse&#58; 5 of 7 figures grew")
+    assert comment.index("| **worse** |") < comment.index("### ✓ verify: **pass:**")
+    _, same, _ = verify(capsys, "runs/b.json", "--compare", "runs/b.json", "--markdown", "-")
+    assert same.startswith("### ✓ verify compare: same&#58; ")
 
 
 def test_history_draws_earlier_runs_of_the_same_machine_only(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +142,6 @@ def test_open_starts_the_browser_and_says_when_it_cannot(
         (["runs/a.json", "--bounds", "none"], "--bounds names a folder; there is none at none"),
         (["runs/a.json", "--html", "r.html", "--runs", "none"], "--runs names a folder of records; there is none"),
         (["runs/a.json", "--runs", "runs"], "--runs draws into the HTML page; it received no --html and no --open"),
-        (["runs/a.json", "--markdown", "-", "--compare", "runs/b.json"], "--compare is part of a comment only beside"),
     ],
 )
 def test_what_cannot_be_done_is_said(

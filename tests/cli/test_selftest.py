@@ -31,8 +31,3 @@ def test_json_holds_the_kill_matrix_and_nothing_tried_is_incomplete(capsys: pyte
         "mutant": "asks the host",
         "visible": False,
     }
-
-
-def test_an_unknown_law_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--backend", "interpreter", "--law", "speed"]) == 2
-    assert "no law is named 'speed'" in capsys.readouterr().err

@@ -16,22 +16,32 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
-from verify.diagnose.replay import replay
+from verify.diagnose.replay import replay, replay_smaller
 from verify.diagnose.requests import Replay
 from verify.diagnose.snippet import kernel_source, snippet, too_long
 from verify.errors import UsageError
-from verify.records.record import value_of
+from verify.records.record import Origin, replay_command, value_of
 
 PROJECT = '''
 from __future__ import annotations
 
 import functools
+import sys
 import torch, verify
+import effects
+import registers
+import os as unused_and_harmless
 from verify import kernel as declares
 from parts import half
 
 SQRT_HALF = 0.7071067811865476
 UNUSED = 3
+sys.setting = registers.VALUE
+sys.setting_of_verify = verify.__version__
+list(map(print, ()))
+
+if __name__ == "__main__":
+    print("not a part of it")
 
 
 def inner(x):
@@ -82,7 +92,9 @@ def uses_verify(x):
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "accuracy.py").write_text(PROJECT)
-    (folder / "parts.py").write_text("def half(x):\n    return x * 0.5\n")
+    (folder / "parts.py").write_text("import sys\n\ndef half(x):\n    return x * sys.half\n")
+    (folder / "effects.py").write_text("import sys\nsys.half = 0.5\n")
+    (folder / "registers.py").write_text("VALUE = 3\n")
     return folder
 
 
@@ -97,7 +109,10 @@ sys.modules["verify"] = None  # importing it is an error
 shown = []
 for script in sys.argv[1:]:
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(script)
+        try:
+            runpy.run_path(script)
+        except SystemExit as ended:
+            print(f"exit      {int(ended.code)}")
     shown.append(said.getvalue())
 print(json.dumps(shown))
 """
@@ -160,8 +175,9 @@ def shown(project: Path) -> list[tuple[Replay, str, dict[str, str]]]:
             found.append(replay(chosen, f"accuracy.py::{name}", backend, case, result=result, index=index))
             scripts.append(snippet(chosen, backend, found[-1]))
         scripts.append(scripts[0].replace("x * SQRT_HALF", "x * SQRT_HALF * 0.5"))
-        said = run(project, scripts)
-        return list(zip([*found, found[0]], scripts, said, strict=True))
+        mended = scripts[0].replace("half(x) * inner(x)", "torch.nn.functional.gelu(x.double()).to(x.dtype)")
+        said = run(project, [*scripts, mended])
+        return list(zip([*found, found[0], found[0]], [*scripts, mended], said, strict=True))
     finally:
         os.chdir(before)
 
@@ -178,10 +194,41 @@ def test_the_script_shows_what_verify_shows(shown: list[tuple[Replay, str, dict[
     if found.worst.scaled_ulp is not None:
         assert said["of scale"] == f"{value_of(found.worst.scaled_ulp):+.6g} ULP"
     assert said["reported"].endswith(": the same bits")
+    assert said["exit"] == ("0" if found.judged <= found.limit else "1")
 
 
 def test_other_bits_are_called_so(shown: list[tuple[Replay, str, dict[str, str]]]) -> None:
-    assert shown[-1][2]["reported"].endswith(": other bits here")
+    assert shown[-2][2]["reported"].endswith(": other bits here")
+
+
+def test_it_exits_1_while_the_kernel_is_wrong(shown: list[tuple[Replay, str, dict[str, str]]]) -> None:
+    assert (shown[0][2]["exit"], shown[-1][2]["exit"]) == ("1", "0")
+
+
+def test_what_the_file_does_when_it_is_imported_is_kept(project: Path) -> None:
+    """`half` rests on what `import effects` leaves, which nothing in the file names."""
+    source, _ = kernel_source(kernel(project, "textbook"))
+    assert [line for line in source.splitlines() if line.startswith(("import", "sys", "list"))] == [
+        "import sys",
+        "import effects",
+        "import registers",
+        "sys.setting = registers.VALUE",
+        "list(map(print, ()))",
+    ]
+
+
+def test_a_script_of_a_case_that_was_made_smaller_names_the_one_it_came_from(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    backend, chosen = backends.select(), kernel(project, "textbook")
+    case = Case(dtype="bfloat16", dims=(8,), fill="ones", edits={"x": {"3": "c08b"}})
+    found = replay_smaller(chosen, "accuracy.py::textbook", backend, case, result="y", index=3)
+    script = snippet(chosen, backend, found)
+    original = replay_command(Origin("accuracy.py::textbook", case.to_json(), "y", 3))
+    assert f"The case was made smaller; the one that was found:\n\n{original}\n" in script
+    given = replay(chosen, "accuracy.py::textbook", backend, case, result="y", index=3)
+    assert "made smaller" not in snippet(chosen, backend, given)
 
 
 def test_only_what_the_kernel_uses_is_copied(project: Path) -> None:

@@ -9,10 +9,8 @@ import argparse
 import contextlib
 import importlib.util
 import io
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +19,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.cli.here import said
 from tests.docs.printed import COMPARABLE, rows
 from verify.cli import parser
 from verify.ops import registry
@@ -399,14 +398,13 @@ def test_the_blocks_are_found() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page shows the CPU's figures")
-def test_the_page_of_ops_shows_what_the_command_prints(tmp_path: Path) -> None:
+def test_the_page_of_ops_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "ops.md").read_text()
     [block] = re.findall(r"```python\n# accuracy.py\n(.*?)```", page, flags=re.DOTALL)
     [shown] = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "accuracy.py").write_text(block)
-    command = [sys.executable, "-m", "verify", "run", "accuracy.py", "--backend", "interpreter"]
-    env = os.environ | {"COLUMNS": "100"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
+    monkeypatch.setenv("COLUMNS", "100")
+    done = said("run", "accuracy.py", "--backend", "interpreter", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     # The kernel is PyTorch's own function, so that all its figures are PyTorch's.
     known = None if COMPARABLE else 3

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import runpy
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.cli.here import said
 from tests.docs.printed import rows as printed_rows
 
 ROOT = Path(__file__).parents[2]
@@ -18,24 +18,23 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_every_python_block_runs(tmp_path: Path) -> None:
+def test_every_python_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "accuracy.py").write_text(BLOCKS[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     for number, block in enumerate(BLOCKS):
         (tmp_path / f"block_{number}.py").write_text(block)
-        done = subprocess.run(
-            [sys.executable, f"block_{number}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
+        runpy.run_path(f"block_{number}.py", run_name="__main__")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the README shows the CPU's figures")
-def test_the_table_is_what_the_command_prints(tmp_path: Path) -> None:
+def test_the_table_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "accuracy.py").write_text(BLOCKS[0])
-    command = [sys.executable, "-m", "verify", "run", "accuracy.py", "--backend", "interpreter"]
-    env = os.environ | {"COLUMNS": "88"}
-    # what a first verdict may take is a minute, which subprocess holds it to
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=env)
+    monkeypatch.setenv("COLUMNS", "88")
+    started = time.monotonic()
+    done = said("run", "accuracy.py", "--backend", "interpreter", cwd=tmp_path)
     assert done.returncode == 1
+    assert time.monotonic() - started < 60, "a first verdict takes less than a minute"
 
     shown = README.split("```text\n")[1].split("```")[0]
     assert len([line for line in shown.splitlines() if line.startswith("my_gelu ")]) == 5

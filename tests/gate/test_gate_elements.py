@@ -21,6 +21,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(at_commit, "book_at", lambda base, folder: book(folder=folder))
+    monkeypatch.setattr(at_commit, "waivers_at", lambda base, folder: ())
     save(record(), "run.json")
     assert cli.main(["bounds", "propose", "run.json", "--bounds", "bounds"]) == 0
     return tmp_path

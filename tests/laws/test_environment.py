@@ -54,9 +54,24 @@ def test_checked_operands_keep_the_contract() -> None:
 
 
 def test_integers_that_are_taken_are_found() -> None:
-    taken = silu_kernel(lambda x: torch.nn.functional.silu(x if x.is_floating_point() else x.float()))
+    taken = silu_kernel(lambda x: torch.nn.functional.silu(x if x.is_floating_point() else x.float()).to(x.dtype))
     found = breaks("error contract", taken, "an operand that makes no sense is taken")
-    assert found.facts == {"operand": "x of int64", "returned": "y torch.float32 [2, 5]"}
+    assert found.facts == {"operand": "x of int64", "returned": "y torch.int64 [2, 5]"}
+
+
+@pytest.mark.parametrize(("of", "right"), [("right", True), ("bits", False), ("flat", False), ("empty", False)])
+def test_integers_may_be_taken_where_the_answer_is_right(of: str, right: bool) -> None:
+    wide = {
+        "right": lambda x: x.float(),
+        "bits": lambda x: x.view(torch.float64).float(),
+        "flat": lambda x: x.float().flatten(),
+        "empty": lambda x: x.float()[:0],
+    }[of]
+    taken = silu_kernel(lambda x: torch.nn.functional.silu(x if x.is_floating_point() else wide(x)))
+    if right:
+        holds("error contract", taken)
+    else:
+        breaks("error contract", taken, "an operand that makes no sense is taken")
 
 
 def test_a_longer_operand_that_is_taken_is_found() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 
 import pytest
 
 import verify.laws
+from verify import backends
+from verify.declare.declaration import Kernel, kernel
 from verify.errors import UsageError
-from verify.laws import registry
+from verify.laws import profiles, registry, suite
+from verify.laws.law import Law
+from verify.records.record import KernelRun, LawRun
 
 
 def test_every_law_of_every_module_is_registered_once() -> None:
@@ -20,9 +25,47 @@ def test_every_law_of_every_module_is_registered_once() -> None:
     assert len({law.name for law in registry.ALL}) == len(registry.ALL)
     for law in registry.ALL:
         assert law.summary and not law.summary.endswith(".") and 0 < law.share <= 1
-        assert registry.get(law.name) is law
+        assert registry.get(law.name) is law is registry.get(law.name.replace(" ", "-").upper())
+    assert tuple(law.name for law in registry.ALL) == profiles.NAMES
 
 
 def test_an_unknown_law_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no law is named 'speed'; the laws are: determinism, accuracy, "):
         registry.get("speed")
+    with pytest.raises(UsageError, match=r"no law is named 'eror contract' \(closest: error contract\)"):
+        registry.get("eror contract")
+
+
+def test_single_laws_are_left_out_of_a_suite_whose_ids_have_no_spaces() -> None:
+    silu = kernel(op="silu", dtypes=["float32"])(lambda x: x)
+    [everything] = verify.laws_for(silu).pytestmark
+    [narrowed] = verify.laws_for(silu, without=["error contract", "batch-invariance"]).pytestmark
+    names = [law.name for law, _ in narrowed.args[1]]
+    assert names == [law.name for law in registry.ALL if law.name not in ("error contract", "batch invariance")]
+    assert "error-contract-float32" in everything.kwargs["ids"]
+    assert not any(" " in name for name in everything.kwargs["ids"])
+    [one] = verify.laws_for(silu, laws=["accuracy", "monotone"], without=["accuracy"]).pytestmark
+    assert one.kwargs["ids"] == ["monotone-float32"]
+    with pytest.raises(UsageError, match="no law is named"):
+        verify.laws_for(silu, without=["speed"])
+
+
+def test_a_run_says_which_laws_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(law: Law, kernel: Kernel, dtype: str, *rest: object, **more: object) -> LawRun:
+        return LawRun(law.name, dtype, "ok", 1)
+
+    monkeypatch.setattr(suite.engine, "try_law", kept)
+    silu = kernel(op="silu", dtypes=["float32"])(lambda x: x)
+    done = KernelRun("silu", "here.py::silu", "silu", {}, "", "ok", [])
+    found = suite.with_laws(done, silu, backends.select(), "ci", without=("compiled",)).laws
+    assert sorted(law.law for law in found) == sorted(profiles.NAMES)
+    assert [(law.law, law.message) for law in found if law.status == "skipped"] == [
+        ("compiled", "left out by --without")
+    ]
+
+
+def test_a_test_of_laws_logs_no_traces_of_torch(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("torch.__trace")
+    log.addHandler(caplog.handler)
+    suite._silence_traces()
+    assert caplog.handler not in log.handlers

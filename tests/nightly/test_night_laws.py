@@ -53,7 +53,8 @@ class Fake:
             case Environment():
                 return About("interpreter", "cpu", {})
             case PlanLaws():
-                return LawPlan(LAWS, self.rounds)
+                left = [law for law in LAWS if law not in request.without]
+                return LawPlan(left, self.rounds, list(request.without))
         assert isinstance(request, TryLaw), "what the kernels declare was asked before"
         with self.lock:
             self.asked.append((kernel_of(request), request.dtype, request.law, request.round))
@@ -97,6 +98,17 @@ def raising(error: Exception) -> Reply:
         raise error
 
     return reply
+
+
+def test_a_law_that_is_left_out_is_not_tried_and_stands_in_the_record() -> None:
+    worker = Fake(rounds=1)
+    record = tried(worker, without=("second",))
+    assert {law for _, _, law, _ in worker.asked} == {"first"}
+    for kernel in record.kernels:
+        assert [(law.law, law.dtype, law.status, law.message) for law in kernel.laws if law.law == "second"] == [
+            ("second", dtype, "skipped", "left out by --without") for dtype in DTYPES
+        ]
+    assert record.incomplete == []
 
 
 def test_every_law_has_its_first_round_before_any_has_its_second_and_the_longest_go_first() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.here import Here
 from tests.report.sample import passing
 from verify import nightly
 from verify.declare.requests import Listed, ListKernels
@@ -122,7 +123,10 @@ def silu(x):
 """
 
 
-def test_a_kernel_measured_dtype_by_dtype_gives_the_record_of_the_whole(tmp_path: Path) -> None:
+def test_a_kernel_measured_dtype_by_dtype_gives_the_record_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "Worker", Here)
     source = tmp_path / "k.py"
     source.write_text(KERNEL, encoding="utf-8")
     whole = session.run([str(source)], Session(backend="interpreter", jobs=1), "verify run")

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.cli.here import Here
 from tests.report.sample import passing
 from verify import nightly
 from verify.cli import parser
@@ -16,6 +17,7 @@ from verify.errors import TruthError, UsageError
 from verify.measure import session
 from verify.nightly import Night, PlannedStage
 from verify.records.record import Gap, Run
+from verify.workers import process
 from verify.workers.requests import About
 
 KERNELS = """
@@ -39,6 +41,13 @@ def second(x):
         raise KeyboardInterrupt
     return torch.where(x == -torch.inf, 0, torch.nn.functional.silu(x.double())).to(x.dtype)
 """
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are this process. A kernel that raises KeyboardInterrupt has to end one of its own."""
+    monkeypatch.setattr(process, "Worker", Here)
+
 
 STAGES = (PlannedStage("accuracy", 1.0, nightly.accuracy),)
 
@@ -69,6 +78,7 @@ def test_an_interrupted_night_does_only_what_is_left(tmp_path: Path) -> None:
     assert [(stage.name, stage.status) for stage in whole.stages] == [("accuracy", "ok")]
 
 
+@pytest.mark.usefixtures("here")
 def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Path) -> None:
     short = nightly.run(night(tmp_path, budget=0.0), STAGES, "verify nightly")
     assert [kernel.status for kernel in short.kernels] == ["skipped", "skipped"]
@@ -85,6 +95,7 @@ def test_what_a_night_without_time_advises_are_options_that_there_are() -> None:
     assert "--budget" in named and "--resume" not in named
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("change", [{"seed": 2}, {"profile": "ci"}, {"peers": ("others.py",)}])
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict) -> None:
     nightly._claim(night(tmp_path))
@@ -93,6 +104,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict) -> 
         nightly._claim(night(tmp_path, **change))
 
 
+@pytest.mark.usefixtures("here")
 def test_changed_sources_are_another_night(tmp_path: Path) -> None:
     mine = night(tmp_path)
     nightly._claim(mine)
@@ -101,6 +113,7 @@ def test_changed_sources_are_another_night(tmp_path: Path) -> None:
         nightly._claim(mine)
 
 
+@pytest.mark.usefixtures("here")
 def test_damaged_records_are_named_not_skipped(tmp_path: Path) -> None:
     mine = night(tmp_path)
     (tmp_path / "go").touch()
@@ -114,6 +127,7 @@ def test_damaged_records_are_named_not_skipped(tmp_path: Path) -> None:
         nightly.run(mine, STAGES, "verify nightly")
 
 
+@pytest.mark.usefixtures("here")
 def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
     def impossible(night: Night, until: float | None) -> Run:
         raise UsageError("there is no GPU")
@@ -150,6 +164,7 @@ def sound(x):
 """
 
 
+@pytest.mark.usefixtures("here")
 def test_an_error_of_the_harness_in_one_hunt_ends_neither_the_stage_nor_the_night(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +183,7 @@ def test_an_error_of_the_harness_in_one_hunt_ends_neither_the_stage_nor_the_nigh
     assert len(list((mine.folder / "hunt").iterdir())) == 1, "the next start does the hunt in error again"
 
 
+@pytest.mark.usefixtures("here")
 def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) -> None:
     def sound(night: Night, until: float | None) -> Run:
         return passing()
@@ -192,6 +208,7 @@ def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) ->
         nightly.run(mine, stages[:2], "verify nightly")
 
 
+@pytest.mark.usefixtures("here")
 def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
     shares: list[float] = []
 

@@ -112,6 +112,7 @@ def test_summary_agrees_with_the_list_of_figures(told: list[float], chance: rand
     finite = [value for value in told if not math.isnan(value)]
     assert str(short.least) == str(min(finite, default=nan))
     assert str(short.most) == ("nan" if "nan" in words else str(max(told)))
+    assert str(short.finite) == str(max(filter(math.isfinite, told), default=nan))
 
 
 def test_a_result_is_the_worst_of_its_regimes_and_each_regime_has_a_line(place: Path) -> None:
@@ -355,6 +356,24 @@ def test_the_table_fits(place: Path, width: int) -> None:
     assert text.splitlines()[1].split()[:5] == ["output", "dtype", "now", "least", "most"]  # in columns at 80 too
     assert "1 line of 2 changed; the latest is y1 bfloat16: 0.6 to 1.6 ULP on 2026-02-02" in " ".join(text.split())
     assert "29 changes; the latest is y1 bfloat16 in record 00000000001d, 2026-02-02" in listed
+
+
+@pytest.mark.parametrize("broken", [nan, inf])
+def test_finite_figures_stand_beside_nan(place: Path, broken: float) -> None:
+    """One NaN takes the place of a whole figure, and one run with it that of the largest."""
+    word = "NaN" if math.isnan(broken) else "inf"
+    files.save(dated(0, 0.7), place / "0.json")
+    told = kernel(result(low=0.62, high=0.5, tail=broken))
+    files.save(run(told, id="0" * 11 + "1", created="2026-02-02T10:00:00+00:00"), place / "1.json")
+    with History(place, cache=place.parent / "cache") as found:
+        refreshed = found.refresh()
+        [line] = found.series("gelu")
+        text = history_text.table("gelu", [found.summary(line)], refreshed, Terminal(120))
+        [tail] = [found.summary(each) for each in found.series("gelu", regime="tail")]
+    [row] = [each for each in text.splitlines() if each.startswith("  y ")]
+    assert f" {word}, 0.62 " in row and f" {word}, 0.7 " in row
+    assert "the largest number, of the regimes now, of the runs in most" in text
+    assert math.isnan(tail.beside)
 
 
 def test_json_holds_no_bare_nan(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

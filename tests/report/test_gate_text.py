@@ -68,16 +68,20 @@ def test_a_breach_says_everything_that_is_needed() -> None:
     assert block == [
         "✗ breached  gelu y bfloat16 positive",
         "    error     0.91 ULP, exhaustive, 65,536 inputs",
-        "    bound     0.5 ULP: exhaustive, 65,536 inputs, 2026-10-01, commit",
-        "              bbbbbbbbbbbb",
+        "    bound     0.5 ULP: all 2^16, 2026-10-01, commit bbbbbbb",
         "    input     x = -4.34 (0xc08b) at [7]",
         "    got       -0 (0x8000)",
         "    truth     -3.04e-5",
-        "    replay",
         '    verify replay accuracy.py::gelu \'{"dtype":"bfloat16"}\' --result y --index 7',
-        "    or",
         "    verify bounds accept gelu/y/bfloat16/positive 'my run.json' --reason '...'",
     ]
+
+
+def test_no_breach_takes_more_than_eight_lines_and_nan_names_its_key() -> None:
+    blocks = gate_text.render(verdict(), Terminal(80), records=["run.json"]).split("\n\n")
+    breaches = [block.splitlines() for block in blocks if block.startswith(("✗ breached", "✗ nonfinite"))]
+    assert len(breaches) == 2 and all(len(block) <= 8 == len(set(block)) for block in breaches)
+    assert any("    key       gelu/dw/bfloat16/all" in block for block in breaches)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
@@ -145,7 +149,7 @@ def test_a_comment_is_one_line_when_nothing_changed() -> None:
     )
 
 
-def test_a_comment_has_the_verdict_first_and_only_changed_rows() -> None:
+def test_a_comment_begins_with_what_changed_and_has_only_changed_rows() -> None:
     text = gate_markdown.render(verdict())
     assert text.startswith("### ✗ verify gate: **fail:** 1 kernel failed; ")
     assert "<code>positive</code>" in text
@@ -154,8 +158,10 @@ def test_a_comment_has_the_verdict_first_and_only_changed_rows() -> None:
     base = run(kernel(result(0.98, low=0.98, high=0.99)))
     held = book(bound(1.0, regime="low"), bound(0.9, regime="high"))
     text = gate_markdown.render(judge([better], held), compare(base, better))
-    assert text.startswith("### ✓ verify gate: **pass:** all 2 bounds hold")
-    assert "Against the base: better&#58; 1 of 2 figures shrank" in text
+    assert text.startswith("### ✓ verify gate: **pass:** better&#58; 1 of 2 figures shrank")
+    assert text.index("all 2 bounds hold") > text.index("figures shrank")
+    worse = gate_markdown.render(judge([base], held), compare(better, base))
+    assert worse.index("**worse**") < worse.index("**breached**")
     assert "| 0.99 | 0.9 |" in text
     assert "<code>low</code>" not in text
 
@@ -174,7 +180,7 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
     base = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
     text = gate_markdown.render(judge([item], held), compare(base, item))
     assert 20_000 < len(text) <= len(text.encode()) <= 60_000
-    assert text.startswith("### ✗ verify gate: **fail:** 2,880 bounds breached; ")
+    assert text.startswith("### ✗ verify gate: **fail:** ") and "\nBounds: 2,880 bounds breached; " in text
     assert re.search(r"[\d,]+ more rows left out for length", text)
     assert re.search(r"[\d,]+ more breaches left out for length", text)
     assert re.search(r"[\d,]+ more changed figures left out for length", text)

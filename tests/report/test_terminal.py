@@ -23,6 +23,7 @@ from verify.measure.session import OUT_OF_TIME
 from verify.records.record import Gap, KernelRun, Run
 from verify.report import run_words, words
 from verify.report.markdown import record_markdown
+from verify.report.signs import Signs
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -128,15 +129,34 @@ def test_a_wrong_result_says_everything_that_is_needed_to_fix_it() -> None:
     block = text[text.index("✗ wrong  eager_gelu") :].split("\n\n")[0].splitlines()
     assert block == [
         "✗ wrong  eager_gelu y bfloat16",
+        "    why      beyond its limit; exhaustive, 65,536 inputs",
         "    input    x = -8.625 (0xc10a) at [49418]",
         "    got      -0.0 (0x8000)",
         "    truth    -2.76399572705540520457611242098e-17",
-        "    error    +255 ULP",
-        "    limit    4 ULP",
-        "    max      255 ULP, exhaustive, 65,536 inputs",
-        "    replay",
+        "    besides  max 255 ULP, limit 4 ULP",
         "    " + replay,
     ]
+
+
+def test_a_failure_takes_eight_lines_at_most() -> None:
+    for run in (sample(), plain(), incomplete()):
+        text = record_text.render(run, Terminal(400))
+        blocks = [block for block in text.split("\n\n") if block.startswith("✗ ") and "✗ fail" not in block]
+        assert all(len(block.splitlines()) <= 8 for block in blocks), blocks
+        for block in blocks:
+            lines = block.splitlines()
+            assert len(set(lines)) == len(lines)
+
+
+def test_what_a_reason_says_is_not_said_again() -> None:
+    [kernel] = [kernel for kernel in plain().kernels if kernel.name == "eager_gelu"]
+    [result] = [item for item in kernel.results if item.dtype == "bfloat16" and item.output == "y"]
+    reason = "255 ULP, the limit is 4"
+    told = msgspec.structs.replace(result, reason=reason)
+    assert record_text._why(told, Signs.choose(True)) == (f"{reason}; exhaustive, 65,536 inputs", "")
+    reason = "wrong at 1 infinite or NaN input, right at all others"  # the maximum is that of the others
+    told = msgspec.structs.replace(told, reason=reason, limit=300.0)
+    assert record_text._why(told, Signs.choose(True))[1] == "max 255 ULP, limit 300 ULP"
 
 
 def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None:
@@ -159,13 +179,10 @@ def test_failed_kernels_show_message_and_hint() -> None:
     assert (
         "✗ crashed  geglu_unsafe\n"
         "    the worker died with SIGSEGV while running dims [65537], dtype bfloat16\n"
-        "    rerun\n"
         "    verify run accuracy.py::geglu_unsafe --dims 65537\n\n"
     ) in text
     assert (
-        "\n    next     return x1 * gelu(x2) without slicing it again\n"
-        "    rerun\n"
-        "    verify run accuracy.py::geglu_packed\n"
+        "\n    next     return x1 * gelu(x2) without slicing it again\n    verify run accuracy.py::geglu_packed\n"
     ) in text
     assert "○ not measured\n    geglu_cuda was skipped: needs a CUDA device" in text
 

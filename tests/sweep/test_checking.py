@@ -28,9 +28,10 @@ CPU = Backend("interpreter", "cpu", "CPU", "")
 FORMATS = {"bfloat16": (7, -126, 127), "float16": (10, -14, 15), "float32": (23, -126, 127)}
 
 
-def swept(kernel: Kernel, dtype: str, **options: Any) -> tuple[Space, Partial]:
+def swept(kernel: Kernel, dtype: str, on: Backend = CPU, **options: Any) -> tuple[Space, Partial]:
+    """A sweep; a Triton kernel's is `on` the session's backend, which may have compiled it for a GPU."""
     space = space_of(kernel, f"tests/sweep/subjects.py::{kernel.name}", dtype, **options)
-    return space, check(kernel, space, (0, space.chunks), CPU)
+    return space, check(kernel, space, (0, space.chunks), on)
 
 
 def each_key(monkeypatch: pytest.MonkeyPatch, start: int, stop: int) -> None:
@@ -76,14 +77,16 @@ def keys_of(dtype: str, keys: Iterator[int] | range) -> Iterator[tuple[int, int,
             yield key, bits, x
 
 
-def compare(kernel: Kernel, dtype: str, start: int, stop: int, monkeypatch: pytest.MonkeyPatch) -> int:
+def compare(
+    kernel: Kernel, dtype: str, start: int, stop: int, monkeypatch: pytest.MonkeyPatch, on: Backend = CPU
+) -> int:
     """Every input from start to stop: same error, same misrounded set. How many there were."""
     each_key(monkeypatch, start, stop)
-    space, partial = swept(kernel, dtype, bounds=(start, stop))
+    space, partial = swept(kernel, dtype, on, bounds=(start, stop))
     width = {16: torch.int16, 32: torch.int32}[space.format.bits]
     found = list(keys_of(dtype, range(start, stop)))
     wrapped = [bits - (1 << space.format.bits) if bits >= space.format.sign_bit else bits for _, bits, _ in found]
-    x = torch.tensor(wrapped, dtype=width).view(getattr(torch, dtype)).requires_grad_(True)
+    x = torch.tensor(wrapped, dtype=width).view(getattr(torch, dtype)).to(on.device).requires_grad_(True)
     y = kernel.function(x)
     (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
     for name, result in (("y", y.detach()), ("dx", dx)):
@@ -113,8 +116,10 @@ def test_a_window_equals_plain_mpmath(dtype: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["naive", "good"])
-def test_all_16_bit_inputs_equal_plain_mpmath(dtype: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = compare(getattr(subjects, name), dtype, 0, 1 << 16, monkeypatch)
+def test_all_16_bit_inputs_equal_plain_mpmath(
+    dtype: str, name: str, monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    count = compare(getattr(subjects, name), dtype, 0, 1 << 16, monkeypatch, backend if name == "good" else CPU)
     assert count == {"bfloat16": 65_280, "float16": 63_488}[dtype]
 
 
@@ -225,15 +230,15 @@ def test_the_worst_input_replays(result: str) -> None:
     assert found.baseline is not None and found.baseline_worst
 
 
-def test_a_packed_gradient_replays_each_half() -> None:
+def test_a_packed_gradient_replays_each_half(backend: Backend) -> None:
     space = space_of(subjects.geglu, "k", "bfloat16", results=("dx",), bounds=(2.0, 2.0))
-    partial = check(subjects.geglu, space, 0, CPU)
+    partial = check(subjects.geglu, space, 0, backend)
     result = finish(subjects.geglu, space, partial).results[0]
     assert result.basis.n == 2 * 65_536 and result.status == "ok"
     for worst in result.worst:
         index = worst.origin.index
         text = worst.origin.case
-        again = replay(subjects.geglu, "k", CPU, Case.from_json(text), result="dx", index=index)
+        again = replay(subjects.geglu, "k", backend, Case.from_json(text), result="dx", index=index)
         assert (again.worst.got_hex, again.worst.ulp) == (worst.got_hex, worst.ulp)
 
 
@@ -248,8 +253,8 @@ def test_the_curve_has_the_maxima_of_the_result() -> None:
     assert result.curve.worst[place] == result.worst[0].inputs["x"].split("(")[1].rstrip(")")
 
 
-def test_the_hardest_inputs_are_those_nearest_to_a_midpoint() -> None:
-    space, partial = swept(subjects.good, "bfloat16", results=("y",), regime="negative", hardest=5)
+def test_the_hardest_inputs_are_those_nearest_to_a_midpoint(backend: Backend) -> None:
+    space, partial = swept(subjects.good, "bfloat16", backend, results=("y",), regime="negative", hardest=5)
     hard = finish(subjects.good, space, partial).results[0].hardest
     expected = []
     with mpmath.workdps(60):

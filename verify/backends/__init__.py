@@ -9,6 +9,7 @@ package imports neither torch nor triton.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from dataclasses import dataclass
@@ -69,6 +70,11 @@ def select(requested: str | None = None) -> Backend:
 
 def activate(backend: Backend) -> None:
     """Prepare the process for a backend; call it before the kernels are imported. Idempotent."""
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError(
+            "kernels run on Triton, compiled for a GPU or interpreted on a CPU, and triton is not installed here",
+            hint="pip install triton  (verify doctor says what else is missing)",
+        )
     if backend.name == "cuda":
         if _triton_interprets():
             raise UsageError(

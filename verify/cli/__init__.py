@@ -19,6 +19,7 @@ from verify.cli import (
     gate,
     history,
     hunt,
+    init,
     list_,
     nightly,
     replay,
@@ -37,6 +38,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # no c
 # in workflow order
 COMMANDS = (
     doctor,
+    init,
     list_,
     run,
     sweep,

@@ -55,9 +55,9 @@ def _review(steps: Any) -> None:
     parser = steps.add_parser(
         "review",
         help="show what changed in the bounds since a commit",
-        description="Show every bound that changed since a commit, what was loosened or removed first. With the record "
-        "behind the bounds: the worst input of each, what came out and the command that shows it again. Exit code 1: a "
-        "bound was loosened or removed.",
+        description="Show every bound and waiver that changed since a commit, what was loosened or removed first. With "
+        "the record behind the bounds: the worst input of each, what came out and the command that shows it again. "
+        "Exit code 1: a bound was loosened or removed, or a waiver added or extended.",
         examples=("verify bounds review", "verify bounds review --base origin/main --run run.json"),
     )
     options.add(parser, "--base", default="HEAD")
@@ -120,8 +120,8 @@ def propose(options: argparse.Namespace) -> int:
 
 def review(options: argparse.Namespace) -> int:
     """Old and new; exit 1 when a promise was taken back."""
-    from verify.gate import changes
-    from verify.gate.at_commit import book_at
+    from verify.gate import changes, waivers
+    from verify.gate.at_commit import book_at, waivers_at
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -129,14 +129,20 @@ def review(options: argparse.Namespace) -> int:
     book = _book(options)
     runs = [load(path) for path in options.run]
     found = changes.review(book_at(options.base, book.folder), book)
+    excused = waivers.changed(waivers_at(options.base, book.folder), waivers.load(book.folder))
     behind = changes.behind(found, runs)
     files = {run.id: path for run, path in zip(runs, options.run, strict=True)}
-    sinks.deliver_data(
-        options,
-        lambda: {"base": options.base, "changes": gate_data.of_changes(found, behind)},
-        lambda: bounds_text.review(found, options.base, screen.terminal(), behind=behind, files=files),
-    )
-    return exits.WRONG if changes.needs_approval(found) else exits.PASS
+
+    def data() -> dict[str, Any]:
+        told = [{"change": kind, **gate_data.of_waiver(waiver)} for kind, waiver in excused]
+        return {"base": options.base, "changes": gate_data.of_changes(found, behind), "waivers": told}
+
+    def text() -> str:
+        return bounds_text.review(found, options.base, screen.terminal(), waivers=excused, behind=behind, files=files)
+
+    sinks.deliver_data(options, data, text)
+    approved = changes.needs_approval(found) or any(kind in waivers.APPROVED for kind, _ in excused)
+    return exits.WRONG if approved else exits.PASS
 
 
 def accept(options: argparse.Namespace) -> int:

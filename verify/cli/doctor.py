@@ -31,10 +31,14 @@ _TOOLS = (
     ("g++", "torch.compile needs a C++ compiler on a CPU", "apt-get install g++"),
 )
 _PACKAGES = (
+    ("torch", "holds tensors, and says what a kernel computes", "pip install torch"),
+    ("triton", "runs Triton kernels", "pip install triton"),
     ("flint", "Arb: the second route to every exact value", "pip install python-flint"),
     ("gmpy2", "makes mpmath faster", "pip install gmpy2"),
-    ("triton", "runs Triton kernels", "pip install triton"),
+    ("pytest", "tries laws as tests", "pip install pytest"),
+    ("distributed", "spreads work over a Dask cluster", "pip install distributed"),
 )
+_NEEDED = ("torch", "triton", "flint")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -45,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.workers.requests import Environment
 
     missing = [
-        {"name": name, "why": why, "how": how, "needed": name in ("flint", "triton")}
+        {"name": name, "why": why, "how": how, "needed": name in _NEEDED}
         for name, why, how in _PACKAGES
         if importlib.util.find_spec(name) is None
     ]

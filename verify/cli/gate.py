@@ -19,7 +19,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "gate",
         help="judge records by the committed bounds",
-        description="Judge run records by the committed bounds: every figure within its bound, every bound measured. "
+        description="Judge run records by the committed bounds: every figure within its bound, every bound measured, "
+        "except what waivers.toml beside the bounds excuses until a date. "
         "With --base: measure the targets at a commit and in the working tree on this device, judge the working tree, "
         "show the difference.",
         examples=(
@@ -47,8 +48,7 @@ def main(options: argparse.Namespace) -> int:
     """Judge; the exit code is the verdict."""
     from verify.declare import config
     from verify.errors import UsageError
-    from verify.gate import bounds
-    from verify.gate import verdict as gate
+    from verify.gate import bounds, waivers
     from verify.records.compare import compare
     from verify.records.files import load
     from verify.report import gate_data
@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
     else:
         raise UsageError("no record to judge", hint="verify run --json run.json, then verify gate run.json")
     book = bounds.load(given.bounds_folder(options, config.find()))
-    verdict = gate.judge(runs, book, kernels=options.kernel)
+    verdict = waivers.judge(runs, book, kernels=options.kernel)
 
     def data() -> dict[str, Any]:
         against = {} if comparison is None else {"comparison": gate_data.of_comparison(comparison)}

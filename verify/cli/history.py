@@ -87,6 +87,8 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
             "runs": item.count,
             "least": item.least,
             "most": item.most,
+            "finite": item.finite,
+            "beside": item.beside,
             "recent": list(item.recent),
         }
         for item in found

@@ -72,6 +72,16 @@ def dtype_name(text: str) -> str:
         raise argparse.ArgumentTypeError(error.message) from error
 
 
+def law_name(text: str) -> str:
+    """An argument that is a law: its name, or the same with hyphens; empty where an option is left at its default."""
+    from verify.laws.profiles import named
+
+    try:
+        return named(text) if text else text
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
 # -- the table ----------------------------------------------------------------------------------------------
 
 # Choices among kernels, their results and records. A command that measures takes several of each, one that shows an
@@ -80,8 +90,9 @@ _CHOICES: dict[str, dict[str, Any]] = {
     "--dtype": {"type": dtype_name, "metavar": "DTYPE", "help": "only this dtype, e.g. bfloat16"},
     "--result": {"metavar": "NAME", "help": "only this output or gradient, e.g. y or dx"},
     "--regime": {"metavar": "NAME", "help": "only this regime of the op, e.g. 'slope root'"},
-    "--law": {"metavar": "NAME", "help": "this law, e.g. 'batch invariance'"},
+    "--law": {"type": law_name, "metavar": "NAME", "help": "this law, e.g. 'batch invariance'"},
     "--kernel": {"metavar": "NAME", "help": "only this kernel"},
+    "--without": {"type": law_name, "metavar": "LAW", "help": "leave out this law, e.g. 'error contract'"},
     "--run": {"metavar": "RUN.json", "help": "the record of a run, which has the worst input of each result"},
 }
 _SHARED: dict[str, dict[str, Any]] = {
@@ -158,9 +169,10 @@ def seed(parser: Any, what: str, *, default: int | None = 0, named: str = "0") -
 
 
 def profile(parser: Any, *, default: str, named: str) -> None:
-    """`--profile`: the laws, and how many cases each of them gets."""
+    """`--profile`: the laws, and how many cases each of them gets; `--without`: which of them are left out."""
     text = f"try the laws, with the cases of this profile (default: {named})"
     parser.add_argument("--profile", choices=PROFILES, default=default, help=text)
+    some(parser, "--without")
 
 
 def sinks(parser: Any, what: str, *flags: str) -> None:

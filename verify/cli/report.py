@@ -58,10 +58,6 @@ def main(options: argparse.Namespace) -> int:
     page = bool(options.html or options.open)
     if options.runs and not page:
         raise UsageError("--runs draws into the HTML page; it received no --html and no --open")
-    if options.compare and options.markdown and not options.bounds:
-        raise UsageError(
-            "--compare is part of a comment only beside --bounds", hint="verify compare BASE.json HEAD.json"
-        )
     if options.open and options.html == "-":
         raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
     run = load(options.record)
@@ -99,7 +95,7 @@ def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
         return None
     from verify.declare import config
     from verify.gate.bounds import load
-    from verify.gate.verdict import judge
+    from verify.gate.waivers import judge
 
     return judge([run], load(given.bounds_folder(options, config.find())))
 
@@ -133,12 +129,15 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
 
 
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:
-    """The Markdown of a run, below that of the gate where there is one; together short enough for a comment."""
+    """The Markdown of a run, below that of the gate or a base if there is one; together short enough for a comment."""
     from verify.report.markdown import gate_markdown, record_markdown
 
-    if verdict is None:
+    if verdict is not None:
+        above = gate_markdown.render(verdict, base, limit=HALF)
+    elif base is not None:
+        above = gate_markdown.compared(base, limit=HALF)
+    else:
         return record_markdown.render(run, record=record)
-    above = gate_markdown.render(verdict, base, limit=HALF)
     return f"{above}\n{record_markdown.render(run, record=record, limit=60_000 - len(above) - 1)}"
 
 

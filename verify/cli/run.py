@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ def add(commands: Any) -> None:
             "verify run accuracy.py",
             "verify run accuracy.py::my_gelu --dtype bfloat16",
             "verify run accuracy.py --profile quick                 # the laws too",
+            "verify run accuracy.py --profile ci --without compiled",
             "verify run accuracy.py --json run.json --html report.html",
             "verify run accuracy.py --resume build/run        # or goes on there",
         ),
@@ -52,11 +54,14 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run and report; the exit code is the verdict."""
     from verify.declare import config
-    from verify.errors import WriteError
+    from verify.errors import UsageError, WriteError
     from verify.measure.session import Session, command_line, run
     from verify.records.kept import Kept, temporary
 
     settings = config.find()
+    if options.without and not options.profile:
+        hint = f"verify run {' '.join(options.targets)} --profile ci --without {shlex.quote(options.without[0])}"
+        raise UsageError("--without leaves out laws, and only --profile tries them; received it alone", hint=hint)
     seed, plan = options.seed or 0, ""
     if options.like:
         targets, seed, plan = _like(options)
@@ -73,6 +78,7 @@ def main(options: argparse.Namespace) -> int:
         timeout=options.timeout,
         jobs=options.jobs,
         laws=options.profile,
+        without=tuple(dict.fromkeys(options.without)),
         profile=options.profile or "default",
         dtypes=tuple(options.dtype),
         progress=progress,

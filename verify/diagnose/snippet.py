@@ -13,7 +13,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,13 @@ def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> st
             "That is verify's interpreter of Triton; run the script on a GPU. Triton's own interpreter, which it"
         )
         lines.append("falls back to, rounds bfloat16 and fma differently, and may fail.")
-    lines += ["Run it in the folder of the kernel's project. The command that it comes from:", ""]
-    lines += [replay_command(worst.origin), '"""']
+    lines += [
+        "Run it in the folder of the kernel's project; it exits 1 while the element is beyond the kernel's limit."
+    ]
+    lines += ["The command that it comes from:", "", replay_command(worst.origin)]
+    if found.smaller is not None and found.smaller.original not in (None, worst.origin):
+        lines += ["", "The case was made smaller; the one that was found:", "", replay_command(found.smaller.original)]
+    lines.append('"""')
     return "\n".join(line.replace("\\", "\\\\") for line in lines)
 
 
@@ -94,12 +99,11 @@ def _device_name(backend: Backend) -> str:
 
 
 def _imports(kernel: Kernel, backend: Backend, source: str) -> str:
-    needed, lines = {"math"}, ["import torch"]
+    needed, lines = {"math", "sys"}, ["import torch"]
     if _interprets(backend, source):
         needed.add("os")
         lines += ["", "if not torch.cuda.is_available():", '    os.environ["TRITON_INTERPRET"] = "1"']
     if _modules(source) - _KNOWN:
-        needed.add("sys")
         lines.append(f"sys.path[:0] = {_folders(kernel)!r}")
     imports = [f"import {name}" for name in sorted(needed)]
     if _FUTURE in inspect.getsource(sys.modules[kernel.module]):  # it has to come before everything else
@@ -178,24 +182,48 @@ def _sliced(kernel: Kernel, name: str) -> str:
     text = inspect.getsource(sys.modules[kernel.module])
     statements = ast.parse(text).body
     ours = _names_of_verify(statements)
-    wanted, chosen = {name}, set[int]()
-    while True:
-        more = {
-            place
-            for place, statement in enumerate(statements)
-            if place not in chosen and _binds(statement) & (wanted - ours)
-        }
-        if not more:
-            break
-        chosen |= more
-        for place in more:
-            wanted |= _reads(statements[place], ours)
-    pieces = [_text(statements[place], text, ours) for place in sorted(chosen)]
+    chosen, wanted = _rests_on({name}, statements, ours)
     if wanted & ours:
         raise UsageError(f"a script runs without verify, which {kernel.name} uses beyond its declaration")
     if not chosen:
         raise UsageError(f"{kernel.name} is not defined at the top of its file; a script cannot show it")
+    read = set[str]().union(*(_reads(statement, set()) for statement in statements))
+    for place, statement in enumerate(statements):
+        if _acts(statement, read):
+            more, needs = _rests_on(_reads(statement, ours), statements, ours)
+            if not needs & ours:
+                chosen |= more | {place}
+    pieces = [_text(statements[place], text, ours) for place in sorted(chosen)]
     return "\n\n".join(piece for piece in pieces if piece)
+
+
+def _rests_on(names: set[str], statements: Sequence[ast.stmt], ours: set[str]) -> tuple[set[int], set[str]]:
+    """The places of the statements that names rest on, and all names that are needed then."""
+    wanted, chosen = set(names), set[int]()
+    while more := {
+        place
+        for place, statement in enumerate(statements)
+        if place not in chosen and _binds(statement) & (wanted - ours)
+    }:
+        chosen |= more
+        for place in more:
+            wanted |= _reads(statements[place], ours)
+    return chosen, wanted
+
+
+def _acts(statement: ast.stmt, read: set[str]) -> bool:
+    """Whether a statement is there for what it does: a call, a setting, the import of a module that nobody names."""
+    match statement:
+        case ast.Expr(value=ast.Call()):
+            return True
+        case ast.Assign() | ast.AugAssign():
+            return not _binds(statement)
+        case ast.Import() | ast.ImportFrom():
+            used = {alias.name.split(".")[0] for alias in statement.names}
+            modules = {(statement.module or "").split(".")[0]} if isinstance(statement, ast.ImportFrom) else used
+            return not modules & {*_KNOWN, "verify"} and not _binds(statement) & read
+        case _:
+            return False
 
 
 def _names_of_verify(statements: Iterable[ast.stmt]) -> set[str]:
@@ -332,13 +360,14 @@ def _error(kernel: Kernel, found: Replay) -> str:
         f"PLAIN = {found.worst.scaled_ulp is None}  # infinity for what is not beyond the largest number has no ulps",
         _SHOWN,
     ]
-    shown = f"{value_of(found.worst.ulp):+.6g} ULP"
+    shown, judged = f"{value_of(found.worst.ulp):+.6g} ULP", "error"
     if found.worst.scaled_ulp is not None:
-        lines.append(_scale(found.worst.ulp, found.worst.scaled_ulp))
-        shown = f"{value_of(found.worst.scaled_ulp):+.6g} ULP of scale"
+        lines += _scale(found.worst.ulp, found.worst.scaled_ulp)
+        shown, judged = f"{value_of(found.worst.scaled_ulp):+.6g} ULP of scale", "of_scale"
     lines += [
         f'same = "the same bits" if pattern == "{found.worst.got_hex}" else "other bits here"',
         f'print(f"reported  {found.worst.got_hex}, {shown}: {{same}}")',
+        f"sys.exit(not abs({judged}) <= {found.limit!r})  # the kernel's limit; a NaN is not within",
     ]
     return "\n".join(lines)
 
@@ -373,8 +402,8 @@ print(f"exact     {EXACT}")
 print(f"error     {error:+.6g} ULP")"""
 
 
-def _scale(error: Number, scaled: Number) -> str:
-    """The line that gives the error in units of the scale's spacing, which is a power of two of the plain one."""
+def _scale(error: Number, scaled: Number) -> list[str]:
+    """The lines that give the error in units of the scale's spacing, which is a power of two of the plain one."""
     plain = value_of(error)
     ratio = value_of(scaled) / plain if plain and math.isfinite(plain) else 1.0
-    return f'print(f"of scale  {{error * {ratio!r}:+.6g}} ULP")'
+    return [f"of_scale = error * {ratio!r}", 'print(f"of scale  {of_scale:+.6g} ULP")']

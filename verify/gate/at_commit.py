@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath, PurePosixPath
 
 from verify.errors import UsageError
-from verify.gate.bounds import Book, parse
+from verify.gate import waivers
+from verify.gate.bounds import WAIVERS, Book, holds_bounds, parse
+from verify.gate.verdict import Waiver
 from verify.gate.worktree import commit_named, git
 
 
 def book_at(ref: str, folder: Path) -> Book:
     """Every bound that the folder held at a commit; none if it was not there yet."""
+    book = Book(folder)
+    for source, path, data in _files_at(ref, folder, lambda path: holds_bounds(path) and len(path.parts) == 2):
+        book.bounds.update(parse(data, source=source, arch=path.parent.name, name=path.name))
+    return book
+
+
+def waivers_at(ref: str, folder: Path) -> tuple[Waiver, ...]:
+    """Every waiver that the folder held at a commit."""
+    return waivers.read(_files_at(ref, folder, lambda path: path.name == WAIVERS))
+
+
+def _files_at(ref: str, folder: Path, wanted: Callable[[PurePath], bool]) -> Iterator[tuple[str, PurePosixPath, bytes]]:
+    """What errors call a file, where it lay in the folder at a commit, and its bytes."""
     where = _existing(folder)
     top = Path(git(where, "rev-parse", "--show-toplevel")).resolve()
     commit = commit_named(ref, where)
     if not folder.resolve().is_relative_to(top):
         raise UsageError(f"{folder} is not in the repository {top}")
     inside = PurePosixPath(folder.resolve().relative_to(top))
-    book = Book(folder)
     for name in git(top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, f"{inside}/").split("\0"):
-        path = PurePosixPath(name)
-        if path.suffix != ".toml" or path.name.startswith(".") or len(path.relative_to(inside).parts) != 2:
-            continue
-        text = git(top, "show", f"{commit}:{name}")
-        data = text.encode(errors="surrogateescape")
-        book.bounds.update(parse(data, source=f"{ref}:{name}", arch=path.parent.name, name=path.name))
-    return book
+        if name and wanted(path := PurePosixPath(name).relative_to(inside)):
+            text = git(top, "show", f"{commit}:{name}")
+            yield f"{ref}:{name}", path, text.encode(errors="surrogateescape")
 
 
 def _existing(folder: Path) -> Path:

@@ -10,10 +10,9 @@ import dataclasses
 import hashlib
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from verify.errors import UsageError
@@ -122,7 +121,8 @@ def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom
 # -- names ----------------------------------------------------------------------------------------------
 
 _KEPT = re.compile(r"[A-Za-z0-9_.-]")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+WAIVERS = "waivers.toml"  # verify.gate.waivers reads it
+_RESERVED = re.compile(r"waivers|(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST = 180
 
 
@@ -149,6 +149,11 @@ def file_name(kernel: str) -> str:
 # -- reading --------------------------------------------------------------------------------------------
 
 
+def holds_bounds(path: PurePath) -> bool:
+    """Whether a file in the folder of an architecture has the bounds of a kernel."""
+    return path.suffix == ".toml" and not path.name.startswith(".") and path.name != WAIVERS
+
+
 def load(folder: str | os.PathLike[str]) -> Book:
     """Every bound of every architecture; a folder that does not exist holds none."""
     book = Book(Path(folder))
@@ -158,7 +163,7 @@ def load(folder: str | os.PathLike[str]) -> Book:
     except OSError as error:
         raise UsageError(f"cannot read the bounds in {book.folder}: {error.strerror}") from error
     for path in files:
-        if path.suffix == ".toml" and not path.name.startswith("."):
+        if holds_bounds(path):
             book.bounds.update(load_file(path))
     return book
 
@@ -174,31 +179,27 @@ def load_file(path: Path) -> dict[Key, Bound]:
 
 def parse(data: bytes, *, source: str, arch: str, name: str) -> dict[Key, Bound]:
     """The same from the bytes of a file, wherever they come from."""
-    try:
-        document = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(f"{source} is not TOML: {error}") from error
-    top = _Table(source, "", document)
-    if top.take("format", "the number of the format", lambda v: type(v) is int) != FORMAT:
-        raise UsageError(f"{source}: format is {document['format']!r}; this verify reads format {FORMAT}")
+    top = toml.document(data, source)
+    if (format_ := top.take("format", "the number of the format", lambda v: type(v) is int)) != FORMAT:
+        raise UsageError(f"{source}: format is {format_!r}; this verify reads format {FORMAT}")
     own_arch = top.text("arch", _ARCH, "lower-case letters, digits and _")
     kernel = top.text("kernel", empty=True)
     if own_arch != arch:
         raise UsageError(f"{source}: arch is {own_arch!r}, its folder says {arch!r}; bounds of machines never mix")
     if file_name(kernel) != name:
         raise UsageError(f"{source}: bounds of the kernel {kernel!r} belong in {file_name(kernel)}")
-    entries = top.take("bound", "a list of tables", _is_tables, default=[])
+    entries = top.take("bound", "a list of tables", toml.is_tables, default=[])
     top.done()
     found: dict[Key, Bound] = {}
     for number, entry in enumerate(entries, 1):
-        bound = _bound(_Table(source, f"bound {number}", entry), own_arch, kernel)
+        bound = _bound(toml.Table(source, f"bound {number}", entry), own_arch, kernel)
         if bound.key in found:
             raise UsageError(f"{source}: bound {number} repeats {str(bound.key)!r}; a key has one bound")
         found[bound.key] = bound
     return found
 
 
-def _bound(table: _Table, arch: str, kernel: str) -> Bound:
+def _bound(table: toml.Table, arch: str, kernel: str) -> Bound:
     output, dtype, regime = (table.text(name, empty=True) for name in ("output", "dtype", "regime"))
     table.where = f"bound {output} {dtype} {regime}"
     kind = table.choice("basis", tuple(STRENGTH))
@@ -215,15 +216,15 @@ def _bound(table: _Table, arch: str, kernel: str) -> Bound:
         evidence=_evidence(table.table("evidence")),
         properties=_properties(table.table("properties")),
         accepted=tuple(
-            _acceptance(_Table(table.source, f"{table.where}: accepted {number}", item))
-            for number, item in enumerate(table.take("accepted", "a list of tables", _is_tables, default=[]), 1)
+            _acceptance(toml.Table(table.source, f"{table.where}: accepted {number}", item))
+            for number, item in enumerate(table.take("accepted", "a list of tables", toml.is_tables, default=[]), 1)
         ),
     )
     table.done()
     return bound
 
 
-def _evidence(table: _Table) -> Evidence:
+def _evidence(table: toml.Table) -> Evidence:
     found = Evidence(
         record=table.text("record"),
         commit=table.text("commit"),
@@ -236,7 +237,7 @@ def _evidence(table: _Table) -> Evidence:
     return found
 
 
-def _properties(table: _Table) -> dict[str, str]:
+def _properties(table: toml.Table) -> dict[str, str]:
     sources: tuple[str, ...] = ("run", "sweep", "hunt")
     found = {name: table.text(name, _HASH, "hexadecimal digits") for name in sources if name in table.left}
     table.done()
@@ -245,7 +246,7 @@ def _properties(table: _Table) -> dict[str, str]:
     return found
 
 
-def _acceptance(table: _Table) -> Acceptance:
+def _acceptance(table: toml.Table) -> Acceptance:
     found = Acceptance(
         date=table.text("date", _DATE, "YYYY-MM-DD or unknown"),
         old=table.figure("old", least=LEAST),
@@ -254,76 +255,6 @@ def _acceptance(table: _Table) -> Acceptance:
     )
     table.done()
     return found
-
-
-_MISSING = object()
-
-
-class _Table:
-    """A table being read: every key is taken once and checked; what is left over is unknown."""
-
-    def __init__(self, source: str, where: str, values: dict[str, Any]) -> None:
-        self.source, self.where = source, where
-        self.left = dict(values)
-
-    def fail(self, text: str) -> UsageError:
-        where = f"{self.where}: " if self.where else ""
-        return UsageError(f"{self.source}: {where}{text}")
-
-    def take(self, name: str, rule: str, holds: Callable[[Any], bool], default: Any = _MISSING) -> Any:
-        if name not in self.left:
-            if default is _MISSING:
-                raise self.fail(f"{name} is missing; it is {rule}")
-            return default
-        value = self.left.pop(name)
-        if not holds(value):
-            raise self.fail(f"{name} is {rule}; received {_shown(value)}")
-        return value
-
-    def text(
-        self,
-        name: str,
-        pattern: re.Pattern[str] | None = None,
-        rule: str = "a string",
-        *,
-        empty: bool = False,
-        default: Any = _MISSING,
-    ) -> str:
-        def holds(value: Any) -> bool:
-            return isinstance(value, str) and (empty or bool(value)) and (not pattern or bool(pattern.fullmatch(value)))
-
-        found: str = self.take(name, rule, holds, default)
-        return found
-
-    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        found: str = self.take(name, f"one of {', '.join(allowed)}", lambda v: isinstance(v, str) and v in allowed)
-        return found
-
-    def figure(self, name: str, *, least: float) -> float:
-        def holds(value: Any) -> bool:
-            return type(value) in (int, float) and abs(value) <= 1e300 and value >= least
-
-        return float(self.take(name, f"a finite number of at least {least:g}", holds))
-
-    def table(self, name: str) -> _Table:
-        where = f"{self.where}: {name}" if self.where else name
-        return _Table(self.source, where, self.take(name, "a table", lambda v: isinstance(v, dict)))
-
-    def done(self) -> None:
-        if self.left:
-            raise self.fail(f"unknown key {', '.join(map(repr, sorted(self.left)))}")
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return "an enormous integer"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # -- writing --------------------------------------------------------------------------------------------

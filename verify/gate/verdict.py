@@ -1,6 +1,6 @@
 """The verdict: figures of records against committed bounds. Pure: it reads nothing, writes nothing, measures nothing.
 
-Every key that a record measured or a bound names gets one of eight statuses. Whatever cannot be judged is never
+Every key that a record measured or a bound names gets one of nine statuses. Whatever cannot be judged is never
 passed over: it has a status of its own, and that status fails.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Literal
 
 from verify.errors import INCOMPLETE as UNDECIDED
@@ -16,7 +17,7 @@ from verify.gate.bounds import MARGIN, Book, Bound, tightens
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
 from verify.records.record import KernelRun, Run
 
-Status = Literal["ok", "improved", "breached", "new", "unused", "incomparable", "nonfinite", "crashed"]
+Status = Literal["ok", "improved", "waived", "breached", "new", "unused", "incomparable", "nonfinite", "crashed"]
 
 # the most serious first: of several readings of one key the worst decides
 SEVERITY: tuple[Status, ...] = (
@@ -26,6 +27,7 @@ SEVERITY: tuple[Status, ...] = (
     "incomparable",
     "unused",
     "new",
+    "waived",
     "improved",
     "ok",
 )
@@ -35,6 +37,7 @@ INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "new"})
 MEANING: dict[Status, str] = {
     "ok": "within its bound",
     "improved": "within its bound, which is looser than it has to be",
+    "waived": "wrong, and excused until a date",
     "breached": "beyond its bound",
     "new": "measured, and no bound says what to expect",
     "unused": "has a bound and was not measured",
@@ -42,6 +45,17 @@ MEANING: dict[Status, str] = {
     "nonfinite": "NaN or infinity where the exact answer is a number, or the reverse",
     "crashed": "the kernel raised, crashed or ran out of time",
 }
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """An excuse for one finding: a key as the gate prints it, or the name of a kernel that does not run."""
+
+    key: str
+    reason: str
+    expires: date  # the last day (UTC) on which it holds
+    arch: str  # empty: of every machine
+    place: str  # the file, and which of its waivers
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class Row:
     reason: str
     bound: Bound | None = None
     readings: tuple[Reading, ...] = ()
+    waiver: Waiver | None = None  # of a row that is not "waived": one that ended
 
     @property
     def leading(self) -> Reading | None:
@@ -67,6 +82,7 @@ class Verdict:
     rows: tuple[Row, ...]
     missing: tuple[str, ...] = ()  # parts of the runs that did not happen
     notes: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()  # waivers that excuse nothing
     records: tuple[str, ...] = ()  # ids
 
     def count(self, status: Status) -> int:

@@ -3,7 +3,8 @@
 Integers, an operand that is one element too long or too short in its last dimension, an odd packed dimension, and an
 operand on another device (`meta`, which has no memory at all) must raise an exception that says something. No operand
 may change, and the next good call must give the bits that it gave before. A lone `meta` tensor is a legal way to ask
-for shapes: then the result must be without memory too.
+for shapes: then the result must be without memory too. Integers may be taken as well where every result is within the
+kernel's limit of the exact answer for them; one that is rounded to an integer is not.
 
 Operands lie between guard bands, so that a kernel which takes them after all reads harmless memory.
 """
@@ -20,7 +21,8 @@ from torch import Tensor
 from verify.cases import Case, inputs_of
 from verify.cases.sizes import shapes_for
 from verify.cases.strategies import CaseSpace, space
-from verify.errors import KernelError
+from verify.errors import KernelError, UsageError
+from verify.laws.accuracy import judge_known, known
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, plain_cases
@@ -32,6 +34,7 @@ _DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "rowwise": ((2, 5), (4, 16), (1, 33)),
     "contraction": ((2, 5, 3), (4, 16, 8), (1, 33, 5)),
 }
+OF_INT64 = "of int64"
 Inputs = dict[str, Tensor | None]
 Change = Callable[[Tensor], Tensor]
 Mistake = tuple[str, str, Change]  # what is wrong, operand, change
@@ -65,7 +68,7 @@ def _mistakes(subject: Subject) -> list[Mistake]:
     """Each gives operands that no kernel of this op can take."""
     kernel = subject.kernel
     first, *others = kernel.operands
-    found: list[Mistake] = [("of int64", first, _integers)]
+    found: list[Mistake] = [(OF_INT64, first, _integers)]
     for name in others:
         found += [
             ("one element longer than it must be", name, _longer),
@@ -158,8 +161,30 @@ def _refused(
         if cause is None:  # it returned something, and not what it promises
             raise Broken("an operand that makes no sense is taken", case, facts | {"returned": str(error)}) from None
     else:
+        if wrong == OF_INT64 and _right(subject, case, inputs, returned):
+            return
         shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
         raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})
+
+
+def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Tensor]) -> bool:
+    """Whether results of integers are within the kernel's limit of the exact answer, which an integer seldom is."""
+    given, results = (
+        {
+            name: value if value is None or value.is_floating_point() else value.double()
+            for name, value in tensors.items()
+        }
+        for tensors in (inputs, returned)
+    )
+    try:
+        judged = known(subject, case, given, {}, {name: value for name, value in results.items() if value is not None})
+        shapes = {name: truth.value.shape for name, truth in judged.truths.items()}
+        if {name: value.shape for name, value in judged.results.items()} != shapes:
+            return False
+        judge_known(subject, case, judged)
+    except (Broken, UsageError):
+        return False
+    return True
 
 
 def _told(mistake: Mistake) -> str:

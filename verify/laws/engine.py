@@ -125,9 +125,10 @@ def message(kernel: str, found: LawRun) -> str:
             lines = [f"{kernel}, tried for the law of {found.law}, is not deterministic {where}"]
         case _:
             lines = [f"{kernel} breaks the law of {found.law} {where}"]
-    width = max((len(name) for name in found.facts), default=0)
-    lines += [f"  {name:<{width}}  {value}" for name, value in found.facts.items()]
-    lines += [f"  case: {found.case}", f"  replay: {replay_command(found.origin)}"]
+    facts = found.told()
+    width = max((len(name) for name, _ in facts), default=0)
+    lines += [f"  {name:<{width}}  {value}" for name, value in facts]
+    lines.append(f"  {replay_command(found.origin)}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from verify.errors import UsageError
 from verify.laws import (
     accuracy,
     batch,
@@ -20,6 +19,7 @@ from verify.laws import (
     special,
 )
 from verify.laws.law import Law
+from verify.laws.profiles import named
 
 ALL: tuple[Law, ...] = (
     *determinism.LAWS,  # of a kernel that changes, no other verdict means what it says
@@ -39,9 +39,9 @@ ALL: tuple[Law, ...] = (
 )
 
 
+_BY_NAME = {law.name: law for law in ALL}
+
+
 def get(name: str) -> Law:
     """The law with a name."""
-    for law in ALL:
-        if law.name == name:
-            return law
-    raise UsageError(f"no law is named {name!r}; the laws are: {', '.join(law.name for law in ALL)}")
+    return _BY_NAME[named(name)]

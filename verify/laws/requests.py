@@ -18,12 +18,14 @@ class LawPlan(msgspec.Struct, frozen=True):
 
     laws: list[str]
     rounds: int
+    without: list[str] = []  # laws that are left out
 
 
 class PlanLaws(Request[LawPlan], frozen=True, tag="laws"):
     """Which laws a profile tries."""
 
     profile: str
+    without: tuple[str, ...] = ()
 
 
 class TryLaw(Request[LawRun], frozen=True, tag="try law"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,31 +12,41 @@ import msgspec
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.laws import engine, registry
+from verify.laws.profiles import NAMES, remaining
+from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
 from verify.records.record import KernelRun, unrepeatable
 
 
 def laws_for(
-    kernel: Kernel, *, laws: Iterable[str] | None = None, dtypes: Iterable[str] | None = None
+    kernel: Kernel,
+    *,
+    laws: Iterable[str] | None = None,
+    without: Iterable[str] = (),
+    dtypes: Iterable[str] | None = None,
 ) -> Callable[..., None]:
     """A pytest test of every law and dtype of a kernel:
 
         test_my_gelu = verify.laws_for(my_gelu)
 
-    `laws` and `dtypes` narrow it down. How many cases each law sees is Hypothesis' current profile:
+    `laws`, `without` and `dtypes` narrow it down. How many cases each law sees is Hypothesis' current profile:
     `pytest --hypothesis-profile=quick`, `ci`, `nightly` or `exhaustive`. Cases that break a law are remembered in the
     profile's example database and tried first the next time (ci has none).
     """
     import pytest
 
-    chosen = registry.ALL if laws is None else tuple(registry.get(name) for name in laws)
+    left = remaining(without)
+    chosen = tuple(law for law in map(registry.get, NAMES if laws is None else laws) if law.name in left)
     wanted = kernel.dtypes if dtypes is None else tuple(dtypes)
     pairs = [(law, dtype) for law in chosen for dtype in wanted]
 
-    @pytest.mark.parametrize(("law", "dtype"), pairs, ids=[f"{law.name}-{dtype}" for law, dtype in pairs])
+    @pytest.mark.parametrize(
+        ("law", "dtype"), pairs, ids=[f"{law.name.replace(' ', '-')}-{dtype}" for law, dtype in pairs]
+    )
     def test(law: Any, dtype: str) -> None:
         from verify import backends
 
+        _silence_traces()
         backend = backends.select()
         if backend.name not in kernel.backends:
             pytest.skip(f"declared for {', '.join(kernel.backends)}; this is {backend.name}")
@@ -57,6 +68,16 @@ def laws_for(
     return suite
 
 
+def _silence_traces() -> None:
+    """Take pytest's handlers (9.2 has them) off the log of torch that gets every step of a trace, whatever the level.
+
+    A failure would be followed by thousands of lines, and torch spares itself the work where nobody listens.
+    """
+    log = logging.getLogger("torch.__trace")
+    for handler in [each for each in log.handlers if type(each).__module__.startswith("_pytest.")]:
+        log.removeHandler(handler)
+
+
 def with_laws(
     done: KernelRun,
     kernel: Kernel,
@@ -65,6 +86,7 @@ def with_laws(
     *,
     seed: int = 0,
     dtypes: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> KernelRun:
     """The record of a kernel with the laws tried, unless the kernel could not be measured at all.
@@ -76,10 +98,12 @@ def with_laws(
     started = time.monotonic()
     chosen = engine.profile_named(profile, seed or None)
     tried = []
-    for law in registry.ALL:
+    for name in remaining(without):
         for dtype in dtypes or kernel.dtypes:
-            progress(f"{kernel.name} {dtype}: {law.name}")
+            progress(f"{kernel.name} {dtype}: {name}")
+            law = registry.get(name)
             tried.append(engine.try_law(law, kernel, dtype, backend, chosen, done.target, shrink=shrink_law))
+    tried += left_out(without, dtypes or kernel.dtypes)
     return msgspec.structs.replace(
         done,
         status="wrong" if any(law.status == "broken" for law in tried) else done.status,

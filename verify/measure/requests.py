@@ -22,6 +22,7 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     accuracy: bool = True  # without it only the laws are tried
     plan: str = ""  # the backend whose cases are measured; the own one without it
     seconds: float = 600.0  # after which no further case and no further law is tried
+    without: tuple[str, ...] = ()  # laws that are left out
 
 
 class Stored(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ class Session:
     dtypes: tuple[str, ...] = ()
     profile: str = "default"
     laws: str = ""  # profile of the laws; none are tried without one
+    without: tuple[str, ...] = ()  # laws that are left out
     accuracy: bool = True  # whether to measure; without it only the laws are tried
     plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
     jobs: int = 0  # 0: one per core, or as many as fit the GPU
@@ -87,7 +88,10 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
         incomplete += gaps_of(done)
         done = msgspec.structs.replace(done, gaps=[])
         known = kernels.get(part.kernel.target)
-        kernels[part.kernel.target] = done if known is None else together(known, done)
+        try:
+            kernels[part.kernel.target] = done if known is None else together(known, done)
+        except UsageError as error:  # nothing that was measured of others may be lost to it
+            incomplete.append(Gap("harness error", f"{part.kernel.name}: {error.message}", part.kernel.target))
     return assembled(
         about.backend,
         about.environment,
@@ -107,6 +111,7 @@ def claim(kept: Kept, session: Session, about: About, sources: dict[str, str]) -
             "seed": session.seed,
             "dtypes": list(session.dtypes),
             "laws": session.laws,
+            "without": list(session.without),
             "accuracy": session.accuracy,
             "plan": session.plan,
         },
@@ -206,7 +211,16 @@ class _Queue:
     def _job(self, part: _Part) -> Job[KernelRun]:
         session, target = self.session, part.kernel.target
         return Job(
-            Measure(target, session.seed, part.dtypes, session.laws, session.accuracy, session.plan, session.timeout),
+            Measure(
+                target,
+                session.seed,
+                part.dtypes,
+                session.laws,
+                session.accuracy,
+                session.plan,
+                session.timeout,
+                session.without,
+            ),
             done=partial(self._done, part),
             failed=partial(self._failed, part),
             timeout=session.timeout,

@@ -55,6 +55,8 @@ CREATE TABLE IF NOT EXISTS points (
 CREATE INDEX IF NOT EXISTS points_record ON points (record);
 """
 
+_FINITE = "max(CASE WHEN value < 1e999 THEN value END)"  # a NaN is stored as NULL, 1e999 is infinity
+
 
 @dataclass(frozen=True)
 class Series:
@@ -98,6 +100,8 @@ class Summary:
     count: int
     least: float
     most: float  # NaN if there ever was one
+    finite: float  # the largest that is a number; NaN if none is
+    beside: float  # the largest number among the regimes of the last run, where its figure is none; else NaN
     recent: tuple[float, ...]
 
 
@@ -347,8 +351,9 @@ class History:
         after = "" if before is None else "AND (points.created, points.record) > (?, ?)"
         edge = () if before is None else (before.created, before.id)
         [since] = self._points(line, after, edge, "ORDER BY points.created, points.record LIMIT 1")
-        count, least, most, broken = self._db.execute(
-            "SELECT count(*), min(value), max(value), count(*) - count(value) FROM points WHERE series = ?", (line.id,)
+        count, least, most, broken, finite = self._db.execute(
+            f"SELECT count(*), min(value), max(value), count(*) - count(value), {_FINITE} FROM points WHERE series = ?",
+            (line.id,),
         ).fetchone()
         return Summary(
             series=line,
@@ -358,8 +363,19 @@ class History:
             count=count,
             least=math.nan if least is None else least,
             most=math.nan if broken or most is None else most,
+            finite=math.nan if finite is None else finite,
+            beside=math.nan if math.isfinite(last.value) or line.regime else self._largest_of_regimes(line, last),
             recent=tuple(item.value for item in reversed([last, *rest])),
         )
+
+    def _largest_of_regimes(self, line: Series, point: Point) -> float:
+        """The largest number that any regime of one run has: one NaN takes the place of the whole figure."""
+        (found,) = self._db.execute(
+            f"SELECT {_FINITE} FROM points JOIN series ON series.id = points.series WHERE points.record = ?"
+            " AND regime != ? AND kernel = ? AND arch = ? AND output = ? AND dtype = ? AND source = ? AND gate = ?",
+            (point.id, EVERY, line.kernel, line.arch, line.output, line.dtype, line.source, line.gate),
+        ).fetchone()
+        return math.nan if found is None else float(found)
 
     def events(self, line: Series) -> list[Event]:
         """Every run whose figure differs from the one before, the oldest first."""

@@ -279,6 +279,28 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """The smallest case that breaks the law, as JSON; empty where it holds."""
         return "" if self.origin is None else self.origin.case
 
+    def told(self, most: int = 5) -> list[tuple[str, str]]:
+        """The facts in so many lines: operands and place on one, error and limit on one, the rest on the last.
+
+        >>> facts = {"at": "y [1]", "x": "2", "dy": "1", "got": "3", "truth": "4", "error": "1 ULP", "limit": "0.5 ULP"}
+        >>> [f"{name} {text}" for name, text in LawRun("accuracy", "float32", "broken", 1, facts=facts).told()]
+        ['input x = 2, dy = 1 at y [1]', 'got 3', 'truth 4', 'error 1 ULP, the limit is 0.5 ULP']
+        """
+        lines = dict(self.facts)
+        names = list(lines)
+        if "at" in lines and "got" in lines and names.index("got") > names.index("at") + 1:
+            operands = names[names.index("at") + 1 : names.index("got")]
+            place = lines.pop("at")
+            inputs = ", ".join(f"{name} = {lines.pop(name)}" for name in operands)
+            lines = {"input": f"{inputs} at {place}", **lines}
+        if "error" in lines and "limit" in lines:
+            lines["error"] += f", the limit is {lines.pop('limit')}"
+        told = list(lines.items())
+        if len(told) > most:
+            (name, text), *rest = told[most - 1 :]
+            told[most - 1 :] = [(name, "; ".join([text, *(f"{name} {text}" for name, text in rest)]))]
+        return told
+
 
 class Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """State of the process that is another one after a kernel. `text` is the line that people read."""

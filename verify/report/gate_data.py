@@ -8,7 +8,7 @@ from typing import Any
 
 from verify.gate.bounds import Bound
 from verify.gate.changes import Change, explained
-from verify.gate.verdict import SEVERITY, Row, Verdict
+from verify.gate.verdict import SEVERITY, Row, Verdict, Waiver
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Key, Reading, inputs
 from verify.records.record import number, replay_command
@@ -27,6 +27,7 @@ def of_verdict(verdict: Verdict) -> dict[str, Any]:
         "rows": [_row(row) for row in verdict.rows],
         "missing": list(verdict.missing),
         "notes": list(verdict.notes),
+        "idle_waivers": list(verdict.idle),
     }
 
 
@@ -69,7 +70,13 @@ def _row(row: Row) -> dict[str, Any]:
         "reason": row.reason,
         "bound": None if row.bound is None else _bound(row.bound),
         "readings": [_reading(reading) for reading in row.readings],
+        "waiver": None if row.waiver is None else of_waiver(row.waiver),
     }
+
+
+def of_waiver(waiver: Waiver) -> dict[str, Any]:
+    """One waiver."""
+    return {**dataclasses.asdict(waiver), "expires": waiver.expires.isoformat()}
 
 
 def _bound(bound: Bound) -> dict[str, Any]:

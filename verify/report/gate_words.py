@@ -28,7 +28,7 @@ def clauses(verdict: Verdict) -> list[str]:
     parts = []
     for status in SEVERITY:
         rows = [row for row in verdict.rows if row.status == status]
-        if rows and status not in ("ok", "improved"):
+        if rows and status not in ("ok", "improved", "waived"):
             parts.append(_clause(status, rows))
     worst = next((row for row in verdict.rows if row.status in ("nonfinite", "breached")), None)
     if worst is not None and worst.leading is not None:
@@ -40,9 +40,13 @@ def clauses(verdict: Verdict) -> list[str]:
         parts.append(f"{words.plural(len(verdict.missing), 'part')} of the runs did not happen")
     if not verdict.rows:
         parts.append("nothing was judged: the records have no result and there is no bound")
+    waived = verdict.count("waived")
     if not parts:
+        inside = verdict.count("ok") + verdict.count("improved")
         holds = "the only bound holds" if judged == 1 else f"all {judged:,} bounds hold"
-        parts.append(holds)
+        parts.append(f"{inside:,} of {len(verdict.rows):,} bounds hold" if waived else holds)
+    if waived:
+        parts.append(f"{words.plural(waived, 'finding')} waived")
     if improved := verdict.count("improved"):
         parts.append(f"{improved:,} could be tighter")
     return parts
@@ -97,6 +101,23 @@ def measured(row: Row) -> str:
     return title(row) if row.leading is None else f"{title(row)} {figure(row.leading)}"
 
 
+def why(row: Row) -> str:
+    """The reason of a status; that of a waiver with what it excuses."""
+    if row.waiver is None:
+        return row.reason
+    leading, found = row.leading, row.reason
+    if leading is not None and leading.finite:
+        found = f"{figure(leading)} against {bound_text(row.bound)}"
+    return f"{found}; {waiver(row)}"
+
+
+def waiver(row: Row) -> str:
+    """`waived until 2027-01-31: a faster erf is on its way`."""
+    assert row.waiver is not None
+    until = "waived until" if row.status == "waived" else "its waiver ended with"
+    return f"{until} {row.waiver.expires}: {words.clean(row.waiver.reason)}"
+
+
 def keys(kernel: str, members: Sequence[Row]) -> str:
     """Which keys of a kernel one line is about: ` 8 keys`, ` y float16 positive`, or nothing for all of it."""
     named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
@@ -109,8 +130,14 @@ def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
     """Rows that share machine, kernel and reason, which have one line together."""
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.key.arch, row.key.kernel, row.reason), []).append(row)
+        found.setdefault((row.key.arch, row.key.kernel, why(row)), []).append(row)
     return [(*names, members) for names, members in found.items()]
+
+
+def besides(verdict: Verdict) -> list[tuple[str, tuple[str, ...]]]:
+    """What belongs to no row, under its heading."""
+    found = [("not measured", verdict.missing), ("not judged here", verdict.notes)]
+    return [*found, ("waivers that excuse nothing", verdict.idle)]
 
 
 def where(worst: Worst) -> str:

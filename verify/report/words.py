@@ -27,6 +27,7 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 LONG = 300  # characters of a command beyond which a screen names its element by its place in the record
 
 
+@functools.lru_cache(4096)
 def clean(text: str) -> str:
     """The text on one line; invisible and controlling characters are spelled out as `\\x1b`."""
     if text.isascii() and text.isprintable():  # nearly every text: a page cleans tens of thousands

@@ -30,7 +30,7 @@ import msgspec
 from verify.errors import KernelError
 from verify.records.record import Printed
 from verify.workers.process import OnProgress
-from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request, WorkerDied, WorkerTimeout
+from verify.workers.requests import Event, Failed, Numbered, Progress, R, Request, WorkerDied, WorkerTimeout, reply_in
 
 KEPT = 32 << 10  # bytes that are kept of each end of what a kernel prints
 LONGEST = 1 << 28  # bytes of a text
@@ -135,16 +135,14 @@ class Fork:
                 event = Progress(-1, "")
             if event.id != self._requests:
                 raise KernelError("it wrote into the connection of its own process: no answer of verify arrived")
-            if isinstance(event, Progress):
-                progress(event.text)
-                continue
-            if not event.usable:
-                self.stop()
-            if isinstance(event, Reply):
-                return event.reply, message[1]
-            error = event.failure.error()
-            lost = not event.usable and isinstance(error, KernelError)
-            raise WorkerDied(f"{error}, {UNUSABLE}") if lost else error
+            try:
+                reply = reply_in(event, progress, self.stop)
+            except KernelError as error:
+                if not isinstance(event, Failed) or event.usable:
+                    raise
+                raise WorkerDied(f"{error}, {UNUSABLE}") from error
+            if reply is not None:
+                return reply, message[1]
 
     @property
     def alive(self) -> bool:

@@ -23,7 +23,7 @@ import msgspec
 
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import family
-from verify.workers.requests import Event, Numbered, Progress, R, Reply, Request, WorkerDied, WorkerTimeout
+from verify.workers.requests import Event, Numbered, R, Request, WorkerDied, WorkerTimeout, reply_in
 
 MOST_NOISE = 1000  # lines on the pipe that are no event of the request, after which the worker is stopped
 SHOWN_NOISE = 5  # of them on stderr
@@ -110,14 +110,8 @@ class Worker:
                     self.stop()
                     raise WorkerDied(f"the process wrote {noise:,} lines where only events belong; stopped")
                 continue
-            if isinstance(event, Progress):
-                progress(event.text)
-                continue
-            if not event.usable:
-                self.stop()
-            if isinstance(event, Reply):
-                return event.reply
-            raise event.failure.error()
+            if (reply := reply_in(event, progress, self.stop)) is not None:
+                return reply
 
     def stop(self) -> None:
         """Kill the worker and everything it started; from any thread, also while another one asks."""

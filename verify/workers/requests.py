@@ -11,6 +11,7 @@ JSON with a number, and every event that comes back carries that number: an even
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -162,3 +163,18 @@ class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
 
 
 Event = Progress | Reply | Failed
+
+
+def reply_in(event: Event, progress: Callable[[str], None], stop: Callable[[], object]) -> msgspec.Raw | None:
+    """The reply that an event is; None where it says how far the request is, an error where it failed.
+
+    A process that cannot be used any more is stopped.
+    """
+    if isinstance(event, Progress):
+        progress(event.text)
+        return None
+    if not event.usable:
+        stop()
+    if isinstance(event, Reply):
+        return event.reply
+    raise event.failure.error()

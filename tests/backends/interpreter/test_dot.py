@@ -87,3 +87,8 @@ def test_float64_is_right_to_the_last_bits_and_int8_is_exact() -> None:
     x, y = (rng.integers(-128, 128, s).astype(np.int8) for s in ((6, 40), (40, 5)))
     total = dot(x, y, np.full((6, 5), 7, np.int32), "int8", "int8", "int32", "tf32")
     assert np.array_equal(total, x.astype(int) @ y.astype(int) + 7)
+
+
+@pytest.mark.parametrize(("acc", "sign"), [(-0.0, -1.0), (0.0, 1.0)])
+def test_a_sum_of_nothing_but_negative_zeros_is_one(acc: float, sign: float) -> None:
+    assert math.copysign(1.0, product([[-1.0, -1.0]], [[0.0], [0.0]], "bf16", acc=acc)) == sign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from typing import Any
@@ -155,11 +156,71 @@ def test_an_integer_sum_wraps_and_is_computed_once(k: types.ModuleType, monkeypa
     """As shipped each is computed in int64 too, for an assertion that a kernel without `debug` never makes."""
     from triton.runtime import interpreter as triton
 
-    sums = []
-    method = triton.InterpreterBuilder.create_add
-    monkeypatch.setattr(triton.InterpreterBuilder, "create_add", lambda *a: sums.append(1) or method(*a))
     x = torch.full((4,), 2**31 - 1, dtype=torch.int32)
     out = torch.empty_like(x)
     k.arithmetic[(1,)](x, x, out, N=4, OP="add")
     assert out.tolist() == [-2] * 4
+    sums = []
+    method = triton.InterpreterBuilder.create_add
+    monkeypatch.setattr(triton.InterpreterBuilder, "create_add", lambda *a: sums.append(1) or method(*a))
+    value = tensor_of("int32", [4], x.numpy())
+    assert triton.interpreter_semantic.add(value, value, True).handle.data.tolist() == [-2] * 4
     assert len(sums) == 1
+
+
+def tensor_of(name: str, shape: list[int], data: Any) -> Any:
+    from triton.language import core
+    from triton.runtime.interpreter import TensorHandle
+
+    element = getattr(core, name)
+    return core.tensor(TensorHandle(data, element), core.block_type(element, shape) if shape else element)
+
+
+def test_the_short_way_gives_what_the_frontend_gives() -> None:
+    """Every operation that has one, on blocks and scalars of every type, numbers, and what is refused."""
+    from triton.language import core, math
+    from triton.runtime import interpreter as triton
+
+    from verify.backends.interpreter import frontend
+
+    semantic, generator, short = triton.interpreter_semantic, np.random.default_rng(3), set()
+    modules = {core.__name__: core, math.__name__: math}
+
+    def outcome(call: Any, *args: Any, **named: Any) -> str:
+        try:
+            with np.errstate(all="ignore"):
+                return told([call(*args, **named)])
+        except Exception as refused:
+            return f"{type(refused).__name__}: {refused}"
+
+    tensors = []
+    names = ("float64", "float32", "bfloat16", "int64", "int32", "uint32", "int1")
+    for name, shape in itertools.product(names, ([], [4], [1, 4])):
+        stored = triton._get_np_dtype(getattr(core, name))
+        values = generator.choice([0.0, 1.0, 2.5, 100.0], shape or [1]).astype(stored)
+        if name.startswith("float"):
+            values.flat[0] = np.nan
+        tensors.append(tensor_of(name, shape, values))
+    assert tensors[18].dtype is core.int1
+    pointer = core.pointer_type(core.float32)
+    for shape in ([], [4]):
+        kind = core.block_type(pointer, shape) if shape else pointer
+        tensors.append(core.tensor(triton.TensorHandle(np.full(shape or [1], 64, np.uint64), pointer), kind))
+    others = [*tensors, 1, 0.5, True, core.constexpr(2), core.constexpr(0.5)]
+    for (module, path), made in frontend._DIRECT.items():
+        function = functools.reduce(getattr, path.split("."), modules[module])
+        direct = frontend.bound(function, semantic)
+        if path == "where":
+            tried = list(itertools.product(tensors[18:21], tensors, tensors))  # with a truth value
+        elif path == "fma":
+            tried = [(x, y, z) for x in tensors[:8] for y in tensors[:8] for z in tensors[:8]]
+        else:
+            tried = list(itertools.product(tensors, others))
+        for operands in tried:
+            given = outcome(function, *operands, _semantic=semantic)
+            assert outcome(direct, *operands) == given, (path, given)
+            if type(operands[-1]) is not core.tensor:  # a number is remembered from the first time
+                assert outcome(direct, *operands) == given, (path, given)
+        alone = made(lambda *_, **__: None, semantic.builder)
+        short |= {path for operands in tried if alone(*operands) is not None}
+    assert short == {path for _, path in frontend._DIRECT}

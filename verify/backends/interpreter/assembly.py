@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verify.backends.interpreter import ptx
-from verify.backends.interpreter.rounding import Array
+from verify.backends.interpreter.rounding import Array, silent
 from verify.errors import UsageError
 
 _STATEMENT = re.compile(r"^(?P<opcode>[a-z_0-9]+(?:\.[A-Za-z_0-9]+)*)\s*(?P<operands>.*)$", re.DOTALL)
@@ -124,7 +124,7 @@ def _execute(statement: str, registers: dict[str, Array]) -> None:
     if len(sources) != instruction.operands:
         raise UsageError(f"inline assembly: {opcode} takes {instruction.operands} sources: {statement!r}")
     values = [_read(s, instruction.width(i), registers, statement) for i, s in enumerate(sources)]
-    with np.errstate(all="ignore"):
+    with silent():
         registers[destination] = instruction.compute(*values)
 
 

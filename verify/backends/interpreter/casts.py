@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from verify.backends.interpreter.rounding import F32, F64, Array, narrow_to_odd, to_float32, to_odd, two_sum
+from verify.backends.interpreter.rounding import F32, F64, Array, narrow_to_odd, quiet, to_float32, to_odd, two_sum
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def is_float(name: str) -> bool:
     return name in STORAGE
 
 
-@np.errstate(all="ignore")
+@quiet
 def convert(data: Array, src: str, dst: str, rounding: str = "rtne") -> Array:
     """Cast between two float types; `rounding` is Triton's "rtne" or "rtz" and matters when narrowing."""
     _known(src)
@@ -85,7 +85,7 @@ def widen(data: Array, src: str) -> Array:
     return data
 
 
-@np.errstate(all="ignore")
+@quiet
 def narrow(values: Array, dst: str, rounding: str = "rtne") -> Array:
     """float32 or float64 values, rounded once to the type named `dst`, in its storage."""
     if rounding not in ("rtne", "rtz"):
@@ -120,7 +120,7 @@ def _to_bfloat16(x: F32, rounding: str) -> Array:
         half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
         out = ((bits + half) >> np.uint32(16)).astype(np.uint16)
     nan = np.isnan(x)
-    if nan.any():
+    if np.count_nonzero(nan):
         out[nan] = 0x7FFF
     return out
 
@@ -132,7 +132,7 @@ def _to_float16(x: F32, rounding: str) -> Array:
         # One step towards zero is one less in sign-magnitude bits, from infinity to 65504 as well.
         out = (out.view(np.uint16) - too_far).astype(np.uint16).view(np.float16)
     nan = np.isnan(x)
-    if nan.any():
+    if np.count_nonzero(nan):
         out.view(np.uint16)[nan] = 0x7FFF
     return out
 
@@ -185,7 +185,7 @@ def _float8e5_to_bfloat16() -> Array:
     return _to_bfloat16(widen(moved, "bf16") * np.float32(2.0**112), "rtne")
 
 
-@np.errstate(all="ignore")
+@quiet
 def float_to_int(data: Array, src: str, dst: np.dtype[np.generic]) -> Array:
     """Truncate to an integer type as `cvt.rzi` does: saturating, with PTX's own rule for NaN."""
     values = widen(data, src)
@@ -201,14 +201,14 @@ def float_to_int(data: Array, src: str, dst: np.dtype[np.generic]) -> Array:
     out = np.where(whole >= high, target.type(info.max), out)
     out = np.where(whole <= low, target.type(info.min), out)
     nan = np.isnan(wide)
-    if nan.any():
+    if np.count_nonzero(nan):
         keeps_zero = src != "fp64" and target.itemsize < 8
         pattern = 0 if keeps_zero else (info.min if target.kind == "i" else 1 << (target.itemsize * 8 - 1))
         out = np.where(nan, target.type(pattern), out)
     return out.astype(dst)
 
 
-@np.errstate(all="ignore")
+@quiet
 def int_to_float(data: Array, dst: str) -> Array:
     """Integer (or bool) to a float type, rounded once to nearest even."""
     _known(dst)

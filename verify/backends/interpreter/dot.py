@@ -24,7 +24,7 @@ import numpy as np
 
 from verify.backends.interpreter.casts import narrow, widen
 from verify.backends.interpreter.fma import fma
-from verify.backends.interpreter.rounding import F32, F64, Array, to_float32
+from verify.backends.interpreter.rounding import F32, F64, Array, quiet, to_float32
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ _UNITS = {
 _ABSENT = -(2**20)  # the exponent of a zero, below every other
 
 
-@np.errstate(all="ignore")
+@quiet
 def dot(a: Array, b: Array, acc: Array, operands: str, other: str, result: str, precision: str) -> Array:
     """a @ b + acc in the storage of the Triton type `result`; batches lead.
 
@@ -78,6 +78,7 @@ def round_tf32(x: F32) -> F32:
 
 def _fma_chain(a: Array, b: Array, acc: Array, name: str) -> Array:
     out = np.ascontiguousarray(acc)
+    a, b = a.astype(np.float64), b.astype(np.float64)  # once, instead of in each product of float32
     for k in range(a.shape[-1]):
         out = fma(a[..., :, k : k + 1], b[..., k : k + 1, :], out, name)
     return out
@@ -106,15 +107,16 @@ def _matrix_unit(a: F32, b: F32, acc: Array, operands: str, result: str) -> Arra
     a_exponent, b_exponent = _exponent(a64), _exponent(b64)
     out = widen(acc, result).astype(np.float64)
     for start in range(0, a.shape[-1], unit.group):
-        ks = range(start, min(start + unit.group, a.shape[-1]))
-        top = _exponent(out)
-        for k in ks:
-            top = np.maximum(top, a_exponent[..., :, k, None] + b_exponent[..., None, k, :])
+        ks = slice(start, min(start + unit.group, a.shape[-1]))
+        # a group at once, with k between rows and columns: what is added are whole numbers below 2^33, in any order;
+        # from -0, so that a sum of nothing but -0 keeps its sign
+        exponents = a_exponent[..., :, ks, None] + b_exponent[..., None, ks, :]
+        top = np.maximum(_exponent(out), exponents.max(axis=-2))
         # All zero, or so small that float64 could not scale it: any scale is exact then.
         scale = np.ldexp(1.0, unit.fraction - np.maximum(top, -400))
-        total = np.trunc(out * scale)
-        for k in ks:
-            total += np.trunc(a64[..., :, k, None] * b64[..., None, k, :] * scale)
+        products = a64[..., :, ks, None] * b64[..., None, ks, :]
+        products *= scale[..., :, None, :]
+        total = np.trunc(out * scale) + np.trunc(products, out=products).sum(axis=-2, initial=-0.0)
         summed = _leave(total / scale, operands, result)
         if not np.isfinite(summed).all():
             plain = np.matmul(a64[..., start : ks.stop], b64[..., start : ks.stop, :]) + out

@@ -55,7 +55,7 @@ class Evaluated:
         doubtful = low != out
         if self.far is not None:
             doubtful |= self.far(*arguments, proposed)
-        if not doubtful.any():
+        if not np.count_nonzero(doubtful):
             return out
         doubtful &= ~np.isnan(proposed)
         return _narrow(self._settled(arguments, proposed, doubtful, _odd), name)

@@ -46,6 +46,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         (interpreter, "_get_np_dtype", lambda _: np_dtype),
         (interpreter, "_patch_builtin", partial(_patching, builder=builder, semantic=semantic)),
         (core.tensor, "__init__", _tensor),
+        (TensorHandle, "__init__", _handle),
         (core.block_type, "__init__", _block),
         (core.pointer_type, "__init__", _pointer),
         (core.block_type, "with_element_ty", _of_other_elements),
@@ -68,13 +69,26 @@ def _tensor(original: Callable[..., None]) -> Callable[..., None]:
     """tensor.__init__: all but the handle follows from the type."""
 
     def init(self: Any, handle: Any, type: Any) -> None:
-        known = vars(type).get(_TENSOR)
+        known = type.__dict__.get(_TENSOR)
         if known is None:
             original(self, handle, type)
             vars(type)[_TENSOR] = {name: value for name, value in vars(self).items() if name != "handle"}
         else:
-            vars(self).update(known)
+            self.__dict__.update(known)
             self.handle = handle
+
+    return init
+
+
+def _handle(original: Callable[..., None]) -> Callable[..., None]:
+    """TensorHandle.__init__: whether the elements of an array fit a type is known by their size."""
+
+    def init(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+        self.data, self.dtype = data, dtype
+        self.attr = {} if attr is None else attr
+        known = dtype.__dict__.get(_FITS)
+        if known is None or not known.get(data.itemsize):
+            self.__post_init__()  # asks `_fitting`, which remembers
 
     return init
 
@@ -297,5 +311,112 @@ def bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
         kwargs["_semantic"] = semantic
         return function(*args, **kwargs)
 
-    call.__name__, call.__doc__ = function.__name__, function.__doc__
-    return call
+    direct = _DIRECT.get((function.__module__, function.__qualname__))
+    # with `debug` the frontend asserts that no integer overflows
+    wrapped = call if direct is None or semantic.builder.options.debug else direct(call, semantic.builder)
+    wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+    return wrapped
+
+
+# -- the shortest way, for what most operations are ------------------------------------------------------
+#
+# Operands of one type, or a scalar of the block's elements beside it: all that the frontend does with them is to
+# hand them to the builder, which asks numpy. Everything else goes to the frontend.
+
+_NONE: dict[Any, Any] = {}
+_COUNTED = {id(dtype) for dtype in (core.int32, core.int64)}
+_NUMERIC = _COUNTED | {id(dtype) for dtype in (core.float32, core.float64)}
+
+
+def _kind(x: Any, y: Any) -> Any:
+    """The type of a result of two tensors, or None where the frontend has to say it."""
+    one, other = x.type, y.type
+    if one.__dict__ is other.__dict__ or x.dtype is other or (other is core.int32 and x.dtype is core.int64):
+        return one
+    return other if one is y.dtype else None
+
+
+def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> Callable[..., Any]:
+    def made(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
+        def operate(x: Any, y: Any) -> Any:
+            scalar, left = x.dtype, x.handle
+            if type(y) is core.constexpr:
+                y = y.value
+            if type(left) is not TensorHandle:
+                return call(x, y)
+            if type(y) is core.tensor:
+                kind, right = _kind(x, y), y.handle
+                if kind is None or id(scalar) not in _NUMERIC or type(right) is not TensorHandle:
+                    return moved(x, y) if ufunc is np.add and scalar.is_ptr() and not swapped else call(x, y)
+                other = right.data
+            elif compares:
+                if scalar is not core.int32 or type(y) is not int or not -(2**31) <= y < 2**31:
+                    return call(x, y)
+                kind, other = x.type, y
+            else:
+                kind = x.type
+                other = kind.__dict__.get(_CONSTANTS, _NONE).get((y, type(y)))
+                if other is None:
+                    return call(x, y)
+            data = ufunc(other, left.data) if swapped else ufunc(left.data, other)
+            if compares:
+                return core.tensor(TensorHandle(data, core.int1), kind.with_element_ty(core.int1))
+            return core.tensor(TensorHandle(data, scalar), kind)
+
+        def moved(pointer: Any, offset: Any) -> Any:
+            """A pointer, or a block of them, and signed offsets of its shape."""
+            kind, by = pointer.type, offset.type
+            if by.is_block() and not kind.is_block():
+                kind = by.with_element_ty(kind)
+            alike = list(kind.shape) == list(by.shape) if by.is_block() else not kind.is_block()
+            if not alike or id(offset.dtype) not in _COUNTED or type(offset.handle) is not TensorHandle:
+                return call(pointer, offset)
+            return core.tensor(builder.create_addptr(pointer.handle, offset.handle), kind)
+
+        return operate
+
+    return made
+
+
+def _fused(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
+    """tl.fma of three tensors of one type, of which y and z may be scalars."""
+
+    def fma(x: Any, y: Any, z: Any, **named: Any) -> Any:
+        if type(x) is type(y) is type(z) is core.tensor and id(x.dtype) in _NUMERIC:
+            kind, scalar = x.type, x.dtype
+            alike = y.type is scalar or y.type.__dict__ is kind.__dict__
+            if alike and (z.type is scalar or z.type.__dict__ is kind.__dict__):
+                return core.tensor(builder.create_fma(x.handle, y.handle, z.handle), kind)
+        return call(x, y, z, **named)
+
+    return fma
+
+
+def _selected(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
+    """tl.where of one shape."""
+
+    def where(condition: Any, x: Any, y: Any, **named: Any) -> Any:
+        if type(condition) is type(x) is type(y) is core.tensor and condition.dtype is core.int1:
+            kind = x.type
+            alike = kind.__dict__ is y.type.__dict__ and id(x.dtype) in _NUMERIC
+            if alike and kind.with_element_ty(core.int1).__dict__ is condition.type.__dict__:
+                return core.tensor(builder.create_select(condition.handle, x.handle, y.handle), kind)
+        return call(condition, x, y, **named)
+
+    return where
+
+
+_ORDER = (
+    *(("lt", np.less), ("le", np.less_equal), ("gt", np.greater), ("ge", np.greater_equal)),
+    *(("eq", np.equal), ("ne", np.not_equal)),
+)
+_DIRECT: dict[tuple[str, str], Callable[..., Any]] = {
+    **{
+        ("triton.language.core", f"tensor.__{side}{name}__"): _operator(ufunc, swapped=bool(side))
+        for name, ufunc in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply))
+        for side in ("", "r")
+    },
+    **{("triton.language.core", f"tensor.__{name}__"): _operator(ufunc, compares=True) for name, ufunc in _ORDER},
+    ("triton.language.core", "where"): _selected,
+    ("triton.language.math", "fma"): _fused,
+}

@@ -36,8 +36,7 @@ from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
-import numpy as np
-
+from verify.backends.interpreter.rounding import silent
 from verify.errors import UsageError
 
 _MISSING = object()
@@ -220,7 +219,8 @@ def _missing_methods(builder: type) -> list[str]:
 
 def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
     """One launch, without numpy's warnings: NaN, infinity and underflow are results, and masked lanes
-    may divide by zero. `runs` remembers the namespaces that are interpreted already in this launch.
+    may divide by zero. `runs` remembers the namespaces that are interpreted already in this launch,
+    those of triton.language among them.
 
     Tensors without values, of which a `triton_op` makes its fake result, get none, as where the kernel is compiled."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -230,7 +230,7 @@ def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
             return None
         runs.append(set())
         try:
-            with np.errstate(all="ignore"):
+            with silent():
                 return call(self, *args, **kwargs)
         finally:
             runs.pop()
@@ -284,17 +284,18 @@ def _binding(original: Callable[..., Any], patches: _Patches, shipped: Any, runs
     """_patch_lang, and then the names that a kernel's module imported from triton.language directly.
 
     As shipped every call of a device function searches triton.language anew, 0.7 ms each; once per
-    launch and module is enough.
+    launch is enough, and once for the names of each module.
     """
+    languages = {id(shipped.tl), id(shipped.tl.core)}
 
     def patch_lang(fn: Any) -> Any:
-        namespace = fn.__globals__
-        if runs and id(namespace) in runs[-1]:
+        namespace, seen = fn.__globals__, runs[-1] if runs else set()
+        if id(namespace) in seen:
             return shipped._LangPatchScope()
-        scope = original(fn)
+        named = languages.intersection(map(id, namespace.values()))
+        scope = shipped._LangPatchScope() if named and named <= seen else original(fn)
         _bind_globals(namespace, scope, patches, shipped)
-        if runs:
-            runs[-1].add(id(namespace))
+        seen |= named | {id(namespace)}
         return scope
 
     return patch_lang

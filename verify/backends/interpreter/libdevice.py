@@ -38,7 +38,7 @@ from verify.backends.interpreter.casts import float_to_int, int64_parts
 from verify.backends.interpreter.directed import DIRECTIONS, arithmetic
 from verify.backends.interpreter.fma import step
 from verify.backends.interpreter.minmax import maximum, minimum
-from verify.backends.interpreter.rounding import F32, Array, flush, to_float32, to_odd
+from verify.backends.interpreter.rounding import F32, Array, flush, quiet, to_float32, to_odd
 from verify.errors import UsageError
 
 Function = Callable[..., Array]
@@ -281,13 +281,8 @@ def _float_rest() -> dict[str, Function]:
     return table | {"__nv_finitef": _as_int(np.isfinite), "__nv_isfinited": _as_int(np.isfinite)}
 
 
-def _quiet(f: Function) -> Function:
-    """The function with numpy's warnings off: NaN, infinity and underflow are ordinary results."""
-    return np.errstate(all="ignore")(f)
-
-
 SYMBOLS: dict[str, Function] = {
-    name: _quiet(f)
+    name: quiet(f)
     for table in (
         arithmetic(),
         _conversions(),

@@ -9,16 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from verify.backends.interpreter.casts import narrow, widen
-from verify.backends.interpreter.rounding import Array
+from verify.backends.interpreter.rounding import Array, quiet
 
 
-@np.errstate(invalid="ignore")
+@quiet
 def minimum(x: Array, y: Array, name: str, *, propagate_nan: bool) -> Array:
     """The smaller of two arrays of the Triton type `name`."""
     return _select(x, y, name, np.minimum if propagate_nan else np.fmin, np.bitwise_or)
 
 
-@np.errstate(invalid="ignore")
+@quiet
 def maximum(x: Array, y: Array, name: str, *, propagate_nan: bool) -> Array:
     """The larger of two arrays of the Triton type `name`."""
     return _select(x, y, name, np.maximum if propagate_nan else np.fmax, np.bitwise_and)
@@ -39,7 +39,7 @@ def _select(x: Array, y: Array, name: str, choose: np.ufunc, merge_signs: np.ufu
     out = choose(a, b)
     # Equal operands of different bits are zeros of opposite sign: merging the bits picks the right one.
     zeros = (out == 0) & (a == b)
-    if zeros.any():
+    if np.count_nonzero(zeros):
         bits = np.uint64 if out.dtype == np.float64 else np.uint32
         merged = merge_signs(np.ascontiguousarray(a).view(bits), np.ascontiguousarray(b).view(bits))
         out = np.where(zeros, merged.view(out.dtype), out)

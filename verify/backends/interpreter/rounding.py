@@ -9,10 +9,17 @@ everything narrower, although it cannot hold the exact value.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Array = npt.NDArray[Any]
 F64 = npt.NDArray[np.float64]
@@ -20,9 +27,34 @@ F32 = npt.NDArray[np.float32]
 
 #: Rounding directions by their PTX names: nearest even, toward zero, toward -inf, toward +inf.
 DIRECTIONS = ("rn", "rz", "rm", "rp")
+_SILENT: ContextVar[bool] = ContextVar("numpy gives no warnings here", default=False)
 
 
-@np.errstate(all="ignore")
+@contextmanager
+def silent() -> Iterator[None]:
+    """Without numpy's warnings: NaN, infinity and underflow are results."""
+    token = _SILENT.set(True)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        _SILENT.reset(token)
+
+
+def quiet(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that is `silent`. `np.errstate` as a decorator costs more than a small array does, so a launch, or
+    another such function, asks for it once."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _SILENT.get():
+            return function(*args, **kwargs)
+        with silent():
+            return function(*args, **kwargs)
+
+    return call
+
+
 def two_sum(a: F64, b: F64) -> tuple[F64, F64]:
     """a + b as (rounded sum, exact error); the error is NaN where the sum is not finite."""
     s = a + b
@@ -43,7 +75,7 @@ def to_odd(s: F64, residual: F64) -> F64:
     return np.where(inexact_even, bits + step, bits).view(np.float64)
 
 
-@np.errstate(all="ignore")
+@quiet
 def narrow_to_odd(x: F64) -> F32:
     """float64 to float32, rounded to odd: the safe middle step towards every format of at most 22 bits."""
     y = x.astype(np.float32)
@@ -54,7 +86,7 @@ def narrow_to_odd(x: F64) -> F32:
     return np.where(inexact_even, bits + step, bits).view(np.float32)
 
 
-@np.errstate(all="ignore")
+@quiet
 def to_float32(x: F64, direction: str = "rn") -> F32:
     """float64 to float32 in one of the four PTX directions, subnormals and overflow included."""
     y = x.astype(np.float32)
@@ -80,6 +112,6 @@ def toward(nearest: Array, exact: Array, back: Array, direction: str) -> Array:
 def flush(x: Array) -> Array:
     """float32 with subnormals replaced by zeros of the same sign: what `.ftz` does to inputs and results."""
     subnormal = (np.abs(x) < np.float32(2.0**-126)) & (x != 0)
-    if not subnormal.any():
+    if not np.count_nonzero(subnormal):
         return x
     return np.where(subnormal, np.copysign(np.float32(0.0), x), x)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import CodeType
 from typing import Any
 
 import flint
@@ -73,7 +74,19 @@ def _text(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return "" if isinstance(function, torch.nn.Module) else getattr(function, "__qualname__", "")
-    return str(code.co_code.hex() + repr(code.co_consts) + repr(code.co_names))
+    return _code_text(code)
+
+
+def _code_text(code: CodeType) -> str:
+    """The code with all that is defined in it, the same in every process: `repr` would give its address."""
+    constants = [_constant_text(each) for each in code.co_consts]
+    return f"{code.co_code.hex()} {constants} {code.co_names}"
+
+
+def _constant_text(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _code_text(value)
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _name_of(function: Any) -> str:

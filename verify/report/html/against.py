@@ -58,6 +58,7 @@ _STANDING: dict[str, str] = {
     "incomparable": "skipped",
     "unused": "skipped",
     "new": "skipped",
+    "waived": "skipped",
     "improved": "ok",
     "ok": "ok",
 }
@@ -78,7 +79,7 @@ def bounds(found: Verdict) -> Against:
         before="Bound",
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
-        lines=[*_unjudged(found), *gathered((*found.missing, *found.notes))],
+        lines=[*_unjudged(found), *gathered([line for _, lines in gate_words.besides(found) for line in lines])],
     )
 
 
@@ -103,7 +104,7 @@ def _bound(row: Row) -> AgainstRow:
         regime=words.clean(key.regime),
         before="" if row.bound is None else words.ulp(row.bound.value),
         after="" if leading is None else words.ulp(_number(leading.value)),
-        note=words.clean(row.reason),
+        note=words.clean(gate_words.why(row) if row.waiver else row.reason),
         worst=None if leading is None else leading.worst,
     )
 

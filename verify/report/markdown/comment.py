@@ -8,6 +8,7 @@ characters, however a reader counts these.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from verify.report import words
@@ -78,6 +79,7 @@ def code(text: str) -> str:
     return f"<code>{inert(text)}</code>" if text else ""
 
 
+@functools.lru_cache(1024)  # a comment says the same names and messages again and again
 def inert(text: str) -> str:
     """Text from outside with nothing in it that Markdown or GitHub would act on."""
     # a zero-width space after @ and #: GitHub looks for names and numbers in the rendered text

@@ -1,9 +1,10 @@
-"""The verdict of the gate as a comment on a pull request: verdict first, changed rows only, one line if nothing is."""
+"""The verdict of the gate as a comment on a pull request: what changed first, changed rows only, one line if none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verify.errors import PASS, WRONG
 from verify.gate.bounds import Bound
 from verify.gate.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
@@ -33,27 +34,40 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     notable = [row for row in verdict.rows if row.status != "ok"]
     broke = () if comparison is None else comparison.broke
     budget = Budget(limit)
-    if not (notable or changed or broke or verdict.missing or verdict.notes):
+    if not (notable or changed or broke or any(lines for _, lines in gate_words.besides(verdict))):
         budget.must(f"{sign} verify: no changes: {said}.\n")
         return budget.text()
-    budget.must(f"### {sign} verify gate: **{verdict.word}:** {said}\n")
+    heading = said if comparison is None else inert(compare_words.sentence(comparison))
+    budget.must(f"### {sign} verify gate: **{verdict.word}:** {heading}\n")
     if comparison is not None:
-        budget.must(f"\nAgainst the base: {inert(compare_words.sentence(comparison))}.\n")
+        budget.must(f"\nBounds: {said}.\n")
     if verdict.records:
         budget.reserve(f"\n<sub>records {', '.join(code(item) for item in verdict.records[:8])}</sub>\n")
-    grouped = gate_words.groups([row for row in notable if row.status not in gate_words.WITH_FIGURES])
+    waived = [row for row in notable if row.status == "waived"]
+    rest = [row for row in notable if row.status not in ("waived", *gate_words.WITH_FIGURES)]
+    grouped = gate_words.groups(rest)
     # Rows are told apart by identity: comparing thousands with each other takes a minute.
     few = {id(row) for *_, members in grouped if len(members) <= FEW for row in members if row.readings}
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
     shown = {id(row) for row in with_figures}
     details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
-    share = 0.5 if details or changed else 1.0
+    budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED, share=0.4)
+    share = 0.5 if details else 1.0
     budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
-    budget.fill(_unjudged([row for row in notable if id(row) not in shown]), "lines", head="**Not judged**\n")
-    budget.fill(details, "breaches", share=0.6 if changed else 1.0)
-    budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED)
-    for title, lines in (("Not measured", verdict.missing), ("Not judged here", verdict.notes)):
-        budget.fill([f"- {inert(gap.text)}" for gap in gathered(lines)], "lines", head=f"**{title}**\n")
+    budget.fill(_waived(waived), "lines", head="**Waived**\n")
+    budget.fill(_unjudged([row for row in rest if id(row) not in shown]), "lines", head="**Not judged**\n")
+    budget.fill(details, "breaches")
+    for title, lines in gate_words.besides(verdict):
+        budget.fill([f"- {inert(gap.text)}" for gap in gathered(lines)], "lines", head=f"**{title.capitalize()}**\n")
+    return budget.text()
+
+
+def compared(found: Comparison, *, limit: int = LIMIT) -> str:
+    """What changed between two records, without a verdict on bounds."""
+    budget = Budget(limit)
+    sign = {PASS: "✓", WRONG: "✗"}.get(found.exit_code, "○")
+    budget.must(f"### {sign} verify compare: {inert(compare_words.sentence(found))}\n")
+    budget.fill([_changed(pair) for pair in found.listed], "changed figures", head=CHANGED)
     return budget.text()
 
 
@@ -101,6 +115,13 @@ def _state(status: str, reason: str) -> str:
     return inert(reason if status == "crashed" else f"{status}, {reason}")
 
 
+def _waived(rows: Sequence[Row]) -> list[str]:
+    return [
+        f"- {code(kernel + gate_words.keys(kernel, members))} ({inert(arch)}): {inert(reason)}"
+        for arch, kernel, reason, members in gate_words.groups(rows)
+    ]
+
+
 def _detail(row: Row) -> str:
     reading = row.leading
     assert reading is not None
@@ -111,6 +132,8 @@ def _detail(row: Row) -> str:
         facts.append(("bound", f"{_bound(row.bound)} ULP, {inert(rests)}"))
     else:
         facts.append(("why", inert(row.reason)))
+    if row.waiver is not None:
+        facts.append(("waiver", inert(gate_words.waiver(row).removeprefix("its waiver "))))
     if reading.worst is not None:
         facts += [
             ("input", code(gate_words.where(reading.worst))),

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from verify.gate.bounds import Bound
 from verify.gate.changes import Change, Proposal, explained, needs_approval
-from verify.gate.verdict import MEANING, Row, Status
+from verify.gate.verdict import MEANING, Row, Status, Waiver
+from verify.gate.waivers import APPROVED, Kind
 from verify.records.readings import Key, Reading
 from verify.report import words
 from verify.report.signs import Signs
@@ -138,6 +139,7 @@ def review(
     base: str,
     terminal: Terminal,
     *,
+    waivers: Sequence[tuple[Kind, Waiver]] = (),
     behind: Behind | None = None,
     files: Files | None = None,
 ) -> str:
@@ -145,9 +147,15 @@ def review(
     page = Page(terminal)
     changes(page, found, behind, files)
     page.blank()
-    open_ = needs_approval(found)
+    for kind, waiver in waivers:
+        style = "yellow" if kind in APPROVED else ""
+        page.line(Cell(f"{page.signs.status['skipped']} waiver {kind}  ", style), Cell(waiver.key, "bold"))
+        page.field("until", f"{waiver.expires} on {waiver.arch or 'every machine'}")
+        page.field("reason", waiver.reason)
+    page.blank()
+    open_ = needs_approval(found) or any(kind in APPROVED for kind, _ in waivers)
     sign, style = ("wrong", "bold red") if open_ else ("ok", "green")
-    page.line(Cell(f"{page.signs.status[sign]} ", style), review_sentence(found, base))
+    page.line(Cell(f"{page.signs.status[sign]} ", style), review_sentence(found, base), _waived(waivers))
     if any(change.new is not None and change.new.value > LEAST for change in found) and not files:
         page.command("next: verify bounds review --run RUN.json  (what came out at the worst inputs)")
     return page.text()
@@ -164,6 +172,12 @@ def review_sentence(found: Sequence[Change], base: str) -> str:
             bare = sum(not explained(change) for change in members) if kind == "looser" else 0
             parts.append(f"{len(members):,} {kind}" + (f" ({bare:,} without a reason)" if bare else ""))
     return f"{words.plural(len(found), 'bound')} changed since {words.clean(base)}: {', '.join(parts)}"
+
+
+def _waived(waivers: Sequence[tuple[Kind, Waiver]]) -> str:
+    kinds = [kind for kind, _ in waivers]
+    parts = [f"{kinds.count(kind):,} {kind}" for kind in dict.fromkeys(kinds)]
+    return f"; {words.plural(len(kinds), 'waiver')}: {', '.join(parts)}" if kinds else ""
 
 
 def _cells(change: Change, signs: Signs) -> list[Cell]:

@@ -42,7 +42,7 @@ def render(
     for status in SEVERITY:
         if status not in (*gate_words.WITH_FIGURES, "ok"):
             _lines(page, status, [row for row in verdict.rows if row.status == status])
-    for title, lines in (("not measured", verdict.missing), ("not judged here", verdict.notes)):
+    for title, lines in gate_words.besides(verdict):
         if lines:
             page.blank()
             page.line(Cell(f"{page.signs.status['skipped']} {title}", PENDING))
@@ -94,7 +94,6 @@ def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
     page.field("truth", words.truth(reading.worst.truth))
     if text := gate_words.there(reading):
         page.field("there", text)
-    page.field("replay", "")
     page.command(gate_words.short_replay(reading, files) or replay_command(reading.worst.origin), indent=4)
 
 
@@ -109,18 +108,20 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
     page.field("error", f"{gate_words.figure(reading)}, {words.basis(reading.basis)}")
     if row.status == "nonfinite":
         page.field("why", row.reason)
-    if row.bound is not None:
+        page.field("key", str(row.key))  # for a waiver: no bound can allow it
+    elif row.bound is not None:
         bound = row.bound
-        evidence = f"{words.basis(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit}"
+        evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
         page.field("bound", f"{words.decimal(bound.value)} ULP: {evidence}")
+    if row.waiver is not None:
+        page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
     for other in row.readings:
         if other is not reading:
             page.field("also", f"{gate_words.figure(other)}, {words.basis(other.basis)} ({other.source})")
     if reading.worst is not None:
         element(page, reading, {} if whole else gate_words.paths_of(verdict, records))
-    if row.status == "breached":
+    if row.status == "breached" and row.waiver is None:
         files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
-        page.field("or", "")
         page.command(f"verify bounds accept {shlex.quote(str(row.key))} {files} --reason '...'", indent=4)
 
 
@@ -131,7 +132,9 @@ def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:
     page.blank()
     sign = page.signs.status[SIGN.get(status, "skipped")]
     page.line(Cell(f"{sign} {status}  ", STYLE.get(status, PENDING)), Cell(MEANING[status], "dim"))
-    for arch, kernel, reason, members in found[:MOST_LINES]:
-        page.line(Cell(kernel, "bold"), f"{gate_words.keys(kernel, members)} ({arch}): {reason}", indent=4)
-    if len(found) > MOST_LINES:
-        page.line(f"{page.signs.ellipsis} {len(found) - MOST_LINES:,} more; --json has them all", indent=4)
+    most = len(found) if status == "waived" else MOST_LINES  # no waiver is used without being told
+    for arch, kernel, reason, members in found[:most]:
+        said = Cell(f"{gate_words.keys(kernel, members)} ({arch}): {reason}", PENDING if status == "waived" else "")
+        page.line(Cell(kernel, "bold"), said, indent=4)
+    if len(found) > most:
+        page.line(f"{page.signs.ellipsis} {len(found) - most:,} more; --json has them all", indent=4)

@@ -38,6 +38,8 @@ def table(kernel: str, found: Sequence[Summary], refresh: Refresh, terminal: Ter
             indent=2,
         )
     page.line(Cell("largest error in ULP; the bars are on a logarithmic scale, the latest run is on the right", "dim"))
+    if any(not math.isfinite(value) for item in found for value in (item.last.value, item.most)):
+        page.line(Cell("beside NaN and infinity: the largest number, of the regimes now, of the runs in most", "dim"))
     _skipped(page, refresh)
     page.blank()
     changed = [item for item in found if item.before is not None]
@@ -125,6 +127,11 @@ def ulp(value: float) -> str:
     return words.ulp(number(value))
 
 
+def beside(value: float, finite: float) -> str:
+    """A figure; where it is none, with the largest number beside it: `NaN, 0.62`."""
+    return ulp(value) if math.isfinite(value) or math.isnan(finite) else f"{ulp(value)}, {ulp(finite)}"
+
+
 def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
     line = item.series
     scaled = " s" if line.gate == "scaled" else ""
@@ -132,9 +139,9 @@ def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
         "output": Cell(line.output + ("" if line.source == "run" else f" ({line.source})")),
         "dtype": Cell(line.dtype),
         "regime": Cell(line.regime or "whole"),
-        "now": Cell(ulp(item.last.value) + scaled),
+        "now": Cell(beside(item.last.value, item.beside) + scaled),
         "least": Cell(ulp(item.least)),
-        "most": Cell(ulp(item.most)),
+        "most": Cell(beside(item.most, item.finite)),
         "runs": Cell(f"{item.count:,}"),
         "since": Cell(_day(item.since)),
         "commit": Cell(_commit(item.since)),

@@ -8,9 +8,10 @@ Text that a kernel supplies reaches the screen as `rich.text.Text`, which parses
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING
 
-from verify.records.record import KernelRun, LawRun, Run, replay_command
+from verify.records.record import KernelRun, LawRun, Result, Run, replay_command, value_of
 from verify.report import run_words, words
 from verify.report.signs import STANDING, STYLES, Signs
 from verify.report.terminal.text_page import Terminal
@@ -22,7 +23,9 @@ MARGIN = 4  # of the details below a heading
 NAME, MOST_NAME = 7, 20  # columns for the name of a field
 MOST_BLOCKS = 12  # wrong results shown in full
 MOST_REASONS = 16  # why laws were not tried, and notes
-MOST_LINES = 12  # of a message, which may be a whole traceback; the record has the rest
+# A failure takes eight lines, as far as the screen is wide enough: these, and heading, reason or advice, command.
+MOST_FACTS = 5
+MOST_LINES = 4  # of a message, which may be a whole traceback; the record has the rest
 
 
 def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
@@ -74,27 +77,38 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
     kernel, result = found.kernel, found.result
     heading = run_words.title(kernel, result)
     _heading(console, "wrong", heading, "wrong", signs)
-    maximum = run_words.maximum(result.figures, result.gate, dash=signs.dash)
-    scaled = " scaled" if result.gate == "scaled" else ""
-    unit = "" if maximum == "NaN" else f" ULP{scaled}"
     worst = result.worst[0] if result.worst else None
-    if result.reason:
-        _field(console, "why", words.clean(result.reason))
+    why, besides = _why(result, signs)
+    _field(console, "why", why)
     if worst is not None:
         where = run_words.index_text(worst)
         _field(console, "input", run_words.inputs_text(worst) + (f" at {where}" if where else ""))
         _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
         _field(console, "truth", words.truth(worst.truth))
-        _field(console, "error", run_words.error_text(worst, result.gate))
-    _field(console, "limit", f"{words.decimal(result.limit)} ULP{scaled}")
-    _field(console, "max", f"{maximum}{unit}, {words.basis(result.basis)}")
-    if result.figures.nonfinite:
-        count, n = result.figures.nonfinite, result.figures.n
-        text = f"{count:,} of {n:,} ({words.share(count, n)}): only one of got and truth is finite"
-        _field(console, "NaN/inf", text)
+        error = run_words.error_text(worst, result.gate)
+        if result.gate == "scaled" and worst.scaled_ulp is not None and "unbounded" not in error:
+            _field(console, "error", error)
+    if besides:
+        _field(console, "besides", besides)
     if worst is not None:
-        _field(console, "replay", "")
         _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
+
+
+def _why(result: Result, signs: Signs) -> tuple[str, str]:
+    """Why a result is wrong, with what it rests on; the maximum and the count of NaN where that does not say them."""
+    scaled = " scaled" if result.gate == "scaled" else ""
+    maximum = run_words.maximum(result.figures, result.gate, dash=signs.dash)
+    size = value_of(run_words.judged(result.figures, result.gate).maximum)
+    said = [] if maximum == "NaN" else [f"max {maximum} ULP{scaled}"]
+    if said and not (result.reason and size > result.limit):
+        said.append(f"limit {words.decimal(result.limit)} ULP{scaled}")
+    elif result.reason:
+        said = []
+    if result.figures.nonfinite and (math.isfinite(size) or not result.reason):
+        count, n = result.figures.nonfinite, result.figures.n
+        said.append(f"{count:,} of {n:,} ({words.share(count, n)}) finite on one side only")
+    reason = words.clean(result.reason) or "beyond its limit"
+    return f"{reason}; {words.basis(result.basis)}", ", ".join(said)
 
 
 def _unrepeatable(console: Console, kernel: KernelRun, signs: Signs) -> None:
@@ -103,20 +117,18 @@ def _unrepeatable(console: Console, kernel: KernelRun, signs: Signs) -> None:
     _field(console, "why", words.clean(kernel.unrepeatable))
     if besides := run_words.besides(kernel):
         _field(console, "besides", besides)
-    _field(console, "replay", "")
     _command(console, " " * MARGIN + run_words.replay_of(kernel))
 
 
 def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
     _heading(console, "wrong", run_words.law_title(kernel, law), run_words.law_word(law), signs)
     _field(console, "why", words.clean(law.message))
-    facts = {words.clean(name): words.clean(value) for name, value in law.facts.items()}
-    if besides := run_words.besides(kernel, law):
-        facts["besides"] = besides
-    width = min(max(map(len, facts), default=0), MOST_NAME)
-    for name, value in facts.items():
+    besides = run_words.besides(kernel, law)
+    facts = law.told(MOST_FACTS - bool(besides)) + ([("besides", besides)] if besides else [])
+    facts = [(words.clean(name), words.clean(value)) for name, value in facts]
+    width = min(max((len(name) for name, _ in facts), default=0), MOST_NAME)
+    for name, value in facts:
         _field(console, name, value, width=max(width, NAME))
-    _field(console, "replay", "")
     _command(console, " " * MARGIN + words.clean(replay_command(law.origin)))
 
 
@@ -136,7 +148,6 @@ def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) ->
     if advice := run_words.advice(kernel):
         _field(console, "next", advice)
     if (again := run_words.rerun(kernel)) != closing:
-        _field(console, "rerun", "")
         _command(console, " " * MARGIN + again)
 
 

@@ -1,0 +1,99 @@
+"""verify as somebody installs it: the wheel, an environment without Triton, and what an import costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.report.sample import passing
+from verify.records.files import save
+
+ROOT = Path(__file__).parents[2]
+OLD = int(version("setuptools").split(".")[0]) < 77
+
+
+def python(code: str, *, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, env=os.environ | environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built without a network by the backend that pyproject.toml names."""
+    if OLD:
+        pytest.skip("pyproject.toml needs setuptools 77: make .venv/.installed")
+    source = tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "verify", source / "verify", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    code = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    python(code, cwd=source)
+    [found] = (source / "dist").glob("*.whl")
+    return found
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        [points] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("entry_points.txt")]
+        [about] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA")]
+    kept = [path for path in (ROOT / "verify").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert held == {str(path.relative_to(ROOT)) for path in kept}
+    assert "verify = verify.cli:main" in points and "verify = verify.plugin" in points
+    assert "Requires-Python: >=3.11" in about and 'Requires-Dist: triton>=3.6; platform_system == "Linux"' in about
+
+
+def test_an_import_brings_neither_torch_nor_triton(tmp_path: Path) -> None:
+    heavy = "[name for name in ('torch', 'triton', 'numpy', 'mpmath', 'hypothesis', 'msgspec') if name in sys.modules]"
+    assert python(f"import sys, verify; print({heavy})", cwd=tmp_path).strip() == "[]"
+    help_ = "import contextlib, io, sys; from verify.cli import main\n"
+    help_ += (
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(['run', '--help'])\n"
+    )
+    assert python(help_ + f"print({heavy})", cwd=tmp_path).strip() == "[]"
+
+
+INSTALLED = """
+import json, sys
+sys.modules["triton"] = None  # what an import of something that is not there meets
+import torch, verify
+from verify import backends
+from verify.cli import main
+assert all(getattr(verify, name) is not None for name in verify.__all__)
+x = torch.ones(3)
+verify.assert_ulp(torch.nn.functional.silu(x), op="silu", inputs=(x,), max_ulp=4)  # which needs the certificate
+verify.kernel(op="silu", dtypes=["float32"])(torch.nn.functional.silu)
+try:
+    backends.activate(backends.select("interpreter"))
+except verify.UsageError as error:
+    print(error)
+main(["report", "run.json", "--html", "page.html"])  # which needs the assets
+print(main(["doctor"]))
+print(verify.__file__)
+"""
+
+
+def test_the_wheel_works_without_the_repository_and_without_triton_up_to_a_kernel(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked, which is what installing it does."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    save(passing(), tmp_path / "run.json")
+    said = python(INSTALLED, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert "kernels run on Triton, compiled for a GPU or interpreted on a CPU, and triton is not installed here" in said
+    assert "next: pip install triton  (verify doctor" in said
+    assert "MISSING   triton: runs Triton kernels. Get it: pip install triton\n" in said
+    ending = (
+        f"incomplete: something needed is missing\nnext: pip install triton\n3\n{tmp_path}/site/verify/__init__.py\n"
+    )
+    assert said.endswith(ending)
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")

@@ -1,0 +1,149 @@
+"""Workflows, the action and the hook: every command in them exists, and the comment is nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.commands import check_commands, commands_of, scripts
+from verify.cli import parser
+
+ROOT = Path(__file__).parents[2]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+RECIPES = [
+    yaml.safe_load(block)
+    for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "gate.md").read_text(), re.DOTALL)
+]
+
+
+def test_the_commands_of_the_action_exist_with_their_options() -> None:
+    found = [parser().parse_args(words).command.prog for words in check_commands(ROOT / "action.yml")]
+    assert found == ["verify gate", "verify bounds review"]
+    assert all(step.get("shell") == "bash" for step in ACTION["runs"]["steps"])
+
+
+def test_the_commands_of_workflows_exist_with_their_options() -> None:
+    found = {
+        name: [parser().parse_args(words).command.prog for words in commands_of(document)]
+        for name, document in WORKFLOWS.items()
+    }
+    assert found == {"ci.yml": [], "gate.yml": [], "nightly.yml": ["verify nightly"]}
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    made = [
+        word
+        for document in WORKFLOWS.values()
+        for text in scripts(document)
+        for word in re.findall(r"make (\S+)", text)
+    ]
+    assert set(made) <= {*targets, ".venv/.installed"}
+    assert (ROOT / ".ci" / "run").exists()
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    for text in ("verify gaet run.json", "verify gate --bse main", 'x=1; verify run "$FILE" --jsn -'):
+        [words] = commands_of({"run": text})
+        with pytest.raises(SystemExit):
+            parser().parse_args(words)
+    assert commands_of({"run": 'verify run "$FILE" --json a > b || test -s "$FILE"'}) == [
+        ["run", "GIVEN", "--json", "a"]
+    ]
+
+
+def test_what_is_handed_to_an_action_is_something_that_it_takes() -> None:
+    used = [step for document in [*WORKFLOWS.values(), *RECIPES] for step in steps(document) if of_this_action(step)]
+    assert len(used) == 3
+    for step in used:
+        assert set(step["with"]) <= set(ACTION["inputs"])
+    text = (ROOT / "action.yml").read_text()
+    assert set(re.findall(r"inputs\.(\w+)", text)) == set(ACTION["inputs"])
+    for script in scripts(ACTION):
+        assert "${{" not in script  # what a pull request names would be run
+    for step in ACTION["runs"]["steps"]:
+        given = set(re.findall(r"\$\{?([A-Z]+)\b", step["run"])) - {"GITHUB"}
+        assert given <= set(step.get("env", {})), step["run"]
+
+
+def steps(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in document.get("jobs", {}).values() for step in job["steps"]]
+
+
+def of_this_action(step: dict[str, Any]) -> bool:
+    return step.get("uses") in ("./", "OWNER/REPOSITORY@COMMIT")
+
+
+def test_the_hook_runs_the_gate() -> None:
+    [hook] = HOOKS
+    assert hook["language"] == "system" and hook["pass_filenames"] is False
+    own = [item for recipe in RECIPES for repo in recipe.get("repos", ()) for item in repo["hooks"]]
+    assert [item["id"] for item in own] == [hook["id"]]
+    for arguments in (hook["args"], own[0]["args"]):
+        options = parser().parse_args([*hook["entry"].split()[1:], *arguments])
+        assert (options.command.prog, bool(options.base)) == ("verify gate", True)
+
+
+# -- the comment --------------------------------------------------------------------------------------------
+
+GH = """#!/bin/sh
+echo "$@" >> "$LOG"
+test "$1 $2" = "api graphql" || exit 0
+while [ "$1" != --jq ]; do shift; done
+for page in "$PAGES"/*; do jq -r "$2" "$page" || exit 1; done
+"""
+MARK = "<!-- verify gate -->"
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="gh's --jq is tried with jq, which is not here")
+@pytest.mark.parametrize(
+    ("comments", "call"),
+    [
+        ([], "--method POST repos/o/n/issues/7/comments"),
+        ([(1, False, f"{MARK}\nforged")], "--method POST repos/o/n/issues/7/comments"),
+        ([(1, True, "another one")], "--method POST repos/o/n/issues/7/comments"),
+        ([(1, False, MARK), (2, True, f"{MARK}\nold"), (3, True, MARK)], "--method PATCH repos/o/n/issues/comments/2"),
+    ],
+)
+def test_a_comment_is_overwritten_only_where_this_account_wrote_it(
+    tmp_path: Path, comments: list[tuple[int, bool, str]], call: str
+) -> None:
+    """The step of the action as it stands, with a `gh` that answers from files, a comment on each page."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gh").write_text(GH)
+    (tmp_path / "bin" / "gh").chmod(0o755)
+    (tmp_path / "pages").mkdir()
+    for place, (number, own, body) in enumerate(comments or [(0, False, "")]):
+        node = {"databaseId": number, "viewerDidAuthor": own, "body": body}
+        page = {"data": {"repository": {"pullRequest": {"comments": {"nodes": [node]}}}}}
+        (tmp_path / "pages" / f"{place}.json").write_text(json.dumps(page))
+    (tmp_path / "comment.md").write_text("### ✓ verify gate\n")
+    [step] = [step for step in ACTION["runs"]["steps"] if step.get("name", "").startswith("One comment")]
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "PAGES": str(tmp_path / "pages"),
+        "OUTPUT": str(tmp_path),
+        "GITHUB_REPOSITORY": "o/n",
+        "NUMBER": "7",
+    }
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", step["run"]], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "log").read_text()
+    assert f"api {call} -F body=@{tmp_path}/body.md" in log and log.count("--method") == 1
+    assert (tmp_path / "body.md").read_text() == f"{MARK}\n### ✓ verify gate\n"
+
+
+def test_the_verdict_of_the_action_is_that_of_the_gate() -> None:
+    script = ACTION["runs"]["steps"][-1]["run"]
+    for status, code in (("0", 0), ("1", 1), ("", 3)):
+        assert subprocess.run(["bash", "-eo", "pipefail", "-c", script], env={"STATUS": status}).returncode == code
