@@ -455,6 +455,12 @@ def test_a_kernel_knows_which_of_its_packages_are_missing() -> None:
     assert both.lacking == ("nobody_installs_this",)
 
 
+def test_a_file_that_is_named_like_the_package_is_refused() -> None:
+    """Its folder comes first where modules are searched, so that the package would never be found."""
+    with pytest.raises(UsageError, match="requires names the package 'test_declaration', which this file hides"):
+        kernel(op="gelu", requires="test_declaration")(mine)
+
+
 def test_requires_takes_names_of_packages() -> None:
     with pytest.raises(UsageError, match="requires names importable top-level packages; received 'liger-kernel'"):
         kernel(op="gelu", requires="liger-kernel")(mine)

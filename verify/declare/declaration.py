@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import msgspec
@@ -275,7 +276,7 @@ def kernel(
             file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
-            requires=_requires(about, requires),
+            requires=_requires(about, requires, file),
             largest=_largest(about, largest, promised),
         )
         _takes(about, declared)
@@ -397,7 +398,7 @@ def _like(
     )
 
 
-def _requires(where: str, requires: str | Iterable[str]) -> tuple[str, ...]:
+def _requires(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:
     if not requires:
         return ()
     names = _strings(where, "requires", requires)
@@ -406,6 +407,11 @@ def _requires(where: str, requires: str | Iterable[str]) -> tuple[str, ...]:
             raise UsageError(
                 f"{where}: requires names importable top-level packages; received {item!r}",
                 hint='the name after `import`, as in requires="liger_kernel"',
+            )
+        if Path(file).stem == item:
+            raise UsageError(
+                f"{where}: requires names the package {item!r}, which this file hides: `import {item}` finds {file}",
+                hint=f"name the file otherwise, such as {item}_kernels.py",
             )
     return names
 

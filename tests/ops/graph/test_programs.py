@@ -303,16 +303,6 @@ def test_the_scale_of_a_group_norms_gradient_does_not_grow_with_the_mean() -> No
     assert torch.allclose(plain, shifted, rtol=1e-3)
 
 
-def test_a_function_has_one_name_in_every_process() -> None:
-    source = "def f(x):\n    g = lambda y: y * 2 if 1 not in {3, 'a', 'b'} else y\n    return g(x)\n"
-    names = set()
-    for _ in range(2):  # two code objects of one source, as two processes have them
-        made: dict[str, Any] = {}
-        exec(source, made)
-        names.add(like_op(made["f"], ("x",)).name)
-    assert len(names) == 1
-
-
 def test_a_row_is_put_in_order_once_for_all_its_ranks() -> None:
     """It was for each rank anew: the projection onto a simplex of 8 rows of 128 took two minutes."""
     program = trace(lambda x: x.sort(-1).values, {"x": torch.zeros(2, 64)})
@@ -324,3 +314,13 @@ def test_a_row_is_put_in_order_once_for_all_its_ranks() -> None:
         found = program.elements(Run({"x": x}, x.device), balls, "y", range(128))
     assert [float(value) for value in found] == x.sort(-1).values.reshape(-1).tolist()
     assert len(asked) < 2 * 64 * 20
+
+
+def test_a_function_has_one_name_in_every_process() -> None:
+    source = "def f(x):\n    g = lambda y: y * 2 if 1 not in {3, 'a', 'b'} else y\n    return g(x)\n"
+    names = set()
+    for _ in range(2):  # two code objects of one source, as two processes have them
+        made: dict[str, Any] = {}
+        exec(source, made)
+        names.add(like_op(made["f"], ("x",)).name)
+    assert len(names) == 1
