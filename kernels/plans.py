@@ -127,10 +127,10 @@ def _map_of(like: Any, meta: Any) -> Callable[[int], Any]:
     """The tensor map of a descriptor at any address; a kernel gets a copy of it, so that one can be used again."""
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
+    form = {"shape": like.shape, "strides": like.strides, "padding": like.padding}  # not `like`, which has a tensor
+
     def map_at(address: int) -> Any:
-        base = SimpleNamespace(data_ptr=lambda: address)
-        there = SimpleNamespace(base=base, shape=like.shape, strides=like.strides, padding=like.padding)
-        return make_tensordesc_arg(there, meta)[0]
+        return make_tensordesc_arg(SimpleNamespace(base=SimpleNamespace(data_ptr=lambda: address), **form), meta)[0]
 
     return functools.lru_cache(64)(map_at)
 

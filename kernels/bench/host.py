@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import gc
 import itertools
 import math
 import pstats
@@ -181,6 +182,7 @@ def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
 
 def gpu_time(call: Callable) -> float:
     """Microseconds of a call in a CUDA graph."""
+    gc.collect()  # a graph of autograd's that waits for it would tie the capture to the stream it was made on
     graph = captured(lambda: [call() for _ in range(CALLS)], torch.cuda.Stream())
     return medians({"graph": graph.replay}, 9)["graph"] * 1e3 / CALLS
 

@@ -7,7 +7,9 @@ does, and its tensors are made of the addresses.
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -23,11 +25,17 @@ from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, WIDE, draw
 _LAUNCHER = plans._launcher
 
 
-def _tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
-    """The memory at an address, of the dtype, sizes and strides that the launcher gave its kernel."""
-    size = plans._span(like)
-    memory = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
-    return memory.view(like.dtype).as_strided(like.shape, like.stride())
+def _pointed(value):
+    """What makes a tensor like this one at another address; None for what is no pointer."""
+    if not isinstance(value, torch.Tensor) or not value.data_ptr():
+        return None
+    size, dtype, shape, strides = plans._span(value), value.dtype, value.shape, value.stride()
+
+    def tensor_at(address: int) -> torch.Tensor:
+        memory = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
+        return memory.view(dtype).as_strided(shape, strides)
+
+    return tensor_at
 
 
 class Launcher:
@@ -38,6 +46,7 @@ class Launcher:
 
     def __call__(self, launch: plans.Launch):
         compiled, fixed, taken = _LAUNCHER(launch) if GPU else (None, (), launch.values)
+        kernel, options, pointed = launch.kernel, launch.options, [_pointed(value) for value in launch.values]
 
         def start(x, y, z, stream, *values):
             self.launches += 1
@@ -45,11 +54,8 @@ class Launcher:
                 compiled(x, y, z, stream, *values)
                 return
             assert stream == 7
-            args = [
-                _tensor_at(value, like) if isinstance(like, torch.Tensor) and like.data_ptr() else value
-                for value, like in zip(values, launch.values, strict=True)
-            ]
-            launch.kernel[(x, y, z)](**dict(zip(launch.kernel.arg_names, args, strict=True)), **launch.options)
+            args = [tensor_at(v) if tensor_at else v for v, tensor_at in zip(values, pointed, strict=True)]
+            kernel[(x, y, z)](**dict(zip(kernel.arg_names, args, strict=True)), **options)
 
         return start, fixed, taken
 
@@ -83,6 +89,22 @@ def test_repeated_launches_give_the_bits_and_strides_of_the_launcher(launcher, m
         watched.setattr(plans.Planned, "_unplanned", lambda self, *_: worked_out.append(self.launcher))
         results(function, drawn(0, *shapes))
         assert not worked_out
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_plan_keeps_no_tensor_and_no_graph(launcher, name):
+    function, shapes = FUNCTIONS[name]
+    dtype = torch.bfloat16 if GPU else torch.float32  # whose products have tensor descriptors, if they are large enough
+    gc.disable()
+    try:
+        for seed in range(3):
+            leaves = drawn(seed, *(tuple(16 * n for n in s) if GPU else s for s in shapes), dtype=dtype)
+            kept = results(function, leaves)
+            alive = [weakref.ref(t) for t in (*leaves, *kept)]
+            del leaves, kept
+            assert not any(ref() is not None for ref in alive), seed
+    finally:
+        gc.enable()
 
 
 def test_a_form_is_dtype_shape_strides_alignment_and_every_plain_value(launcher):
