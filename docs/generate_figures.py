@@ -386,7 +386,7 @@ def gelu_speed(data: dict[str, Any]) -> str:
     for key in sorted(groups, key=lambda item: (item[0] != "gelu", item[1] != "forward", _DTYPES.index(item[2]))):
         function, direction, dtype, form = key
         shares = groups[key]
-        cells = [f"{function} {direction}", dtype, {"none": "erf"}.get(form, form)]
+        cells = [f"{function} {direction}", dtype, "" if function == "swiglu" else {"none": "erf"}.get(form, form)]
         cells += [_range([share[name] for share in shares if name in share]) for name in (function, *peers)]
         rows.append([*cells, _met(shares, function, peers, target.get(dtype))])
     head = ["", "dtype", "form", "ours", "eager", "torch.compile", "liger", "target 0.95"]
@@ -456,6 +456,24 @@ def host_speed(data: dict[str, Any]) -> str:
     rows = [[*key, *(own.get(name, "") for name in peers), ""] for key, own in cells.items() if "ours" in own]
     head = ["", "pass", "shape", "ours", "eager", "torch.compile", "liger", "bare Triton"]
     return _table(head, bare + rows) + f"\n{data['rows'][0]['dtype']}. {data['device']}.\n"
+
+
+def block_speed(data: dict[str, Any]) -> str:
+    """A decoder block: milliseconds of a step and relative errors, beside the peers of the same run."""
+    peers = {"ours": "ours", "ours fused": "ours, LinearGEGLU", "eager": "eager", "compile": "torch.compile"}
+    peers |= {"liger": "liger"}
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in data["rows"]:
+        values = {f"error of {'out' if k == 'y' else k}": f"{v:.2e}" for k, v in row.get("errors", {}).items()}
+        for key, what in (("wall_ms", "wall, ms"), ("gpu_ms", "GPU, ms")):
+            if row.get(key) is not None:
+                values[f"{row['size'].replace('x', ' x ')} {what}"] = f"{row[key]:.3f}"
+        for what, value in values.items():
+            cells.setdefault((row["block"], what), {})[row["contender"]] = value
+    ordered = sorted(cells.items(), key=lambda item: item[0][0] != "rms+swiglu")
+    rows = [[*key, *(own.get(name, "") for name in peers)] for key, own in ordered]
+    about = f"{data['width']:,} features, {data['inner']:,} inside, bfloat16"
+    return _table(["", "", *peers.values()], rows) + f"\n{about}. {data['device']}.\n"
 
 
 def cluster_times(data: dict[str, Any]) -> str:
@@ -573,7 +591,10 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "toolchains": of_both(toolchains),
     "baselines": of_both(baselines),
     "gelu speed": of_benchmark("gelu", gelu_speed),
+    "swiglu speed": of_benchmark("swiglu", gelu_speed),
     "layer norm speed": of_benchmark("layer_norm", layer_norm_speed),
+    "rms norm speed": of_benchmark("rms_norm", layer_norm_speed),
+    "block speed": of_benchmark("block", block_speed),
     "linear speed": of_benchmark("linear", linear_speed),
     "host speed": of_benchmark("host", host_speed),
     "sweep times": of_benchmark("sweep", sweep_times),
