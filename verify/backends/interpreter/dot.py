@@ -18,7 +18,9 @@ and a `max_num_imprecise_acc` below k makes float8 products leave the matrix uni
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -55,12 +57,30 @@ def dot(a: Array, b: Array, acc: Array, operands: str, other: str, result: str, 
         product: Array = np.matmul(a, b, dtype=acc.dtype)
         return product + acc
     if operands == "fp64" or (operands == "fp32" and precision.lower() == "ieee"):
-        return _fma_chain(a, b, acc, operands)
+        return _unpadded(lambda a, b, acc: _fma_chain(a, b, acc, operands), a, b, acc)
     if operands == "fp32":
         if precision.lower() == "tf32x3":
             return _three_products(a, b) + acc
-        return _matrix_unit(truncate_tf32(a), truncate_tf32(b), acc, operands, result)
-    return _matrix_unit(widen(a, operands), widen(b, other), acc, operands, result)
+        a, b = truncate_tf32(a), truncate_tf32(b)
+    else:
+        a, b = widen(a, operands), widen(b, other)
+    unit = partial(_matrix_unit, operands=operands, result=result)
+    return unit(a, b, acc) if operands.startswith("fp8") else _unpadded(unit, a, b, acc)
+
+
+def _unpadded(product: Callable[[Array, Array, Array], Array], a: Array, b: Array, acc: Array) -> Array:
+    """A product without the rows of a and the columns of b that are zeros: there the accumulator stays as it is.
+
+    Blocks are padded, those of a small tensor nearly everywhere. Zeros make NaN of what is not finite, +0 of an
+    accumulator of -0, and a unit for float8 cuts even the accumulator: then all is computed.
+    """
+    rows, columns = a.any(axis=-1), b.any(axis=-2)
+    finite = a.ndim == 2 and np.isfinite(a).all() and np.isfinite(b).all()
+    if (rows.all() and columns.all()) or not finite or (np.signbit(acc) & (acc == 0)).any():
+        return product(a, b, acc)
+    out, within = np.array(acc), np.ix_(rows, columns)
+    out[within] = product(a[rows], b[:, columns], out[within])
+    return out
 
 
 def truncate_tf32(x: F32) -> F32:
