@@ -451,11 +451,13 @@ def host_speed(data: dict[str, Any]) -> str:
             if which in row["host_us"] and row["contender"] not in own:  # ours is in the run once more, beside compile
                 gpu = row["gpu_us"].get(which)
                 own[row["contender"]] = f"{row['host_us'][which]:.0f} ({'no graph' if gpu is None else f'{gpu:.1f}'})"
-    bare = [[*key, *[""] * 4, own["bare"]] for key, own in cells.items() if "bare" in own]
+    bare = {key[1:]: own["bare"] for key, own in cells.items() if "bare" in own}
     peers = ("ours", "eager", "compile", "liger")
-    rows = [[*key, *(own.get(name, "") for name in peers), ""] for key, own in cells.items() if "ours" in own]
+    rows = [
+        [*key, *(own.get(name, "") for name in peers), bare[key[1:]]] for key, own in cells.items() if "ours" in own
+    ]
     head = ["", "pass", "shape", "ours", "eager", "torch.compile", "liger", "bare Triton"]
-    return _table(head, bare + rows) + f"\n{data['rows'][0]['dtype']}. {data['device']}.\n"
+    return _table(head, rows) + f"\n{data['rows'][0]['dtype']}. {data['device']}.\n"
 
 
 def block_speed(data: dict[str, Any]) -> str:
