@@ -19,12 +19,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 def table(run: Run) -> str:
     """A row for each result: its largest errors by class in each dtype, and PyTorch's on ordinary inputs."""
     environment = run.environment
-    where = ", ".join(str(environment[name]) for name in ("gpu", "cpu") if environment.get(name))
+    where = environment["gpu"] if run.backend == "cuda" else f"Triton's interpreter on {environment['cpu']}"
     versions = f"torch {environment['torch']}, triton {environment['triton']}"
     lines = [f"{where}; {versions}; seed {run.seed}.", ""]
     lines += ["| kernel | result | " + " | ".join(DTYPES) + " |", "|---" * (2 + len(DTYPES)) + "|"]
     project = ""
     for kernel in run.kernels:
+        if kernel.status == "skipped" or not (kernel.results or kernel.unmeasured or kernel.message):
+            continue
         file = Path(kernel.target.partition("::")[0]).stem
         if file != project:
             project = file
