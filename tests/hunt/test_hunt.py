@@ -133,7 +133,7 @@ def test_a_declared_magnitude_bounds_the_search(backend: Backend) -> None:
 
     everywhere = verify_kernel("naive", op="linear")(naive)
     bounded = verify_kernel("naive", op="linear", largest={"float32": 1e4})(naive)
-    assert "hunted up to 10000 in float32" in bounded.promise and "hunted" not in everywhere.promise
+    assert "inputs up to 10000 in float32" in bounded.promise and "inputs up to" not in everywhere.promise
     settings = Settings(evaluations=1 << 8, width=16)
     within = hunt(bounded, "k.py::naive", backend, "float32", "y", settings, population=16)
     assert within.sentence.endswith("x, weight, bias at most 10000 in magnitude")

@@ -297,7 +297,9 @@ def unwritten(x: torch.Tensor) -> torch.Tensor:
 )
 def test_a_broken_law_says_whose_fault_it_is(function: Any, law: str, cause: str, message: str) -> None:
     CALLS["count"] = 0
-    kernel = verify.kernel(op="silu", dtypes=["float32"], gradients=False, name="k")(lambda x: function(x))
+    kernel = verify.kernel(op="silu", dtypes=["float32"], gradients=False, name="k", refuses=False)(
+        lambda x: function(x)
+    )
     found = run_law(registry.get(law), kernel, "float32", here(), PROFILE, "a.py::k", shrink=shrink_law)
     assert (found.status, found.cause) == ("broken", cause) and found.message.startswith(message)
     said = engine.message("k", found)

@@ -149,7 +149,9 @@ def test_an_empty_tensor_that_raises_is_found() -> None:
     def reshaping(x):
         return silu(x.reshape(-1, x.shape[-1] if x.ndim else 1)).reshape(x.shape)
 
-    breaks("shapes", elementwise(reshaping), "raised RuntimeError")
+    breaks("shapes", elementwise(reshaping, refuses=False), "raised RuntimeError")
+    reported = attempt("shapes", elementwise(reshaping))
+    assert (reported.status, reported.refused > 0) == ("ok", True) and "raised RuntimeError" in reported.message
 
 
 def test_an_empty_batch_with_a_weight_gradient_is_found() -> None:

@@ -170,7 +170,8 @@ def run_law(
         message = f"it refuses every case: {trial.refusal}"
         return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=message, refused=trial.refused)
     if broken is None:
-        return LawRun(law=law.name, dtype=dtype, status="ok", cases=trial.cases, refused=trial.refused)
+        message = trial.refusal
+        return LawRun(law=law.name, dtype=dtype, status="ok", cases=trial.cases, message=message, refused=trial.refused)
     cause: Cause = "failed" if broken.failed else ""
     if not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
         cause = UNREPEATABLE

@@ -230,12 +230,15 @@ class _Queue:
         )
 
     def _done(self, part: _Part, done: KernelRun) -> None:
-        if done.status in ("error", "crashed") and not done.hint:
-            crashed = done.status == "crashed" and self.backend == "cuda"
-            done = msgspec.structs.replace(
-                done, hint=_again(part).replace("run", "sanitize", 1) if crashed else _again(part)
-            )
+        if done.status in ("error", "crashed", "timeout") and not done.hint:
+            done = msgspec.structs.replace(done, hint=self._hint(part, done))
         self._end(part, done)
+
+    def _hint(self, part: _Part, done: KernelRun) -> str:
+        if done.status == "timeout":
+            return f"{_again(part)} --timeout {2 * self.session.timeout:g}"
+        command = _again(part)
+        return command.replace("run", "sanitize", 1) if done.status == "crashed" and self.backend == "cuda" else command
 
     def _failed(self, part: _Part, error: VerifyError) -> None:
         """What the record says of a kernel that gave no result."""

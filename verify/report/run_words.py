@@ -428,6 +428,16 @@ def limits_of(run: Run) -> list[tuple[KernelRun, str]]:
             if each.kind in LIMIT_WORD and not kernel.peer:
                 text = clean(each.text).removeprefix(f"{clean(kernel.name)} raised ")
                 reasons.setdefault((text, each.kind, tuple(each.dims)), []).append(each)
+        refused: dict[str, dict[str, None]] = {}
+        for law in kernel.laws if not kernel.peer else ():
+            if law.refused:
+                text = clean(law.message).removeprefix("it refuses every case: ")
+                refused.setdefault(text.removeprefix(f"{clean(kernel.name)} raised "), {})[law.law] = None
+        for text, laws in refused.items():
+            if not any(text == said for said, _, _ in reasons):
+                found.append(
+                    (kernel, f"refuses cases of {plural(len(laws), 'law')} ({listed(list(laws)[:FEW])}): {text}")
+                )
         for (text, kind, dims), some in reasons.items():
             sizes = listed([" x ".join(map(str, each)) or "scalars" for each in dims[:FEW]])
             more = f" and {len(dims) - FEW:,} more" if len(dims) > FEW else ""
