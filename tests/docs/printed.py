@@ -19,7 +19,7 @@ def rows(text: str, *, peer: bool = COMPARABLE) -> list[tuple[str, ...]]:
     found, place = [], None
     for line in text.splitlines():
         cells = re.split(r"\s{2,}", line.strip())
-        if cells[0] == "kernel":
+        if cells[0] in ("kernel", "output"):
             place = cells.index("PyTorch") if "PyTorch" in cells else None
             width = len(cells)
         if place is not None and len(cells) == width and not peer:

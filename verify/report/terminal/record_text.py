@@ -77,7 +77,7 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
     kernel, result = found.kernel, found.result
     heading = run_words.title(kernel, result)
     _heading(console, "wrong", heading, "wrong", signs)
-    worst = result.worst[0] if result.worst else None
+    worst = found.worst
     why, besides = _why(result, signs)
     _field(console, "why", why)
     if worst is not None:
