@@ -21,6 +21,7 @@ from tests.report.sample import (
     good_kernel,
     histogram,
     incomplete,
+    make,
     many,
     night,
     passing,
@@ -373,3 +374,11 @@ def test_a_line_over_the_limit_lies_above_the_limit_in_sparklines() -> None:
     limit = re.search(r'class="limit" d="M0 ([\d.]+)H96"', drawn)
     assert path is not None and limit is not None
     assert float(path[1]) > float(limit[1]) > float(path[2])  # the upper edge of a drawing is 0
+
+
+def test_the_front_says_what_it_was_measured_on() -> None:
+    known = {"gpu": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0", "triton": "3.6.0", "cpu": "a processor"}
+    page = record_html.render(make([good_kernel()], environment=known))
+    assert "NVIDIA H200, driver 580.1, torch 2.11.0, Triton 3.6.0" in page
+    page = record_html.render(make([good_kernel()], environment={**known, "gpu": "absent", "driver": "absent"}))
+    assert "a processor, torch 2.11.0, Triton 3.6.0" in page

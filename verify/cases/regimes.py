@@ -35,12 +35,12 @@ def segments_of(
     for place, regime in enumerate(regimes[: -1 if regimes[-1].name == REST else None]):
         segments[(numbers >= regime.low) & (numbers < regime.high)] = place
     special = [Regime(NONFINITE, math.nan, math.nan)]
-    if largest < math.inf:
+    strange = by_element(problem, result, shape, lambda each, operand: ~torch.isfinite(widen(each)))
+    segments[strange.reshape(-1)] = len(regimes)
+    if largest < math.inf:  # an infinite operand is beyond any magnitude
         special.append(Regime(BEYOND, math.nan, math.nan))
         beyond = by_element(problem, result, shape, lambda each, operand: (widen(each).abs() > largest) & operand)
         segments[beyond.reshape(-1)] = len(regimes) + 1
-    strange = by_element(problem, result, shape, lambda each, operand: ~torch.isfinite(widen(each)))
-    segments[strange.reshape(-1)] = len(regimes)
     return segments, (*regimes, *special)
 
 

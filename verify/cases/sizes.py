@@ -8,7 +8,7 @@ from itertools import product
 
 from verify.declare.declaration import SIZES, Kernel
 from verify.errors import UsageError
-from verify.ops.graph.shapes import sizes_within
+from verify.ops.graph.shapes import numbers_in, sizes_within
 from verify.ops.op import Op
 
 Dims = tuple[int, ...]
@@ -45,7 +45,7 @@ def fitted(kernel: Kernel, dims: Dims) -> Dims:
         return dims
     key = (kernel.op.kind, kernel.where, dims)
     if key not in _fitted:
-        _fitted[key] = next((each for each in _near(kernel.op.kind, dims) if kernel.allows(each)), None)
+        _fitted[key] = next(filter(kernel.allows, _near(kernel.op.kind, dims, numbers_in(kernel.where))), None)
     found = _fitted[key]
     if found is None:
         raise UsageError(
@@ -60,16 +60,21 @@ def fitted_all(kernel: Kernel, shapes: Iterable[Dims]) -> tuple[Dims, ...]:
     return tuple(dict.fromkeys(fitted(kernel, tuple(dims)) for dims in shapes))
 
 
-def _near(kind: str, dims: Dims) -> Iterator[Dims]:
-    """Other sizes, the nearest first: as many elements in other rows, then other numbers of them."""
+def _near(kind: str, dims: Dims, mentioned: Iterable[int]) -> Iterator[Dims]:
+    """Other sizes, the nearest first: as many elements in other rows, then other numbers of them.
+
+    Those that the condition itself `mentioned` are among them, and the numbers beside them.
+    """
     if kind != "contraction":
         count = math.prod(dims)
+        yield (math.prod(dims[:-1]), dims[-1] if dims else 1)
         rows = [part for part in (1 << power for power in range(24)) if count and count % part == 0]
         yield from ((part, count // part) for part in rows)
         yield from ((part, 1, count // part) for part in rows)
         yield (count,)
         dims = (max(math.prod(dims[:-1]), 1), dims[-1] if dims else 1)
-    choices = [_like_size(size) for size in dims]
+    named = {each + beside for each in mentioned for beside in (-1, 0, 1)}
+    choices = [_like_size(size, named) for size in dims]
     for places in sorted(product(*(range(len(each)) for each in choices)), key=lambda places: (sum(places), places)):
         found = tuple(each[place] for each, place in zip(choices, places, strict=True))
         yield found
@@ -78,10 +83,15 @@ def _near(kind: str, dims: Dims) -> Iterator[Dims]:
             yield (1, *found)
 
 
-def _like_size(size: int) -> list[int]:
+def _like_size(size: int, named: Iterable[int]) -> list[int]:
     """Sizes by how near they are: the neighbours, and what conditions usually ask for."""
     powers = [1 << power for power in range(18)]
-    others = {*range(max(size - 2, 1), size + 3), *powers, *(step * -(-size // step) for step in powers if step <= 512)}
+    others = {
+        *range(max(size - 2, 1), size + 3),
+        *powers,
+        *(step * -(-size // step) for step in powers if step <= 512),
+        *named,
+    }
     return sorted((each for each in others if each > 0), key=lambda each: (abs(math.log(each / max(size, 1))), each))
 
 

@@ -143,6 +143,12 @@ def holds(where: str, sizes: Mapping[str, int]) -> bool:
     return not where or bool(_value(ast.parse(where, mode="eval").body, sizes))
 
 
+def numbers_in(where: str) -> set[int]:
+    """The whole numbers that a condition names."""
+    nodes = ast.walk(ast.parse(where, mode="eval")) if where else ()
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is int}
+
+
 def check(text: str, dims: Sequence[str]) -> ast.expr:
     """The condition, or a UsageError that says what one is made of."""
     try:

@@ -131,6 +131,7 @@ def render(
         clauses=run_words.clauses(run),
         sentence=run_words.sentence(run),
         setting=run_words.setting(run),
+        machine=_machine(run),
         command_line=words.clean(run.command),
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
         identity=words.clean(run.id),
@@ -224,6 +225,14 @@ def _sections(sections: dict[str, str], first: str) -> tuple[dict[str, str], dic
             break
         written[anchor] = sections[anchor]
     return written, {anchor: text for anchor, text in sections.items() if anchor not in written}
+
+
+def _machine(run: Run) -> str:
+    """What it was measured on: the GPU and its driver, PyTorch, Triton."""
+    known = {name: value for name, value in run.environment.items() if isinstance(value, str) and value != "absent"}
+    device = "gpu" if "gpu" in known else "cpu"
+    names = (("", device), ("driver ", "driver"), ("torch ", "torch"), ("Triton ", "triton"))
+    return ", ".join(words.clean(f"{label}{known[name]}") for label, name in names if name in known)
 
 
 def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:

@@ -1,0 +1,107 @@
+"""What one case of a kernel does not give never costs the others."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from verify.cases import Case
+from verify.errors import KernelError, Refused
+from verify.measure.call import Measured
+from verify.measure.trying import Trying
+from verify.workers.requests import WorkerDied, WorkerTimeout
+
+RESULT = Measured({}, {}, {}, ())
+
+
+def kernel(**options: Any) -> verify.Kernel:
+    return verify.kernel(op="softmax", dtypes=["float32"], name="k", **options)(torch.softmax)
+
+
+def cases(*widths: int, upstream: str = "") -> list[Case]:
+    return [Case(dtype="float32", dims=(4, width), fill="randn", upstream=upstream) for width in widths]
+
+
+def tried(trying: Trying, run: Any, some: list[Case]) -> list[tuple[int, ...]]:
+    """The dims of the cases that gave results."""
+    return [made[0].dims for case in some if (made := trying.measured(run, case)) is not None]
+
+
+def test_a_refusal_is_a_limit_and_one_for_all_sizes_of_one_reason() -> None:
+    def run(case: Case) -> Measured:
+        if case.dims[1] > 100:
+            raise Refused(f"k raised ValueError: rows of at most 100, not {case.dims[1]} (k.py:3)")
+        return RESULT
+
+    trying = Trying(kernel(), "k.py::k")
+    assert tried(trying, run, cases(8, 200, 300, 64, 200)) == [(4, 8), (4, 64)]
+    [found] = trying.unmeasured
+    assert (found.kind, found.dims, found.cases, found.of) == ("refused", [(4, 200), (4, 300)], 3, 5)
+    assert Case.from_json(found.origin.case).dims == (4, 200)
+    assert trying.verdict({"float32"}) == ("ok", "")
+    assert trying.verdict(set())[0] == "error", "nothing of the dtype was measured"
+    strict = Trying(kernel(refuses=False), "k.py::k")
+    tried(strict, run, cases(8, 200))
+    assert strict.verdict({"float32"})[0] == "error", "it promised to take every case"
+
+
+def test_what_is_no_refusal_is_an_error_and_the_rest_is_measured() -> None:
+    def run(case: Case) -> Measured:
+        if case.dims[1] == 200:
+            raise KernelError("k must return y of shape (4, 200)")
+        return RESULT
+
+    trying = Trying(kernel(), "k.py::k")
+    assert tried(trying, run, cases(8, 200, 64)) == [(4, 8), (4, 64)]
+    assert trying.verdict({"float32"}) == ("error", "float32: k must return y of shape (4, 200)")
+
+
+def test_a_process_that_dies_is_met_once_and_its_smallest_case_is_found() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def run(case: Case) -> Measured:
+        asked.append(case.dims)
+        if case.dims[1] >= 70:
+            raise WorkerDied("the process died of SIGSEGV")
+        return RESULT
+
+    trying = Trying(kernel(), "k.py::k")
+    assert tried(trying, run, cases(1000, 1000, 8, 1000)) == [(4, 8)]
+    [found] = trying.unmeasured
+    assert (found.kind, found.cases) == ("crashed", asked.count((4, 1000)) + 2 + len(set(found.dims) - {(4, 1000)}))
+    assert found.dims[0] == (1, 125), "divided until it no longer dies"
+    assert asked.count((4, 1000)) == 1
+    assert trying.verdict({"float32"}) == ("crashed", "float32: the process died of SIGSEGV")
+
+
+def test_a_hang_is_a_timeout_and_is_not_tried_again() -> None:
+    def run(case: Case) -> Measured:
+        if case.dims[1] == 200:
+            raise WorkerTimeout("no answer within 2 s; stopped")
+        return RESULT
+
+    trying = Trying(kernel(), "k.py::k")
+    assert tried(trying, run, cases(200, 8, 200)) == [(4, 8)]
+    assert trying.verdict({"float32"}) == ("timeout", "float32: no answer within 2 s; stopped")
+
+
+def test_where_only_the_backward_pass_is_refused_the_forward_is_kept() -> None:
+    def run(case: Case) -> Measured:
+        if case.upstream:
+            raise Refused("k raised in backward: RuntimeError: no kernel image")
+        return RESULT
+
+    case, _ = Trying(kernel(), "k").measured(run, cases(8, upstream="normal")[0]) or pytest.fail("nothing was kept")
+    assert case.upstream == ""
+    assert Trying(kernel(gradients=True), "k").measured(run, cases(8, upstream="normal")[0]) is None
+
+
+def test_when_time_or_processes_end_nothing_more_is_tried_and_the_count_is_said() -> None:
+    trying = Trying(kernel(), "k.py::k", until=time.monotonic() - 1, seconds=10)
+    assert tried(trying, lambda case: RESULT, cases(8, 16)) == []
+    assert trying.verdict(set()) == ("timeout", "no time for 2 more cases within 10 s")
+    assert tried(Trying(kernel(), "k.py::k", lost=lambda: True), lambda case: RESULT, cases(8)) == []
