@@ -12,9 +12,14 @@ import torch
 import verify
 from tests.laws.silu import silu, silu_in_an_operator
 from tests.laws.trial import breaks, holds, skips
+from verify import backends
+from verify.cases import Case
+from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
 from verify.laws import guard as guard_module
+from verify.laws import registry
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard
+from verify.laws.law import Subject
 
 LAWS = ("memory bounds", "initialised memory", "nothing overwritten", "no stale results")
 
@@ -236,3 +241,13 @@ def test_the_laws_see_the_same_in_one_slab(law: str, monkeypatch: pytest.MonkeyP
     if law in bugs:
         bug, rule = bugs[law]
         breaks(law, buggy(bug), rule)
+
+
+def test_results_that_are_alike_because_all_overflows_are_not_stale() -> None:
+    @verify.kernel(op="rms_norm", operands=["x"], dtypes=["float32"], max_ulp=64, gradients=False)
+    def squares(x: torch.Tensor, *, eps: float) -> torch.Tensor:
+        return (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)).abs()  # 0 for every row of 1e30
+
+    subject = Subject(squares, "float32", backends.select(), Sizes())
+    case = Case(dtype="float32", dims=(5, 67), fill="huge 1e30", regime="huge 1e30", absent=squares.absent)
+    assert not registry.get("no stale results").check(subject, case)

@@ -24,6 +24,7 @@ from verify.truth.formats import named
 SUMMED_ROWS = (9, 66, 257, 4097, 65_537, 1 << 20)
 _SUMMED_COLUMNS, _SUMMED_INNER = 3, 2
 _DISTINCT = 1000  # rows up to which all are different: exact arithmetic takes a row at a time
+FEW = 4  # sizes of a PyTorch function that are small, and that are larger
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 
 
@@ -200,7 +201,8 @@ def _graph(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
     upstream = "normal" if kernel.differentiable else ""
     most = 64 if dtype == "float64" else effort.graph_elements
     sizes = sizes_of(kernel.op, most)
-    small, larger = sizes[: max(1, len(sizes) // 2)], sizes[1:2] + sizes[len(sizes) // 2 :]
+    small = _few(sizes[: max(1, len(sizes) // 2)])
+    larger = _few(sizes[1:2] + sizes[len(sizes) // 2 :])
     cases = []
     for place, recipe in enumerate(ROW_REGIMES):
         chosen = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
@@ -211,6 +213,11 @@ def _graph(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
         for dims in dict.fromkeys(chosen):
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
     return Group(tuple(cases))
+
+
+def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+    """Some of the sizes, both ends among them: each costs a trace of the function, and often a compilation."""
+    return [sizes[place * (len(sizes) - 1) // (FEW - 1)] for place in range(FEW)] if len(sizes) > FEW else sizes
 
 
 def _contraction(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:

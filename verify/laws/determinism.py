@@ -4,11 +4,12 @@ The first call is made with the caches of every Triton autotuner empty, so that 
 the kernel twice per configuration); the second repeats it; a call on another shape follows; the third must still
 give the first call's bits, gradients included. One case of three elements is called 300 times first: what a kernel
 counts, collects or tunes over many calls must not show. The interpreter, slow at calls, does so in the kernel's first
-dtype alone.
+dtype alone, for at most 20 seconds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -26,6 +27,7 @@ from verify.measure.call import run_kernel, run_tensors
 # Dims of the case that is called many times: as few elements as have a neighbour, and not those of a fixed case.
 _MANY = {"elementwise": (1, 3), "rowwise": (1, 3), "contraction": (1, 3, 1)}
 _CALLS = 300
+_SECONDS = 20.0  # for all of them: a call of some kernels takes the interpreter half a second
 
 
 def _space(subject: Subject) -> CaseSpace:
@@ -51,7 +53,10 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> None:
+    until = time.monotonic() + _SECONDS
     for count in range(4, _CALLS + 1):
+        if time.monotonic() > until:
+            return
         found = run_kernel(subject.kernel, case, subject.backend.device).to_read.results
         rule, labels = f"the results change after {count - 1} calls", (f"call {count}", "first call")
         demand_same(case, found, results, rule, labels=labels)
