@@ -407,7 +407,7 @@ def test_the_page_of_ops_shows_what_the_command_prints(tmp_path: Path, monkeypat
     done = said("run", "accuracy.py", "--backend", "interpreter", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     # The kernel is PyTorch's own function, so that all its figures are PyTorch's.
-    known = None if COMPARABLE else 3
+    known = None if COMPARABLE else 2
     printed = [cells[:known] for cells in rows(done.stdout)]
     for cells in rows(shown):
         assert cells[:known] in printed
