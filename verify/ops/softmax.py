@@ -55,16 +55,40 @@ def _slope_mp(rows: Rows, index: int, column: int, prec: int) -> Any:
     if not _defined(row) or not all(map(math.isfinite, upstream)):
         return mp.nan
     here = to_mp(upstream[column])
-    differences = [mp.fsub(here, to_mp(value), exact=True) for value in upstream]
+    bracket = _bracket_of_sums(rows, index, row, upstream, here, prec + GUARD)
+    if bracket is None:
+        differences = [mp.fsub(here, to_mp(value), exact=True) for value in upstream]
 
-    def terms(bits: int) -> list[Any]:
-        weights = _weights(rows, index, row, bits)
-        return [weight * each for weight, each in zip(weights, differences, strict=True)]
+        def terms(bits: int) -> list[Any]:
+            weights = _weights(rows, index, row, bits)
+            return [weight * each for weight, each in zip(weights, differences, strict=True)]
 
-    bracket = summed(terms, prec + GUARD)
+        bracket = summed(terms, prec + GUARD)
     weights = _weights(rows, index, row, prec + 2 * GUARD)
     with mp_bits(prec + GUARD):
         return bracket * weights[column] / mp.fsum(weights) ** 2
+
+
+def _bracket_of_sums(
+    rows: Rows, index: int, row: Sequence[float], upstream: Sequence[float], here: Any, prec: int
+) -> Any:
+    """sum w_j (g - g_j) as g sum w_j - sum w_j g_j, whose sums serve all columns of a row; None where too much cancels.
+
+    The relative error is below 2^-prec: each sum is off by less than 2^(3 - bits) of the sum of its magnitudes.
+    """
+    bits = prec + 4 * GUARD
+
+    def make() -> Any:
+        weights = _weights(rows, index, row, bits)
+        with mp_bits(bits):
+            terms = [weight * to_mp(value) for weight, value in zip(weights, upstream, strict=True)]
+            return mp.fsum(weights), mp.fsum(terms), mp.fsum(terms, absolute=True)
+
+    weight, weighted, sizes = rows.cached(("softmax sums", index, bits), make)
+    with mp_bits(bits):
+        found = here * weight - weighted
+        lost = magnitude(sizes + abs(here) * weight) - magnitude(found)
+    return found if found != 0 and lost <= bits - prec - 8 else None
 
 
 def _balls(row: Sequence[float], column: int) -> tuple[list[Any], Any]:
