@@ -108,6 +108,17 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         lambda x, y, i: y.scatter_reduce(0, i, x, "mean") - y.scatter_reduce(0, i, x, "mean", include_self=False),
         [_random(4), _random(6, seed=1), LABELS],
     ),
+    "angles": (lambda x, y: torch.atan2(x, y * 10) - torch.atan2(x * 10, y), [_random(8, 5), _random(8, 5, seed=1)]),
+    "bilinear form": (
+        functional.bilinear,
+        [_random(3, 4), _random(3, 2, seed=1), _random(5, 4, 2, seed=2), _random(5, seed=3)],
+    ),
+    "rrelu": (lambda x: functional.rrelu(x), [_random(3, 5)]),
+    "margins": (lambda x, i: functional.multi_margin_loss(x, i, 2, reduction="none"), [_random(4, 5), LABELS]),
+    "gaussian": (
+        lambda x, y, v: functional.gaussian_nll_loss(x, y, v.square(), full=True),
+        [_random(3, 5), _random(3, 5, seed=1), _random(3, 5, seed=2)],
+    ),
     "batch added up": (torch.addbmm, [_random(3, 5), _random(2, 3, 4, seed=1), _random(2, 4, 5, seed=2)]),
     "distance": (lambda x, y: torch.dist(x, y, 3), [_random(3, 5), _random(3, 5, seed=1)]),
 }

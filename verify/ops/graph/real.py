@@ -167,6 +167,53 @@ def _scatter_reduce(
     return sums / (met + include_self).clamp(min=1) if reduce == "mean" else sums
 
 
+def _gaussian_nll(
+    x: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """PyTorch's own looks at the values of `var` first."""
+    var = torch.as_tensor(var, dtype=x.dtype)
+    var = var.unsqueeze(-1) if var.ndim and var.shape != x.shape and var.shape == x.shape[:-1] else var
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (torch.log(var) + (x - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0)
+    return _reduced(loss, reduction)
+
+
+def _multi_margin(
+    x: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Tensor:
+    rows, label = (x[None], target.reshape(1)) if x.ndim == 1 else (x, target)
+    apart = (margin - rows.gather(1, label[:, None]) + rows).clamp(min=0)
+    apart = apart if p == 1 else apart * apart
+    apart = apart if weight is None else apart * weight[label][:, None]
+    others = torch.arange(rows.shape[1], device=x.device) != label[:, None]
+    loss = torch.where(others, apart, 0.0).sum(1) / rows.shape[1]
+    return _reduced(loss[0] if x.ndim == 1 else loss, reduction)
+
+
+def _bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = torch.einsum("...i,oij,...j->...o", a, weight, b)
+    return y if bias is None else y + bias
+
+
+def _rrelu(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    if training or inplace:
+        return functional.rrelu(x, lower, upper, training, inplace)
+    return functional.leaky_relu(x, (lower + upper) / 2)
+
+
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
 _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "cumprod": lambda x, dim, dtype=None: cumprod(x, dim),
     "logcumsumexp": logcumsumexp,
@@ -176,7 +223,11 @@ _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "median": _median,
     "quantile": _quantile,
     "copysign": _copysign,
+    "bilinear": _bilinear,
+    "rrelu": _rrelu,
     "embedding_bag": _embedding_bag,
+    "gaussian_nll_loss": _gaussian_nll,
+    "multi_margin_loss": _multi_margin,
     "scatter_reduce": _scatter_reduce,
     "dist": lambda a, b, p=2: torch.linalg.vector_norm(a - b, p),
 }
