@@ -94,6 +94,33 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "cumulative products": (lambda x: x.cumprod(-1), [_random(3, 5)]),
     "cumulative logsumexp": (lambda x: torch.logcumsumexp(x, -1), [_random(3, 5)]),
     "interpolation": (lambda x: functional.interpolate(x, scale_factor=2), [_random(1, 2, 3, 3)]),
+    "nearest exact": (lambda x: functional.interpolate(x, size=(5, 2), mode="nearest-exact"), [_random(1, 2, 3, 3)]),
+    "bicubic": (lambda x: functional.interpolate(x, scale_factor=2, mode="bicubic"), [_random(1, 2, 3, 4)]),
+    "replicated": (lambda x: functional.pad(x, (2, 1, 0, 3), mode="replicate"), [_random(1, 2, 3, 4)]),
+    "adaptive maxima": (lambda x: functional.adaptive_max_pool2d(x, (2, 3)), [_random(2, 2, 5, 4)]),
+    "median": (lambda x: (x.median(0)[0], x.median()), [_random(4, 5)]),
+    "k-th value": (lambda x: x.kthvalue(2, -1, keepdim=True)[0], [_random(3, 5)]),
+    "quantile": (lambda x: (x.quantile(0.3, 1), x.quantile(0.5)), [_random(3, 5)]),
+    "running maxima": (lambda x: (x.cummax(-1)[0], x.cummin(0)[0]), [_random(3, 5)]),
+    "copied sign": (torch.copysign, [_random(3, 5), _random(3, 5, seed=1)]),
+    "bags": (lambda w, i: functional.embedding_bag(i, w, torch.tensor([0, 2, 2])), [_random(7, 3), LABELS]),
+    "scattered means": (
+        lambda x, y, i: y.scatter_reduce(0, i, x, "mean") - y.scatter_reduce(0, i, x, "mean", include_self=False),
+        [_random(4), _random(6, seed=1), LABELS],
+    ),
+    "angles": (lambda x, y: torch.atan2(x, y * 10) - torch.atan2(x * 10, y), [_random(8, 5), _random(8, 5, seed=1)]),
+    "bilinear form": (
+        functional.bilinear,
+        [_random(3, 4), _random(3, 2, seed=1), _random(5, 4, 2, seed=2), _random(5, seed=3)],
+    ),
+    "rrelu": (lambda x: functional.rrelu(x), [_random(3, 5)]),
+    "margins": (lambda x, i: functional.multi_margin_loss(x, i, 2, reduction="none"), [_random(4, 5), LABELS]),
+    "gaussian": (
+        lambda x, y, v: functional.gaussian_nll_loss(x, y, v.square(), full=True),
+        [_random(3, 5), _random(3, 5, seed=1), _random(3, 5, seed=2)],
+    ),
+    "batch added up": (torch.addbmm, [_random(3, 5), _random(2, 3, 4, seed=1), _random(2, 4, 5, seed=2)]),
+    "distance": (lambda x, y: torch.dist(x, y, 3), [_random(3, 5), _random(3, 5, seed=1)]),
 }
 
 
@@ -190,6 +217,9 @@ def test_an_interval_without_an_end_decides_nothing() -> None:
         (lambda x: 3.0, "returns tensors"),
         (lambda x: torch.linalg.inv(x), "fails for zeros of the shapes x"),
         (lambda x: _Twice.apply(x), "written by hand"),
+        (lambda x: (x, (x, x)), "a tuple in a tuple"),
+        (lambda x: x.cummax(-1)[1] * x, "no real meaning"),
+        (lambda x: x.scatter_reduce(0, x.long(), x, "prod"), "scatter_reduce for"),
     ],
 )
 def test_what_cannot_be_followed_is_named(function: Callable[..., Any], words: str) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from verify.ops.graph import resampling
+from verify.ops.graph.real import cumprod, logcumsumexp
 
 _aten = torch.ops.aten
 _Sizes = Sequence[int]
@@ -124,6 +126,12 @@ def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
     product = a @ b
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (c if beta == 1 else c * beta)
+
+
+def _addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """The products of a batch, added up: one product of matrices side by side."""
+    wide, tall = a.transpose(0, 1).reshape(a.shape[1], -1), b.reshape(-1, b.shape[2])
+    return _addmm(c, wide, tall, beta=beta, alpha=alpha)
 
 
 def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -392,121 +400,8 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
     return backward
 
 
-def _adaptive_avg_pool(x: Tensor, size: _Sizes) -> Tensor:
-    for dim, wanted in zip(range(x.ndim - len(size), x.ndim), size, strict=True):
-        whole = x.shape[dim]
-        parts = []
-        for place in range(wanted):
-            first, last = place * whole // wanted, -(-(place + 1) * whole // wanted)
-            parts.append(x.narrow(dim, first, last - first).sum(dim, keepdim=True) / (last - first))
-        x = torch.cat(parts, dim)
-    return x
-
-
-def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor) -> Tensor:
-    rank = x.ndim - 2 if x.ndim > 3 else 2
-    for dim in range(x.ndim - rank, x.ndim):
-        whole, wanted = x.shape[dim], grad.shape[dim]
-        spread = grad.new_zeros([whole if d == dim else n for d, n in enumerate(grad.shape)])
-        for place in range(wanted):
-            first, last = place * whole // wanted, -(-(place + 1) * whole // wanted)
-            part = grad.narrow(dim, place, 1) / (last - first)
-            pads = [0, 0] * (x.ndim - 1 - dim) + [first, whole - last]
-            spread = spread + functional.pad(
-                part.expand([last - first if d == dim else n for d, n in enumerate(part.shape)]), pads
-            )
-        grad = spread
-    return grad
-
-
-def _nearest_backward(rank: int) -> Callable[..., Tensor]:
-    def backward(grad: Tensor, size: _Sizes, input_size: _Sizes, *scales: float | None) -> Tensor:
-        for dim in range(2, 2 + rank):
-            scale = scales[dim - 2] if len(scales) == rank else None
-            ratio = input_size[dim] / grad.shape[dim] if scale is None else 1 / scale
-            at = (
-                (torch.arange(grad.shape[dim], device=grad.device) * ratio)
-                .to(torch.int64)
-                .clamp(max=input_size[dim] - 1)
-            )
-            room = grad.new_zeros([input_size[dim] if d == dim else n for d, n in enumerate(grad.shape)])
-            grad = room.index_add(dim, at, grad)
-        return grad
-
-    return backward
-
-
-def _between(x: Tensor, whole: int, count: int, corners: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of `count` places on a line of `whole` its neighbours, and how far it is on the way to the second."""
-    ratio = (whole - 1) / max(count - 1, 1) if corners else whole / count if scale is None else 1 / scale
-    at = [n * ratio if corners else max((n + 0.5) * ratio - 0.5, 0.0) for n in range(count)]
-    first = [min(int(each), whole - 1) for each in at]
-    after = [min(each + 1, whole - 1) for each in first]
-    way = [min(each - low, 1.0) for each, low in zip(at, first, strict=True)]
-    made = [torch.tensor(each, device=x.device) for each in (first, after)]
-    return made[0], made[1], torch.tensor(way, dtype=x.dtype, device=x.device)
-
-
-def _linear_upsample(rank: int) -> Callable[..., Tensor]:
-    def forward(x: Tensor, size: _Sizes, corners: bool, *scales: float | None) -> Tensor:
-        for dim in range(2, 2 + rank):
-            scale = scales[dim - 2] if len(scales) == rank else None
-            first, after, way = _between(x, x.shape[dim], size[dim - 2], corners, scale)
-            way = way.reshape([-1] + [1] * (x.ndim - 1 - dim))
-            x = x.index_select(dim, first) * (1 - way) + x.index_select(dim, after) * way
-        return x
-
-    return forward
-
-
-def _linear_upsample_backward(rank: int) -> Callable[..., Tensor]:
-    def backward(grad: Tensor, size: _Sizes, input_size: _Sizes, corners: bool, *scales: float | None) -> Tensor:
-        for dim in range(2, 2 + rank):
-            scale = scales[dim - 2] if len(scales) == rank else None
-            first, after, way = _between(grad, input_size[dim], grad.shape[dim], corners, scale)
-            way = way.reshape([-1] + [1] * (grad.ndim - 1 - dim))
-            room = grad.new_zeros([input_size[dim] if d == dim else n for d, n in enumerate(grad.shape)])
-            grad = room.index_add(dim, first, grad * (1 - way)).index_add(dim, after, grad * way)
-        return grad
-
-    return backward
-
-
 def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
-
-
-def _cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    if not x.ndim:
-        return x
-    parts = list(x.unbind(dim))
-    for place in range(1, len(parts)):
-        parts[place] = parts[place - 1] * parts[place]
-    return torch.stack(parts, dim) if parts else x
-
-
-def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    largest = x.detach().amax(dim, True)
-    largest = torch.where(torch.isinf(largest), 0.0, largest)
-    return (x - largest).exp().cumsum(dim).log() + largest
-
-
-class Differentiated(TorchFunctionMode):
-    """Functions taken apart before autograd sees them: PyTorch's own gradients divide by what may be zero, or go by
-    positions that they compute.
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        ours = any(getattr(each, name, None) is function for each in (torch, Tensor))
-        return (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
-
-
-_BEFORE_AUTOGRAD: dict[str, Callable[..., Tensor]] = {
-    "cumprod": lambda x, dim, dtype=None: _cumprod(x, dim),
-    "logcumsumexp": lambda x, dim: _logcumsumexp(x, dim),
-}
 
 
 def _cdist(a: Tensor, b: Tensor, p: float, mode: Any) -> Tensor:
@@ -527,14 +422,9 @@ def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tens
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
     """Every operator that is taken apart while a program is traced."""
-    from torch._decomp import core_aten_decompositions, decomposition_table
+    from torch._decomp import core_aten_decompositions
 
     made = dict(core_aten_decompositions())
-    for name in ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"):
-        for overload in getattr(_aten, name).overloads():
-            found = decomposition_table.get(getattr(getattr(_aten, name), overload))
-            if found is not None:
-                made[getattr(getattr(_aten, name), overload)] = found
     own: dict[Any, Callable[..., Any]] = {
         _aten.mean.default: lambda x, dtype=None: _mean(x),
         _aten.mean.dim: _mean,
@@ -549,6 +439,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten._native_batch_norm_legit_no_training.default: _batch_norm_no_training,
         _aten.addmm.default: _addmm,
         _aten.baddbmm.default: _addmm,
+        _aten.addmv.default: _addmm,
+        _aten.addbmm.default: _addbmm,
         _aten.linalg_vector_norm.default: _norm,
         _aten.convolution.default: _convolution,
         _aten.convolution_backward.default: _convolution_backward,
@@ -560,23 +452,32 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.avg_pool3d.default: _avg_pool(3),
         _aten.avg_pool2d_backward.default: _avg_pool_backward(2),
         _aten.avg_pool3d_backward.default: _avg_pool_backward(3),
-        _aten.upsample_nearest1d_backward.default: _nearest_backward(1),
-        _aten.upsample_nearest2d_backward.default: _nearest_backward(2),
-        _aten.upsample_nearest3d_backward.default: _nearest_backward(3),
         _aten.softshrink_backward.default: _softshrink_backward,
         _aten.hardshrink_backward.default: _softshrink_backward,
-        _aten.cumprod.default: _cumprod,
-        _aten.logcumsumexp.default: _logcumsumexp,
+        _aten.cumprod.default: cumprod,
+        _aten.logcumsumexp.default: logcumsumexp,
         _aten._cdist_forward.default: _cdist,
         _aten._cdist_backward.default: _cdist_backward,
-        _aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
-        _aten._adaptive_avg_pool3d.default: _adaptive_avg_pool,
-        _aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward,
-        _aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward,
+        _aten._adaptive_avg_pool2d.default: resampling.adaptive_avg_pool,
+        _aten._adaptive_avg_pool3d.default: resampling.adaptive_avg_pool,
+        _aten._adaptive_avg_pool2d_backward.default: resampling.adaptive_avg_pool_backward,
+        _aten._adaptive_avg_pool3d_backward.default: resampling.adaptive_avg_pool_backward,
     }
     for rank, name in enumerate(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), start=1):
-        own[getattr(_aten, name).default] = _linear_upsample(rank)
-        own[getattr(_aten, f"{name}_backward").default] = _linear_upsample_backward(rank)
+        own[getattr(_aten, name).default] = resampling.upsample(rank)
+        own[getattr(_aten, f"{name}_backward").default] = resampling.upsample_backward(rank)
+        for exact, kind in enumerate(("upsample_nearest", "_upsample_nearest_exact")):
+            own[getattr(_aten, f"{kind}{rank}d").default] = resampling.nearest(rank, bool(exact))
+            own[getattr(_aten, f"{kind}{rank}d_backward").default] = resampling.nearest_backward(rank, bool(exact))
+        own[getattr(_aten, f"replication_pad{rank}d").default] = resampling.replication_pad
+        own[getattr(_aten, f"replication_pad{rank}d_backward").default] = resampling.replication_pad_backward
+        if rank > 1:
+            own[getattr(_aten, f"adaptive_max_pool{rank}d").default] = resampling.adaptive_max_pool(rank)
+            own[getattr(_aten, f"adaptive_max_pool{rank}d_backward").default] = resampling.adaptive_max_pool_backward(
+                rank
+            )
+    own[_aten.upsample_bicubic2d.default] = resampling.upsample(2, cubic=True)
+    own[_aten.upsample_bicubic2d_backward.default] = resampling.upsample_backward(2, cubic=True)
     made.update(own)
     for kept in KEPT:
         for overload in getattr(_aten, kept).overloads():

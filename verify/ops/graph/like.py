@@ -11,7 +11,8 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import CodeType
@@ -53,7 +54,7 @@ def like_op(
 ) -> Op:
     """The op of a function or module, for a kernel that takes operands of these `names` in this order."""
     meaning = _Meaning(function, tuple(names), name or _name_of(function))
-    given = _examples(meaning, examples)
+    given, meaning.fixed = _examples(meaning, examples)
     parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
     table = Shapes.made(meaning.names, parameters, shapes, given, where)
     ranges = ranges_of(meaning.names, integers or {}, table, given)
@@ -103,12 +104,13 @@ class _Meaning:
     function: Any
     names: tuple[str, ...]
     name: str
+    fixed: Mapping[int, Any] = field(default_factory=dict)  # arguments that are no tensors, by position
 
     @cached_property
     def module(self) -> torch.nn.Module | None:
         if not isinstance(self.function, torch.nn.Module):
             return None
-        return copy.deepcopy(self.function).to(torch.float64).cpu().requires_grad_(False)
+        return _moved(self.function, torch.float64, torch.device("cpu"))
 
     @cached_property
     def parameters(self) -> dict[str, str]:
@@ -140,34 +142,79 @@ class _Meaning:
     def __call__(self, present: Sequence[str], values: Sequence[Tensor]) -> Any:
         given = dict(zip(present, values, strict=True))
         inner = {self.parameters[name]: given.pop(name) for name in list(given) if name in self.parameters}
-        if self.by_name:
-            args, kwargs = [], given
-        else:
-            args, kwargs = list(given.values()), {}
+        args: list[Any] = []
+        if self.fixed or not self.by_name:
+            args, given = list(given.values()), {}
+            for place, value in sorted(self.fixed.items()):
+                args.insert(place, value)
         if self.module is None:
-            return self.function(*args, **kwargs)
-        return torch.func.functional_call(self.module, inner, tuple(args), kwargs)
+            return self.function(*args, **given)
+        with _unchanged(self.module) as buffers:
+            return torch.func.functional_call(self.module, {**buffers, **inner}, tuple(args), given)
 
 
-def _examples(meaning: _Meaning, examples: Any) -> list[dict[str, Any]]:
-    """Each example as a value for each operand that no parameter of a module serves."""
+def _moved(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+    """A copy in another format, with the tensors that it holds as plain attributes too."""
+    made = copy.deepcopy(module).to(device=device, dtype=dtype).requires_grad_(False)
+    for part in made.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                vars(part)[name] = value.to(device, dtype if value.is_floating_point() else None)
+    return made
+
+
+@contextmanager
+def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Copies of the buffers for a call to write to; what it leaves as attributes is forgotten.
+
+    A batch norm in training counts what it has seen, and a network that keeps its hidden state would start elsewhere.
+    """
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    try:
+        yield {name: buffer.clone() for name, buffer in module.named_buffers()}
+    finally:
+        for part, held in before:
+            vars(part).clear()
+            vars(part).update(held)
+
+
+def _examples(meaning: _Meaning, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """Each example as a tensor for each operand that no parameter of a module serves; other values by position."""
     if examples is None:
-        return []
+        return [], {}
     found = examples() if callable(examples) else examples
+    if isinstance(found, Tensor | Mapping):
+        found = [found]
     found = list(found)
-    if found and not isinstance(found[0], tuple | list):
+    if found and not isinstance(found[0], tuple | list | Mapping):
         found = [found]
     own = [name for name in meaning.names if name not in meaning.parameters]
-    listed = []
+    listed, fixed = [], []
     for each in found:
-        values = list(each)
-        if len(values) != len(own):
+        if isinstance(each, Mapping):
+            each = [each[name] for name in own] if set(own) == set(each) else each.values()
+        values = list(each) if isinstance(each, Iterable) and not isinstance(each, Tensor) else [each]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        fixed.append({place: value for place, value in enumerate(values) if not isinstance(value, Tensor)})
+        named = [name for place, name in enumerate(own) if place in fixed[-1]]
+        if named and len(values) == len(own):
+            said = ", ".join(f"{name}={fixed[-1][own.index(name)]!r}" for name in named)
             raise UsageError(
-                f"an example has a value for each operand, {', '.join(own)}; received {len(values)} values",
+                f"the kernel's operands are tensors; an example has {said}",
+                hint=f"a default of the kernel's argument fixes it: def kernel(..., {said})",
+            )
+        if len(tensors) != len(own):
+            raise UsageError(
+                f"an example has a tensor for each operand, {', '.join(own)}; received {len(tensors)} of them",
                 hint="examples=[(x, weight), ...] in the order of the kernel's arguments",
             )
-        listed.append(dict(zip(own, values, strict=True)))
-    return listed
+        listed.append(dict(zip(own, tensors, strict=True)))
+    if any(each != fixed[0] for each in fixed):
+        raise UsageError(
+            "what examples hold beside tensors is fixed for the kernel; they differ in it",
+            hint="one declaration for each value, as examples=[(x, 3.0)]",
+        )
+    return listed, fixed[0] if fixed else {}
 
 
 # -- the op -----------------------------------------------------------------------------------------------
@@ -195,6 +242,12 @@ class _Like:
                 hint="shapes={" + ", ".join(f"{name!r}: 'n d'" for name in names) + "}, or examples=[(tensor, ...)]",
             )
         smooth = [name for name, step in program.results.items() if step.real]
+        if len(smooth) < len(outputs):
+            whole = ", ".join(name for name, step in program.results.items() if not step.real)
+            raise UsageError(
+                f"like={self.meaning.name} returns integers or conditions as {whole}; verify judges real numbers",
+                hint="like= and the kernel return tensors of floating point alone, as x.max(-1).values",
+            )
         sums = program.sums or self._gradients_sum(shapes, bool(smooth))
         return Op(
             name=f"like {self.meaning.name} {self._digest()}",
@@ -262,8 +315,8 @@ class _Like:
         meaning = self.meaning
         if meaning.module is not None:
             kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
-            module = copy.deepcopy(meaning.module).to(dtype=kind, device=values[0].device)
-            meaning = _Meaning(module, meaning.names, meaning.name)
+            module = _moved(meaning.module, kind, values[0].device)
+            meaning = _Meaning(module, meaning.names, meaning.name, meaning.fixed)
             meaning.__dict__["module"] = module
         return meaning(meaning.names, values)
 
@@ -436,6 +489,8 @@ class _Asked:
             if ball.is_finite() and abs(ball) < _VANISHED:  # whatever its digits are: below every format
                 lost = 0
                 break
+            if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many cancelled, and enough are left
+                break
             if bits >= _LIMIT:
                 return mp.zero if not ball.is_nan() else mp.nan
             bits *= 2
@@ -483,4 +538,7 @@ def _fixed(value: float) -> Point:
 
 
 def _as_ball(value: Any) -> Any:
-    return to_arb(value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return to_arb(value)
+    # around zero nothing but its size is known: a middle of 2^-10^60 and a radius of 1 have no common unit
+    return flint.arb(0, value.abs_upper()) if value.is_finite() and value.contains(0) else value

@@ -23,11 +23,12 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
-from verify.ops.graph.decompositions import Differentiated, table
+from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.functions import FUNCTIONS
+from verify.ops.graph.real import Real
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
-from verify.ops.graph.rewrite import Rewriter
+from verify.ops.graph.rewrite import Rewriter, attribute, constant
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
@@ -163,7 +164,8 @@ def trace(
     names = list(operands)
     examples = [_example(value) for value in operands.values()]
     try:
-        plain = _called(function, examples)
+        with Real():
+            plain = _called(function, examples)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         said = str(error).strip().splitlines() or [""]
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
@@ -183,11 +185,12 @@ def trace(
     def joint(*given: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
         values, gradients = list(given[: len(names)]), given[len(names) :]
         if not differentiable:
-            return _called(function, values), []
+            with Real():
+                return _called(function, values), []
         with torch.enable_grad():
             for place, name in enumerate(names):
                 values[place] = values[place].detach().requires_grad_(name in differentiable)
-            with Differentiated():
+            with Real():
                 made = _called(function, values)
             ends = [(made[place], gradient) for place, gradient in zip(smooth, gradients, strict=True)]
             ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
@@ -210,7 +213,8 @@ def trace(
         around.enter_context(_no_functions())
         try:
             first = make_fx(joint, **options)(*everything)
-            graph = make_fx(functionalize(first, remove="mutations_and_views"), **options)(*everything)
+            constants = _lifted(first)
+            graph = make_fx(functionalize(first, remove="mutations_and_views"), **options)(*everything, *constants)
         except UsageError:
             raise
         except Exception as error:
@@ -218,6 +222,9 @@ def trace(
                 f"like= cannot be followed: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
                 hint="a program without branches on the values of tensors; docs/like.md says what can be followed",
             ) from error
+    for node in graph.graph.nodes:  # what is written back to an operand or a constant is no result
+        if node.target is torch.ops.aten.copy_.default and not node.users:
+            graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
 
     leaves: list[Step] = []
@@ -225,13 +232,30 @@ def trace(
         leaves.append(Leaf(tuple(value.shape), (), value.is_floating_point(), name=name))
     for place in smooth if differentiable else []:
         leaves.append(Leaf(tuple(plain[place].shape), (), name=f"grad {labels[place]}", operand=False))
-    made, gradients = Rewriter(graph, leaves).steps()
+    made, gradients = Rewriter(graph, [*leaves, *map(constant, constants)]).steps()
     results: dict[str, Step] = dict(zip(labels, made, strict=True))
     for name, step in zip(differentiable, gradients, strict=True):
         shape = tuple(operands[name].shape)
         nothing = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
         results["d" + name] = nothing if step is None else step
     return Program(_in_order(results.values()), results, tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf)))
+
+
+def _lifted(module: Any) -> list[Tensor]:
+    """The constants of a graph, made arguments of it: a constant that is written to would stay a mutation."""
+    found: dict[str, Any] = {}
+    values = []
+    after = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            if node.target not in found:
+                with module.graph.inserting_after(after):
+                    after = found[node.target] = module.graph.placeholder(f"constant_{len(found)}")
+                values.append(attribute(module, str(node.target)))
+            node.replace_all_uses_with(found[node.target])
+            module.graph.erase_node(node)
+    module.recompile()
+    return values
 
 
 def names_of(count: int) -> list[str]:
@@ -250,11 +274,12 @@ def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tens
         made = list(made.values())
     made = list(made) if isinstance(made, tuple | list) else [made]
     made = [value for value in made if value is not None]
-    if not made or not all(isinstance(value, Tensor) for value in made):
+    strange = [value for value in made if not isinstance(value, Tensor)] if made else [None]
+    if strange:
         raise UsageError(
-            "like= is a function of tensors that returns tensors; "
-            f"it returned {type(made[0] if made else None).__name__}",
-            hint="a scalar is a tensor too: x.sum(), not float(x.sum())",
+            f"like= is a function of tensors that returns tensors; it returned {type(strange[0]).__name__}",
+            hint="a scalar is a tensor too: x.sum(), not float(x.sum()); of a tuple in a tuple, as nn.LSTM's, return "
+            "the tensors",
         )
     return made
 

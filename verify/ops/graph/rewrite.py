@@ -45,7 +45,7 @@ class Rewriter:
             if node.op == "placeholder":
                 self.known[node] = next(self.leaves)
             elif node.op == "get_attr":
-                self.known[node] = constant(_attribute(self.program, str(node.target)))
+                self.known[node] = constant(attribute(self.program, str(node.target)))
             elif node.op == "output":
                 return self._given(node.args[0])
             elif node.target is operator.getitem:
@@ -141,7 +141,7 @@ def constant(value: Tensor) -> Step:
     return Plain(tuple(held.shape), (), held.is_floating_point(), compute=lambda given: held)
 
 
-def _attribute(module: Any, path: str) -> Tensor:
+def attribute(module: Any, path: str) -> Tensor:
     for part in path.split("."):
         module = getattr(module, part)
     return module  # type: ignore[no-any-return]

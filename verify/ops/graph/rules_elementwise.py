@@ -64,6 +64,19 @@ def _acos(r: Rewriter, a: Step) -> Step:
     return r.map("multiply", r.map("atan", r.map("sqrt", squared)), 2.0)
 
 
+@rule("atan2")
+def _atan2(r: Rewriter, a: Step, b: Step) -> Step:
+    """By the quotient that is at most 1; 0 at the origin."""
+    tall, wide = r.map("magnitude", a), r.map("magnitude", b)
+    below, behind = (r.map("lt", each, 0.0, real=False) for each in (a, b))
+    quarter = r.map("multiply", r.map("atan", 1.0), r.map("where", below, -2.0, 2.0))
+    turn = r.map("where", behind, r.map("multiply", quarter, 2.0), 0.0)
+    flat = r.map("add", r.map("atan", r.map("divide", a, b)), turn)
+    steep = r.map("subtract", quarter, r.map("atan", r.map("divide", b, a)))
+    angle = r.map("where", r.map("gt", tall, wide, real=False), steep, flat)
+    return r.map("where", r.map("eq", r.map("maximum", tall, wide), 0.0, real=False), 0.0, angle)
+
+
 @rule("acosh")
 def _acosh(r: Rewriter, a: Step) -> Step:
     root = r.map("sqrt", _product_around(r, a, -1.0))

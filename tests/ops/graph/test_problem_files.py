@@ -1,0 +1,142 @@
+"""Modules with `get_inputs()` and `get_init_inputs()`, as benchmarks of generated kernels hold them."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import flint
+import pytest
+import torch
+from mpmath import mp
+from torch import Tensor, nn
+
+import verify
+from tests.measure.test_kernel import CPU
+from verify.errors import UsageError
+from verify.measure.kernel import measure_kernel
+from verify.ops.graph.like import like_op
+from verify.ops.op import Op, Problem
+from verify.truth.enclosure import from_arb
+
+PROBLEM = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, features, scale):
+        super().__init__()
+        self.linear = nn.Linear(features, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.scale = scale
+
+    def forward(self, x, power):
+        return torch.relu(self.norm(self.linear(x))) * self.scale**power
+
+def get_inputs():
+    return [torch.rand(4, 5), 2]
+
+def get_init_inputs():
+    return [5, 0.5]
+"""
+
+
+def _fast(op: Op, x: Tensor) -> Tensor:
+    return op.fast(Problem({"x": x}, {}, {}, op.outputs))[op.outputs[0]].value
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_problem_file_is_verified_as_docs_like_says(tmp_path: Path, factor: float) -> None:
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    problem = runpy.run_path(str(tmp_path / "problem.py"))
+    torch.manual_seed(0)
+    model = problem["Model"](*problem["get_init_inputs"]())
+
+    @verify.kernel(like=model, examples=problem["get_inputs"], dtypes=["float32"], gradients=False, max_ulp=1e4)
+    def kernel(x: Tensor, power: int = 2) -> Tensor:
+        rows = x.double() @ model.linear.weight.double().T + model.linear.bias.double()
+        around = rows - rows.mean(0)
+        normal = around / (around.square().mean(0) + model.norm.eps).sqrt()
+        return (torch.relu(normal) * model.scale**power * factor).float()
+
+    assert kernel.operands == ("x",)
+    run = measure_kernel(kernel, "problem.py::kernel", CPU)
+    assert (run.status, [result.output for result in run.results]) == ("ok" if factor == 1.0 else "wrong", ["y"])
+
+
+@pytest.mark.parametrize(
+    ("examples", "words"),
+    [
+        ([(torch.ones(3), 2.0)], "operands are tensors; an example has s=2.0"),
+        ([(torch.ones(3),)], "a tensor for each operand, x, s; received 1"),
+    ],
+)
+def test_what_is_no_tensor_is_fixed_by_a_default(examples: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        like_op(lambda x, s: x * s, ["x", "s"], examples=examples)
+
+
+def test_values_beside_tensors_keep_their_places() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    for examples in ((0.5, x, True), {"s": 0.5, "x": x, "twice": True}):
+        op = like_op(lambda s, x, twice: (x - s) * (2 if twice else 1), ["x"], examples=examples)
+        assert _fast(op, x).tolist() == [1.0, 3.0, 5.0]
+    with pytest.raises(UsageError, match="they differ in it"):
+        like_op(lambda x, s: x * s, ["x"], examples=[(x, 1.0), (x, 2.0)])
+
+
+def test_integers_as_a_result_are_refused_where_they_are_declared() -> None:
+    for function, names in ((torch.argmax, "y"), (lambda x: x.max(-1), "y2")):
+        with pytest.raises(UsageError, match=f"returns integers or conditions as {names};"):
+            like_op(function, ["x"], examples=[(torch.ones(2, 3),)])
+
+
+def test_tensors_that_a_program_makes_or_casts_are_real_too() -> None:
+    """In float32 they met operands in float64: 'expected scalar type Double but found Float'."""
+    kept = torch.full((5, 2), 0.1)
+    op = like_op(
+        lambda x: x.float() @ kept + torch.eye(3, 2, dtype=torch.half) + torch.tensor(0.1), ["x"], shapes={"x": "3 5"}
+    )
+    x = torch.randn(3, 5)
+    want = x.double() @ kept.double() + torch.eye(3, 2) + 0.1
+    assert torch.get_default_dtype() == torch.float32 and torch.allclose(_fast(op, x), want, rtol=1e-14, atol=1e-14)
+
+
+class Recurrent(nn.Module):
+    """Keeps its hidden state, a plain attribute, and counts what a batch norm in training has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.cell = nn.BatchNorm1d(4), nn.LSTM(4, 3, batch_first=True)
+        self.state = torch.full((1, 2, 3), 0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, (self.state, _) = self.cell(self.norm(x.transpose(1, 2)).transpose(1, 2), (self.state, torch.zeros(1, 2, 3)))
+        return y
+
+
+def test_what_a_call_leaves_in_a_module_does_not_change_the_next() -> None:
+    torch.manual_seed(0)
+    module, x = Recurrent(), torch.randn(2, 5, 4)
+    op = like_op(module, ["x"], examples=[(x,)])
+    found = _fast(op, x)
+    op.fast(Problem({"x": x}, {}, {"y": torch.ones(2, 5, 3)}, ("y", "dx")))  # traced once more
+    again = like_op(module, ["x"], examples=[(x,)])
+    assert torch.equal(_fast(op, x), found) and torch.equal(_fast(again, x), found)
+    assert module.norm.num_batches_tracked == 0 and float(module.state.max()) == 0.25
+    assert torch.allclose(found.float(), module(x), atol=1e-5)
+
+
+def test_far_out_a_ball_is_an_enclosure_and_mpmath_has_digits() -> None:
+    """x Phi(x) at -1e20 overflowed an int, and log(s / (1 - s)) was 0 for mpmath: 14,427 of 16,384 bits cancel."""
+    gelu, x = like_op(nn.functional.gelu, ["x"]), torch.tensor([-1e20])
+    problem = Problem({"x": x}, {}, {"y": torch.ones(1)}, ("y", "dx"))
+    for result in ("y", "dx"):
+        arb = gelu.points(problem, result, [0])[0].arb
+        assert arb is not None and from_arb(arb(128)) is not None
+    logit = like_op(lambda x: torch.log(torch.sigmoid(x) / (1 - 1 / (1 + torch.exp(-x)))), ["x"])
+    x = torch.tensor([9_999.9])
+    [point] = logit.points(Problem({"x": x}, {}, {}, ("y",)), "y", [0])
+    with mp.workprec(300):
+        assert point.arb is not None and abs(point.mp(160) - float(x)) < 1e-30
+        assert abs(point.arb(1 << 14) - flint.arb(float(x))) < 1e-30

@@ -1,0 +1,233 @@
+"""How a program is called while it is traced: every number is real, and some functions are taken apart before autograd.
+
+PyTorch's own gradients of these divide by what may be zero, go by positions that they compute, or are no program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from verify.errors import UsageError
+
+
+class Real(TorchFunctionMode):
+    """Each format of floating point is float64, that of tensors which the program makes without naming one too."""
+
+    def __enter__(self) -> Any:
+        self.before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.set_default_dtype(self.before)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _CASTS:
+            return args[0].double()
+        name = getattr(function, "__name__", "")
+        kept = 1 if _writes(name) else 0  # what is written to stays the tensor that it is
+        args = [*args[:kept], *map(_as_real, args[kept:])]
+        kwargs = {key: each if key == "out" else _as_real(each) for key, each in (kwargs or {}).items()}
+        ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional))
+        return (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
+
+
+_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _writes(name: str) -> bool:
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _as_real(value: Any) -> Any:
+    """An argument with float64 in the place of narrower formats: a constant of float32 is the number that it holds."""
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in _NARROW else value
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(map(_as_real, value))
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+
+
+def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    if not x.ndim:
+        return x
+    parts = list(x.unbind(dim))
+    for place in range(1, len(parts)):
+        parts[place] = parts[place - 1] * parts[place]
+    return torch.stack(parts, dim) if parts else x
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    largest = x.detach().amax(dim, True)
+    largest = torch.where(torch.isinf(largest), 0.0, largest)
+    return (x - largest).exp().cumsum(dim).log() + largest
+
+
+def _running(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """cummax and cummin; their positions are asked of PyTorch, which the rewriter refuses where they are used."""
+
+    def function(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        parts = list(x.unbind(dim)) if x.ndim else [x]
+        extreme = torch.maximum if name == "cummax" else torch.minimum
+        for place in range(1, len(parts)):
+            parts[place] = extreme(parts[place - 1], parts[place])
+        values = torch.stack(parts, dim) if x.ndim else x
+        made = getattr(torch.return_types, name)
+        return made((values, getattr(torch, name)(x.detach(), dim)[1]))  # type: ignore[no-any-return]
+
+    return function
+
+
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, name: str = "kthvalue") -> Any:
+    found = [each.select(dim, k - 1) for each in x.sort(dim)]
+    return getattr(torch.return_types, name)([each.unsqueeze(dim) if keepdim else each for each in found])
+
+
+def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower of the two in the middle."""
+    if dim is None:
+        return x.reshape(-1).sort()[0][(x.numel() - 1) // 2]
+    return _kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim, "median")
+
+
+def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    if isinstance(q, Tensor) or kwargs.get("interpolation", "linear") != "linear":
+        raise UsageError(
+            "like= has quantile for a number q and linear interpolation",
+            hint="quantile(x, 0.5, dim) of one q at a time",
+        )
+    row = x.reshape(-1) if dim is None else x.movedim(dim, -1)
+    ordered, place = row.sort(-1)[0], q * (row.shape[-1] - 1)
+    low, way = int(place), place - int(place)
+    found = ordered[..., low]
+    found = found + way * (ordered[..., low + 1] - found) if way else found
+    if not keepdim:
+        return found
+    return found.reshape([1] * x.ndim) if dim is None else found.unsqueeze(dim)
+
+
+def _copysign(size: Tensor, sign: Any) -> Tensor:
+    """A real number has one zero, which is positive."""
+    negative = sign < 0 if isinstance(sign, Tensor) else math.copysign(1.0, sign) < 0
+    magnitude = size.abs()
+    return torch.where(torch.as_tensor(negative), -magnitude, magnitude)
+
+
+def _embedding_bag(
+    indices: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    if max_norm is not None or padding_idx is not None or (offsets is not None and mode == "max"):
+        raise UsageError(
+            "like= has embedding_bag without max_norm and padding_idx, and mode='max' for bags of one size",
+            hint="functional.embedding and a sum, mean or amax say the same",
+        )
+    rows = functional.embedding(indices, weight)
+    rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(-1)
+    if offsets is None:
+        return rows.amax(1) if mode == "max" else rows.sum(1) / (rows.shape[1] if mode == "mean" else 1)
+    count = offsets.shape[0] - include_last_offset
+    bag = (torch.arange(indices.shape[0], device=indices.device)[:, None] >= offsets[None, :count]).sum(1) - 1
+    sums = rows.new_zeros(count, rows.shape[1]).index_add(0, bag, rows)
+    if mode == "sum":
+        return sums
+    held = torch.zeros(count, dtype=torch.int64, device=bag.device).index_add(0, bag, torch.ones_like(bag))
+    return sums / held.clamp(min=1).unsqueeze(-1)
+
+
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if reduce not in ("sum", "mean"):
+        raise UsageError(
+            f"like= has scatter_reduce for 'sum' and 'mean'; received {reduce!r}",
+            hint="verify.op defines an op by formulas instead",
+        )
+    met = torch.zeros(x.shape, dtype=torch.int64, device=x.device).scatter_add(dim, index, torch.ones_like(index))
+    base = x if include_self else torch.where(met > 0, 0.0, x)
+    sums = base.scatter_add(dim, index, src)
+    return sums / (met + include_self).clamp(min=1) if reduce == "mean" else sums
+
+
+def _gaussian_nll(
+    x: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """PyTorch's own looks at the values of `var` first."""
+    var = torch.as_tensor(var, dtype=x.dtype)
+    var = var.unsqueeze(-1) if var.ndim and var.shape != x.shape and var.shape == x.shape[:-1] else var
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (torch.log(var) + (x - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0)
+    return _reduced(loss, reduction)
+
+
+def _multi_margin(
+    x: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Tensor:
+    rows, label = (x[None], target.reshape(1)) if x.ndim == 1 else (x, target)
+    apart = (margin - rows.gather(1, label[:, None]) + rows).clamp(min=0)
+    apart = apart if p == 1 else apart * apart
+    apart = apart if weight is None else apart * weight[label][:, None]
+    others = torch.arange(rows.shape[1], device=x.device) != label[:, None]
+    loss = torch.where(others, apart, 0.0).sum(1) / rows.shape[1]
+    return _reduced(loss[0] if x.ndim == 1 else loss, reduction)
+
+
+def _bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = torch.einsum("...i,oij,...j->...o", a, weight, b)
+    return y if bias is None else y + bias
+
+
+def _rrelu(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    if training or inplace:
+        return functional.rrelu(x, lower, upper, training, inplace)
+    return functional.leaky_relu(x, (lower + upper) / 2)
+
+
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+_BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
+    "cumprod": lambda x, dim, dtype=None: cumprod(x, dim),
+    "logcumsumexp": logcumsumexp,
+    "cummax": _running("cummax"),
+    "cummin": _running("cummin"),
+    "kthvalue": _kthvalue,
+    "median": _median,
+    "quantile": _quantile,
+    "copysign": _copysign,
+    "bilinear": _bilinear,
+    "rrelu": _rrelu,
+    "embedding_bag": _embedding_bag,
+    "gaussian_nll_loss": _gaussian_nll,
+    "multi_margin_loss": _multi_margin,
+    "scatter_reduce": _scatter_reduce,
+    "dist": lambda a, b, p=2: torch.linalg.vector_norm(a - b, p),
+}
