@@ -39,8 +39,7 @@ def test_an_element_has_the_largest_class_of_all_that_it_depends_on(dy: float) -
     case = Case(dtype="float32", dims=(10,), fill="ones", upstream="ones")
     problem = problem_of(op, case, {"x": x}, {"y": torch.full_like(x, dy)}, ("y", "dx"))
     for result in ("y", "dx"):
-        segments, regimes = segments_of(op, case, problem, result, (10,))
-        parts, names = classed(op, case, problem, result, (10,), segments, regimes)
+        parts, names = classed(op, case, problem, result, (10,))
         assert parts is not None
         found = [class_of(*names[place]) for place in parts.tolist()]
         if result == "dx" and dy > 1:

@@ -7,12 +7,15 @@ of all that an element depends on.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from verify.cases.case import Case
-from verify.cases.regimes import BEYOND, NONFINITE, by_element
+from verify.cases.regimes import by_element, segments_of
 from verify.ops.op import Op, Problem, Regime
+from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
 from verify.truth.ulp import widen
 
@@ -37,10 +40,10 @@ def classed(
     problem: Problem,
     result: str,
     shape: tuple[int, ...],
-    segments: Tensor | None,
-    regimes: tuple[Regime, ...],
+    largest: float = math.inf,
 ) -> tuple[Tensor | None, tuple[tuple[Regime, str], ...]]:
-    """The parts of a result that have one regime and one class, from its regimes as `segments_of` has them."""
+    """The part of every element of a result, and the parts, which have one regime and one class: see `segments_of`."""
+    segments, regimes = segments_of(op, case, problem, result, shape, largest)
     if segments is None:
         return None, tuple((regime, class_of_recipe(case.regime or case.fill)) for regime in regimes)
     level = by_element(problem, result, shape, _level).reshape(-1)

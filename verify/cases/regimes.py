@@ -10,10 +10,9 @@ from torch import Tensor
 
 from verify.cases import Case
 from verify.ops.op import Op, Problem, Regime
+from verify.records.readings import BEYOND, NONFINITE
 from verify.truth.ulp import widen
 
-NONFINITE = "infinite or NaN input"
-BEYOND = "beyond the declared magnitude"
 REST = "outside the named regimes"
 
 

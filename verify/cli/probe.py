@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Probe one kernel; 0 where it takes anything at all, 1 where it takes nothing."""
+    """Probe one kernel; what it refuses is no failure of the command."""
     from verify.declare.requests import declared_by
     from verify.diagnose.requests import Probe
     from verify.errors import UsageError
@@ -64,15 +64,14 @@ def main(options: argparse.Namespace) -> int:
                         f"{target}: {TRIES} trials ended its process, the last one {trial}: {error}"
                     ) from None
     progress.clear()
-    shown = list(probed.lines)
-    width = max(len(name) for name, _ in shown)
-    lines = [f"{probed.kernel} ({target})", *(f"  {name:<{width}}  {text}" for name, text in shown)]
+    width = max(len(name) for name, _ in probed.lines)
+    lines = [f"{probed.kernel} ({target})", *(f"  {name:<{width}}  {text}" for name, text in probed.lines)]
     arguments = ", ".join(f"{name}={value}" for name, value in probed.arguments.items())
     if arguments:
         lines += ["", "declare:", f"  @verify.kernel(..., {arguments})"]
     else:
         lines += ["", "the declaration says it all"]
-    data = {"target": target, "lines": shown, "arguments": probed.arguments}
+    data = {"target": target, "lines": probed.lines, "arguments": probed.arguments}
     end = sinks.ending("probed", shlex.join(["verify", "run", target]))
     sinks.deliver_data(options, lambda: data, lambda: sinks.lines(*lines, *end))
     return exits.PASS

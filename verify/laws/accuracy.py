@@ -26,7 +26,6 @@ from torch import Tensor
 
 from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, classed
-from verify.cases.regimes import NONFINITE, segments_of
 from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
@@ -36,6 +35,7 @@ from verify.measure.call import Measured, inferred, run_kernel
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
 from verify.ops.op import Problem
+from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, value_of
 from verify.truth import formats
 from verify.truth.exact import judge
@@ -156,8 +156,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     for name, truth in truths.items():
         got = results[name]
         shape, widened = tuple(got.shape), _beyond(kernel, subject.dtype, problem, truth, kinds[name])
-        segments, regimes = segments_of(kernel.op, case, problem, name, shape, kernel.promised_to(subject.dtype))
-        segments, parts = classed(kernel.op, case, problem, name, shape, segments, regimes)
+        segments, parts = classed(kernel.op, case, problem, name, shape, kernel.promised_to(subject.dtype))
         outcome = judge_result(
             kernel.op,
             problem,

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -201,30 +201,20 @@ def _check_stale(subject: Subject, case: Case) -> None:
     # kept by shape, every one of these would agree
     same = {name: value for name, value in late.items() if value.numel() and same_bits([value], [early[name]])}
     data = [[value for name in data_operands(kernel) if (value := some[name]) is not None] for some in values]
-    if same and not same_bits(*data):
-        where = next(iter(late.values())).device
+
+    def wrong(at: int) -> Broken | None:
+        """What is wrong with the results that are the same, as those of the first or the second values."""
+        where = next(iter(same.values())).device
         try:
-            judge_results(subject, cases[1], sent_all(values[1], where), sent_all(arriving[1], where), same)
+            judge_results(subject, cases[at], sent_all(values[at], where), sent_all(arriving[at], where), same)
         except Broken as broken:
-            if _wrong_at_first(subject, cases[0], values[0], arriving[0], {name: early[name] for name in same}):
-                return  # of both values alike, as where all overflows: what is wrong then is the law of accuracy's
-            facts = {"result": f"{broken.result}, the same bits as for the values before"}
-            raise broken.restated(stale, case, facts | broken.facts) from None
+            return broken
+        return None
 
-
-def _wrong_at_first(
-    subject: Subject,
-    case: Case,
-    inputs: Mapping[str, Tensor | None],
-    upstream: Mapping[str, Tensor],
-    results: Mapping[str, Tensor],
-) -> bool:
-    where = next(iter(results.values())).device
-    try:
-        judge_results(subject, case, sent_all(inputs, where), sent_all(upstream, where), results)
-    except Broken:
-        return True
-    return False
+    # where both are wrong, as where all overflows, it is the law of accuracy's
+    if same and not same_bits(*data) and (broken := wrong(1)) is not None and wrong(0) is None:
+        facts = {"result": f"{broken.result}, the same bits as for the values before"}
+        raise broken.restated(stale, case, facts | broken.facts) from None
 
 
 def _outputs_of(kernel: Kernel, results: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from verify.cases import Case, corpus, problem_of
 from verify.cases.classes import class_of, classed
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, pinned, plan
-from verify.cases.regimes import BEYOND, NONFINITE, deciding_operand, deciding_values, segments_of
+from verify.cases.regimes import deciding_operand, deciding_values
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import KernelError, TruthError, no_verdict
@@ -27,11 +27,12 @@ from verify.measure.digest import Digest
 from verify.measure.element import describe
 from verify.measure.elsewhere import Run
 from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
-from verify.measure.result import APART, KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
+from verify.measure.result import KEEP_RIGHT, KEEP_SPECIAL, Findings, check_limit, result_of
 from verify.measure.special import special_values
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trying import Trying
 from verify.ops.op import Op, Point, Problem, Regime
+from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import Basis, Gap, KernelRun, Origin, Result, SpecialValue, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, compared_everywhere, evaluate
@@ -357,8 +358,7 @@ def _collect(
             continue
         got = results[name].to(truth.value.device)
         shape = tuple(got.shape)
-        segments, regimes = segments_of(op, case, problem, name, shape, question.largest)
-        segments, parts = classed(op, case, problem, name, shape, segments, regimes)
+        segments, parts = classed(op, case, problem, name, shape, question.largest)
         outcome = judge_result(
             op,
             question.host,

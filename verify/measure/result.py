@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from verify.cases.regimes import BEYOND, NONFINITE, deciding_operand
+from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Tally
 from verify.ops.op import Regime
+from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
     CLASSES,
     EXTREME,
@@ -27,7 +28,6 @@ from verify.truth.figure import shown
 
 KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's
 KEEP_SPECIAL = 3  # of the worst elements of infinite and NaN inputs
-APART = (NONFINITE, BEYOND)  # regimes that the figures of a result leave out
 _UNBOUNDED = Regime("", math.nan, math.nan)
 
 

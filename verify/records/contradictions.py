@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from verify.records.readings import BEYOND, NONFINITE, judged
+from verify.records.readings import APART, BEYOND, NONFINITE, judged
 from verify.records.record import Figures, KernelRun, Number, Result, value_of
 
 Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
@@ -66,7 +66,7 @@ def _of_sums(result: Result) -> Found:
     if not result.regimes or result.source == "hunt":
         return
     whole = sum(part.figures.n for part in result.regimes)
-    finite = sum(part.figures.n for part in result.regimes if part.name not in (NONFINITE, BEYOND))
+    finite = sum(part.figures.n for part in result.regimes if part.name not in APART)
     classed = sum(each.figures.n for each in result.classes) if result.classes else finite
     if classed != finite:
         yield ".classes", f"the classes add up to {classed:,} elements, the regimes to {finite:,}"

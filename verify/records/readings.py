@@ -18,8 +18,9 @@ Gate = Literal["plain", "scaled"]
 Source = Literal["run", "sweep", "hunt"]
 
 WHOLE = "all"  # the regime of results that have none, and of elements that lie in none
-NONFINITE = "infinite or NaN input"  # a regime of its own, which the whole leaves out: see verify.cases.regimes
-BEYOND = "beyond the declared magnitude"  # of which a kernel promises nothing
+# Regimes of their own, which the figures of a result leave out: see verify.cases.regimes. Beyond the magnitude that its
+# declaration names a kernel promises nothing.
+APART = NONFINITE, BEYOND = ("infinite or NaN input", "beyond the declared magnitude")
 UNKNOWN = "unknown"
 STRENGTH = {"observed": 0, "certified": 1, "exhaustive": 2}
 FAILED = ("error", "crashed", "timeout")
@@ -181,22 +182,22 @@ def worst_in(result: Result, regime: str) -> Worst | None:
 
 def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
     """Whether an element belongs to a regime, as far as its inputs say."""
-    nonfinite = not all(math.isfinite(_decimal(text)) for text in worst.inputs.values())
+    nonfinite = not all(math.isfinite(decimal(text)) for text in worst.inputs.values())
     if part.name == NONFINITE:
         return nonfinite
     if nonfinite and any(other.name == NONFINITE for other in result.regimes):
         return False
     if part.operand not in worst.inputs:
         return True
-    place = _decimal(worst.inputs[part.operand])
+    place = decimal(worst.inputs[part.operand])
     low = -math.inf if part.low is None else value_of(part.low)
     high = math.inf if part.high is None else value_of(part.high)
     slack = abs(place) / 256  # the record has the shortest decimal that names a bfloat16
     return low - slack <= place < high + slack
 
 
-def _decimal(text: str) -> float:
-    """The number in `-4.34 (0xc08b)`; 0 where a record has no number, since that says nothing of a regime."""
+def decimal(text: str) -> float:
+    """The number in `-4.34 (0xc08b)` or `-4.34`; 0 where a record has none, since that says nothing of a regime."""
     try:
         return float(text.partition(" ")[0])
     except ValueError:

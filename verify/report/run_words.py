@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from verify.records.readings import decimal
 from verify.records.record import (
     CLASSES,
     ORDINARY,
@@ -391,13 +392,13 @@ def wrong_words(result: Result) -> str:
         return f"{_short(worst.got)} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
     if worst is None or of == ORDINARY:
         return f"wrong on {of} inputs"
-    got = value_of_text(worst.got)
-    largest = max((abs(value_of_text(text.partition(" ")[0])) for text in worst.inputs.values()), default=0.0)
+    got = decimal(worst.got)
+    largest = max((abs(decimal(text)) for text in worst.inputs.values()), default=0.0)
     if math.isnan(got) and largest:
         return f"NaN at {largest:.1g}"
     if largest > HUGE and (got == 0 or not math.isfinite(got)):
         return f"overflows at {largest:.1g}"
-    return "loses the tail" if got == 0 and value_of_text(worst.truth) else f"wrong on {of} inputs"
+    return "loses the tail" if got == 0 and decimal(worst.truth) else f"wrong on {of} inputs"
 
 
 def _short(got: str) -> str:
@@ -405,15 +406,7 @@ def _short(got: str) -> str:
 
 
 def _is_finite(text: str) -> bool:
-    return math.isfinite(value_of_text(text.partition(" ")[0]))
-
-
-def value_of_text(text: str) -> float:
-    """The number that a record spells out in decimal; 0 where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+    return math.isfinite(decimal(text))
 
 
 LIMIT_WORD = {"refused": "refuses", "crashed": "ends its process on", "hung": "hangs on"}

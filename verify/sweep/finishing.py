@@ -11,7 +11,7 @@ import torch
 from verify.cases import Case
 from verify.cases.explicit import spell
 from verify.cases.fingerprint import fingerprint
-from verify.cases.regimes import NONFINITE, deciding_operand
+from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.curve import edges_for, recorded
 from verify.measure.element import decimal, describe
@@ -26,6 +26,7 @@ from verify.measure.result import (
 )
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Point
+from verify.records.readings import NONFINITE
 from verify.records.record import EXTREME, Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.sweep.partial import Part, Partial

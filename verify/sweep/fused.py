@@ -25,7 +25,6 @@ from torch import Tensor
 
 from verify import ops
 from verify.backends import Backend
-from verify.cases.regimes import NONFINITE
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
@@ -33,6 +32,7 @@ from verify.measure.call import no_gradient
 from verify.measure.counting import bin_of, in_use, leaders_of, top
 from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Peak, Tally, merged_peaks
 from verify.measure.tally import UNIT as MEAN_UNIT
+from verify.records.readings import NONFINITE
 from verify.records.record import Number, number, value_of
 from verify.sweep.device import OPEN_SLOTS, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
 from verify.sweep.exactly import halves, judge_at

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from verify.cases.regimes import NONFINITE
 from verify.declare.declaration import Kernel
+from verify.records.readings import NONFINITE
 from verify.sweep.scope import curve_keys
 from verify.sweep.space import PAIR_BITS, Space, finite_keys, key_of_bits
 

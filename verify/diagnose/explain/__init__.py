@@ -25,7 +25,7 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, problem_of
-from verify.cases.regimes import NONFINITE, segments_of
+from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.explain import elementwise, rows
 from verify.diagnose.explain.steps import BITS, Budget, Model, Share, budget, trace
@@ -34,6 +34,7 @@ from verify.diagnose.requests import Replay
 from verify.errors import KernelError, UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem
+from verify.records.readings import NONFINITE
 from verify.records.record import Number, number, value_of
 from verify.truth import formats
 from verify.truth.enclosure import dyadic

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verify.records.record import KernelRun, LawRun, Result, Run, replay_command, value_of
@@ -153,15 +154,8 @@ def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) ->
 
 def _limits(console: Console, run: Run, signs: Signs) -> None:
     """What kernels do not take: everything else of them was measured."""
-    limits = run_words.limits_of(run)
-    if not limits:
-        return
-    _heading(console, "skipped", "limits", "", signs)
-    for kernel, text in limits[:MOST_REASONS]:
-        _indented(console, f"{run_words.name_of(kernel)} {text}")
-    if len(limits) > MOST_REASONS:
-        rest = words.plural(len(limits) - MOST_REASONS, "more limit")
-        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+    limits = [(f"{run_words.name_of(kernel)} {text}",) for kernel, text in run_words.limits_of(run)]
+    _listing(console, "limits", "limit", limits, signs)
 
 
 def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> None:
@@ -180,28 +174,27 @@ def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> Non
 
 def _notes(console: Console, run: Run, signs: Signs) -> None:
     """What was noticed about judged kernels: figures that are not there must not look like figures in order."""
-    notes = [f"{kernel.name}: {n}" for kernel in run.kernels if not kernel.peer for n in run_words.notes_of(kernel)]
-    if not notes:
-        return
-    _heading(console, "skipped", "notes", "", signs)
-    for note in notes[:MOST_REASONS]:
-        _indented(console, words.clean(note))
-    if len(notes) > MOST_REASONS:
-        rest = words.plural(len(notes) - MOST_REASONS, "more note")
-        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+    judged = [kernel for kernel in run.kernels if not kernel.peer]
+    notes = [(words.clean(f"{kernel.name}: {note}"),) for kernel in judged for note in run_words.notes_of(kernel)]
+    _listing(console, "notes", "note", notes, signs)
 
 
 def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
     """Laws that do not apply, by reason: a law that is not tried must not look like one that holds."""
-    untried = run_words.untried_laws(run)
-    if not untried:
+    _listing(console, "laws not applicable", "reason", run_words.untried_laws(run), signs)
+
+
+def _listing(console: Console, title: str, noun: str, entries: Sequence[Sequence[str]], signs: Signs) -> None:
+    """The first entries, each a line and perhaps a dim one below it, and how many more there are; nothing of none."""
+    if not entries:
         return
-    _heading(console, "skipped", "laws not applicable", "", signs)
-    for reason, what in untried[:MOST_REASONS]:
-        _indented(console, reason)
-        _indented(console, what, margin=2 * MARGIN, style="dim")
-    if len(untried) > MOST_REASONS:
-        rest = words.plural(len(untried) - MOST_REASONS, "more reason")
+    _heading(console, "skipped", title, "", signs)
+    for line, *below in entries[:MOST_REASONS]:
+        _indented(console, line)
+        for text in below:
+            _indented(console, text, margin=2 * MARGIN, style="dim")
+    if len(entries) > MOST_REASONS:
+        rest = words.plural(len(entries) - MOST_REASONS, f"more {noun}")
         _indented(console, f"{signs.ellipsis} {rest}; the record has them")
 
 
