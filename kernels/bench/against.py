@@ -166,6 +166,7 @@ def main() -> int:
     parser.add_argument("--function", nargs="+", default=list(PUBLIC), choices=PUBLIC, help="modules; default: all")
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--bits", action="store_true", help="only whether bits are the same: right beside other work")
     parser.add_argument("--json", help="default: $OUT/against.json if OUT is set")
     options = parser.parse_args()
     device = report.device("kernels.bench.against")
@@ -178,7 +179,7 @@ def main() -> int:
             print("bits differ:", *row.values(), flush=True)
     differ = sum(not row["equal"] for row in bits)
     print(f"{len(bits)} comparisons of bits, {differ} differ", flush=True)
-    for row in compare_times(trees, options.dtype, wanted, options.rounds):
+    for row in () if options.bits else compare_times(trees, options.dtype, wanted, options.rounds):
         timings.append(row)
         what = f"{row['what']:26}{row['direction']:10}{row['dtype']:10}{row['size']:6}"
         print(f"{what} {row['ms']:8.4f} ms, the other {row['other_ms']:8.4f}: {row['ratio']:.3f}", flush=True)
