@@ -265,20 +265,23 @@ def _contenders(request: ListContenders, backend: Backend, progress: OnProgress)
 
 def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
     from verify.measure import timing
+    from verify.measure.autotuners import launched
 
     if backend.name != "cuda":
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
-    return timing.time_together(
-        {target: _one(target) for target in request.targets},
-        request.dtype,
-        request.shape,
-        request.directions,
-        backend.device,
-        timing.CudaClock(backend.device),
-        rounds=request.rounds,
-        seed=request.seed,
-        progress=progress,
-    )
+    contenders = {target: _one(target) for target in request.targets}
+    with launched(timed=True):
+        return timing.time_together(
+            contenders,
+            request.dtype,
+            request.shape,
+            request.directions,
+            backend.device,
+            timing.CudaClock(backend.device),
+            rounds=request.rounds,
+            seed=request.seed,
+            progress=progress,
+        )
 
 
 def _one_case(target: str, text: str) -> tuple[Kernel, Case]:

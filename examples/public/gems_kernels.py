@@ -9,11 +9,16 @@ Functions are called by name; the package's own registration behind torch is lef
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 
 import torch
 from torch.nn import functional
 
 import verify
+
+# it keeps on disk what its tuners find: no figure may depend on that, nor may what is chosen here be kept for training
+os.environ.setdefault("FLAGGEMS_CACHE_DIR", os.path.join(tempfile.gettempdir(), "verify-flag-gems"))
 
 gems = functools.partial(verify.kernel, requires=["flag_gems", "sqlalchemy"], backends=["cuda"])
 forward = functools.partial(gems, gradients=False)

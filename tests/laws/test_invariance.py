@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,9 @@ from tests.laws.trial import attempt, breaks, holds, skips
 from verify import backends
 from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
-from verify.laws.autotuners import launched
 from verify.laws.engine import Profile
+from verify.measure import autotuners
+from verify.measure.autotuners import launched
 
 DTYPES = ["float32"]
 
@@ -264,6 +266,42 @@ def test_configurations_that_the_tuner_prunes_are_not_forced() -> None:
         _tuned_kernel.early_config_prune = None
         _tuned_kernel.cache.clear()
     assert _tuned_kernel.configs == before
+
+
+def test_measuring_gives_each_key_one_configuration_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner, device = _tuned_kernel, backends.select().device
+    cls = type(tuner)
+    tried: list[object] = []
+
+    def bench(self, *args, config, **meta):
+        tried.append(config)
+        return [math.inf if config is refused else 0.0] * 3
+
+    refused = None
+    for name in ("run", "prune_configs", "_bench"):  # as they were afterwards
+        monkeypatch.setattr(cls, name, getattr(cls, name))
+    monkeypatch.setattr(cls, "_bench", bench)
+    monkeypatch.setattr(autotuners, "_own", {})
+    tuner.cache.clear()
+    autotuners.choose_by_key()
+    sizes = range(1, 17)
+
+    def chosen() -> list[object]:
+        tuner.cache.clear()
+        return [(tuned(False)(torch.ones(size, device=device)), tuner.best_config)[1] for size in sizes]
+
+    first = chosen()
+    assert set(first) == set(tuner.configs)  # all have their turn
+    assert chosen() == first
+    refused = tuner.configs[0]
+    assert set(chosen()) == {tuner.configs[1]}
+    tuner.cache.clear()
+    tried.clear()
+    with launched(timed=True) as found:  # as Triton made it: the stopwatch sees all
+        tuned(False)(torch.ones(4, device=device))
+    assert found[0].configs == tuner.configs
+    assert tried == tuner.configs
+    tuner.cache.clear()
 
 
 def test_watching_a_tuner_times_nothing_and_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from verify.cases.sizes import shapes_for
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.accuracy import judge_measured
-from verify.laws.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
+from verify.measure.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.measure.call import Measured, run_kernel
 
 _WARPS = (1, 2, 4, 8)

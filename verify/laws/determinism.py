@@ -19,9 +19,9 @@ from verify.cases import Case, inputs_of
 from verify.cases.sizes import Dims, another, shapes_for
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.declare.declaration import Kernel
-from verify.laws.autotuners import launched
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject, plain_case
+from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
 
 # Dims of the case that is called many times: as few elements as have a neighbour, and not those of a fixed case.

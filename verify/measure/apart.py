@@ -27,6 +27,7 @@ from verify.declare.discovery import load, reach
 from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
 from verify.errors import KernelError
+from verify.measure.autotuners import choose_by_key
 from verify.measure.elsewhere import runner
 from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import measure_kernel
@@ -311,10 +312,8 @@ def _import_triton(requested: str | None) -> bool:
     with contextlib.suppress(Exception):
         # asks the driver's library, not the driver: nothing of CUDA is initialised
         if not told_to_interpret(requested) and torch.cuda._device_count_nvml() > 0:
-            # what an autotuner finds is kept on disk like what is compiled: every process would tune again, for minutes
-            os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
             with phase("worker: import triton"):
-                importlib.import_module("triton")
+                choose_by_key()
             return True
     return False
 
