@@ -75,6 +75,10 @@ class _Recorder(TorchDispatchMode):
         self.repeatable = True
         self.launching = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as True, which is what it is else, the first call imports the compiler: seconds
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if self.launching:

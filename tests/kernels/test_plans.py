@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import threading
 import weakref
 
@@ -254,3 +255,8 @@ def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
     for _ in range(3):
         right(x)
     assert [type(plan) for plan in right.plans.values()] == [plans.Plan]
+
+
+def test_recording_a_plan_does_not_import_the_compiler() -> None:
+    # torch wraps the dispatch of a mode in what imports torch._dynamo, unless told not to: seconds of a second call
+    assert inspect.unwrap(plans._Recorder.__torch_dispatch__) is plans._Recorder.__torch_dispatch__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -251,3 +252,7 @@ def test_results_that_are_alike_because_all_overflows_are_not_stale() -> None:
     subject = Subject(squares, "float32", backends.select(), Sizes())
     case = Case(dtype="float32", dims=(5, 67), fill="huge 1e30", regime="huge 1e30", absent=squares.absent)
     assert not registry.get("no stale results").check(subject, case)
+
+
+def test_a_guard_does_not_import_the_compiler() -> None:
+    assert inspect.unwrap(Guard.__torch_dispatch__) is Guard.__torch_dispatch__  # else torch wraps it in what does

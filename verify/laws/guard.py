@@ -108,6 +108,10 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wrong[own] = False if block.before is None else held != block.before.to(held.device)
         return wrong
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as True, which is what it is else, the first call imports the compiler: seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         body = _python_body(func, args, kwargs)
