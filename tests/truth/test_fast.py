@@ -6,14 +6,16 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+import flint
 import pytest
 import torch
+from mpmath import mp
 
 from verify import ops
 from verify.cases import Case
 from verify.errors import TruthError
 from verify.measure.certify import build
-from verify.ops.op import Fast, Problem
+from verify.ops.op import Fast, Point, Problem
 from verify.truth import certificate
 from verify.truth.exact import judge, nearest, settle
 from verify.truth.fast import Truth, check_bound, evaluate
@@ -60,6 +62,23 @@ def test_a_value_moved_beyond_its_bound_stops_the_run(result: str) -> None:
         assert str(caught.value).startswith("the fast reference gives ")
         assert "further apart than the certified bound" in str(caught.value)
         assert str(caught.value).endswith("run `verify certify` on this machine")
+
+
+def test_a_truth_that_cancels_to_nothing_is_held_against_its_bound_at_few_bits() -> None:
+    asked: list[int] = []
+
+    def about_zero(bits: int) -> flint.arb:
+        asked.append(bits)
+        return flint.arb(0, flint.arb(2) ** -bits)  # to any precision: which side of zero is never known
+
+    point = Point(mp=lambda bits: mp.zero, arb=about_zero)
+    truth = truth_of(gelu_problem(normal(1)), "y")
+    near = replace(truth, value=torch.tensor([1e-20]), bound=torch.tensor([2e-20]))
+    check_bound([point], near, [0])
+    assert asked == [160]
+    with pytest.raises(TruthError, match="the fast reference gives"):
+        check_bound([point], replace(near, bound=torch.tensor([0.5e-20])), [0])
+    assert asked == [160] * 2
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

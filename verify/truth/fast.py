@@ -146,14 +146,22 @@ def _pair(point: Point) -> tuple[float, float]:
     return to_double_double(_tight(known))
 
 
-def _tight(point: Point) -> Enclosure:
+def _tight(point: Point, span: tuple[Fraction, Fraction] | None = None) -> Enclosure:
+    """As narrow as a pair of float64 can hold, or wholly inside or outside a span."""
+
     def narrow(enclosure: Enclosure) -> bool:
         if enclosure.is_narrow(_PAIR_BITS) or enclosure.is_exact:
+            return True
+        if span is not None and (_is_inside(enclosure, span) or enclosure.high < span[0] or enclosure.low > span[1]):
             return True
         one_side = enclosure.low >= 0 or enclosure.high <= 0
         return one_side and max(abs(enclosure.low), abs(enclosure.high)) <= _VANISHED
 
     return settle(point, narrow, both=False)[0]
+
+
+def _is_inside(enclosure: Enclosure, span: tuple[Fraction, Fraction]) -> bool:
+    return enclosure.kind == "real" and span[0] <= enclosure.low and enclosure.high <= span[1]
 
 
 def compared_everywhere(op: Op, problem: Problem, result: str, truth: Truth) -> Truth:
@@ -247,13 +255,21 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
     for point, index in zip(points, indices, strict=True):
         if truth.ends is not None and tuple(float(end.reshape(-1)[index]) for end in truth.ends) == _ANYTHING:
             continue
-        high, low = to_double_double(_tight(point))
         value, bound = float(flat_value[index]), float(flat_bound[index])
         if math.isinf(bound):  # nothing is known, not even whether there is a number
             continue
+        least = greatest = value
         if truth.ends is not None:  # between its ends the truth may be anywhere
-            least, greatest = (float(end.reshape(-1)[index]) for end in truth.ends)
-            value = min(max(high, least), greatest) if least < greatest else value
+            ends = [float(end.reshape(-1)[index]) for end in truth.ends]
+            least, greatest = ends if ends[0] < ends[1] else (value, value)
+        span = None  # a truth that cancels to nothing has no digits to wait for: that it is this near is enough
+        if math.isfinite(least) and math.isfinite(greatest):
+            span = Fraction(least) - Fraction(bound), Fraction(greatest) + Fraction(bound)
+        enclosure = _tight(point, span)
+        if span is not None and _is_inside(enclosure, span):
+            continue
+        high, low = to_double_double(enclosure)
+        value = min(max(high, least), greatest) if least < greatest else value
         if value != value and high != high:
             continue
         if value == high:

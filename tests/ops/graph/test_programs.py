@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from verify.errors import UsageError
 from verify.measure.judge import judge_result
-from verify.ops.graph.arithmetic import Balls, Decimals
+from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.like import like_op
 from verify.ops.graph.program import trace
 from verify.ops.graph.shapes import Shapes, sizes_within
@@ -356,6 +356,24 @@ def test_a_row_is_put_in_order_once_for_all_its_ranks() -> None:
         found = program.elements(Run({"x": x}, x.device), balls, "y", range(128))
     assert [float(value) for value in found] == x.sort(-1).values.reshape(-1).tolist()
     assert len(asked) < 2 * 64 * 20
+
+
+@pytest.mark.parametrize("arithmetic", [Balls(), Decimals()])
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_running_sums_of_a_line_add_each_term_once(arithmetic: Arithmetic, dim: int) -> None:
+    """Each was a sum from the beginning: the projection of rows of 8,192 ended in no time that a run has."""
+    x, summed = _random(6, 300), []
+    program = trace(lambda x: x.cumsum(dim), {"x": torch.zeros(6, 300)})
+    total = arithmetic.total
+    arithmetic.total = lambda terms: (summed.append(len(terms)), total(terms))[1]  # type: ignore[method-assign]
+    wanted = [7, 299, 3, 301, 1500, 0, 1799]
+    with arithmetic.bits(160):
+        found = program.elements(Run({"x": x}, x.device), arithmetic, "y", wanted)
+        every = program.elements(Run({"x": x}, x.device), arithmetic, "y", range(1800))
+    right = x.cumsum(dim).reshape(-1)
+    assert [float(value) for value in found] == pytest.approx(right[wanted].tolist(), abs=1e-12)
+    assert [float(value) for value in every] == pytest.approx(right.tolist(), abs=1e-12)
+    assert sum(summed) < 3 * 1800 + 300
 
 
 def test_a_function_has_one_name_in_every_process() -> None:

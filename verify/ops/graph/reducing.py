@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -194,13 +195,30 @@ class Running(Step):
         terms = a.size() if a.excess is None else a.size() + a.excess
         return found.with_excess((terms.cumsum(self.dim) - found.mid().abs().nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0))
 
-    def sources(self, run: Run, wanted: Places) -> list[Places]:
+    def _stretches(self, wanted: Places) -> tuple[Places, Places, Places, int]:
+        """The wanted places line by line: their order, where each one's own terms begin, how many, and the stride."""
         stride, count = strides_of(self.shape)[self.dim], self.shape[self.dim]
-        place = wanted // stride % count
-        each = np.arange(count)[None, :]
-        rows = (wanted - place * stride)[:, None] + each * stride
-        return [np.where(each <= place[:, None], rows, NOTHING)]
+        along = wanted // stride % count
+        lines = wanted - along * stride
+        order = np.lexsort((along, lines))
+        along, lines = along[order], lines[order]
+        first = np.ones(len(order), dtype=bool)
+        first[1:] = lines[1:] != lines[:-1]
+        begins = np.where(first, 0, np.roll(along, 1) + 1)
+        return order, lines + begins * stride, along + 1 - begins, stride
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        _, begins, counts, stride = self._stretches(wanted)
+        along = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        return [np.repeat(begins, counts) + along * stride]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
-        rows = rows_of(given[0], len(wanted))
-        return [arithmetic.total([value for value in row if value is not ABSENT]) for row in rows]
+        order, begins, counts, stride = self._stretches(wanted)
+        along = (begins // stride % self.shape[self.dim]).tolist()
+        found: list[Any] = [None] * len(wanted)
+        values, sums = iter(given[0]), list[Any]()
+        for at, begin, count in zip(order.tolist(), along, counts.tolist(), strict=True):
+            terms = list(itertools.islice(values, count))
+            sums = [arithmetic.total(terms if begin == 0 else [*sums, *terms])]
+            found[at] = sums[0]
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
 from typing import Any
@@ -21,6 +21,18 @@ def _rows_of(step: Step, rows: Places) -> Places:
     """The places of all elements of some rows of the last dimension."""
     width = step.shape[-1]
     return (rows * width)[:, None] + np.arange(width)[None, :]
+
+
+def _rows_around(step: Step, places: Places, width: int) -> Places:
+    """The places of a step's rows in which places of a step as high lie, each row once."""
+    return _rows_of(step, np.unique(places // width))
+
+
+def _own_rows(values: list[Any], places: Places, width: int) -> Iterator[list[Any]]:
+    """For each place the values of its row, from what `_rows_around` has asked for."""
+    rows, own = np.unique(places // width, return_inverse=True)
+    lines = rows_of(values, len(rows))
+    return (lines[row] for row in own.tolist())
 
 
 @dataclass(eq=False)
@@ -53,11 +65,12 @@ class IsExtreme(Step):
         return Truths(value, doubt if bool(doubt.any()) else None)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
+        return [_rows_around(self.inputs[0], wanted, self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found: list[bool | None] = []
-        for place, row in zip(wanted % self.shape[-1], rows_of(given[0], len(wanted)), strict=True):
+        width = self.shape[-1]
+        for place, row in zip((wanted % width).tolist(), _own_rows(given[0], wanted, width), strict=True):
             worse = -1 if self.largest else 1
             orders = [0 if at == place else _order(arithmetic, row[place], b, -worse) for at, b in enumerate(row)]
             if worse in orders:
@@ -139,7 +152,7 @@ class Ranked(Step):
         return Span(lo, hi, excess, a.given)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
+        return [_rows_around(self.inputs[0], wanted, self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         rows = wanted // self.shape[-1]
@@ -147,7 +160,7 @@ class Ranked(Step):
         for row, rank in zip(rows.tolist(), (wanted % self.shape[-1]).tolist(), strict=True):
             deepest[row] = max(rank, deepest.get(row, 0))
         known: dict[int, list[Number]] = {}
-        for row, values in zip(rows.tolist(), rows_of(given[0], len(wanted)), strict=True):
+        for row, values in zip(rows.tolist(), _own_rows(given[0], wanted, self.shape[-1]), strict=True):
             if row not in known:
                 known[row] = self._in_order(arithmetic, values, deepest[row])
         return [known[row][rank] for row, rank in zip(rows.tolist(), (wanted % self.shape[-1]).tolist(), strict=True)]
@@ -193,12 +206,12 @@ class RankIndex(Step):
         return _seen(run, value, doubt)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        return [_rows_of(self.inputs[0], wanted // self.shape[-1])]
+        return [_rows_around(self.inputs[0], wanted, self.shape[-1])]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         known: dict[int, list[int | None]] = {}
         found: list[int | None] = []
-        for at, row in zip(wanted.tolist(), rows_of(given[0], len(wanted)), strict=True):
+        for at, row in zip(wanted.tolist(), _own_rows(given[0], wanted, self.shape[-1]), strict=True):
             number, rank = divmod(at, self.shape[-1])
             if number not in known:
                 known[number] = [_rank(arithmetic, row, place, self.largest) for place in range(len(row))]
@@ -254,14 +267,14 @@ class AtRank(Step):
         return Span(lo, hi)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        rows = wanted // self.shape[-1]
-        return [_rows_of(self.inputs[0], rows), _rows_of(self.inputs[1], rows), wanted]
+        values, source, _ = self.inputs
+        return [*(_rows_around(each, wanted, self.shape[-1]) for each in (values, source)), wanted]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found = []
-        rows, sources = (rows_of(each, len(wanted)) for each in given[:2])
-        for place, row, source, base in zip(wanted % self.shape[-1], rows, sources, given[2], strict=True):
-            rank = _rank(arithmetic, row, int(place), self.largest)
+        rows, sources = (_own_rows(each, wanted, self.shape[-1]) for each in given[:2])
+        for place, row, source, base in zip((wanted % self.shape[-1]).tolist(), rows, sources, given[2], strict=True):
+            rank = _rank(arithmetic, row, place, self.largest)
             if rank is not None:
                 found.append(source[rank] if rank < len(source) else base)
                 continue
