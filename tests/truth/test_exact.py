@@ -352,6 +352,14 @@ def test_an_enclosure_that_never_narrows_stops_the_run() -> None:
 # -- words --------------------------------------------------------------------------------------
 
 
+def test_digits_of_what_is_enclosed_narrowly_need_no_other_evaluation() -> None:
+    asked: list[int] = []
+    point = Point(mp=lambda bits: (asked.append(bits), ROOT.mp(bits))[1])
+    near = Enclosure(Fraction(math.sqrt(2.0)) - Fraction(1, 1 << 50), Fraction(math.sqrt(2.0)) + Fraction(1, 1 << 50))
+    assert digits(point, 10, known=near) == "1.414213562" and not asked
+    assert digits(point, 30, known=near) == digits(ROOT) and len(asked) == 1
+
+
 def test_digits_do_not_depend_on_the_context() -> None:
     with mp.workprec(20):
         assert digits(ROOT) == "1.41421356237309504880168872421"

@@ -37,7 +37,7 @@ def describe(
         inputs=_neighbours(op, problem, result, position, tuple(got.shape)),
         got=decimal(fmt, pattern),
         got_hex=fmt.hex(pattern),
-        truth=digits(point),
+        truth=digits(point, known=judged.enclosure),
         ulp=number(judged.ulp),
         scaled_ulp=None if scaled is None else number(scaled),
         origin=Origin(target, case.to_json(), result, index),

@@ -257,20 +257,33 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
     return fmt.round(enclosure.low if enclosure.low != 0 else enclosure.high)
 
 
-def digits(point: Point, count: int = 30) -> str:
-    """The exact value in decimal, `count` significant digits, from mpmath; of several right ones the two ends."""
+def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> str:
+    """The exact value in decimal, `count` significant digits; of several right ones the two ends.
+
+    From what it was judged by where that is `known` and narrow enough, else from mpmath.
+    """
     import mpmath
 
     between = point.ends() if point.ends is not None else None
     if between is not None:
         least, greatest = (digits(end, count) for end in between)
         return least if least == greatest else f"{least} to {greatest}"
-    value: Any = point.mp(int(count * 3.4) + 40)
+
+    def written(value: Any) -> str:
+        return str(mpmath.nstr(value, count, strip_zeros=True, min_fixed=-5, max_fixed=count))
+
+    bits = int(count * 3.4) + 40
+    if known is not None and known.kind == "real":
+        with mpmath.workprec(bits):
+            ends = {written(mpmath.mpf(end.numerator) / end.denominator) for end in (known.low, known.high)}
+        if len(ends) == 1:
+            return ends.pop()
+    value: Any = point.mp(bits)
     if mpmath.isnan(value):
         return "nan"
     if mpmath.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return str(mpmath.nstr(value, count, strip_zeros=True, min_fixed=-5, max_fixed=count))
+    return written(value)
 
 
 def _as_tie(enclosure: Enclosure) -> Enclosure:

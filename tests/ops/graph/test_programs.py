@@ -358,6 +358,20 @@ def test_a_row_is_put_in_order_once_for_all_its_ranks() -> None:
     assert len(asked) < 2 * 64 * 20
 
 
+def test_the_extreme_of_a_row_is_looked_for_once_for_all_its_places() -> None:
+    program = trace(
+        lambda x, dy: torch.where(x == x.amax(-1, True), dy, 0.0), {"x": torch.zeros(2, 64), "dy": torch.zeros(2, 1)}
+    )
+    balls, asked = Balls(), []
+    order = balls.order
+    balls.order = lambda a, b: (asked.append(1), order(a, b))[1]  # type: ignore[method-assign]
+    x = _random(2, 64)
+    with balls.bits(128):
+        found = program.elements(Run({"x": x, "dy": torch.ones(2, 1)}, x.device), balls, "y", range(128))
+    assert [float(value) for value in found] == (x == x.amax(-1, True)).double().reshape(-1).tolist()
+    assert len(asked) < 2 * 64 * 8
+
+
 @pytest.mark.parametrize("arithmetic", [Balls(), Decimals()])
 @pytest.mark.parametrize("dim", [-1, 0])
 def test_running_sums_of_a_line_add_each_term_once(arithmetic: Arithmetic, dim: int) -> None:

@@ -69,9 +69,18 @@ class IsExtreme(Step):
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found: list[bool | None] = []
-        width = self.shape[-1]
-        for place, row in zip((wanted % width).tolist(), _own_rows(given[0], wanted, width), strict=True):
-            worse = -1 if self.largest else 1
+        width, worse = self.shape[-1], -1 if self.largest else 1
+        leading: dict[int, Number] = {}  # one of each row that no other was found to beat
+        for at, row in zip(wanted.tolist(), _own_rows(given[0], wanted, width), strict=True):
+            number, place = divmod(at, width)
+            if number not in leading:
+                best = row[0]
+                for value in row[1:]:
+                    best = value if _order(arithmetic, best, value, -worse) == worse else best
+                leading[number] = best
+            if _order(arithmetic, row[place], leading[number], -worse) == worse:
+                found.append(False)
+                continue
             orders = [0 if at == place else _order(arithmetic, row[place], b, -worse) for at, b in enumerate(row)]
             if worse in orders:
                 found.append(False)
