@@ -72,11 +72,11 @@ def test_the_base_shows_what_got_worse(saved: Path, capsys: pytest.CaptureFixtur
     assert "worse" in out
     verify(capsys, "runs/b.json", "--compare", "runs/a.json", "--html", "r.html")
     page = (saved / "r.html").read_text()
-    section = page[page.index("Against run aaaaaaaaaaaa") :]
-    assert "worse" in section
+    section = page[page.index("What changed since run aaaaaaaaaaaa") :]
+    assert section.index("worse: 5 of 7 figures grew") < section.index("The result closest to its limit")
     assert '<td class="n">0.5</td><td class="n is-wrong">0.75</td>' in section
     verify(capsys, "runs/b.json", "--html", "plain.html")
-    assert "Against run" not in (saved / "plain.html").read_text()
+    assert "What changed" not in (saved / "plain.html").read_text()
 
 
 def test_missing_bounds_are_told_on_the_page_and_in_the_comment(
@@ -115,8 +115,30 @@ def test_history_draws_earlier_runs_of_the_same_machine_only(saved: Path, capsys
     page = (saved / "r.html").read_text()
     assert "Maximum of gelu_erf y bfloat16 over 2 runs" in page
     assert "Maximum of y bfloat16 over 2 runs: 0.5, 0.75" in page
+    lead = page[page.index('<h2 id="trend-title">') : page.index("The result closest to its limit")]
+    assert "of 3 results, 1 grew since the run before, over 1 earlier run" in lead
+    assert '<td class="n">0.5</td><td class="n">0.75</td>' in lead and lead.count("<tr>") == 2
+    assert "other cases" not in lead
     verify(capsys, "runs/a.json", "--runs", "runs", "--html", "first.html")
     assert "runs: " not in (saved / "first.html").read_text()  # nothing came before
+
+
+def test_the_history_of_a_page_leaves_infinite_inputs_out_as_the_run_does(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else every kernel that is wrong at infinity has a trend of infinities, whatever else moves."""
+    for name, maximum in (("a", 0.5), ("b", 0.75)):
+        run = changed(passing(), maximum, id=name * 12, created=f"2026-07-0{1 + (name == 'b')}T00:00:00+00:00")
+        kernel, first = run.kernels[0], run.kernels[0].results[0]
+        wrong = msgspec.structs.replace(first.regimes[0].figures, n=4, nonfinite=4, misrounded=0)
+        infinite = msgspec.structs.replace(first.regimes[0], name="infinite or NaN input", figures=wrong)
+        # of a hunt: the elements of any other result have to add up
+        hunted = {"classes": [], "source": "hunt", "properties": "ba9876543210", "regimes": [*first.regimes, infinite]}
+        result = msgspec.structs.replace(first, **hunted, status="wrong", reason="inf at inf")
+        kernel = msgspec.structs.replace(kernel, status="wrong", results=[result, *kernel.results[1:]])
+        save(msgspec.structs.replace(run, kernels=[kernel]), saved / "runs" / f"{name}.json")
+    assert verify(capsys, "runs/b.json", "--runs", "runs", "--html", "r.html")[2] == ""
+    assert "Maximum of y bfloat16 over 2 runs: 0.5, 0.75" in (saved / "r.html").read_text()
 
 
 def test_open_starts_the_browser_and_says_when_it_cannot(

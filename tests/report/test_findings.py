@@ -7,6 +7,7 @@ import msgspec
 from tests.report.sample import eager_kernel, figures, make, nan_kernel
 from verify.records.record import Result, Run
 from verify.report.findings import also, findings
+from verify.report.html import record_html
 from verify.report.markdown import record_markdown
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
@@ -53,3 +54,15 @@ def test_a_finding_is_a_block_and_names_what_else_it_explains() -> None:
     assert all(len(block) <= 8 for block in blocks)
     page = record_markdown.render(three_defects())
     assert "| also | dw float16 (50) |" in page
+
+
+def test_the_page_has_each_cause_once_before_the_table() -> None:
+    run = three_defects()
+    page = record_html.render(run)
+    front = page[page.index('<h2 id="worst-title">') : page.index('<h2 id="results-title">')]
+    texts = [f"{each.result.output} {each.result.dtype}" for each in findings(run)]
+    heads = [front.index(f"</a>, {texts[0]}:"), *(front.index(f"</a> {text}</h3>") for text in texts[1:])]
+    assert heads == sorted(heads)
+    assert "Of the same cause: dw float16 (50)" in front and "Of the same cause: dx float32 (NaN)" in front
+    assert front.count('<div class="command">') == len(findings(run))
+    assert "Other causes" not in record_html.render(make([eager_kernel()]))

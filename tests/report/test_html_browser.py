@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.report.browser import Browser, Page
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
+from verify.gate.bounds import load
+from verify.gate.verdict import judge
 from verify.records import files, record
+from verify.records.compare import compare
 from verify.report import words
-from verify.report.html import record_html
+from verify.report.html import against, record_html
 
 CELLS = """(key) => [...document.querySelectorAll('#table tbody tr')]
     .filter((row) => !row.hidden)
@@ -330,6 +334,33 @@ def test_nothing_runs_off_the_side(browser: Browser, file: Path, width: int) -> 
     tab.close()
 
 
+def test_what_changed_leads_the_page_and_fits(browser: Browser, tmp_path: Path) -> None:
+    """A base, a history and broken bounds of long names, beside a run with many findings."""
+    now = sample()
+    figures_ = [(kernel, result) for kernel in now.kernels for result in kernel.results]
+    past = {
+        (kernel.name, result.output, result.dtype, result.source): against.Earlier([0.5, 0.25, "nan"], alike=False)
+        for kernel, result in figures_
+    }
+    before = msgspec.structs.replace(now, id="0" * 12, kernels=now.kernels[:-4])
+    path = tmp_path / "lead.html"
+    page = record_html.render(now, base=compare(before, now), history=past, gate=judge([now], load(tmp_path)))
+    path.write_text(page, encoding="utf-8")
+    titles = "[...document.querySelectorAll('h2')].map((each) => each.textContent)"
+    for width in (320, 420, 800, 1280):
+        tab = browser.page()
+        tab.resize(width, mobile=width < 500)
+        tab.open(path)
+        assert tab.evaluate(READY) == "yes"
+        lead = ["What changed since run 000000000000", "Trend", "Against the committed bounds", "The worst result"]
+        assert tab.evaluate(titles)[:4] == lead
+        tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        tables = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+        assert width < 420 or tab.evaluate(tables) == 0
+        tab.close()
+
+
 def test_on_paper_every_section_is_open_and_controls_are_gone(page: Page) -> None:
     page.media(kind="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -439,6 +470,11 @@ def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
     assert tab.evaluate("document.querySelectorAll('#table .packed').length") == 0
     click(tab, "th[data-key=kernel] button")
     assert column(tab, "kernel") == sorted(column(tab, "kernel"))
+    # on paper the groups of peers stay closed, and with them what would be hundreds of pages
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate("document.querySelectorAll('details.group[open], details.group .kernel[open]').length") == 0
+    assert tab.evaluate("document.querySelectorAll('details.kernel:not([open])').length") == 30
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
     # a link to a peer opens its group and its section
     tab.evaluate("document.querySelector('#table a[href=\"#kernel-9\"]').click()")
     tab.evaluate("new Promise((done) => setTimeout(done, 60))")

@@ -161,6 +161,20 @@ def test_many_parts_of_one_reason_are_one_line_that_loses_none() -> None:
     assert [gap.text for gap in rest] == ["broken.py fails on import", "a: lost", "b: lost"]
 
 
+def test_parts_of_many_kinds_with_one_end_are_one_line() -> None:
+    """A night whose time is up lacks every law of every dtype: a hundred lines that say the same."""
+    laws = [f"k{k}: the law of {law}: not begun: no time" for k in range(2) for law in ("a", "b", "c", "d")]
+    lines = [*laws, "k0: the law of a: not tried: lost", "k0 float16: not timed: no time"]
+    run = msgspec.structs.replace(passing(), incomplete=[Gap("other", line) for line in lines])
+    first, *rest = run_words.not_measured(run)
+    kinds = "the law of a, the law of b, the law of c and 1 more"
+    assert first.text == f"8 parts of k0 and k1 ({kinds}): not begun: no time"
+    assert sorted(first.parts) == sorted(line.removesuffix(": not begun: no time") for line in laws)
+    assert [gap.text for gap in rest] == lines[-2:]
+    [three, *_] = run_words.not_measured(msgspec.structs.replace(run, incomplete=run.incomplete[:3]))
+    assert three.text == laws[0]
+
+
 def test_many_skipped_kernels_are_one_line() -> None:
     skipped = [
         msgspec.structs.replace(sample().kernels[0], name=f"k{k}", status="skipped", results=[], message="no GPU")

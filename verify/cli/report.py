@@ -13,7 +13,8 @@ from verify.cli import exits, given, options, screen, sinks
 if TYPE_CHECKING:
     from verify.gate.verdict import Verdict
     from verify.records.compare import Comparison
-    from verify.records.record import Number, Run
+    from verify.records.record import Result, Run
+    from verify.report.html.against import Earlier
 
 RECENT = 24  # earlier figures in a sparkline
 HALF = 30_000  # characters of a comment that the bounds may take, the run has the rest
@@ -100,32 +101,45 @@ def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
     return judge([run], load(given.bounds_folder(options, config.find())))
 
 
-def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str], list[Number]]:
-    """Figures of earlier runs on the same architecture, by result."""
+def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str, str], Earlier]:
+    """Figures of earlier runs on the same architecture, by result, without infinite inputs as in the run itself."""
     if folder is None:
         return {}
     from verify.errors import UsageError
-    from verify.records.history import History
-    from verify.records.readings import arch_of
+    from verify.records.history import EVERY, History, Point
+    from verify.records.readings import APART, arch_of
     from verify.records.record import number
+    from verify.report.html.against import Earlier, size
 
     if not Path(folder).is_dir():
         raise UsageError(f"--runs names a folder of records; there is none at {folder}")
-    found: dict[tuple[str, str, str], list[Number]] = {}
+    asked: dict[tuple[str, str, str, str], Result] = {
+        (kernel.name, result.output, result.dtype, result.source): result
+        for kernel in run.kernels
+        if not kernel.peer
+        for result in kernel.results
+    }
+    found: dict[tuple[str, str, str, str], dict[tuple[str, int], Point]] = {}
     progress = screen.Progress()
     with History(folder) as history:
         history.refresh(progress)
         progress.clear()
-        for kernel in {item.name for item in run.kernels if not item.peer}:
-            for line in history.series(kernel, arch=arch_of(run)):
-                earlier = [
-                    number(point.value)
-                    for point in history.points(line)
-                    if point.record != run.id and point.created < run.created
-                ]
-                if line.source == "run" and earlier:
-                    found[kernel, line.output, line.dtype] = earlier[-RECENT:]
-    return found
+        for kernel in dict.fromkeys(name for name, *_ in asked):
+            for line in history.series(kernel, regime=None, arch=arch_of(run)):
+                key = (kernel, line.output, line.dtype, line.source)
+                if line.regime in (EVERY, *APART) or key not in asked or line.gate != asked[key].gate:
+                    continue
+                runs = found.setdefault(key, {})
+                for point in history.points(line):
+                    known = runs.get(at := (point.created, point.id))
+                    if point.record != run.id and point.created < run.created:
+                        runs[at] = point if known is None else max(known, point, key=lambda one: size(one.value))
+    lines = {}
+    for key, runs in found.items():
+        if before := [runs[at] for at in sorted(runs)[-RECENT:]]:
+            alike = (before[-1].properties, before[-1].basis.seed) == (asked[key].properties, asked[key].basis.seed)
+            lines[key] = Earlier([number(point.value) for point in before], alike)
+    return lines
 
 
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:

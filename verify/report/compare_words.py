@@ -20,7 +20,7 @@ def sentence(found: Comparison) -> str:
         parts.append(f"{words.plural(len(found.broke), 'kernel')} that worked {_fails(len(found.broke))}")
     if worse:
         parts.append(f"{len(worse):,} of {words.plural(len(alike), 'figure')} grew")
-        top = max(worse, key=_growth)
+        top = max(worse, key=growth)
         parts.append(f"the most is {title(top)}, {figure(top.base)} to {figure(top.head)} ULP")
     if better:
         parts.append(f"{len(better):,} of {words.plural(len(alike), 'figure')} shrank")
@@ -62,7 +62,8 @@ def _fails(count: int) -> str:
     return "fails now" if count == 1 else "fail now"
 
 
-def _growth(pair: Pair) -> tuple[float, float]:
+def growth(pair: Pair) -> tuple[float, float]:
+    """Orders what got worse: NaN above all, then by the factor."""
     assert pair.base is not None and pair.head is not None
     if not pair.head.finite:
         return (1.0, pair.head.figures.nonfinite)

@@ -24,18 +24,45 @@ def gathered(lines: Iterable[str]) -> list[GapLine]:
 
     >>> [line.text for line in gathered(["a: late", "b: late", "c: late", "d: late", "e: lost"])]
     ['a, b, c and 1 more: late', 'e: lost']
+
+    Where parts of many kinds still share the end of their reason, as every law of every dtype does once time is up,
+    they have one line too.
+
+    >>> [line.text for line in gathered([f"{k}: the law of {law}: late" for k in "abcd" for law in "stuv"])]
+    ['16 parts of a, b, c and 1 more (the law of s, the law of t, the law of u and 1 more): late']
     """
     reasons: dict[str, list[str]] = {}
     for line in map(clean, lines):
         name, _, reason = line.partition(": ")
         reasons.setdefault(reason or line, []).append(name)
-    found = []
+    ends: dict[str, list[str]] = {}  # the last clause -> the reasons that end with it
     for reason, names in reasons.items():
-        if len(names) > FEW:
+        if (end := reason.partition(": ")[2]) and not names[0].endswith(SKIPPED):
+            ends.setdefault(end, []).append(reason)
+    found, told = [], set[str]()
+    for reason, names in reasons.items():
+        end = reason.partition(": ")[2]
+        if len(alike := ends.get(end, [])) > FEW and reason in alike:
+            if end not in told:
+                told.add(end)
+                found.append(_together(end, {one.removesuffix(f": {end}"): reasons[one] for one in alike}))
+        elif len(names) > FEW:
             if all(name.endswith(SKIPPED) for name in names):
                 names, reason = [name.removesuffix(SKIPPED) for name in names], f"skipped: {reason}"
-            shown = listed([", ".join(names[:FEW]), f"{len(names) - FEW:,} more"])
-            found.append(GapLine(f"{shown}: {reason}", names))
+            found.append(GapLine(f"{_first(names)}: {reason}", names))
         else:
             found += [GapLine(reason if name == reason else f"{name}: {reason}") for name in names]
     return found
+
+
+def _together(end: str, kinds: dict[str, list[str]]) -> GapLine:
+    parts = [f"{name}: {kind}" for kind, names in kinds.items() for name in names]
+    owners = dict.fromkeys(name for names in kinds.values() for name in names)
+    return GapLine(f"{len(parts):,} parts of {_first(list(owners))} ({_first(list(kinds))}): {end}", parts)
+
+
+def _first(names: list[str]) -> str:
+    """`a, b, c and 4 more`."""
+    if len(names) <= FEW:
+        return listed(names)
+    return listed([", ".join(names[:FEW]), f"{len(names) - FEW:,} more"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import types
 from typing import Any
@@ -53,6 +54,20 @@ def broadcast(semantic: Any, element: Any, *shapes: list[int] | None) -> str:
         return " ".join(f"{v.type} {v.handle.data.shape}" for v in semantic.binary_op_type_checking_impl(*values))
     except ValueError as refused:
         return str(refused)
+
+
+def test_what_equal_types_share_outlives_the_first_of_them() -> None:
+    """Python 3.13 cleared it: what lies in the dict that an object is born with is looked for in that object alone."""
+    from triton.language import core
+
+    for make in (lambda: core.block_type(core.float32, [64, 2]), lambda: core.pointer_type(core.float32)):
+        first = make()
+        first.itself = first  # as what is remembered of a type holds the type
+        second = make()
+        del first
+        gc.collect()
+        assert second.element_ty is core.float32 and second.itself == second
+    assert list(core.block_type(core.float32, [64, 2]).shape) == [64, 2]
 
 
 def test_types_and_broadcasts_are_those_of_triton(request: pytest.FixtureRequest) -> None:

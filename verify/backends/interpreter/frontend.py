@@ -110,7 +110,7 @@ def _block(original: Callable[..., None]) -> Callable[..., None]:
         original(self, element_ty, shape)
         if len(known) >= _SHAPES:
             known.clear()
-        known[key] = (element_ty, self.__dict__)  # with the element type itself, so that its id stays its own
+        known[key] = (element_ty, _shared(self))  # with the element type itself, so that its id stays its own
 
     return init
 
@@ -128,9 +128,19 @@ def _pointer(original: Callable[..., None]) -> Callable[..., None]:
             self.__dict__ = known[key][1]
             return
         original(self, element_ty, address_space, const)
-        known[key] = (element_ty, self.__dict__)
+        known[key] = (element_ty, _shared(self))
 
     return init
+
+
+def _shared(one: Any) -> dict[str, Any]:
+    """The attributes of an object as a dict that others may have too.
+
+    Since Python 3.13 the dict that an object is born with lies in the object, and the garbage collector looks for its
+    values there alone: whatever only another object with that dict could reach was cleared.
+    """
+    one.__dict__ = dict(vars(one))
+    return vars(one)
 
 
 def _of_other_elements(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -214,7 +224,7 @@ def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
         if type(number) not in settled.get(id(kind.scalar), ()):
             return original(self, lhs, rhs, *flags, **named)
         constants = vars(kind).setdefault(_CONSTANTS, {})
-        key = (number, type(number))
+        key = _named(number)
         if key in constants:
             constant = core.tensor(TensorHandle(constants[key], kind.scalar), kind)
             return (lhs, constant) if left else (constant, rhs)
@@ -228,6 +238,11 @@ def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return pair
+
+
+def _named(number: float) -> tuple[float | str, type]:
+    """A number as it is remembered: 1 is not 1.0, nor 0.0 the -0.0 that Triton 3.9 makes of it."""
+    return number or repr(number), type(number)
 
 
 def _fitting(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
@@ -362,7 +377,7 @@ def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> C
                 kind, other = x.type, y
             else:
                 kind = x.type
-                other = kind.__dict__.get(_CONSTANTS, _NONE).get((y, type(y)))
+                other = kind.__dict__.get(_CONSTANTS, _NONE).get(_named(y))
                 if other is None:
                     return call(x, y)
             data = ufunc(other, left.data) if swapped else ufunc(left.data, other)
@@ -415,7 +430,7 @@ def _selected(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
 
 def _filled(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
     """tl.full of a number, which coefficients of polynomials are: the array, which nothing writes to, is made once."""
-    known: dict[Any, tuple[Any, Any, Any]] = {}
+    known: dict[Any, tuple[Any, Any, Any, Any]] = {}
 
     def full(shape: Any, value: Any, dtype: Any, **named: Any) -> Any:
         number = value.value if type(value) is core.constexpr else value
@@ -425,19 +440,19 @@ def _filled(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
             return call(shape, value, dtype)
         key = (
             *(side.value if type(side) is core.constexpr else side for side in shape),
-            number,
-            type(number),
+            _named(number),
             id(dtype),
         )
         if key in known:
-            _, kind, array = known[key]
-            return core.tensor(TensorHandle(array, kind.scalar), kind)
+            _, kind, element, array = known[key]
+            return core.tensor(TensorHandle(array, element), kind)
         out = call(shape, value, dtype)
         if type(out) is core.tensor and type(out.handle) is TensorHandle and out.handle.data.size <= _ELEMENTS:
             if len(known) >= _SHAPES:
                 known.clear()
             out.handle.data.flags.writeable = False
-            known[key] = dtype, out.type, out.handle.data  # with the type itself, so that its id stays its own
+            # with the type itself, so that its id stays its own; a zero of a uint32 has the elements of an int32
+            known[key] = dtype, out.type, out.handle.dtype, out.handle.data
         return out
 
     return full

@@ -1,26 +1,43 @@
-"""What a page shows beside a run: bounds, a base run, history. Each becomes plain rows here, and only here.
+"""What a page shows first where there is something to hold a run against: a base run, its history, bounds.
+
+Each becomes plain rows here, and only here.
 
 The page knows neither gate nor comparison: it gets sentences and cells.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.records.record import KernelRun, Number, Result, Worst
-from verify.report import gate_words, run_words, words
-from verify.report.gaps import GapLine, gathered
+from verify.records.record import KernelRun, Number, Result, Run, Worst, value_of
+from verify.report import compare_words, gate_words, run_words, words
+from verify.report.gaps import FEW, GapLine, gathered
+from verify.report.html.curve_plot import spark
 from verify.report.signs import STANDING
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from verify.gate.verdict import Row, Verdict
     from verify.records.compare import Comparison, Pair
 
-History = Mapping[tuple[str, str, str], Sequence[Number]]  # (kernel, output, dtype) -> figures, oldest first
 MOST = 200  # rows of one table: a page is read, the commands list everything
+LEAD = 8  # of them stand open, above what the run itself says
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Figures of one result in earlier runs, oldest first."""
+
+    values: Sequence[Number]
+    alike: bool  # the last of them is of the cases that this run measured
+
+
+History = Mapping[tuple[str, str, str, str], Earlier]  # by kernel, output, dtype and source
 
 
 @dataclass(frozen=True)
@@ -35,11 +52,12 @@ class AgainstRow:
     after: str
     note: str
     worst: Worst | None = None
+    trend: Markup | str = ""
 
 
 @dataclass(frozen=True)
 class Against:
-    """One table: the run against bounds, or against another run."""
+    """One table: the run against bounds, another run, or those before it."""
 
     anchor: str
     title: str
@@ -120,43 +138,108 @@ _CHANGE: dict[str, tuple[str, str]] = {
 
 
 def base(found: Comparison) -> Against:
-    """The run beside an earlier one; what did not change is counted and not listed."""
-    rows = [_pair(pair) for pair in found.pairs if not pair.silent]
-    changes = [pair.change for pair in found.pairs]
-    counted = [f"{changes.count(change):,} {word}" for change, (_, word) in _CHANGE.items() if change in changes]
-    silent = sum(pair.silent for pair in found.pairs)
-    bits = sum(pair.bits == "changed" for pair in found.pairs)
-    sentence = ", ".join(counted) or "nothing to compare"
-    sentence += f"; bits changed in {words.plural(bits, 'figure')}" if bits else "; no bits are known to have changed"
+    """The run beside an earlier one; what did not change is not listed, what stands alone is counted by kernel."""
+    both = [pair for pair in found.listed if pair.base is not None and pair.head is not None and not pair.reason]
+    both.sort(key=lambda pair: compare_words.growth(pair) if pair.change == "worse" else (-1.0, 0.0), reverse=True)
+    rows = [_pair(pair) for pair in both]
     return Against(
         anchor="base",
-        title=f"Against run {words.clean(found.base.id)}",
+        title=f"What changed since run {words.clean(found.base.id)}",
         standing={PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code],
-        sentence=sentence + (f"; {silent:,} unchanged and not listed" if silent else ""),
+        sentence=compare_words.sentence(found),
         before="Before",
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
         lines=[GapLine(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
-        + [GapLine(words.clean(f"{name} no longer fails")) for name in found.mended],
+        + [GapLine(words.clean(f"{name} no longer fails")) for name in found.mended]
+        + _alone(found.pairs),
     )
+
+
+def _alone(pairs: Sequence[Pair]) -> list[GapLine]:
+    """What stands on one side only or cannot be compared: a line for each reason, which names the kernels."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for pair in pairs:
+        if pair.change in ("incomparable", "removed", "added"):
+            why = pair.reason.partition(":")[0]  # hashes differ by kernel
+            kernels = found.setdefault((_CHANGE[pair.change][1], why), {})
+            kernels[pair.key.kernel] = kernels.get(pair.key.kernel, 0) + 1
+    lines = []
+    for (word, why), kernels in found.items():
+        names = ", ".join(list(kernels)[:FEW]) + (f" and {len(kernels) - FEW:,} more" if len(kernels) > FEW else "")
+        text = f"{word}: {words.plural(sum(kernels.values()), 'figure')} of {names}" + (f": {why}" if why else "")
+        parts = [f"{kernel} {words.plural(count, 'figure')}" for kernel, count in kernels.items()]
+        lines.append(GapLine(words.clean(text), [words.clean(part) for part in parts] if len(parts) > FEW else []))
+    return lines
 
 
 def _pair(pair: Pair) -> AgainstRow:
     key = pair.key
     standing, word = _CHANGE[pair.change]
-    notes = [words.clean(pair.reason)] if pair.reason else []
-    if pair.bits == "changed":
-        notes.append("bits changed")
     return AgainstRow(
         standing=standing,
         word=word,
         what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype)),
         regime=words.clean(key.regime),
-        before="" if pair.base is None else words.ulp(_number(pair.base.value)),
-        after="" if pair.head is None else words.ulp(_number(pair.head.value)),
-        note=", ".join(notes),
+        before=compare_words.figure(pair.base),
+        after=compare_words.figure(pair.head),
+        note="bits changed" if pair.bits == "changed" else "",
         worst=None if pair.head is None or pair.change != "worse" else pair.head.worst,
     )
+
+
+def over_time(run: Run, history: History | None) -> Against | None:
+    """What moved since the run before, the largest growth first, with the figures of all earlier runs."""
+    known = [
+        (kernel, result, found)
+        for kernel in run.kernels
+        if not kernel.peer
+        for result in run_words.leading(kernel)
+        if (found := _before(history, kernel, result))
+    ]
+    if not known:
+        return None
+    moved = []
+    for kernel, result, found in known:
+        now, last = run_words.judged(result.figures, result.gate).upper, found.values[-1]
+        ratio = size(value_of(now)) / size(value_of(last))
+        if ratio != 1.0:
+            moved.append((ratio, _moved(kernel, result, found, now, ratio > 1)))
+    moved.sort(key=lambda pair: -pair[0])
+    grew, runs = sum(ratio > 1 for ratio, _ in moved), max(len(found.values) for *_, found in known)
+    counted = [f"{grew:,} grew"] * (grew > 0) + [f"{len(moved) - grew:,} shrank"] * (len(moved) > grew)
+    of = words.plural(len(known), "result")
+    since = f"since the run before, over {words.plural(runs, 'earlier run')}"
+    said = f"of {of}, {words.listed(counted)} {since}" if moved else f"no maximum of {of} moved {since}"
+    return Against(
+        anchor="trend",
+        title="Trend",
+        standing="wrong" if any(row.standing == "wrong" for _, row in moved) else "skipped" if grew else "ok",
+        sentence=said,
+        before="Before",
+        rows=[row for _, row in moved[:MOST]],
+        left_out=max(len(moved) - MOST, 0),
+        lines=[],
+    )
+
+
+def _moved(kernel: KernelRun, result: Result, found: Earlier, now: Number, grew: bool) -> AgainstRow:
+    title = run_words.title(kernel, result)
+    return AgainstRow(
+        standing="wrong" if result.status == "wrong" else "skipped" if grew else "ok",
+        word="grew" if grew else "shrank",
+        what=title,
+        regime="",
+        before=words.ulp(found.values[-1]),
+        after=words.ulp(now),
+        note="" if found.alike else "other cases",
+        trend=spark((*found.values, now), result.limit, label=f"Maximum of {title} over {len(found.values) + 1} runs"),
+    )
+
+
+def size(value: float) -> float:
+    """An error as it is compared: NaN above infinity, and both finite, so that the ratio of two of them is one."""
+    return 1e300 if math.isnan(value) else min(max(value, 1e-3), 1e299)
 
 
 def _number(value: float) -> Number:
@@ -167,7 +250,11 @@ def _number(value: float) -> Number:
 
 def trend(history: History | None, kernel: KernelRun, result: Result) -> Sequence[Number]:
     """The figures of one result over earlier runs and this one, if there are any earlier ones."""
+    found = _before(history, kernel, result)
+    return (*found.values, run_words.judged(result.figures, result.gate).upper) if found else ()
+
+
+def _before(history: History | None, kernel: KernelRun, result: Result) -> Earlier | None:
     if not history or kernel.peer:
-        return ()
-    earlier = history.get((kernel.name, result.output, result.dtype), ())
-    return (*earlier, run_words.judged(result.figures, result.gate).upper) if earlier else ()
+        return None
+    return history.get((kernel.name, result.output, result.dtype, result.source))

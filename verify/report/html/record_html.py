@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from verify.records.files import encode
 from verify.records.record import CLASSES, ORDINARY, KernelRun, Number, Result, Run, replay_command, value_of
-from verify.report import run_words, words
+from verify.report import findings, run_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
 from verify.report.signs import GLYPHS, STANDING
@@ -40,8 +40,9 @@ ROWS = 150_000  # of the table; what is judged is written out in any case
 SPEEDS = 40_000  # of plots of accuracy against speed
 CROWD = 12  # more peers than these stand apart from the judged kernels, by operation
 RANK = {"wrong": 6, "crashed": 5, "timeout": 4, "error": 3, "interrupted": 2, "skipped": 2, "ok": 1, "peer": 0}
+MOST_FINDINGS = 40  # beside the first; the table has them all
 CROWDED = 40  # rows of peers beyond which they are hidden until asked for
-TEMPLATES = ("report", "kernel", "brief", "parts", "beside", "row", "speed")
+TEMPLATES = ("report", "against", "kernel", "brief", "parts", "beside", "row", "speed")
 COLUMNS = (  # key, heading, numeric
     ("kernel", "Kernel", False),
     ("output", "Result", False),
@@ -144,7 +145,9 @@ def render(
         skipped_laws=run_words.skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
         laws_line=run_words.laws_line(run),
         broken=_broken(run),
-        beside=_beside(base, gate),
+        beside=_beside(run, base, gate, history),
+        more_findings=_more_findings(run),
+        lead=against.LEAD,
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
         selftest=_selftest(run),
@@ -236,9 +239,10 @@ def _machine(run: Run) -> str:
     return ", ".join(words.clean(f"{label}{known[name]}") for label, name in names if name in known)
 
 
-def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:
-    found = [] if gate is None else [against.bounds(gate)]
-    return found if base is None else [*found, against.base(base)]
+def _beside(run: Run, base: Comparison | None, gate: Verdict | None, history: History | None) -> list[Against]:
+    """What the page leads with where it is given: change, trend, and the verdict of the bounds."""
+    found = [None if base is None else against.base(base), against.over_time(run, history)]
+    return [each for each in (*found, None if gate is None else against.bounds(gate)) if each is not None]
 
 
 def _broken(run: Run) -> list[dict[str, Any]]:
@@ -432,9 +436,16 @@ def _of_classes(run: Run) -> list[tuple[str, str, str]]:
 
 def _headline(run: Run) -> dict[str, Any] | None:
     """The worst wrong result, or of a run without one the result that comes closest to its limit."""
-    found = run_words.worst_result(run) or run_words.closest_result(run)
-    if found is None:
-        return None
+    found = next(iter(findings.findings(run)), None) or run_words.closest_result(run)
+    return None if found is None else _finding(run, found)
+
+
+def _more_findings(run: Run) -> list[dict[str, Any]]:
+    """The other causes of wrong results, what a maintainer would fix first above."""
+    return [_finding(run, found) for found in findings.findings(run)[1 : 1 + MOST_FINDINGS]]
+
+
+def _finding(run: Run, found: run_words.Found) -> dict[str, Any]:
     index = next(place for place, kernel in enumerate(run.kernels) if kernel is found.kernel)
     return {
         "kernel": run_words.name_of(found.kernel),
@@ -442,6 +453,7 @@ def _headline(run: Run) -> dict[str, Any] | None:
         "result": views.result_view(found.kernel, found.result),
         "element": None if found.worst is None else views.worst_view(found.worst, found.result),
         "wrong": found.result.status == "wrong",
+        "also": findings.also(found),
     }
 
 

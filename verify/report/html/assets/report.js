@@ -261,7 +261,7 @@
     });
   };
 
-  // Sections: a link opens what it points to; everything is open on paper; packed ones are filled when opened.
+  // Sections: a link opens what it points to; everything but groups of peers is open on paper; packed ones are filled when opened.
   const sections = all("details.kernel");
   let texts = {};
   const fill = (box, markup) => {
@@ -315,8 +315,9 @@
   for (const section of sections) section.addEventListener("toggle", () => { if (section.open) unpack(section); });
   let closed = [];
   addEventListener("beforeprint", () => {
-    for (const section of sections) unpack(section);
-    closed = all("details:not([open])");
+    const printed = (section) => !section.closest("details.group:not([open])");
+    for (const section of sections.filter(printed)) unpack(section);
+    closed = all("details:not([open])").filter(printed);
     for (const section of closed) section.open = true;
   });
   addEventListener("afterprint", () => {
