@@ -246,6 +246,9 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     special: list[SpecialValue] = []
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`: equal when no bit changed
     classes: list[ClassFigures] = []  # those that occur, in the order of CLASSES; none of a sweep or a hunt
+    format: str = (
+        ""  # of the result, in whose ULP it is judged, where that is not `dtype`, which says what cases it has
+    )
 
 
 class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

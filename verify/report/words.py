@@ -150,6 +150,11 @@ def basis_of(result: Result, *, short: bool = False) -> str:
     return f"{text} calls" if short else text.replace(" cases", " calls")
 
 
+def dtype_of(result: Result) -> str:
+    """`bfloat16`, or `bfloat16 to float32` where the cases of a dtype give a result of another one."""
+    return clean(f"{result.dtype} to {result.format}" if result.format else result.dtype)
+
+
 def decimal(value: Number) -> str:
     """A plain number, such as the edge of a regime or a limit: -5.25, 1e-20, inf."""
     number = value_of(value)

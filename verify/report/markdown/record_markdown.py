@@ -119,7 +119,7 @@ def _row(kernel: KernelRun, result: Result, standing: str) -> str:
         [
             code(run_words.name_of(kernel)),
             code(result.output),
-            code(result.dtype),
+            code(words.dtype_of(result)),
             *(inert(run_words.of_class(result, name)) + scaled * (at == 0) for at, name in enumerate(CLASSES)),
             words.basis_of(result),
             run_words.baseline_of(result),

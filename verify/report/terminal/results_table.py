@@ -212,7 +212,7 @@ def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
     return {
         "kernel": run_words.name_of(kernel),
         "output": words.clean(result.output),
-        "dtype": words.clean(result.dtype),
+        "dtype": words.dtype_of(result),
         "max": run_words.maximum(figures, result.gate, dash=signs.dash) + scaled,
         "basis": words.basis_of(result),
         "basis_short": words.basis_of(result, short=True),
