@@ -131,6 +131,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     `max_ulp` is the exactly re-judged maximum; `max_upper` is what no element can exceed given the
     certificate of the fast reference (equal to `max_ulp` unless elements remain undecided).
     The `scaled_*` figures are relative to ulp(scale); they are None for ops without a scale of their own.
+    Of the undecided elements those are `open` of which nothing is known: maximum, quantile and mean leave them out.
     """
 
     n: int
@@ -144,6 +145,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     scaled_max: Number | None = None
     scaled_upper: Number | None = None
     scaled_p999: Number | None = None
+    open: int = 0
 
 
 class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
