@@ -46,6 +46,14 @@ class Refused(KernelError):
     """A kernel raised an error of Python's on a case: it does not take it."""
 
 
+class OtherDtype(KernelError):
+    """An output has another dtype than is declared for it."""
+
+    def __init__(self, message: str, output: str, dtype: str) -> None:
+        super().__init__(message)
+        self.output, self.dtype = output, dtype
+
+
 class InternalError(VerifyError):
     """verify itself failed in a worker: an exception that no code there expects. Its traceback is on stderr."""
 

@@ -139,7 +139,8 @@ def test_every_kernel_has_its_own_result(ran) -> None:
         ),
         (
             "wrong_dtype",
-            "float16: wrong_dtype must return y as torch.float16 for torch.float16 input; it returned torch.float32",
+            "float16: wrong_dtype must return y as torch.float16; it returned torch.float32 (if that is meant: \
+output_dtypes={'y': 'float32'})",
         ),
         (
             "wrong_device",

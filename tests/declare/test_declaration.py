@@ -130,6 +130,27 @@ demanding, extreme; received float32",
             {"max_ulp": {"float32": 0.1}, "dtypes": "float32"},
             "max_ulp is a finite number of at least 0.5; received 0.1",
         ),
+        ({"output_dtypes": "float32"}, "output_dtypes gives single outputs a dtype by name; received 'float32'"),
+        ({"output_dtypes": {}}, "output_dtypes gives single outputs a dtype by name; received {}"),
+        ({"output_dtypes": {"z": "float32"}}, "output_dtypes is about its outputs, y; received 'z'"),
+        ({"output_dtypes": {"float64": {"y": "float32"}}}, "output_dtypes is about its outputs, y; received 'float64'"),
+        (
+            {"output_dtypes": {"float16": {"y": "int8"}}},
+            f"output_dtypes names floating-point formats, {KNOWN}; received 'int8' for y",
+        ),
+        (
+            {"operand_dtypes": {"x": "float32"}, "dtypes": "bfloat16"},
+            "operand_dtypes leaves one operand or more to the dtypes of the cases, bfloat16; received all, x",
+        ),
+        (
+            {"operand_dtypes": {"x": "float64"}},
+            "what float64 operands give is judged in cases of float64; received 'float64' for x beside float32",
+        ),
+        (
+            {"output_dtypes": {"y": "float64"}, "max_ulp": {"float64": 1}, "dtypes": "float32"},
+            "max_ulp names one limit per dtype, float32, float64, or per class of inputs, ordinary, demanding, \
+extreme; received float64",
+        ),
         ({"max_ulp": True}, "max_ulp is a finite number of at least 0.5; received True"),
         ({"max_ulp": float("nan")}, "max_ulp is a finite number of at least 0.5; received nan"),
         ({"max_ulp": float("inf")}, "max_ulp is a finite number of at least 0.5; received inf"),
@@ -239,6 +260,21 @@ def test_functions_whose_signature_says_nothing_are_taken_as_they_are() -> None:
 
     for function in (Gelu.apply, torch.nn.GELU(), torch.nn.functional.gelu, lambda *tensors, **keywords: tensors):
         assert kernel(op="gelu", name="k")(function).op.name == "gelu"
+
+
+def test_the_dtypes_of_single_operands_and_outputs() -> None:
+    def norm(x, weight, *, eps):  # type: ignore[no-untyped-def]
+        return x
+
+    weight = {"weight": torch.float32}
+    item = kernel(op="rms_norm", dtypes=["bfloat16", "float32"], operand_dtypes=weight)(norm)
+    assert item.mixed("bfloat16") == {"weight": "float32"} and item.mixed("float32") == {}
+    assert item.promise.endswith("max 4 ULP scaled; weight as float32 beside bfloat16")
+    assert (item.result_dtype("bfloat16", "y"), item.result_dtype("bfloat16", "dweight")) == ("bfloat16", "float32")
+    by_dtype = kernel(op="rms_norm", operand_dtypes={"float16": weight}, output_dtypes={"float16": {"y": "float32"}})(
+        norm
+    )
+    assert (by_dtype.mixed("bfloat16"), by_dtype.mixed("float16")) == ({}, {"weight": "float32", "y": "float32"})
 
 
 # -- targets ------------------------------------------------------------------------------------

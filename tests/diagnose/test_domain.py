@@ -83,3 +83,55 @@ def test_what_is_computed_in_a_narrower_dtype_is_not_declared() -> None:
     assert "dtypes" not in arguments
     naive = lambda x: (x.float().exp() / x.float().exp().sum(-1, keepdim=True)).to(x.dtype)  # noqa: E731
     assert probed(naive, op="softmax", gradients=False)[1]["largest"] == "10", "one number for all dtypes"
+
+
+def weighted(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+    return (norm(x.double(), eps=eps) * weight.double()).to(x.dtype)
+
+
+def test_a_float32_weight_is_tried_beside_16_bit_data() -> None:
+    options = {"operands": None, "gradients": False, "dtypes": ["float32", "bfloat16", "float16"], "largest": 1e18}
+    lines, arguments = probed(weighted, **options)
+    assert lines["mixed"] == ["beside bfloat16, float16 weight as float32: taken"]
+    assert not {"operand_dtypes", "output_dtypes"} & set(arguments)
+    assert lines["gradients"] == ["not asked for: gradients=False"]
+
+
+def test_other_dtypes_that_a_kernel_asks_for_and_returns_are_declared() -> None:
+    def picky(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+        if weight.dtype != torch.float32 or x.dtype == torch.float64:
+            raise TypeError("weight must be float32")
+        return weighted(x, weight, eps=eps).float()
+
+    options: dict[str, Any] = {"operands": None, "gradients": False, "dtypes": ["float16"]}
+    lines, arguments = probed(picky, **options)
+    assert arguments["operand_dtypes"] == "{'weight': 'float32'}" and arguments["output_dtypes"] == "{'y': 'float32'}"
+    assert lines["returns"] == ["y as float32 beside bfloat16, float16"]
+    [refused] = lines["refuses"]
+    assert refused.startswith("float64: TypeError: weight must be float32 (")
+    said = {
+        name: {"weight": "float32"} if name == "operand_dtypes" else {"y": "float32"}
+        for name in arguments
+        if "_" in name
+    }
+    assert not set(said) & set(probed(picky, **options, **said)[1]), "what the declaration says is not said again"
+
+
+def test_each_dimension_of_a_pytorch_function_is_tried() -> None:
+    def narrow(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] > 100:
+            raise ValueError("too wide")
+        return torch.softmax(x.double(), -1).to(x.dtype)
+
+    declared = verify.kernel(
+        like=lambda x: x.softmax(-1),
+        shapes={"x": "n d"},
+        where="d >= 2",
+        max_ulp=64,
+        dtypes=["float32"],
+        gradients=False,
+    )(narrow)
+    found = domain.probe(declared, "k.py::k", CPU, lambda text: None, ())
+    assert found.arguments["where"] == "'d >= 2 and d <= 100'"
+    assert ("sizes", "n: 1 to 1,000, all that were tried") in found.lines
+    assert any(name == "refuses" and text.startswith("d = 101: ValueError: too wide") for name, text in found.lines)

@@ -54,7 +54,8 @@ def gelu(x: Tensor) -> Tensor:
         (lambda x: x.sum(), "k must return y of shape (4, 6) for dims (4, 6); it returned ()"),
         (
             lambda x: x.double(),
-            "k must return y as torch.float32 for torch.float32 input; it returned torch.float64",
+            "k must return y as torch.float32; it returned torch.float64 (if that is meant: output_dtypes={'y': \
+'float64'})",
         ),
         (lambda x: x.int(), "k must return a floating-point y; it returned torch.int32"),
         (

@@ -56,6 +56,29 @@ def judged(op: Op, problem: Problem, got: Tensor, fmt: Format, **options: object
     return judge_result(op, problem, "y", got, truth, fmt, **options), truth  # type: ignore[arg-type]
 
 
+def test_elements_of_which_nothing_is_known_are_open_and_no_figure_counts_them() -> None:
+    fmt, x = named("float32"), torch.linspace(-3, 3, 64)
+    problem, got = gelu(x), torch.nn.functional.gelu(x.double()).float()
+    truth = evaluate(GELU, problem, {"y": fmt})["y"]
+    value, bound = truth.value.clone(), truth.bound.clone()
+    value[8:24], bound[8:24] = 5e-324, torch.inf  # where float64 has no interval, and nobody asked Arb
+
+    def open_ones(got: Tensor) -> Tally:
+        known = replace(truth, value=value, bound=bound)
+        options: dict[str, Any] = {"policy": Policy(), "sample": 0, "keep": 1, "open_limit": 0, "rounds": 0}
+        return judge_result(GELU, problem, "y", got, known, fmt, **options).tallies[0]
+
+    right = open_ones(got)
+    assert (right.n, right.open, right.nan) == (64, 15, 0), "the leader alone was asked for exactly"
+    figures = right.figures()
+    assert figures.undecided >= figures.open == 15 and value_of(figures.max_upper) < 0.51 and figures.mean < 0.51
+    wrong = got.clone()
+    wrong[60] += 1e-3
+    assert value_of(open_ones(wrong).figures().max_upper) > 1000, "what is known is held against it"
+    wrong[10] = torch.nan
+    assert open_ones(wrong).figures().max_upper == "nan"
+
+
 def largest(tally: Tally, gate: str = "plain") -> float:
     return value_of(tally.maximum(gate).seen)
 

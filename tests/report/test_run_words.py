@@ -43,6 +43,19 @@ def test_labels_follow_the_vocabulary_of_the_field() -> None:
     assert label(scaled) == "0.952 ULP scaled"
 
 
+def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
+    result = layer_norm_kernel().results[0]
+    found = replace(result.figures, open=37, undecided=37)
+    endless = replace(result.figures, scaled_upper="inf", max_upper="inf")  # as older records have it
+    for each in (found, endless):
+        assert label(result, figures=each, classes=[]) == "at least 0.949 ULP scaled, open"
+        shown = [run_words.maximum(each, "scaled", dash=dash) for dash in ("–", "-")]
+        assert shown == ["≥0.949", ">=0.949"]
+        assert run_words.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
+    run = make([replace(layer_norm_kernel(), results=[replace(result, figures=found)])])
+    assert "≥: at least: of other elements nothing is known" in record_text.render(run, Terminal(200))
+
+
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_a_maximum_that_is_no_number_earns_no_good_word(bad: str) -> None:
     result = replace(good_kernel().results[0], figures=figures(10, bad, bad, 1.0, 0))

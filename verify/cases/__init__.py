@@ -1,5 +1,5 @@
 """Cases: small JSON values that determine inputs to the bit, and the recipes that fill them."""
 
-from verify.cases.case import Case, inputs_of, problem_of, upstream_of
+from verify.cases.case import Case, case_of, inputs_of, problem_of, upstream_of
 
-__all__ = ["Case", "inputs_of", "problem_of", "upstream_of"]
+__all__ = ["Case", "case_of", "inputs_of", "problem_of", "upstream_of"]

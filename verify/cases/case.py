@@ -13,6 +13,8 @@ from verify.cases import counter
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.values import SMALL, fill, within
+from verify.declare.declaration import Kernel
+from verify.declare.promises import differing
 from verify.errors import UsageError
 from verify.ops.op import Op, Operand, Problem, up_to
 from verify.truth import formats
@@ -58,6 +60,19 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
                 f"not a case: {error}",
                 hint="copy the case from the failure message or from the report",
             ) from error
+
+
+def case_of(kernel: Kernel, dtype: str, **fields: Any) -> Case:
+    """A case of a kernel with its parameters and operands, these in their dtypes: ordinary values, every gradient."""
+    elementwise = kernel.op.kind == "elementwise"
+    made = {
+        "fill": "normal" if elementwise else "randn",
+        "params": dict(kernel.params),
+        "upstream": "normal" if kernel.differentiable else "",
+        "absent": kernel.absent,
+        "dtypes": differing(dtype, kernel.operand_dtypes.get(dtype, {})),
+    }
+    return Case(dtype=dtype, **{**made, **fields})
 
 
 def operand_dtype(case: Case, operand: Operand) -> str:

@@ -31,5 +31,7 @@ def fingerprint(kernel: Kernel, output: str, dtype: str, cases: Iterable[Case] =
         "cases": [{**json.loads(case.to_json()), "seed": 0} for case in cases],
         "space": space,
     }
+    if mixed := kernel.mixed(dtype):
+        said["dtypes"] = mixed
     text = json.dumps(said, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from verify.cases import Case, counter
+from verify.cases import Case, case_of, counter
 from verify.cases.sizes import fitted, sizes_of
 from verify.cases.values import ROW_REGIMES
 from verify.declare.declaration import Kernel
@@ -134,13 +134,9 @@ def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
     return groups
 
 
-def _base(kernel: Kernel, dtype: str, seed: int) -> dict[str, object]:
-    return {"dtype": dtype, "seed": seed, "params": dict(kernel.params), "absent": kernel.absent}
-
-
 def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
     """A case within the kernel's domain; where all inputs are tried, those beyond its magnitude are too."""
-    made = Case(**{**_base(kernel, dtype, seed), **fields})  # type: ignore[arg-type]
+    made = case_of(kernel, dtype, seed=seed, **fields)
     largest = None if made.fill == "patterns" else kernel.largest.get(dtype)
     return msgspec.structs.replace(made, dims=fitted(kernel, made.dims), largest=largest)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 from hypothesis import strategies as st
 
-from verify.cases.case import Case
+from verify.cases.case import Case, case_of
 from verify.cases.layouts import LAYOUTS
 from verify.cases.sizes import fitted, fitted_all, sizes_of
 from verify.cases.values import ELEMENT, ROW, ROW_REGIMES
@@ -306,14 +306,14 @@ class CaseSpace:
         self, dims: Dims, recipe: str, params: dict[str, Any], arriving: str, placed: dict[str, str], seed: int = 0
     ) -> Case:
         kernel = self.kernel
-        return Case(
-            dtype=self.dtype,
+        return case_of(
+            kernel,
+            self.dtype,
             dims=fitted(kernel, dims),
             fill=recipe,
             seed=seed,
             params=params,
             upstream=arriving if kernel.differentiable else "",
-            absent=kernel.absent,
             regime=recipe if kernel.op.kind != "elementwise" else "",
             layouts={name: layout for name, layout in placed.items() if layout != "contiguous"},
             largest=kernel.largest.get(self.dtype),

@@ -70,7 +70,11 @@ def main(options: argparse.Namespace) -> int:
     if arguments:
         lines += ["", "declare:", f"  @verify.kernel(..., {arguments})"]
     else:
-        lines += ["", "the declaration says it all"]
+        taken = any(name == "dtypes" and not text.startswith("none") for name, text in probed.lines)
+        lines += [
+            "",
+            "nothing to add to the declaration" if taken else "it takes no dtype: there is nothing to declare",
+        ]
     data = {"target": target, "lines": probed.lines, "arguments": probed.arguments}
     end = sinks.ending("probed", shlex.join(["verify", "run", target]))
     sinks.deliver_data(options, lambda: data, lambda: sinks.lines(*lines, *end))

@@ -25,17 +25,18 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from verify import ops
+from verify.declare import promises
+from verify.declare.promises import DEFAULT_LIMIT
 from verify.errors import UsageError
 from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Largest, Op, Operand, Params, Shape, largest_words, up_to
-from verify.records.record import CLASSES, EXTREME, ORDINARY
-from verify.truth.formats import FORMATS, named
+from verify.records.record import ORDINARY
+from verify.truth.formats import FORMATS, named, torch_dtype
 from verify.truth.ulp import Policy
 
 LAYOUTS = ("any", "contiguous")
 BACKENDS = ("cuda", "interpreter")
 DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
-DEFAULT_LIMIT = 4.0
 
 # by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
 declared_lines: dict[str, dict[str, set[int]]] = {}
@@ -82,6 +83,9 @@ class Kernel:
     class_limits: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # by dtype, then by class
     where: str = ""  # a condition on sizes, of an op that verify names: see `SIZES`
     refuses: bool = True
+    # by the dtype of a case, then by name: what has another one
+    operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -114,13 +118,41 @@ class Kernel:
             and (self.gradients == "auto" or operand.name in self.gradients)
         )
 
-    def limit(self, dtype: str) -> float:
-        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word."""
-        return self.max_ulp[dtype]
+    def operand_dtype(self, dtype: str, operand: str) -> str:
+        """The dtype of an operand, and of its gradient, in the cases of a dtype."""
+        return self.operand_dtypes.get(dtype, {}).get(operand, dtype)
 
-    def limit_of(self, dtype: str, of_class: str) -> float | None:
+    def result_dtype(self, dtype: str, result: str) -> str | None:
+        """The dtype of a result in the cases of a dtype; None: a statistic, which may have any if none is declared."""
+        if result not in self.outputs:
+            return self.operand_dtype(dtype, result.removeprefix("d"))
+        if result in self.op.integers:
+            return "float64"  # compared as such
+        return self.output_dtypes.get(dtype, {}).get(result, dtype if result == "y" else None)
+
+    def torch_dtype(self, dtype: str, result: str) -> Any:
+        """The same as PyTorch has it."""
+        name = self.result_dtype(dtype, result)
+        return None if name is None else torch_dtype(named(name))
+
+    def mixed(self, dtype: str) -> dict[str, str]:
+        """Operands and outputs that are declared with another dtype than that of the case."""
+        some = [promises.differing(dtype, each.get(dtype, {})) for each in (self.operand_dtypes, self.output_dtypes)]
+        return some[0] | some[1]
+
+    def limit(self, dtype: str, result: str = "") -> float:
+        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word."""
+        return self.max_ulp[self._limited(dtype, result)]
+
+    def limit_of(self, dtype: str, of_class: str, result: str = "") -> float | None:
         """The limit of a class of inputs; None where nothing is promised."""
-        return self.class_limits.get(dtype, {}).get(of_class, self.max_ulp[dtype])
+        name = self._limited(dtype, result)
+        return self.class_limits.get(name, {}).get(of_class, self.max_ulp[name])
+
+    def _limited(self, dtype: str, result: str) -> str:
+        """The dtype whose limit a result has: its own one where that has any."""
+        own = self.result_dtype(dtype, result) if result else None
+        return dtype if own is None or own not in self.max_ulp else own
 
     def allows(self, dims: Sequence[int]) -> bool:
         """Whether sizes belong to the kernel's domain."""
@@ -152,8 +184,10 @@ class Kernel:
         else:
             each = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in self.max_ulp.items())
             parts.append(f"max ULP{unit}: {each}")
-        for each in dict.fromkeys(_of_classes(limits) for limits in self.class_limits.values()):
+        for each in dict.fromkeys(promises.of_classes(limits) for limits in self.class_limits.values()):
             parts.append(each)
+        parts += promises.of_others("", self.operand_dtypes)
+        parts += promises.of_others("returns ", self.output_dtypes)
         if not self.refuses:
             parts.append("refuses nothing")
         if self.where:
@@ -185,6 +219,8 @@ def kernel(
     requires: str | Iterable[str] = (),
     largest: float | Mapping[str, float | Mapping[str, float]] | None = None,
     refuses: bool = True,
+    operand_dtypes: Mapping[str, Any] | None = None,
+    output_dtypes: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare the function below as a kernel.
 
@@ -211,6 +247,10 @@ def kernel(
     largest: the magnitude of inputs up to which the limit is promised: one number, one per dtype, one per operand
         (`{"x": 100.0}`), or one per operand of a dtype (`{"float16": {"x": 100.0}}`); default all finite
         ones. Cases have no larger ones, hunts search none, and where all inputs are tried those beyond are not judged.
+    operand_dtypes: operands that have another dtype than the case, `{"weight": "float32"}`, and so their gradients; by
+        the dtype of the case where it matters, `{"bfloat16": {"weight": "float32"}}`.
+    output_dtypes: the same of outputs, `{"rstd": "float32"}`: each is judged in ULP of its own dtype, and by the limit
+        that max_ulp names for it. Without it y has the dtype of the case, and a statistic any.
     refuses: whether it may raise an error on a case, which is reported as a limit of it; False promises to take all.
     """
 
@@ -248,7 +288,13 @@ def kernel(
         definition.resolve(params or {})
         taken = _operands(about, definition, taken)
         promised = _dtypes(about, dtypes)
-        limits = _limits(about, max_ulp, promised)
+        returned = _outputs(about, definition, outputs)
+        floating = [o.name for o in definition.operands if o.name in taken and not o.range]
+        of_operands = promises.other_dtypes(about, "operand_dtypes", operand_dtypes, promised, floating)
+        numbers = [item for item in returned if item not in definition.integers]
+        of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
+        others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
+        limits = promises.limits(about, max_ulp, promised, others)
         declared = Kernel(
             name=label,
             function=function,
@@ -256,10 +302,10 @@ def kernel(
             params=dict(params or {}),
             dtypes=promised,
             operands=taken,
-            outputs=_outputs(about, definition, outputs),
+            outputs=returned,
             layouts=_choice(about, "layouts", layouts, LAYOUTS),
             gradients=_gradients(about, definition, gradients, taken),
-            max_ulp={dtype: limits[dtype][ORDINARY] or 0.0 for dtype in promised},
+            max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else _where(about, definition, where),
             refuses=bool(refuses),
             class_limits={dtype: each for dtype, each in limits.items() if len(set(each.values())) > 1},
@@ -273,9 +319,9 @@ def kernel(
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
             requires=_requires(about, requires, file),
-            largest=_largest(
-                about, largest, promised, [o.name for o in definition.operands if o.name in taken and not o.range]
-            ),
+            largest=promises.largest(about, largest, promised, floating),
+            operand_dtypes=of_operands,
+            output_dtypes=of_outputs,
         )
         _takes(about, declared)
         code = getattr(function, "__code__", None)
@@ -497,82 +543,6 @@ def _where(about: str, op: Op, text: str) -> str:
     except UsageError as error:
         raise UsageError(f"{about}: {error.message}", hint="where='n <= 65536', where='rank == 2'") from None
     return text
-
-
-def _limits(where: str, limit: Any, dtypes: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
-    """The limit of each class of inputs in each dtype."""
-    if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):
-        return dict.fromkeys(dtypes, _class_limits(where, limit))
-    if set(limit) != set(dtypes):
-        raise UsageError(
-            f"{where}: max_ulp names one limit per dtype, {', '.join(dtypes)}, or per class of inputs, "
-            f"{', '.join(CLASSES)}; received {', '.join(map(str, limit))}",
-            hint=f"max_ulp={dict.fromkeys(dtypes, DEFAULT_LIMIT)!r}, or one number for all",
-        )
-    return {dtype: _class_limits(where, limit[dtype]) for dtype in dtypes}
-
-
-def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
-    given = limit if isinstance(limit, Mapping) else {ORDINARY: limit}
-    if unknown := set(given) - set(CLASSES):
-        raise UsageError(
-            f"{where}: the classes of inputs are {', '.join(CLASSES)}; received {', '.join(map(str, unknown))}",
-            hint=f"max_ulp={{'{ORDINARY}': {DEFAULT_LIMIT:g}, '{EXTREME}': None}}",
-        )
-    found: dict[str, float | None] = {}
-    last: float | None = DEFAULT_LIMIT
-    for name in CLASSES:
-        if name in given:
-            last = None if given[name] is None and name != ORDINARY else _limit(where, given[name])
-        found[name] = last
-    return found
-
-
-def _of_classes(limits: Mapping[str, float | None]) -> str:
-    """`demanding 8 ULP, extreme inputs: no promise`, of the classes that have not the limit of ordinary inputs."""
-    others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
-    return ", ".join(f"{name} inputs: {'no promise' if x is None else f'{x:g} ULP'}" for name, x in others.items())
-
-
-def _limit(where: str, limit: Any) -> float:
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0.5 or math.isinf(limit):
-        raise UsageError(
-            f"{where}: max_ulp is a finite number of at least 0.5; received {limit!r}",
-            hint="max_ulp=0.5 promises correct rounding, max_ulp=1 a faithful result; without it the limit is "
-            f"{DEFAULT_LIMIT:g}",
-        )
-    return float(limit)
-
-
-def _largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequence[str]) -> dict[str, Largest]:
-    if largest is None:
-        return {}
-    each = largest if isinstance(largest, Mapping) else dict.fromkeys(dtypes, largest)
-    if each and all(name in operands for name in each):
-        each = dict.fromkeys(dtypes, each)
-    for dtype, size in each.items():
-        if dtype not in dtypes:
-            raise UsageError(
-                f"{where}: largest is about its dtypes, {', '.join(dtypes)}, or its operands, {', '.join(operands)}; "
-                f"received {dtype!r}",
-                hint=f"largest={{{dtypes[0]!r}: 1e4}} or largest={{{operands[0]!r}: 100.0}}; what is left out is tried "
-                "with all finite numbers",
-            )
-        for operand, one in size.items() if isinstance(size, Mapping) else [(operands[0], size)]:
-            if operand not in operands:
-                raise UsageError(
-                    f"{where}: largest in {dtype} is about its operands, {', '.join(operands)}; received {operand!r}",
-                    hint=f"largest={{{dtype!r}: {{{operands[0]!r}: 100.0}}}}",
-                )
-            if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < math.inf:
-                raise UsageError(
-                    f"{where}: largest is a positive finite magnitude of inputs; received {one!r}",
-                    hint="without it all finite numbers are tried",
-                )
-    return {
-        dtype: {name: float(one) for name, one in size.items()} if isinstance(size, Mapping) else float(size)
-        for dtype, size in each.items()
-    }
 
 
 def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:

@@ -10,14 +10,17 @@ A stand-in is an ordinary kernel that is measured and never judged, so every com
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from verify.declare.declaration import DEFAULT_LIMIT, Kernel
+from verify.declare.declaration import Kernel
+from verify.declare.promises import DEFAULT_LIMIT
 from verify.errors import UsageError
+from verify.truth.formats import named, torch_dtype
 
 RECOMPILATIONS = 64  # a row-wise op meets many widths; beyond torch's own limit of 8 it would silently run eagerly
 
@@ -71,11 +74,32 @@ def _baseline(kernel: Kernel) -> Callable[..., Any]:
     wanted = [known.index(name) for name in kernel.outputs]
 
     def baseline(*arguments: Tensor, **keywords: Any) -> Any:
-        returned = op.baseline(*[None if place is None else arguments[place] for place in places], **keywords)
+        given, kinds = _in_one_dtype(kernel, arguments)
+        returned = op.baseline(*[None if place is None else given[place] for place in places], **keywords)
         items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-        return items[wanted[0]] if len(wanted) == 1 else tuple(items[index] for index in wanted)
+        chosen = [items[index] for index in wanted]
+        chosen = [item if kind is None else item.to(kind) for item, kind in zip(chosen, kinds, strict=True)]
+        return chosen[0] if len(chosen) == 1 else tuple(chosen)
 
     return baseline
+
+
+def _in_one_dtype(kernel: Kernel, arguments: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], list[Any]]:
+    """The arguments in the widest dtype of a declaration that names several, and what the outputs are rounded to.
+
+    PyTorch's own operations take one dtype; what comes back is then rounded once, which is the best that it can do.
+    """
+    present = {name: value for name, value in zip(kernel.operands, arguments, strict=True) if value is not None}
+    floating = {name: value.dtype for name, value in present.items() if value.is_floating_point()}
+    for dtype in kernel.dtypes:
+        if kernel.mixed(dtype) and all(
+            kind == torch_dtype(named(kernel.operand_dtype(dtype, name))) for name, kind in floating.items()
+        ):
+            kinds = [None if name in kernel.op.integers else kernel.torch_dtype(dtype, name) for name in kernel.outputs]
+            widest = functools.reduce(torch.promote_types, [*floating.values(), *filter(None, kinds)])
+            named_arguments = zip(kernel.operands, arguments, strict=True)
+            return [present[name].to(widest) if name in floating else value for name, value in named_arguments], kinds
+    return arguments, [None] * len(kernel.outputs)
 
 
 def _eager(baseline: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,9 @@ kernel's process is named in `avoid` by whoever asks again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -17,23 +18,27 @@ from verify.cases.case import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.sizes import sizes_of
 from verify.cases.strategies import Sizes
+from verify.declare import promises
 from verify.declare.declaration import DEFAULT_DTYPES, Kernel
 from verify.diagnose.requests import Probed
-from verify.errors import KernelError
+from verify.errors import KernelError, OtherDtype
 from verify.laws.accuracy import judge_measured
 from verify.laws.law import Broken, Subject, plain_case
 from verify.measure.call import Measured, run_kernel
 from verify.ops.op import Largest, largest_words
+from verify.truth import formats
 
 Progress = Callable[[str], None]
 
 DTYPES = (*DEFAULT_DTYPES, "float64")
 WIDTHS = (1, 2, 3, 7, 8, 16, 24, 32, 33, 64, 100, 128, 200, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+COUNTS = (1, 2, 3, 7, 64, 1000)  # of rows: without a GPU each is a millisecond or more
 WIDER = (65_537, 131_072, 262_144)  # on a GPU
 PLAIN = 64
 RANKS = ((PLAIN,), (2, PLAIN), (2, 3, PLAIN), (2, 1, 3, PLAIN))
 MAGNITUDES = (1e38, 1e30, 1e24, 1e19, 1e18, 1e15, 1e12, 1e9, 1e6, 65504.0, 1e4, 1e3, 100.0, 10.0)
 ENDS = "its process ends, or hangs"
+MOST = 1 << 17  # elements of an operand of a PyTorch function: its shapes are traced on the CPU
 STEPS = (256, 128, 64, 32, 16, 8, 4, 2)
 
 
@@ -41,6 +46,12 @@ def _shown(size: Largest) -> str:
     return (
         f"{size:g}" if not isinstance(size, dict) else "{" + ", ".join(f"{k!r}: {v:g}" for k, v in size.items()) + "}"
     )
+
+
+def _for_all(kernel: Kernel, said: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """What a declaration says of some dtypes, for all that are tried: what it names for several, for the rest too."""
+    every = {name: item for some in said.values() for name, item in some.items()}
+    return {dtype: said.get(dtype, {} if dtype in kernel.dtypes else every) for dtype in DTYPES}
 
 
 def probe(kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: Sequence[str]) -> Probed:
@@ -54,7 +65,12 @@ class _Probe:
     ) -> None:
         # whatever it promises: that is what is asked
         self.kernel = dataclasses.replace(kernel, dtypes=DTYPES, where="", largest={}, class_limits={}, layouts="any")
-        self.kernel = dataclasses.replace(self.kernel, max_ulp=dict.fromkeys(DTYPES, max(kernel.max_ulp.values())))
+        self.kernel = dataclasses.replace(
+            self.kernel,
+            max_ulp=dict.fromkeys(DTYPES, max(kernel.max_ulp.values())),
+            operand_dtypes=_for_all(kernel, kernel.operand_dtypes),
+            output_dtypes=_for_all(kernel, kernel.output_dtypes),
+        )
         self.declared = kernel
         self.target, self.backend, self.progress, self.avoid = target, backend, progress, avoid
         self.lines: list[tuple[str, str]] = []
@@ -65,6 +81,7 @@ class _Probe:
         if dtypes:
             if self.kernel.op.kind == "graph":
                 self._listed_sizes(dtypes[0])
+                self._dimensions(dtypes[0])
             else:
                 self._sizes(dtypes[0])
             self._layouts(dtypes[0])
@@ -98,19 +115,102 @@ class _Probe:
 
     def _dtypes(self) -> list[str]:
         taken, gradients = [], []
+        beside: dict[str, list[str]] = {}  # what operands of several dtypes give, and beside which
         for dtype in DTYPES:
-            measured, reason = self._try(f"dtype {dtype}", self._case(dtype, self._dims()))
+            measured, reason = self._in_own_dtypes(f"dtype {dtype}", dtype)
+            others = self._others(dtype, wanted=measured is None)
+            if others:
+                said, plain = ", ".join(f"{name} as {item}" for name, item in others.items()), self.kernel
+                self._declare("operand_dtypes", dtype, others)
+                mixed, why = self._in_own_dtypes(f"dtype {dtype} with {said}", dtype)
+                if mixed is not None:
+                    kept = self._within(self._subject(dtype), self._case(dtype, self._dims()), mixed)
+                    why = "taken" if kept else f"taken, and beyond {self.kernel.limit(dtype):g} ULP on ordinary inputs"
+                if mixed is not None or why != reason:
+                    beside.setdefault(f"{said}: {why}", []).append(dtype)
+                if measured is not None or mixed is None:
+                    self.kernel = plain
+                measured = measured or mixed
             if measured is None:
                 self._say("refuses", f"{dtype}: {reason}")
                 continue
             taken.append(dtype)
             gradients = [name for name in measured.results if name not in self.kernel.outputs]
         self._say("dtypes", ", ".join(taken) or "none of " + ", ".join(DTYPES))
+        for said, dtypes in beside.items():
+            self._say("mixed", f"beside {', '.join(dtypes)} {said}")
         if taken:
-            self._say("gradients", ", ".join(gradients) or "none")
+            asked = "none" if self.kernel.differentiable else "not asked for: gradients=False"
+            self._say("gradients", ", ".join(gradients) or asked)
         if taken and taken != list(self.declared.dtypes):
             self.arguments["dtypes"] = repr(taken)
+        for what in ("operand_dtypes", "output_dtypes"):
+            self._tell_others(what, taken)
         return taken
+
+    def _others(self, dtype: str, *, wanted: bool) -> dict[str, str]:
+        """Operands that mixed precision keeps in float32, beside a 16-bit dtype; all but the data if it is `wanted`."""
+        floating = [o for o in self.kernel.op.operands if o.name in self.kernel.operands and o.range is None]
+        weights = [o.name for o in floating if o.role in ("scale", "shift")]
+        if formats.named(dtype).bits > 16 or self.kernel.operand_dtypes.get(dtype):
+            return {}
+        return dict.fromkeys(weights or [o.name for o in floating[1:] if wanted], "float32")
+
+    def _declare(self, what: str, dtype: str, names: Mapping[str, str]) -> None:
+        known = getattr(self.kernel, what)
+        changed = {**known, dtype: {**known.get(dtype, {}), **names}}
+        self.kernel = dataclasses.replace(self.kernel, **{what: changed})  # type: ignore[arg-type]
+
+    def _in_own_dtypes(self, what: str, dtype: str) -> tuple[Measured | None, str]:
+        """`_try` of the plainest case, with what each output is returned as declared."""
+        for _ in self.kernel.outputs:
+            if what not in self.avoid:
+                try:
+                    run_kernel(self.kernel, self._case(dtype, self._dims()), self.backend.device)
+                except OtherDtype as error:
+                    self._declare("output_dtypes", dtype, {error.output: error.dtype})
+                except KernelError:
+                    pass
+        return self._try(what, self._case(dtype, self._dims()))
+
+    def _tell_others(self, what: str, taken: Sequence[str]) -> None:
+        """What a declaration says of operands or outputs that have another dtype; flat where it is the same for all."""
+        found = {dtype: promises.differing(dtype, getattr(self.kernel, what).get(dtype, {})) for dtype in taken}
+        before = _for_all(self.declared, getattr(self.declared, what))
+        if all(found[dtype] == promises.differing(dtype, before[dtype]) for dtype in taken):
+            return
+        for said in promises.of_others("", found):
+            self._say("operands" if what == "operand_dtypes" else "returns", said)
+        flat: dict[str, str] = {}
+        for some in found.values():
+            flat |= some
+        same = all(promises.differing(dtype, flat) == some for dtype, some in found.items())
+        self.arguments[what] = repr(flat if same else {dtype: some for dtype, some in found.items() if some})
+
+    def _dimensions(self, dtype: str) -> None:
+        """Each named dimension of a PyTorch function's operands by itself, as far as the others leave it free."""
+        op, conditions = self.kernel.op, list[str]()
+        plain = () if op.examples else sizes_of(op, 1 << 9)[-1]
+
+        def shapes(dims: tuple[int, ...]) -> list[tuple[int, ...]]:
+            return list(op.shapes(dims, op.params).values())
+
+        for place, name in enumerate(op.dims if plain else ()):
+
+            def sized(size: int, place: int = place) -> tuple[int, ...]:
+                return (*plain[:place], size, *plain[place + 1 :])
+
+            def fits(size: int, sized: Callable[[int], tuple[int, ...]] = sized) -> bool:
+                allowed = op.allowed is None or op.allowed(sized(size))
+                return allowed and max(map(math.prod, shapes(sized(size)))) <= MOST
+
+            other = sized(plain[place] + 1)
+            width = shapes(plain)[0][-1:] != shapes(other)[0][-1:]  # of the data, which comes first
+            if sizes := [size for size in (WIDTHS if width else COUNTS) if fits(size)]:
+                refusal = functools.cache(lambda size, sized=sized: self._refusal(dtype, sized(size)))
+                conditions += self._condition(name, sizes, refusal)
+        if conditions:
+            self.arguments["where"] = repr(" and ".join([*([op.where] if op.where else []), *conditions]))
 
     def _listed_sizes(self, dtype: str) -> None:
         sizes = sizes_of(self.kernel.op, 1 << 14)
@@ -136,7 +236,7 @@ class _Probe:
                     known[size] = self._refusal(dtype, (*plain[:place], size, *plain[place + 1 :]))
                 return known[size]
 
-            sizes = widths if name != "m" or contraction else (1, 2, 3, 7, 64, 1000, 4096)
+            sizes = widths if name != "m" or contraction else (*COUNTS, 4096)
             conditions += self._condition(name, sizes, refusal)
         if not contraction:
             refused = {len(dims): why for dims in RANKS if (why := self._refusal(dtype, dims))}
@@ -161,10 +261,11 @@ class _Probe:
         if not taken:
             self._say("refuses", f"every {name} that was tried: {next(iter(refused.values()))}")
             return []
-        step = next((step for step in STEPS if all(size % step == 0 for size in taken)), 1)
+        step = next((step for step in STEPS if refused and all(size % step == 0 for size in taken)), 1)
         beyond = [size for size in refused if size > max(taken) and size % step == 0]
         found = [f"{name} % {step} == 0"] if step > 1 else []
         said = f"{name}: {min(taken):,} to {max(taken):,}" + (f", multiples of {step}" if step > 1 else "")
+        said += "" if refused else ", all that were tried"
         if beyond:
             low, high = max(taken), min(beyond)
             while high - low > step:

@@ -60,7 +60,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         misrounded=judged.misrounded,
         repeatable=same,
         baseline=baseline,
-        limit=kernel.limit(case.dtype),
+        limit=kernel.limit(case.dtype, result),
         gate=kernel.op.gate,
     )
 

@@ -269,28 +269,17 @@ _LAYOUTS = ("padded", "transposed", "offset")
 
 def cases_of(kernel: Kernel, dtype: str) -> list[Case]:
     """Every shape, contiguous; the second again in other layouts, where the kernel promises to take them."""
-    from verify.cases import Case
+    from verify.cases import case_of
     from verify.cases.sizes import shapes_for
 
-    fill = "normal" if kernel.op.kind == "elementwise" else "randn"
-    upstream = "normal" if kernel.differentiable else ""
-
     def case(dims: tuple[int, ...], layouts: dict[str, str]) -> Case:
-        return Case(
-            dtype=dtype,
-            dims=dims,
-            fill=fill,
-            params=dict(kernel.params),
-            upstream=upstream,
-            absent=kernel.absent,
-            layouts=layouts,
-        )
+        return case_of(kernel, dtype, dims=dims, layouts=layouts)
 
     dims = shapes_for(kernel, _DIMS, 1 << 12)
     cases = [case(item, {}) for item in dims]
-    arriving = ["d" + output for output in kernel.outputs] if upstream else []
+    arriving = ["d" + output for output in kernel.outputs] if kernel.differentiable else []
     matrix = next((item for item in dims if len(item) > 1), dims[-1])
-    if upstream:
+    if arriving:
         cases.append(case(matrix, dict.fromkeys(arriving, "expanded last")))
     if kernel.layouts == "any":
         cases += [case(matrix, dict.fromkeys([*kernel.operands, *arriving], layout)) for layout in _LAYOUTS]

@@ -72,7 +72,7 @@ def hunt(
 
 def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
     kernel = space.kernel
-    gate, limit = kernel.op.gate, kernel.limit(space.dtype)
+    gate, limit = kernel.op.gate, kernel.limit(space.dtype, space.result)
     tally = msgspec.structs.replace(
         found.tally,
         nan=sum(find.nan for find in finds),
@@ -84,7 +84,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
     wrong = "" if worst <= limit else _reason(finds[0], limit, gate)
     units = (
         "exact"
-        if space.dtype == "float64"
+        if space.fmt.name == "float64"
         else certificate.units_for(
             kernel.op.name, kernel.op.resolve(kernel.params), space.result, certificate.device_kind(backend.device)
         )[1]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cases import Case
+from verify.cases import Case, case_of
 from verify.cases.explicit import LIMIT, repeated, spell
 from verify.cases.plan import is_unary, summed_results
 from verify.declare.declaration import Kernel, expected_shape
@@ -207,15 +207,8 @@ class SearchSpace:
 
 
 def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, values: Mapping[str, str]) -> Case:
-    return Case(
-        dtype=dtype,
-        dims=dims,
-        fill="ones" if values else "normal",
-        params=dict(kernel.params),
-        upstream="ones" if gradient else "",
-        absent=kernel.absent,
-        values=dict(values),
-    )
+    fill, upstream = "ones" if values else "normal", "ones" if gradient else ""
+    return case_of(kernel, dtype, dims=dims, fill=fill, upstream=upstream, values=dict(values))
 
 
 def results_of(kernel: Kernel, dtype: str, device: str, width: int) -> dict[str, Format]:
@@ -284,13 +277,13 @@ def _allowed(kernel: Kernel, dims: tuple[int, ...], axis: int) -> int:
 def _sum_genes(
     kernel: Kernel, dtype: str, width: int, found: Mapping[str, Format], largest: Largest | None
 ) -> tuple[Gene, ...]:
-    op, fmt, dims = kernel.op, named(dtype), _sum_dims(kernel, PERIOD, width)
+    op, dims = kernel.op, _sum_dims(kernel, PERIOD, width)
     params: dict[str, Any] = op.resolve(kernel.params)
     shapes = op.shapes(dims, params)
     genes = []
     for operand in op.operands:
         if operand.name not in kernel.absent:
-            shape = shapes[operand.name]
+            shape, fmt = shapes[operand.name], named(kernel.operand_dtype(dtype, operand.name))
             lines = math.prod(shape[:-1])
             genes.append(
                 Gene(
@@ -313,7 +306,7 @@ def _sum_genes(
 def _genes(
     kernel: Kernel, dtype: str, result: str, width: int, found: Mapping[str, Format], largest: Largest | None
 ) -> tuple[tuple[Gene, ...], tuple[Gene, ...], int]:
-    op, fmt = kernel.op, named(dtype)
+    op = kernel.op
     params: dict[str, Any] = op.resolve(kernel.params)
     dims = {"elementwise": (1, 1), "rowwise": (1, width), "contraction": (1, width, 1)}[op.kind]
     shapes = op.shapes(dims, params)
@@ -322,7 +315,7 @@ def _genes(
         if operand.name in kernel.absent:
             continue
         row = op.kind == "rowwise" or (op.kind == "contraction" and operand.role in ("data", "matrix"))
-        size = math.prod(shapes[operand.name])
+        size, fmt = math.prod(shapes[operand.name]), named(kernel.operand_dtype(dtype, operand.name))
         gene = Gene(operand.name, fmt, size, operand.role, _limit(fmt, up_to(largest, operand.name)), row)
         if op.kind == "rowwise" and operand.role != "data":
             shared.append(gene)

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -152,8 +153,8 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     """The largest error of results whose truth is known; `Broken` if it is beyond the kernel's own limit."""
     kernel = subject.kernel
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
-    limits = [kernel.limit_of(subject.dtype, name) for name in CLASSES]
-    least = min(limit for limit in limits if limit is not None)
+    limits = [kernel.limit_of(subject.dtype, of_class, name) for name in truths for of_class in CLASSES]
+    least = min((limit for limit in limits if limit is not None), default=math.inf)
     proven = _proven_within(kernel, problem, results, truths, kinds, least)
     if proven is not None:
         return proven
@@ -179,7 +180,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
         scaled = kernel.op.gate == "scaled"
         for (regime, found), part in zip(parts, outcome.tallies, strict=True):
             special, of_class = regime.name == NONFINITE, class_of(regime, found)
-            promised = kernel.limit_of(subject.dtype, of_class) if of_class else None
+            promised = kernel.limit_of(subject.dtype, of_class, name) if of_class else None
             if promised is None:
                 continue
             limit = promised * widened
@@ -357,18 +358,26 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def _has_weights(subject: Subject) -> str | None:
     if not _weights(subject):
-        return f"op {subject.kernel.op.name} has no operand beside its data"
+        declared = bool(subject.kernel.operand_dtypes.get(subject.dtype))
+        return (
+            "the declaration says which operands have another dtype"
+            if declared
+            else f"op {subject.kernel.op.name} has no operand beside its data"
+        )
     return None if formats.named(subject.dtype).bits <= 16 else "float32 weights are wider than 16-bit data only"
 
 
 def _weights(subject: Subject) -> tuple[str, ...]:
     """The operands that are commonly kept in float32."""
-    kernel = subject.kernel
-    return tuple(o.name for o in kernel.op.operands if o.role in ("scale", "shift") and o.name in kernel.operands)
+    kernel, said = subject.kernel, subject.kernel.operand_dtypes.get(subject.dtype, {})
+    kept = ("scale", "shift")
+    return tuple(
+        o.name for o in kernel.op.operands if o.role in kept and o.name in kernel.operands and o.name not in said
+    )
 
 
 def _check_mixed(subject: Subject, case: Case) -> float | None:
-    mixed = msgspec.structs.replace(case, dtypes=dict.fromkeys(_weights(subject), "float32"))
+    mixed = msgspec.structs.replace(case, dtypes=case.dtypes | dict.fromkeys(_weights(subject), "float32"))
     try:
         return judge_measured(subject, mixed, run_kernel(subject.kernel, mixed, subject.backend.device))
     except KernelError as error:

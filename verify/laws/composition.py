@@ -172,8 +172,9 @@ def _results(kernel: Any, subject: Subject, case: Case, autocast: torch.dtype | 
     kind = torch.device(subject.backend.device).type
     with torch.autocast(kind, dtype=autocast or torch.bfloat16, enabled=autocast is not None):
         graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
-    own = torch_dtype(named(case.dtype))
-    upstream = upstream_of(subject.kernel.op, case, {name: value.to(own) for name, value in graph.values.items()})
+    own = {name: subject.kernel.result_dtype(case.dtype, name) or case.dtype for name in graph.values}
+    outputs = {name: value.to(torch_dtype(named(own[name]))) for name, value in graph.values.items()}
+    upstream = upstream_of(subject.kernel.op, case, outputs)
     arriving = {name: value.to(graph.outputs[name].dtype) for name, value in upstream.items()}
     return graph.values | gradients_of(kernel, graph, arriving)
 

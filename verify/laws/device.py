@@ -193,7 +193,7 @@ def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
     for label, place_ in ways:
         for name in data_operands(kernel):
             value = plain.inputs[name]
-            if value is None or value.ndim != 2:
+            if value is None or value.ndim != 2 or value.dtype != store.dtype:
                 continue
             inputs = plain.inputs | {name: place_(store, value)}
             graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))

@@ -169,7 +169,7 @@ def _ulp(value: Tensor) -> Tensor:
 
 def _bounded(subject: Subject, case: Case, missed: Tensor, spacing: Tensor, shown: Tensor, rule: str) -> None:
     # the truth may lie in the next binade, where an ulp is twice as long
-    allowed = 2.0 * subject.kernel.limit(subject.dtype) * spacing
+    allowed = 2.0 * subject.kernel.limit(subject.dtype, "y") * spacing
     wrong = torch.nonzero((~(missed <= allowed) & torch.isfinite(shown)).reshape(-1))
     if wrong.numel():
         index = int(wrong[0])

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from verify.backends import Backend
-from verify.cases import Case
+from verify.cases import Case, case_of
 from verify.cases.sizes import fitted
 from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
@@ -33,16 +33,8 @@ class Subject:
 def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
     """The plainest case of a subject with some dims: ordinary values, contiguous, every gradient."""
     kernel = subject.kernel
-    fill = "normal" if kernel.op.kind == "elementwise" else "randn"
-    return Case(
-        dtype=subject.dtype,
-        dims=fitted(kernel, dims),
-        fill=fill,
-        params=dict(kernel.params),
-        upstream="normal" if kernel.differentiable else "",
-        absent=kernel.absent,
-        regime="" if kernel.op.kind == "elementwise" else fill,
-    )
+    regime = "" if kernel.op.kind == "elementwise" else "randn"
+    return case_of(kernel, subject.dtype, dims=fitted(kernel, dims), regime=regime)
 
 
 def plain_cases(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:

@@ -82,8 +82,8 @@ def _check(subject: Subject, case: Case) -> None:
     spacing = torch.maximum(ulp_exponent(wide[:, 1:], fmt), ulp_exponent(wide[:, :-1], fmt))
     back = torch.where(rises[:, 1:] & rises[:, :-1], -change, torch.where(falls[:, 1:] & falls[:, :-1], change, 0.0))
     # both results off by the limit, in ulps of a truth that may be in the next binade only for the larger one
-    allowed = 2.0 * kernel.limit(subject.dtype) * torch.ldexp(torch.ones_like(wide[:, 1:]), spacing)
-    if kernel.limit(subject.dtype) == 0.5:
+    allowed = 2.0 * kernel.limit(subject.dtype, "y") * torch.ldexp(torch.ones_like(wide[:, 1:]), spacing)
+    if kernel.limit(subject.dtype, "y") == 0.5:
         allowed = torch.zeros_like(allowed)  # rounding to nearest is itself monotone
     finite = torch.isfinite(wide[:, 1:]) & torch.isfinite(wide[:, :-1])
     wrong = torch.nonzero(finite & (back > 0) & ~(back < allowed))

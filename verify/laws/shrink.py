@@ -93,10 +93,10 @@ def shrink_element(
             f"cases of {kernel.op.name!r} are not made smaller: their dimensions follow from each other",
             hint="--law or --result without --shrink replays the case as it is",
         )
-    if abs(error) <= kernel.limit(subject.dtype):
+    if abs(error) <= kernel.limit(subject.dtype, result):
         raise UsageError(
             f"only a result beyond its limit can be made smaller; {result} at index {index} is {abs(error):.6g} ULP "
-            f"off, the limit of {kernel.name} is {kernel.limit(subject.dtype):g}"
+            f"off, the limit of {kernel.name} is {kernel.limit(subject.dtype, result):g}"
         )
 
     def breaks(candidate: Case) -> Broken | None:
@@ -109,7 +109,7 @@ def shrink_element(
             return found
         return None
 
-    given = Broken("", case, {}, result=result, index=index, error=error, limit=kernel.limit(subject.dtype))
+    given = Broken("", case, {}, result=result, index=index, error=error, limit=kernel.limit(subject.dtype, result))
     return _Shrinker(kernel, subject.backend, given, breaks, evaluations, trusted=True).shrink()
 
 
@@ -311,9 +311,12 @@ class _Shrinker:
     def _outputs(self, case: Case) -> dict[str, Tensor]:
         """Tensors like the outputs. The kernel is not called for them: it may write where it must not."""
         params = self.op.resolve(case.params)
-        dtype = formats.torch_dtype(formats.named(case.dtype))
+        own = formats.torch_dtype(formats.named(case.dtype))
         return {
-            name: torch.zeros(expected_shape(self.op, case.dims, params, name), dtype=dtype)
+            name: torch.zeros(
+                expected_shape(self.op, case.dims, params, name),
+                dtype=self.kernel.torch_dtype(case.dtype, name) or own,
+            )
             for name in self.kernel.outputs
         }
 

@@ -23,9 +23,9 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError, Refused
+from verify.errors import KernelError, OtherDtype, Refused
 from verify.ops.op import Op
-from verify.truth.formats import named, torch_dtype
+from verify.truth import formats
 from verify.truth.ulp import fetched, same_bits
 
 IN_BACKWARD = "raised in backward:"
@@ -170,7 +170,7 @@ def run_kernel(
         function=kernel.function,
         operands=kernel.operands,
         keywords={name: value for name, value in parameters.items() if name in kernel.accepted},
-        outputs=kernel.outputs,
+        outputs={name: kernel.torch_dtype(case.dtype, name) for name in kernel.outputs},
         wanted=tuple(operand.name for operand in kernel.differentiable),
         required=kernel.gradients != "auto",
         label=kernel.name,
@@ -324,7 +324,7 @@ def _run(
     function: Callable[..., Any],
     operands: tuple[str, ...],
     keywords: Mapping[str, Any],
-    outputs: tuple[str, ...],
+    outputs: Mapping[str, torch.dtype | None],
     wanted: tuple[str, ...],
     required: bool,
     label: str,
@@ -341,11 +341,12 @@ def _run(
         arguments.append(value)
 
     returned = _call(function, arguments, keywords, label)
-    produced = _outputs(returned, outputs, label, op.integers)
-    dtype, about = torch_dtype(named(case.dtype)), f"for dims {case.dims}"
+    produced = _outputs(returned, tuple(outputs), label, op.integers)
     for name, tensor in produced.items():
         shape = expected_shape(op, case.dims, op.resolve(case.params), name)
-        check_output(label, name, tensor, shape, op.kind_of(name, dtype), torch.device(device), about)
+        check_output(
+            label, name, tensor, shape, outputs[name], torch.device(device), f"for dims {case.dims}", hint=True
+        )
 
     results = {name: tensor.detach() for name, tensor in produced.items()}
     small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
@@ -437,17 +438,22 @@ def check_output(
     dtype: torch.dtype | None,
     device: torch.device,
     about: str,
+    *,
+    hint: bool = False,
 ) -> None:
     """KernelError unless an output has the shape, the dtype (None: any floating-point one) and the kind of device.
 
-    `about` says in the message what the shape follows from.
+    `about` says in the message what the shape follows from; with `hint` it says how another dtype is declared.
     """
     if tuple(tensor.shape) != shape:
         raise KernelError(f"{label} must return {name} of shape {shape} {about}; it returned {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
         raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
     if dtype is not None and tensor.dtype != dtype:
-        raise KernelError(f"{label} must return {name} as {dtype} for {dtype} input; it returned {tensor.dtype}")
+        other = formats.of(tensor.dtype).name
+        declared = f" (if that is meant: output_dtypes={{{name!r}: {other!r}}})" if hint else ""
+        text = f"{label} must return {name} as {dtype}; it returned {tensor.dtype}{declared}"
+        raise OtherDtype(text, name, other)
     if tensor.device.type != device.type:
         raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
 

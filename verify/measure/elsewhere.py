@@ -94,11 +94,11 @@ def _checked(
 ) -> dict[str, Tensor]:
     """The outputs among the results, all of which have the form that the case asks for: said here again, where the
     kernel cannot reach what says it."""
-    op, dtype = kernel.op, torch_dtype(formats.named(case.dtype))
+    op = kernel.op
     params, where = op.resolve(case.params), torch.device(device)
     for name, tensor in results.items():
         if name in kernel.outputs:
-            shape, kind = expected_shape(op, case.dims, params, name), op.kind_of(name, dtype)
+            shape, kind = expected_shape(op, case.dims, params, name), kernel.torch_dtype(case.dtype, name)
         else:
             operand = next((each for each in op.operands if "d" + each.name == name), None)
             value = None if operand is None else inputs[operand.name]

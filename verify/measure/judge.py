@@ -121,9 +121,14 @@ def judge_result(
             del exact[index]
     escalate(sorted(leaders), both=True)
     found = settled(found, exact)
+    lost = torch.isinf(_metrics(found)[-1][1])
     if truth.unknown is not None:
-        found = replace(found, undecided=found.undecided | unknown)
+        lost |= unknown
+    found = _left_open(found, lost)
     tallies = tally(found, segments=segments, n_segments=n_segments)
+    if bool(lost.any()):
+        left = torch.bincount(segments[lost & (segments >= 0)], minlength=n_segments).tolist()
+        tallies = [msgspec.structs.replace(part, open=count) for part, count in zip(tallies, left, strict=True)]
     if exact:
         tallies = _of_judged(tallies, found, segments, {index: given[index] for index in exact})
     return JudgedResult(tallies=tallies, exact=exact, escalated=len(exact), certificate=truth.certificate, errors=found)
@@ -181,6 +186,14 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
         scaled=scaled,
         scaled_width=scaled_width,
     )
+
+
+def _left_open(found: Errors, lost: Tensor) -> Errors:
+    """The errors without those of elements of which nothing is known: they are undecided, and nothing else."""
+    zero = torch.zeros_like(found.ulp)
+    known = {"ulp": found.ulp, "width": found.width, "scaled": found.scaled, "scaled_width": found.scaled_width}
+    kept = {name: None if item is None else torch.where(lost, zero, item) for name, item in known.items()}
+    return replace(found, undecided=found.undecided | lost, misrounded=found.misrounded & ~lost, **kept)  # type: ignore[arg-type]
 
 
 def _replaced(values: Tensor, where: Tensor, new: list[float]) -> Tensor:

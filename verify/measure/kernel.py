@@ -248,7 +248,7 @@ def _result(
     special_values: list[SpecialValue],
 ) -> Result:
     findings = item.findings
-    judged = check_limit(kernel, dtype, item.parts)
+    judged = check_limit(kernel, dtype, name, item.parts)
     lists = [item.worst, item.special]
     if judged.only_special:  # first the inputs that the reason names
         lists.reverse()
@@ -263,6 +263,7 @@ def _result(
         dtype,
         findings,
         None if peer is None else peer.findings,
+        result=name,
         output=group.named(name),
         basis=basis,
         judged=judged,
@@ -273,7 +274,8 @@ def _result(
         properties=_properties(kernel, name, dtype, group, item.cases),
         curve=curve,
     )
-    return msgspec.structs.replace(result, special=special_values, bits=item.digest.text)
+    form = "" if item.fmt.name == dtype or name in kernel.op.integers else item.fmt.name
+    return msgspec.structs.replace(result, special=special_values, bits=item.digest.text, format=form)
 
 
 def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequence[Case]) -> str:

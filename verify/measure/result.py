@@ -83,16 +83,16 @@ def finite(parts: Mapping[PartName, Tally], of_class: str | None = None) -> Tall
     return merged
 
 
-def check_limit(kernel: Kernel, dtype: str, parts: Mapping[PartName, Tally]) -> LimitCheck:
+def check_limit(kernel: Kernel, dtype: str, result: str, parts: Mapping[PartName, Tally]) -> LimitCheck:
     """The verdict on the tallies of one result by the kernel's own limits, that of ordinary inputs first."""
     classes = {}
     for name in CLASSES:
-        figures, limit = finite(parts, name).figures(), kernel.limit_of(dtype, name)
+        figures, limit = finite(parts, name).figures(), kernel.limit_of(dtype, name, result)
         if figures.n:
             classes[name] = ClassCheck(figures, limit, _beyond(figures, kernel.op.gate, limit, name))
     if wrong := [item.reason for item in classes.values() if item.reason]:
         return LimitCheck(wrong[0], False, classes)
-    limit = kernel.limit_of(dtype, EXTREME)
+    limit = kernel.limit_of(dtype, EXTREME, result)
     special = parts.get((NONFINITE, EXTREME), Tally()).figures()
     if special.nonfinite and limit is not None:
         return LimitCheck(only_at_special(special.nonfinite), True, classes)
@@ -114,6 +114,7 @@ def result_of(
     findings: Findings,
     peer: Findings | None,
     *,
+    result: str,
     output: str,
     basis: Basis,
     judged: LimitCheck,
@@ -159,7 +160,7 @@ def result_of(
         dtype=dtype,
         basis=basis,
         gate=kernel.op.gate,
-        limit=kernel.limit(dtype),
+        limit=kernel.limit(dtype, result),
         status="wrong" if judged.reason else "ok",
         reason=judged.reason,
         figures=counted.figures(),

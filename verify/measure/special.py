@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from verify.cases import Case, problem_of
+from verify.cases import Case, case_of, problem_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
 from verify.measure.element import describe
@@ -34,14 +34,7 @@ def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
     op = kernel.op
     if op.kind != "elementwise" or not kernel.allows((1, SIZE)):
         return None
-    plain = Case(
-        dtype=dtype,
-        dims=(1, SIZE),
-        fill="ones",
-        params=dict(kernel.params),
-        upstream="ones" if kernel.differentiable else "",
-        absent=kernel.absent,
-    )
+    plain = case_of(kernel, dtype, dims=(1, SIZE), fill="ones", upstream="ones" if kernel.differentiable else "")
     widths = {name: shape[-1] for name, shape in op.shapes(plain.dims, op.resolve(kernel.params)).items()}
     edits: dict[str, dict[str, str]] = {}
     place = 0
@@ -81,14 +74,16 @@ def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[st
             if got.shape[-1] > SIZE:  # both gradients of a packed operand
                 given["of"] = f"{name}{1 + index // SIZE}"
             element = msgspec.structs.replace(element, inputs=given, truth=digits(point, DIGITS))
-            rows.append(_special_value(kernel, dtype, element, judged, zero=pattern & ~fmt.sign_bit == 0))
+            rows.append(_special_value(kernel, dtype, name, element, judged, zero=pattern & ~fmt.sign_bit == 0))
         found[name] = rows
     return found
 
 
-def _special_value(kernel: Kernel, dtype: str, element: Worst, judged: Judged, *, zero: bool) -> SpecialValue:
+def _special_value(
+    kernel: Kernel, dtype: str, result: str, element: Worst, judged: Judged, *, zero: bool
+) -> SpecialValue:
     wrong_sign = kernel.policy.signed_zero == "strict" and judged.misrounded and zero
-    limit = kernel.limit_of(dtype, EXTREME)
+    limit = kernel.limit_of(dtype, EXTREME, result)
     wrong = limit is not None and (wrong_sign or not abs(judged.ulp) <= limit)
     return SpecialValue(
         inputs=element.inputs,

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from verify.cases import Case, inputs_of, upstream_of
+from verify.cases import Case, case_of, inputs_of, upstream_of
 from verify.cases.sizes import sizes_of
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import KernelError, UsageError
@@ -156,15 +156,7 @@ def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
 def _problem(
     kernel: Kernel, dtype: str, shape: tuple[int, ...], direction: Direction, device: str, seed: int
 ) -> Problem:
-    case = Case(
-        dtype=dtype,
-        dims=shape,
-        fill="normal" if kernel.op.kind == "elementwise" else "randn",
-        seed=seed,
-        params=dict(kernel.params),
-        upstream="normal" if direction == "backward" else "",
-        absent=kernel.absent,
-    )
+    case = case_of(kernel, dtype, dims=shape, seed=seed, upstream="normal" if direction == "backward" else "")
     inputs = inputs_of(kernel.op, case, device)
     pristine = {name: value.clone() for name, value in inputs.items() if value is not None}
     return Problem(kernel, case, inputs, pristine)

@@ -174,12 +174,6 @@ class Op:
     integers: tuple[str, ...] = ()
     settled: Callable[[Problem, str, Tensor], Tensor] | None = None
 
-    def kind_of(self, output: str, dtype: Any) -> Any:
-        """The dtype in which an output is judged for inputs of a dtype; None: a statistic may be wider than that."""
-        import torch
-
-        return torch.float64 if output in self.integers else dtype if output == "y" else None
-
     @property
     def required_outputs(self) -> tuple[str, ...]:
         """What a kernel returns unless its declaration says more."""

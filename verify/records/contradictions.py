@@ -99,7 +99,7 @@ def _of_figures(figures: Figures) -> Found:
     for name in ("max_ulp", "max_upper", "p999", "mean", "scaled_max", "scaled_upper", "scaled_p999"):
         if (value := getattr(figures, name)) is not None and value_of(value) < 0:
             yield f".{name}", f"an error is at least 0, and this is {value}"
-    for name in ("n", "misrounded", "undecided", "nonfinite"):
+    for name in ("n", "misrounded", "undecided", "open", "nonfinite"):
         if not 0 <= getattr(figures, name) <= figures.n:
             yield f".{name}", f"{getattr(figures, name):,} of {figures.n:,} elements"
     for name, upper in (("max_ulp", figures.max_upper), ("scaled_max", figures.scaled_upper)):

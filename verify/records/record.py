@@ -131,6 +131,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     `max_ulp` is the exactly re-judged maximum; `max_upper` is what no element can exceed given the
     certificate of the fast reference (equal to `max_ulp` unless elements remain undecided).
     The `scaled_*` figures are relative to ulp(scale); they are None for ops without a scale of their own.
+    Of the undecided elements those are `open` of which nothing is known: maximum, quantile and mean leave them out.
     """
 
     n: int
@@ -144,6 +145,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     scaled_max: Number | None = None
     scaled_upper: Number | None = None
     scaled_p999: Number | None = None
+    open: int = 0
 
 
 class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -246,6 +248,9 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     special: list[SpecialValue] = []
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`: equal when no bit changed
     classes: list[ClassFigures] = []  # those that occur, in the order of CLASSES; none of a sweep or a hunt
+    format: str = (
+        ""  # of the result, in whose ULP it is judged, where that is not `dtype`, which says what cases it has
+    )
 
 
 class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

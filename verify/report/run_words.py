@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from verify.records.readings import decimal
@@ -30,6 +30,7 @@ from verify.records.record import (
 from verify.report.gaps import FEW, GapLine, gathered
 from verify.report.words import (
     LONG,
+    at_least,
     clean,
     clean_lines,
     interval,
@@ -66,6 +67,7 @@ class Judged:
     maximum: Number
     upper: Number
     p999: Number
+    open: bool = False  # nothing is known of some elements, which the figures leave out
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,12 @@ class Found:
 
 def judged(figures: Figures, gate: Literal["plain", "scaled"]) -> Judged:
     """The scaled figures where the gate is scaled and they exist, else the plain ones."""
+    found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
     if gate == "scaled" and figures.scaled_max is not None:
         upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
-        p999 = figures.p999 if figures.scaled_p999 is None else figures.scaled_p999
-        return Judged(figures.scaled_max, upper, p999)
-    return Judged(figures.max_ulp, figures.max_upper, figures.p999)
+        found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
+    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # of older records
+    return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
 
 
 def kind(kernel: KernelRun, result: Result) -> Kind:
@@ -94,7 +97,7 @@ def kind(kernel: KernelRun, result: Result) -> Kind:
     figures = result.figures
     if not figures.misrounded and not figures.undecided and value_of(figures.max_ulp) <= 0.5:
         return "rounded"
-    return "faithful" if value_of(figures.max_upper) < 1 else "within"
+    return "faithful" if value_of(figures.max_upper) < 1 and not figures.open else "within"
 
 
 def label(kernel: KernelRun, result: Result) -> str:
@@ -104,8 +107,12 @@ def label(kernel: KernelRun, result: Result) -> str:
         return wrong_words(result)
     if earned != "within":
         return {"rounded": "correctly rounded", "faithful": "faithful"}[earned]
-    figure = ulp(judged(result.figures, result.gate).upper)
-    return figure if figure == "NaN" else f"{figure} ULP" + (" scaled" if result.gate == "scaled" else "")
+    found = judged(result.figures, result.gate)
+    figure = ulp(found.upper)
+    if figure == "NaN":
+        return figure
+    figure += " ULP scaled" if result.gate == "scaled" else " ULP"
+    return f"at least {figure}, open" if found.open else figure
 
 
 def standing(kernel: KernelRun, result: Result | None = None) -> str:
@@ -123,7 +130,8 @@ def name_of(kernel: KernelRun) -> str:
 def maximum(figures: Figures, gate: Literal["plain", "scaled"], *, dash: str = "\N{EN DASH}") -> str:
     """The judged maximum as text; an interval where the reference left it open."""
     chosen = judged(figures, gate)
-    return interval(chosen.maximum, chosen.upper, dash=dash)
+    shown = interval(chosen.maximum, chosen.upper, dash=dash)
+    return at_least(chosen.maximum, dash=dash) if chosen.open and shown != "NaN" else shown
 
 
 def error_text(worst: Worst, gate: Literal["plain", "scaled"]) -> str:
@@ -369,7 +377,7 @@ def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
     if result.classes:
         return "-"
     whole = maximum(result.figures, result.gate, dash=dash)
-    return whole if whole == "NaN" or whole[:1] in "≤<>" else ("≤" if dash == "–" else "<=") + whole
+    return whole if whole == "NaN" or whole[:1] in "≤≥<>" else ("≤" if dash == "–" else "<=") + whole
 
 
 def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:

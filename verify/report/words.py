@@ -17,13 +17,14 @@ import unicodedata
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from verify.records.record import Basis, Number, RegimeFigures, Result, value_of
+from verify.records.record import Basis, Figures, Number, RegimeFigures, Result, value_of
 from verify.truth.figure import BEYOND, COUNTABLE
 
 # Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters,
 # which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+OPEN = "at least: of other elements nothing is known, they are open and count as undecided"
 LONG = 300  # characters of a command beyond which a screen names its element by its place in the record
 
 
@@ -96,14 +97,26 @@ def signed_ulp(value: Number) -> str:
 def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
     """A maximum and what it cannot exceed: the latter alone if within 1%, else `0.81-0.97`.
 
-    `≤1.9e-09` where the lower end says nothing: less than a thousandth of the upper one.
+    `≤1.9e-09` where the lower end says nothing: less than a thousandth of the upper one. `≥0.81` where there is none.
     """
+    if math.isinf(value_of(high)) and math.isfinite(value_of(low)):
+        return at_least(low, dash=dash)
     if value_of(high) <= 1.01 * value_of(low):
         return ulp(high)
     if 1000 * value_of(low) < value_of(high) < math.inf:
         return ("≤" if dash == "–" else "<=") + ulp(high)
     first, second = ulp(low), ulp(high)
     return first if first == second else f"{first}{dash}{second}"
+
+
+def at_least(low: Number, *, dash: str = "\N{EN DASH}") -> str:
+    """A maximum beside open elements, of which nothing is known: see `OPEN`."""
+    return ("≥" if dash == "–" else ">=") + ulp(low)
+
+
+def open_elements(figures: Figures) -> str:
+    """`; 37 open`, or nothing."""
+    return f"; {figures.open:,} open" if figures.open else ""
 
 
 def share(count: int, total: int) -> str:
@@ -148,6 +161,11 @@ def basis_of(result: Result, *, short: bool = False) -> str:
     if result.basis.kind != "observed" or not result.worst or result.worst[0].index:
         return text
     return f"{text} calls" if short else text.replace(" cases", " calls")
+
+
+def dtype_of(result: Result) -> str:
+    """`bfloat16`, or `bfloat16 to float32` where the cases of a dtype give a result of another one."""
+    return clean(f"{result.dtype} to {result.format}" if result.format else result.dtype)
 
 
 def decimal(value: Number) -> str:

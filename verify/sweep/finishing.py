@@ -8,7 +8,7 @@ from fractions import Fraction
 import msgspec
 import torch
 
-from verify.cases import Case
+from verify.cases import case_of
 from verify.cases.explicit import spell
 from verify.cases.fingerprint import fingerprint
 from verify.cases.regimes import deciding_operand
@@ -94,7 +94,7 @@ class _Finished:
         kernel, space = self.kernel, self.space
         found = _Judging(kernel, space, self.name, self.part)
         parts = _parts(found)
-        judged = check_limit(kernel, space.dtype, parts)
+        judged = check_limit(kernel, space.dtype, self.name, parts)
         ordinary = self._described(found, found.worst(KEEP if judged.reason else KEEP_RIGHT))
         special = self._described(found, found.worst_special())
         each: dict[PartName, tuple[float, Worst]] = {}
@@ -113,6 +113,7 @@ class _Finished:
             space.dtype,
             Findings(parts, escalated, self.part.certificates, each),
             peer,
+            result=self.name,
             output=self.name + ("" if space.complete else f" ({self._where()})"),
             basis=Basis(kind="exhaustive" if covered and points > 1 else "observed", n=points),
             judged=judged,
@@ -143,13 +144,12 @@ class _Finished:
         if width == 2:
             got = got.expand(2)
         shape = (1, width) if self.space.shape != "unary" else (1,)
-        case = Case(
-            dtype=self.space.dtype,
+        case = case_of(
+            self.kernel,
+            self.space.dtype,
             dims=(1,) if self.space.shape == "unary" else (1, 1),
             fill="ones",
-            params=dict(self.kernel.params),
             upstream="ones" if self.name.startswith("d") else "",
-            absent=self.kernel.absent,
             values={name: spell(value) for name, value in problem.inputs.items() if value is not None},
         )
         return describe(

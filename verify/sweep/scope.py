@@ -54,6 +54,12 @@ def space_of(
             f"{kernel.op.name}, which is not one",
             hint=elsewhere,
         )
+    if mixed := kernel.mixed(dtype):
+        said = ", ".join(f"{name} as {item}" for name, item in mixed.items())
+        raise UsageError(
+            f"a sweep enumerates kernels of one dtype; {who} has {said} beside {dtype}",
+            hint=f"{elsewhere} --dtype {dtype}",
+        )
     if dtype not in kernel.dtypes:
         raise undeclared(kernel, target, [dtype])
     if fmt.bits > (32 if shape == "unary" else PAIR_BITS):

@@ -348,7 +348,7 @@ def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history:
     cells = {
         "kernel": Cell(run_words.name_of(kernel)),
         "output": Cell(words.clean(result.output)),
-        "dtype": Cell(words.clean(result.dtype)),
+        "dtype": Cell(words.dtype_of(result)),
         **{name: _class_cell(result, name, scaled * (name == ORDINARY)) for name in CLASSES},
         "basis": Cell(words.basis_of(result, short=True), str(result.basis.n)),
         "baseline": Cell(run_words.baseline_of(result), "" if baseline is None else sort_key(baseline.upper)),

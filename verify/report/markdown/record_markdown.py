@@ -78,6 +78,8 @@ def _notes(run: Run) -> str:
         notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class.")
     if any(result.gate == "scaled" for result in results):
         notes.append("scaled: in ULP of the magnitude of the summed terms; it is the one judged.")
+    if any("≥" in run_words.of_class(result, name) for result in results for name in CLASSES):
+        notes.append(f"≥: {words.OPEN}.")
     if any(kernel.peer for kernel in run.kernels):
         notes.append("peer: measured for comparison, not judged.")
     return f"\n<sub>{' '.join(notes)}</sub>\n" if notes else ""
@@ -119,7 +121,7 @@ def _row(kernel: KernelRun, result: Result, standing: str) -> str:
         [
             code(run_words.name_of(kernel)),
             code(result.output),
-            code(result.dtype),
+            code(words.dtype_of(result)),
             *(inert(run_words.of_class(result, name)) + scaled * (at == 0) for at, name in enumerate(CLASSES)),
             words.basis_of(result),
             run_words.baseline_of(result),

@@ -175,6 +175,8 @@ def footnotes(rows: list[Row]) -> list[str]:
         notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class")
     if any(row.cells["max"].endswith(" s") for row in rows):
         notes.append("s: scaled error, in ULP of the magnitude of the summed terms; it is the one judged")
+    if marks := {mark for row in rows for cell in row.cells.values() for mark in ("≥", ">=") if cell.startswith(mark)}:
+        notes.append(f"{marks.pop()}: {words.OPEN}")
     if any(row.status == "peer" for row in rows):
         notes.append("peer: measured for comparison, not judged")
     if any(row.cells["baseline"] not in ("", "-") for row in rows):
@@ -212,7 +214,7 @@ def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
     return {
         "kernel": run_words.name_of(kernel),
         "output": words.clean(result.output),
-        "dtype": words.clean(result.dtype),
+        "dtype": words.dtype_of(result),
         "max": run_words.maximum(figures, result.gate, dash=signs.dash) + scaled,
         "basis": words.basis_of(result),
         "basis_short": words.basis_of(result, short=True),

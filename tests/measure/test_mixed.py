@@ -1,0 +1,112 @@
+"""Operands and outputs of several dtypes in one kernel: each in its own format, in all that takes a case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from tests.measure import mixed_rms
+from verify.backends import Backend
+from verify.cases import Case, case_of, inputs_of
+from verify.diagnose.replay import replay
+from verify.diagnose.snippet import snippet
+from verify.errors import UsageError
+from verify.hunt.space import space_of
+from verify.laws import engine, registry
+from verify.measure.kernel import measure_kernel
+from verify.records.record import KernelRun, Result, replay_command
+from verify.report import words
+from verify.sweep import scope
+
+TARGET = "tests/measure/mixed_rms.py::norm"
+
+
+def measured(kernel: verify.Kernel, backend: Backend) -> tuple[KernelRun, dict[str, Result]]:
+    run = measure_kernel(kernel, TARGET, backend)
+    return run, {result.output: result for result in run.results}
+
+
+@pytest.fixture(scope="module")
+def mixed(backend: Backend) -> tuple[KernelRun, dict[str, Result]]:
+    return measured(mixed_rms.norm, backend)
+
+
+def test_each_result_is_judged_in_its_own_format_and_by_its_limit(mixed: tuple[KernelRun, dict[str, Result]]) -> None:
+    run, found = mixed
+    assert run.status == "ok", run
+    assert "weight as float32 beside bfloat16; returns rstd as float32 beside bfloat16" in run.promise
+    told = {name: (words.dtype_of(result), result.limit) for name, result in found.items()}
+    assert told == {
+        "y": ("bfloat16", 0.51),
+        "rstd": ("bfloat16 to float32", 4.0),
+        "dx": ("bfloat16", 0.51),
+        "dweight": ("bfloat16 to float32", 4.0),
+    }
+    case = Case.from_json(found["dweight"].worst[0].origin.case)
+    assert case.dtypes == {"weight": "float32"}, "a replay has the weight as it was"
+    # PyTorch computes in the wider dtype and rounds once
+    assert all(result.baseline is not None and float(result.baseline.max_ulp) < 4 for result in found.values())
+
+
+def test_a_weight_that_is_narrowed_is_wrong_in_the_mixed_case_alone(backend: Backend) -> None:
+    forward = mixed_rms.MIXED | {"gradients": False}
+    _, found = measured(mixed_rms.declared("narrow", **forward), backend)
+    assert {name for name, result in found.items() if result.status == "wrong"} == {"y"}
+    plain, of_plain = measured(mixed_rms.declared("narrow", **forward | {"operand_dtypes": None}), backend)
+    assert plain.status == "ok" and of_plain["y"].properties != found["y"].properties
+
+
+def test_another_dtype_than_declared_is_an_error_that_says_both_and_the_next_step(backend: Backend) -> None:
+    run, _ = measured(mixed_rms.declared("statistics", **mixed_rms.MIXED), backend)
+    assert run.status == "error"
+    assert run.message == (
+        "bfloat16: norm must return rstd as torch.float32; it returned torch.bfloat16 (if that is meant: "
+        "output_dtypes={'rstd': 'bfloat16'})"
+    )
+
+
+@pytest.mark.parametrize("law", ["accuracy", "layout independence", "nothing overwritten", "autocast"])
+def test_laws_keep_the_dtypes(law: str, backend: Backend) -> None:
+    profile = replace(engine.profile_named("quick", None), examples=0)
+    found = engine.run_law(registry.get(law), mixed_rms.norm, "bfloat16", backend, profile, TARGET)
+    assert found.status == "ok" and found.cases, found
+
+
+def test_the_law_of_mixed_dtypes_leaves_alone_what_is_declared(backend: Backend) -> None:
+    profile = engine.profile_named("quick", None)
+    found = engine.run_law(registry.get("mixed dtypes"), mixed_rms.norm, "bfloat16", backend, profile, TARGET)
+    assert (found.status, found.message) == ("skipped", "the declaration says which operands have another dtype")
+
+
+def test_a_replay_and_its_script_have_the_dtypes(mixed: tuple[KernelRun, dict[str, Result]], backend: Backend) -> None:
+    origin = mixed[1]["dweight"].worst[0].origin
+    assert '"dtypes":{"weight":"float32"}' in replay_command(origin)
+    case = Case.from_json(origin.case)
+    found = replay(mixed_rms.norm, TARGET, backend, case, result="dweight", index=origin.index)
+    assert (found.dtype, found.limit) == ("float32", 4.0)
+    assert found.worst.ulp == mixed[1]["dweight"].worst[0].ulp
+    script = snippet(mixed_rms.norm, backend, found)
+    assert "x = tensor(torch.bfloat16, " in script and "weight = tensor(torch.float32, " in script
+
+
+def test_a_hunt_searches_each_operand_in_its_own_dtype_and_a_sweep_refuses(backend: Backend) -> None:
+    options: dict[str, Any] = {"op": "rms_norm", "dtypes": ["bfloat16"], "operand_dtypes": {"weight": "float32"}}
+    kernel = verify.kernel(**options, max_ulp=4)(lambda x, weight: mixed_rms.Norm.apply(x, weight, "")[0])
+    space = space_of(kernel, "bfloat16", "dweight", backend.device, width=4)
+    assert {gene.name: gene.fmt.name for gene in space.genes} == {
+        "x": "bfloat16",
+        "weight": "float32",
+        "dy": "bfloat16",
+    }
+    assert space.fmt.name == "float32"
+    given = inputs_of(kernel.op, case_of(kernel, "bfloat16", dims=(2, 3)), "cpu")
+    assert [str(value.dtype) for value in given.values() if value is not None] == ["torch.bfloat16", "torch.float32"]
+    wide = verify.kernel(op="silu", dtypes=["bfloat16"], output_dtypes={"y": "float32"})(lambda x: torch.sigmoid(x) * x)
+    with pytest.raises(
+        UsageError, match="a sweep enumerates kernels of one dtype; .* has y as float32 beside bfloat16"
+    ):
+        scope.space_of(wide, TARGET, "bfloat16")

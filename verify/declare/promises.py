@@ -1,0 +1,146 @@
+"""What a declaration says by dtype: limits by class of inputs, magnitudes, other dtypes of operands and outputs.
+
+Each check states the rule and what was received.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from verify.errors import UsageError
+from verify.ops.op import Largest
+from verify.records.record import CLASSES, EXTREME, ORDINARY
+from verify.truth.formats import FORMATS, named
+
+DEFAULT_LIMIT = 4.0
+
+
+def limits(
+    where: str, limit: Any, dtypes: tuple[str, ...], others: Iterable[str] = ()
+) -> dict[str, dict[str, float | None]]:
+    """The limit of each class of inputs in each dtype, and in those of `others` (single operands, outputs) it names."""
+    if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):
+        return dict.fromkeys(dtypes, _class_limits(where, limit))
+    if not set(dtypes) <= set(limit) <= {*dtypes, *others}:
+        known = ", ".join(dict.fromkeys((*dtypes, *others)))
+        raise UsageError(
+            f"{where}: max_ulp names one limit per dtype, {known}, or per class of inputs, "
+            f"{', '.join(CLASSES)}; received {', '.join(map(str, limit))}",
+            hint=f"max_ulp={dict.fromkeys(dtypes, DEFAULT_LIMIT)!r}, or one number for all",
+        )
+    return {dtype: _class_limits(where, limit[dtype]) for dtype in dict.fromkeys((*dtypes, *limit))}
+
+
+def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
+    given = limit if isinstance(limit, Mapping) else {ORDINARY: limit}
+    if unknown := set(given) - set(CLASSES):
+        raise UsageError(
+            f"{where}: the classes of inputs are {', '.join(CLASSES)}; received {', '.join(map(str, unknown))}",
+            hint=f"max_ulp={{'{ORDINARY}': {DEFAULT_LIMIT:g}, '{EXTREME}': None}}",
+        )
+    found: dict[str, float | None] = {}
+    last: float | None = DEFAULT_LIMIT
+    for name in CLASSES:
+        if name in given:
+            last = None if given[name] is None and name != ORDINARY else _limit(where, given[name])
+        found[name] = last
+    return found
+
+
+def of_classes(limits: Mapping[str, float | None]) -> str:
+    """`demanding 8 ULP, extreme inputs: no promise`, of the classes that have not the limit of ordinary inputs."""
+    others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
+    return ", ".join(f"{name} inputs: {'no promise' if x is None else f'{x:g} ULP'}" for name, x in others.items())
+
+
+def _limit(where: str, limit: Any) -> float:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0.5 or math.isinf(limit):
+        raise UsageError(
+            f"{where}: max_ulp is a finite number of at least 0.5; received {limit!r}",
+            hint="max_ulp=0.5 promises correct rounding, max_ulp=1 a faithful result; without it the limit is "
+            f"{DEFAULT_LIMIT:g}",
+        )
+    return float(limit)
+
+
+def largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequence[str]) -> dict[str, Largest]:
+    if largest is None:
+        return {}
+    each = largest if isinstance(largest, Mapping) else dict.fromkeys(dtypes, largest)
+    if each and all(name in operands for name in each):
+        each = dict.fromkeys(dtypes, each)
+    for dtype, size in each.items():
+        if dtype not in dtypes:
+            raise UsageError(
+                f"{where}: largest is about its dtypes, {', '.join(dtypes)}, or its operands, {', '.join(operands)}; "
+                f"received {dtype!r}",
+                hint=f"largest={{{dtypes[0]!r}: 1e4}} or largest={{{operands[0]!r}: 100.0}}; what is left out is tried "
+                "with all finite numbers",
+            )
+        for operand, one in size.items() if isinstance(size, Mapping) else [(operands[0], size)]:
+            if operand not in operands:
+                raise UsageError(
+                    f"{where}: largest in {dtype} is about its operands, {', '.join(operands)}; received {operand!r}",
+                    hint=f"largest={{{dtype!r}: {{{operands[0]!r}: 100.0}}}}",
+                )
+            if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < math.inf:
+                raise UsageError(
+                    f"{where}: largest is a positive finite magnitude of inputs; received {one!r}",
+                    hint="without it all finite numbers are tried",
+                )
+    return {
+        dtype: {name: float(one) for name, one in size.items()} if isinstance(size, Mapping) else float(size)
+        for dtype, size in each.items()
+    }
+
+
+def other_dtypes(
+    where: str, what: str, given: Any, dtypes: tuple[str, ...], names: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """By the dtype of a case, those of the operands or outputs that are named: by name, or by dtype and name."""
+    if given is None:
+        return {}
+    kind = what.partition("_")[0] + "s"
+    hint = f"{what}={{{(names or ['y'])[-1]!r}: 'float32'}}, or by the dtype of the others: {{{dtypes[0]!r}: {{...}}}}"
+    each = given if isinstance(given, Mapping) and given and set(given) <= set(dtypes) else dict.fromkeys(dtypes, given)
+    for dtype, some in each.items():
+        if not isinstance(some, Mapping) or not some:
+            raise UsageError(f"{where}: {what} gives single {kind} a dtype by name; received {some!r}", hint=hint)
+        for name, item in some.items():
+            if name not in names:
+                known = ", ".join(names) or "none with a floating-point dtype"
+                raise UsageError(f"{where}: {what} is about its {kind}, {known}; received {name!r}", hint=hint)
+            if str(item).removeprefix("torch.") not in FORMATS:
+                raise UsageError(
+                    f"{where}: {what} names floating-point formats, {', '.join(FORMATS)}; received {item!r} for {name}",
+                    hint="integers= says what integer operands hold" if kind == "operands" else hint,
+                )
+            if kind == "operands" and named(str(item)).name == "float64" != dtype:
+                raise UsageError(
+                    f"{where}: what float64 operands give is judged in cases of float64; received {item!r} for {name} "
+                    f"beside {dtype}",
+                    hint=f"dtypes=['float64'], {what}={{...}} for the narrower ones",
+                )
+        if kind == "operands" and set(some) == set(names):
+            raise UsageError(
+                f"{where}: {what} leaves one operand or more to the dtypes of the cases, {', '.join(dtypes)}; received "
+                f"all, {', '.join(some)}",
+                hint="dtypes= names the dtype of the data, output_dtypes= that of an output",
+            )
+    return {dtype: {name: named(str(item)).name for name, item in some.items()} for dtype, some in each.items()}
+
+
+def differing(dtype: str, some: Mapping[str, str]) -> dict[str, str]:
+    """Those that have another dtype than the case."""
+    return {name: item for name, item in some.items() if item != dtype}
+
+
+def of_others(verb: str, given: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
+    """`weight as float32 beside bfloat16, float16` for each set of names that have another dtype than the case."""
+    beside: dict[str, list[str]] = {}
+    for dtype, some in given.items():
+        if other := differing(dtype, some):
+            beside.setdefault(", ".join(f"{name} as {item}" for name, item in other.items()), []).append(dtype)
+    return (f"{verb}{text} beside {', '.join(dtypes)}" for text, dtypes in beside.items())
