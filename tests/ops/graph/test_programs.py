@@ -399,6 +399,15 @@ def test_an_edge_of_a_domain_has_its_value_and_a_bound(
     assert math.isnan(want) == math.isnan(y.value.item()) and (y.value.item() == pytest.approx(want) or want != want)
 
 
+def test_an_element_without_a_bound_is_looked_up_in_a_gradient_that_lies_transposed() -> None:
+    """The gradient of a transposed operand is a transposed tensor, which cannot be written to as one line."""
+    op = like_op(lambda a, b: (a @ b.mT).exp(), ["a", "b"], shapes={"a": "2 3 4", "b": "2 4 4"})
+    operands = {"a": torch.ones(2, 3, 4).double() * 1e200, "b": torch.ones(2, 4, 4).double() * -1e200}
+    problem = Problem(operands, {}, {"y": torch.ones(2, 3, 4).double()}, ("db",))
+    fast = op.fast(problem)["db"]
+    assert fast.value.shape == (2, 4, 4) and fast.bound is not None and bool(fast.bound.isfinite().all())
+
+
 def test_what_no_route_finds_a_number_for_is_open() -> None:
     op = like_op(lambda x: torch.exp(torch.exp(x)), ["x"])
     problem = Problem({"x": torch.tensor([1e30, 1.0])}, {}, {}, ("y",))
