@@ -24,6 +24,7 @@ from verify.ops.graph.program import trace
 from verify.ops.graph.shapes import Shapes, sizes_within
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
+from verify.truth.exact import judge
 from verify.truth.fast import check_bound, evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import Policy
@@ -397,6 +398,37 @@ def test_an_edge_of_a_domain_has_its_value_and_a_bound(
     y = truths["y"]
     assert y.bound.item() <= 1e-12 * max(1.0, abs(want))
     assert math.isnan(want) == math.isnan(y.value.item()) and (y.value.item() == pytest.approx(want) or want != want)
+
+
+@pytest.mark.parametrize(
+    ("function", "gradients"),
+    [
+        (torch.lgamma, True),
+        (torch.digamma, True),
+        (lambda x: torch.polygamma(1, x), True),
+        (torch.erfinv, True),
+        (torch.special.ndtri, True),
+        (torch.special.log_ndtr, True),
+        (torch.special.i1e, True),
+        (torch.special.bessel_y1, False),
+        (torch.special.modified_bessel_k0, False),
+    ],
+)
+def test_special_functions_have_values_at_their_poles_and_ends(function: Any, gradients: bool) -> None:
+    op = like_op(function, ["x"])
+    assert op.gradients == (("dx",) if gradients else ()), "PyTorch's Bessel functions have none"
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, -3.3, 0.25, 0.999, 2.5, 40.0, 1e-40, -1e10, math.inf, -math.inf, math.nan])
+    results = ("y", *op.gradients)
+    problem = Problem({"x": x}, {}, {"y": torch.ones_like(x)} if gradients else {}, results)
+    for name, truth in evaluate(op, problem, dict.fromkeys(results, named("float32"))).items():
+        points = op.points(problem, name, range(len(x)))
+        check_bound(points, truth, range(len(x)))
+        for point in points:
+            judge(point, named("float32"), 0, both=True)  # raises where mpmath and Arb differ
+        if name == "y":
+            theirs = function(x.double())
+            close = torch.isclose(truth.value, theirs, rtol=1e-8, equal_nan=True) | torch.isinf(x)
+            assert bool((close | (theirs.abs() > 1e11)).all()), "PyTorch's trigamma is finite at its poles"
 
 
 def test_an_element_without_a_bound_is_looked_up_in_a_gradient_that_lies_transposed() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rewrite import (
     RULES,
@@ -22,13 +21,15 @@ from verify.ops.graph.rewrite import (
     through_moves,
 )
 from verify.ops.graph.selecting import IsExtreme
+from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Leaf, Plain, Step
 
+_NAMES = [name for name in FUNCTIONS if " " not in name]
 _SAME_NAME = {
-    "special_ndtr": "ndtr",
-    "special_erfc": "erfc",
-    "special_expm1": "expm1",
-    **{name: name for name in FUNCTIONS if " " not in name},
+    "special_modified_bessel_i0": "i0",
+    "special_modified_bessel_i1": "i1",
+    **{f"special_{name}": name for name in _NAMES},
+    **{name: name for name in _NAMES},
 }
 
 
@@ -38,6 +39,7 @@ def _unary(function: str) -> Rule:
 
 for _name, _function in _SAME_NAME.items():
     RULES[_name] = _unary(_function)
+RULES["polygamma"] = lambda r, order, a: r.map(polygamma(order), a)
 RULES["neg"] = _unary("negative")
 RULES["abs"] = _unary("magnitude")
 RULES["square"] = lambda r, a: r.map("multiply", a, a)
