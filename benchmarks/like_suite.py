@@ -224,6 +224,10 @@ S, ROW, IMAGE, HEADS = (3, 5), (5,), (2, 4, 6, 6), (2, 2, 4, 8)
 LABELS = _integers(5, 4)
 
 
+def _definite(x: Tensor) -> Tensor:
+    return x @ x.mT + torch.eye(x.shape[-1], dtype=x.dtype)
+
+
 def cases() -> dict[str, dict[str, Case]]:
     """Name to function and operands (shapes of normal numbers, or what makes them), in groups."""
     return {
@@ -407,6 +411,17 @@ def cases() -> dict[str, dict[str, Case]]:
             "grouped": (grouped, [(2, 3, 4), (2, 4, 5)]),
             "diagonal": (lambda a, b: torch.diag(a) @ b, [(4,), (4, 3)]),
             "mixture of experts": (mixture, [(3, 4), (4, 2), (2, 4, 3)]),
+        },
+        "small matrices": {
+            "det": (torch.linalg.det, [(2, 3, 3)]),
+            "log det": (lambda x: torch.logdet(_definite(x)), [(3, 3)]),
+            "inverse": (torch.linalg.inv, [(3, 3)]),
+            "solve": (torch.linalg.solve, [(2, 3, 3), (2, 3, 2)]),
+            "cholesky": (lambda x: torch.linalg.cholesky(_definite(x)), [(3, 3)]),
+            "solve_triangular": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [(3, 3), (3, 2)]),
+            "matrix_power": (lambda x: torch.linalg.matrix_power(x, -2), [(2, 2)]),
+            "cov": (torch.cov, [S]),
+            "corrcoef": (torch.corrcoef, [S]),
         },
         "convolutions": {
             "1d": (lambda x, w: F.conv1d(x, w, stride=2, dilation=2), [(2, 3, 12), (4, 3, 3)]),

@@ -126,6 +126,22 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     ),
     "batch added up": (torch.addbmm, [_random(3, 5), _random(2, 3, 4, seed=1), _random(2, 4, 5, seed=2)]),
     "distance": (lambda x, y: torch.dist(x, y, 3), [_random(3, 5), _random(3, 5, seed=1)]),
+    "determinants": (lambda x: (torch.linalg.det(x), x.slogdet()[1]), [_random(3, 3)]),
+    "inverses": (lambda x: (x.inverse(), torch.linalg.matrix_power(x, -2)), [_random(2, 2, 2)]),
+    "solved": (
+        lambda a, b: (torch.linalg.solve(a, b[:, 0]), torch.linalg.solve(a, b, left=False)),
+        [_random(2, 2), _random(2, 2, seed=1)],
+    ),
+    "symmetric factors": (
+        lambda x, b: torch.cholesky_solve(b, torch.linalg.cholesky(x / 9 + 3 * torch.eye(2))),
+        [_random(2, 2), _random(2, 1, seed=1)],
+    ),
+    "triangles": (
+        lambda a, b: torch.linalg.solve_triangular(a, b.mT, upper=False, left=False, unitriangular=True),
+        [_random(3, 3), _random(3, 2, seed=1)],
+    ),
+    "correlation": (lambda x: (torch.cov(x), torch.corrcoef(x)), [_random(2, 4)]),
+    "zeta, decimals": (lambda x: torch.special.zeta(3, x.abs()) + torch.round(x, decimals=1), [_random(3, 5)]),
 }
 
 
@@ -227,7 +243,9 @@ def test_an_interval_without_an_end_decides_nothing_and_arb_is_asked() -> None:
         (lambda x: x if bool(x.sum() > 0) else -x, "cannot be followed"),
         (lambda x: torch.linalg.svd(x)[1], "no real meaning"),
         (lambda x: 3.0, "returns tensors"),
-        (lambda x: torch.linalg.inv(x), "fails for zeros of the shapes x"),
+        (lambda x: x.reshape(3), "fails for zeros of the shapes x"),
+        (lambda x: torch.linalg.inv(x.sum() + torch.zeros(9, 9)), "square matrices with up to 8 rows"),
+        (lambda x: torch.special.zeta(2.5, x), "whole numbers s from 2"),
         (lambda x: _Twice.apply(x), "written by hand"),
         (lambda x: (x, (x, x)), "a tuple in a tuple"),
         (lambda x: x.cummax(-1)[1] * x, "no real meaning"),
