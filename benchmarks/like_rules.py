@@ -1,4 +1,4 @@
-"""Every rule of the intervals against Arb: python -m benchmarks.like_rules docs/like.md [--elements 1000000]
+"""Every rule of the intervals against Arb: python -m benchmarks.like_rules docs/like.md [--rules exp log]
 
 Intervals hold numbers of all exponents, subnormal ones, numbers beside overflow and beside kinks; half of them are
 single numbers, the others narrow or wide. From each a number is drawn, and what Arb makes of the numbers must lie in
@@ -24,10 +24,10 @@ import torch
 
 from verify.ops.graph.arithmetic import Balls, Pole
 from verify.ops.graph.elementwise import ELEMENTWISE, Map
-from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, Ranked, RankIndex, WhereExtreme
 from verify.ops.graph.spans import Span, point
+from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Plain, Run, Step, Truths
 from verify.ops.precision import arb_bits
 
@@ -299,15 +299,19 @@ def _measured(name: str, elements: int) -> tuple[str, Found, float]:
     return name, found, time.monotonic() - started
 
 
-def table(found: Sequence[tuple[str, Found, float]]) -> str:
-    """The rows of the page."""
-    lines = ["| rule | elements | violations | median width | widest |", "|---|---|---|---|---|"]
+def table(found: Sequence[tuple[str, Found, float]], page: str = "") -> str:
+    """The rows of the page, where those of rules that were not tried stay."""
+    rows = {
+        row[1]: row[0] for row in re.finditer(r"^\| ([^|]+) \| [\d,]+ \| \d+ \|[^|]*\|[^|]*\|$", page, re.MULTILINE)
+    }
     for name, each, _ in found:
         some = each.tight is not None and len(each.tight)
         shown = [f"{np.median(each.tight):.3g}", f"{np.max(each.tight):.3g}"] if some else ["", ""]
-        lines.append(f"| {name} | {each.elements:,} | {each.violations} | {shown[0]} | {shown[1]} |")
-    total = sum(each.violations for _, each, _ in found)
-    lines += ["", f"{len(found)} rules, {sum(each.elements for _, each, _ in found):,} elements, {total} violations."]
+        rows[name] = f"| {name} | {each.elements:,} | {each.violations} | {shown[0]} | {shown[1]} |"
+    lines = [rows[name] for name in names() if name in rows]
+    elements, violations = (sum(int(row.split("|")[at].replace(",", "")) for row in lines) for at in (2, 3))
+    lines = ["| rule | elements | violations | median width | widest |", "|---|---|---|---|---|", *lines]
+    lines += ["", f"{len(lines) - 2} rules, {elements:,} elements, {violations} violations."]
     return "\n".join(lines) + "\n"
 
 
@@ -338,7 +342,7 @@ def main() -> None:
             )
             if result.example:
                 print("   ", result.example[:400])
-    write(chosen.page, "like rules", table(found))
+    write(chosen.page, "like rules", table(found, chosen.page.read_text() if chosen.rules else ""))
     raise SystemExit(any(result.violations for _, result, _ in found))
 
 

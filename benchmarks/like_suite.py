@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.like_rules import write
+from verify.errors import UsageError
 from verify.ops.graph.arithmetic import Balls, Decimals, Pole
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.spans import Span
@@ -223,6 +224,10 @@ S, ROW, IMAGE, HEADS = (3, 5), (5,), (2, 4, 6, 6), (2, 2, 4, 8)
 LABELS = _integers(5, 4)
 
 
+def _definite(x: Tensor) -> Tensor:
+    return x @ x.mT + torch.eye(x.shape[-1], dtype=x.dtype)
+
+
 def cases() -> dict[str, dict[str, Case]]:
     """Name to function and operands (shapes of normal numbers, or what makes them), in groups."""
     return {
@@ -279,6 +284,24 @@ def cases() -> dict[str, dict[str, Case]]:
             "addcmul": (lambda a, b, c: torch.addcmul(a, b, c, value=0.5), [S, S, S]),
             "hypot": (torch.hypot, [S, S]),
             "in place": (in_place, [S]),
+        },
+        "special functions": {
+            "lgamma": (torch.lgamma, [S]),
+            "digamma": (torch.digamma, [_positive(*S)]),
+            "polygamma": (lambda x: torch.polygamma(2, x), [_positive(*S)]),
+            "Poisson loss": (lambda x, y: F.poisson_nll_loss(x, y, full=True), [S, _positive(*S)]),
+            "erfinv": (lambda x: torch.erfinv(x / 4), [S]),
+            "erfcx": (torch.special.erfcx, [S]),
+            "log_ndtr": (torch.special.log_ndtr, [S]),
+            "ndtri": (lambda x: torch.special.ndtri(torch.sigmoid(x)), [S]),
+            "Bessel J": (lambda x: torch.special.bessel_j0(x) + torch.special.bessel_j1(x), [S]),
+            "Bessel Y": (lambda x: torch.special.bessel_y0(x) + torch.special.bessel_y1(x), [_positive(*S)]),
+            "Bessel I": (lambda x: torch.i0(x) * torch.special.i1(x), [S]),
+            "Bessel I, scaled": (lambda x: torch.special.i0e(x) + torch.special.i1e(x), [S]),
+            "Bessel K": (lambda x: torch.special.modified_bessel_k0(x), [_positive(*S)]),
+            "sinc": (lambda x: torch.sinc(x), [S]),
+            "spherical Bessel": (torch.special.spherical_bessel_j0, [S]),
+            "xlogy, entropy": (lambda x, y: torch.xlogy(x, y) + torch.special.entr(y), [S, _positive(*S)]),
         },
         "broadcasting and moving": {
             "a b + b": (lambda a, b: a * b + b, [(3, 1, 5), (4, 1)]),
@@ -389,6 +412,17 @@ def cases() -> dict[str, dict[str, Case]]:
             "diagonal": (lambda a, b: torch.diag(a) @ b, [(4,), (4, 3)]),
             "mixture of experts": (mixture, [(3, 4), (4, 2), (2, 4, 3)]),
         },
+        "small matrices": {
+            "det": (torch.linalg.det, [(2, 3, 3)]),
+            "log det": (lambda x: torch.logdet(_definite(x)), [(3, 3)]),
+            "inverse": (torch.linalg.inv, [(3, 3)]),
+            "solve": (torch.linalg.solve, [(2, 3, 3), (2, 3, 2)]),
+            "cholesky": (lambda x: torch.linalg.cholesky(_definite(x)), [(3, 3)]),
+            "solve_triangular": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [(3, 3), (3, 2)]),
+            "matrix_power": (lambda x: torch.linalg.matrix_power(x, -2), [(2, 2)]),
+            "cov": (torch.cov, [S]),
+            "corrcoef": (torch.corrcoef, [S]),
+        },
         "convolutions": {
             "1d": (lambda x, w: F.conv1d(x, w, stride=2, dilation=2), [(2, 3, 12), (4, 3, 3)]),
             "2d": (lambda x, w, b: F.conv2d(x, w, b, padding=1), [IMAGE, (3, 4, 3, 3), (3,)]),
@@ -486,7 +520,12 @@ def measure(function: Callable[..., Any], shapes: Sequence[Any], seed: int = 1) 
     given = [each(generator) if callable(each) else torch.randn(each, generator=generator) for each in shapes]
     operands = {f"x{place}": v.double() if v.is_floating_point() else v for place, v in enumerate(given)}
     smooth = [name for name, value in operands.items() if value.is_floating_point()]
-    program = trace(function, operands, differentiable=smooth)
+    try:
+        program = trace(function, operands, differentiable=smooth)
+    except UsageError as error:
+        if "has no gradient" not in str(error):
+            raise
+        program = trace(function, operands)
     leaves = dict(operands)
     for name in program.leaves:
         if name.startswith("grad "):
@@ -520,6 +559,8 @@ def _pytorch(function: Any, operands: Any, leaves: Any, program: Program, smooth
         wanted = [values[name] for name in smooth]
         gradients = torch.autograd.grad([e[0] for e in ends], wanted, [e[1] for e in ends], allow_unused=True)
     for name, gradient in zip(smooth, gradients, strict=True):
+        if f"d{name}" not in program.results:
+            continue
         found[f"d{name}"] = torch.zeros_like(operands[name]) if gradient is None else gradient
     return {name: value.detach() for name, value in found.items()}
 

@@ -191,6 +191,15 @@ def test_a_kernel_that_raises_is_as_small_as_it_still_raises() -> None:
     assert small.case.to_json() == '{"dtype":"float32","dims":[41],"fill":"ones"}'
 
 
+def test_a_broken_law_of_a_pytorch_function_is_made_smaller_within_its_sizes() -> None:
+    kernel = verify.kernel(
+        like=lambda x, w: (x * w).sum(-1), shapes={"x": "n d", "w": "d"}, where="d % 2 == 0", dtypes=["float32"]
+    )(lambda x, w: (x * w).sum(-1) * (1.5 if len(x) > 2 else 1))
+    broken = broken_by("accuracy", kernel, Case(dtype="float32", dims=(7, 8), fill="randn", upstream="normal", seed=9))
+    small = shrink_law(registry.get("accuracy"), subject(kernel), broken).case
+    assert small.dims == (3, 2)
+
+
 def test_a_law_that_breaks_only_once_gives_back_what_it_was_given() -> None:
     case = Case(dtype="float32", dims=(3, 3), fill="normal")
     broken = Broken("never true again", case, {}, result="y", index=0)

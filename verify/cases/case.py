@@ -145,7 +145,12 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     if count > 1:
         drawn[0], drawn[-1] = 0, high - low - 1
     values = (drawn + low).reshape(shape)
-    return lay_out(values.bool() if (low, high) == (0, 2) and operand.boolean else values, "contiguous")
+    values = values.bool() if (low, high) == (0, 2) and operand.boolean else values
+    if operand.name in case.values or operand.name in case.edits:
+        values = override(values, None, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
+        if count and not (low <= int(values.min()) and int(values.max()) < high):
+            raise UsageError(f"operand {operand.name!r} holds whole numbers from {low} to below {high}")
+    return lay_out(values, "contiguous")
 
 
 def _known(op: Op, case: Case) -> None:

@@ -2,7 +2,7 @@
 
 A searched or shrunk input follows no recipe, so the case carries its bits: `values` replaces a whole tensor,
 row by row, every element with the same number of hex digits, and rows that are fewer than the tensor's repeat;
-`edits` replaces single elements by flat index in what the recipe gave.
+`edits` replaces single elements by flat index in what the recipe gave. Whole numbers have the digits of their bits too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.truth.formats import Format, torch_dtype
+from verify.truth.formats import Format
 from verify.truth.ulp import bits_of, from_bits
 
 LIMIT = 1 << 16  # elements that a case spells out: a case is something to paste
@@ -27,8 +27,10 @@ def spell(tensor: Tensor) -> str:
     return "".join(f"{pattern & mask:0{digits}x}" for pattern in bits_of(tensor).reshape(-1).tolist())
 
 
-def override(filled: Tensor, fmt: Format, name: str, values: str | None, edits: Mapping[str, str] | None) -> Tensor:
-    """The tensor with what the case spells out for it."""
+def override(
+    filled: Tensor, fmt: Format | None, name: str, values: str | None, edits: Mapping[str, str] | None
+) -> Tensor:
+    """The tensor with what the case spells out for it; `fmt` is None of whole numbers."""
     if values is not None:
         filled = _whole(filled, fmt, name, values)
     if edits:
@@ -36,8 +38,8 @@ def override(filled: Tensor, fmt: Format, name: str, values: str | None, edits: 
     return filled
 
 
-def _whole(filled: Tensor, fmt: Format, name: str, values: str) -> Tensor:
-    digits, count = fmt.bits // 4, filled.numel()
+def _whole(filled: Tensor, fmt: Format | None, name: str, values: str) -> Tensor:
+    digits, count = filled.element_size() * 2, filled.numel()
     row = digits * math.prod(filled.shape[1:])
     whole = len(values) == digits * count or (filled.ndim > 1 and 0 < len(values) < digits * count)
     if not whole or (row and len(values) % row):
@@ -50,7 +52,7 @@ def _whole(filled: Tensor, fmt: Format, name: str, values: str) -> Tensor:
         received = len(values) // digits
         raise UsageError(f"a case spells out at most {LIMIT:,} elements of {name!r}; received {received:,}")
     patterns = [_pattern(values[at : at + digits], digits, name) for at in range(0, len(values), digits)]
-    tensor = _tensor(patterns, fmt, filled.device)
+    tensor = _tensor(patterns, fmt, filled)
     return (
         tensor.reshape(filled.shape)
         if len(patterns) == count
@@ -63,14 +65,14 @@ def repeated(rows: Tensor, count: int) -> Tensor:
     return rows[torch.arange(count, device=rows.device) % len(rows)]
 
 
-def _single(filled: Tensor, fmt: Format, name: str, edits: Mapping[str, str]) -> Tensor:
+def _single(filled: Tensor, fmt: Format | None, name: str, edits: Mapping[str, str]) -> Tensor:
     changed = filled.contiguous().clone()
     flat = changed.view(-1)
-    digits = fmt.bits // 4
+    digits = filled.element_size() * 2
     for place, text in edits.items():
         if not place.isascii() or not place.isdigit() or int(place) >= flat.numel():
             raise UsageError(f"an edit of {name!r} names an element from 0 to {flat.numel() - 1}; received {place!r}")
-        flat[int(place)] = _tensor([_pattern(text, digits, name)], fmt, filled.device)[0]
+        flat[int(place)] = _tensor([_pattern(text, digits, name)], fmt, filled)[0]
     return changed
 
 
@@ -80,9 +82,10 @@ def _pattern(text: str, digits: int, name: str) -> int:
     return int(text, 16)
 
 
-def _tensor(patterns: list[int], fmt: Format, device: torch.device) -> Tensor:
-    if fmt.bits == 64:
+def _tensor(patterns: list[int], fmt: Format | None, like: Tensor) -> Tensor:
+    if like.element_size() == 8:
         patterns = [item - (1 << 64) if item >= 1 << 63 else item for item in patterns]
-    tensor = from_bits(torch.tensor(patterns, dtype=torch.int64), fmt)
-    assert tensor.dtype == torch_dtype(fmt)
-    return tensor.to(device)
+    line = torch.tensor(patterns, dtype=torch.int64)
+    tensor = line.to(like.dtype) if fmt is None else from_bits(line, fmt)
+    assert tensor.dtype == like.dtype
+    return tensor.to(like.device)

@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="length of rows and dot products (default 128; 16 in float64 and of sums)",
+        help="length of rows and dot products, numbers of a case of like= (default 128; 16 in float64 and of sums)",
     )
     parser.add_argument("--largest", type=float, metavar="X", help="search inputs of at most this magnitude")
     parser.add_argument(

@@ -14,7 +14,7 @@ from verify.hunt.draws import Draws
 from verify.hunt.space import Population, SearchSpace, one_of
 
 LEADING = 13  # bits of a number that make its niche where a candidate is one number
-_CELLS_SHORT, _CELLS_ROWS, _CELLS_SUMS = 16, 12, 8
+_CELLS_SHORT, _CELLS_ROWS, _CELLS_ALONE = 16, 12, 8
 _MIX = -7046029254386353131  # odd: the golden ratio in 64 bits
 
 
@@ -24,7 +24,7 @@ class Archive:
     def __init__(self, space: SearchSpace, device: str) -> None:
         self.space = space
         self.rows = any(gene.row for gene in space.genes)
-        cells = 1 << (_CELLS_SUMS if space.most_rows else _CELLS_ROWS if self.rows else _CELLS_SHORT)
+        cells = 1 << (_CELLS_ALONE if space.alone else _CELLS_ROWS if self.rows else _CELLS_SHORT)
         self.fitness = torch.full((cells,), -1.0, dtype=torch.float64, device=device)
         self.candidates: Population = {
             gene.name: torch.zeros(cells, gene.size, dtype=torch.int64, device=device) for gene in space.genes

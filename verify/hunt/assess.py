@@ -47,8 +47,8 @@ class Assessor:
         self._counts: Counts | None = None
 
     def assess(self, population: Population, shared: Population) -> Assessed:
-        """Judge every candidate: by one call, or where they sum over rows by one for each."""
-        if not self.space.most_rows:
+        """Judge every candidate: by one call, or where each has a call of its own by one for each."""
+        if not self.space.alone:
             return self._call(population, shared)
         each = [self._call(one_of(population, line), shared) for line in range(size_of(population))]
         facts = [torch.cat([getattr(one, name) for one in each]) for name in ("fitness", "element", "got")]

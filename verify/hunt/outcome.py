@@ -148,6 +148,8 @@ def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:
 
 
 def _copies(space: SearchSpace, find: Find) -> int:
-    if space.most_rows:
+    if space.alone:
         return 1
+    if space.unit is not None:
+        return find.case.dims[space.unit.axis or 0] // space.unit.dims[space.unit.axis or 0]
     return find.case.dims[1] if space.kind == "elementwise" else find.case.dims[0]

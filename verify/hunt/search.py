@@ -35,7 +35,8 @@ ELITE = 16  # candidates that are judged exactly at the end
 _ELEMENTS = {"cuda": 1 << 22, "interpreter": 1 << 14}
 _ROWS = {"cuda": 1 << 22, "interpreter": 1 << 13}
 _PAIRS = {"cuda": 512, "interpreter": 24}
-_SUMS = 8  # calls of a generation, where each candidate has one
+_CALLS = 8  # of a generation, where each candidate has one
+_GRAPH = {"cuda": 1 << 18, "interpreter": 1 << 12}  # numbers of the largest operand of a PyTorch function
 _EXACT = {"cuda": 1 << 11, "interpreter": 1 << 9}  # elements of a float64 call: each is evaluated exactly
 
 
@@ -72,17 +73,21 @@ class Searched:
 
 def population_of(space: SearchSpace, backend: str) -> int:
     """How many lines one call has."""
-    if space.most_rows:
-        return _SUMS
+    if space.alone:
+        return _CALLS
     if space.dtype == "float64":
         exact = _EXACT[backend]
         return math.isqrt(exact) if space.kind == "contraction" else max(2, exact // _length(space))
+    if space.kind == "graph":
+        return max(2, _GRAPH[backend] // _length(space))
     if space.kind == "contraction":
         return _PAIRS[backend]
     return _ROWS[backend] // space.width or 2 if space.kind == "rowwise" else _ELEMENTS[backend]
 
 
 def _length(space: SearchSpace) -> int:
+    if space.kind == "graph":
+        return max(gene.size for gene in space.genes)
     return space.width if space.kind == "rowwise" else 1
 
 
@@ -111,8 +116,9 @@ class Search:
         if left is not None and left <= 0:
             return False
         count = self.population if left is None else min(self.population, max(1, self.space.lines(left)))
+        count = self.space.fits(count)
         draws = Draws(self.settings.seed, f"{self.generations}", self.device)
-        if self.generations % EPOCH == 0 or self.space.most_rows:
+        if self.generations % EPOCH == 0 or self.space.changing:
             self.epochs.append(self._shared(draws))
         population, lineage = self._candidates(count, draws)
         count = size_of(population)
@@ -140,12 +146,12 @@ class Search:
     def _shared(self, draws: Draws) -> Population:
         """The shared vectors of an epoch: from a recipe, or in every second one those of the best, changed.
 
-        Of a sum over rows how many there are; every third generation as many as the best has.
+        Of a sum over rows how many there are. Where they change in every generation, every third has those of the best.
         """
         epoch = len(self.epochs)
+        if self.space.changing and epoch % 3 == 2 and self.settings.strategy == "hunt":
+            return self.epochs[self.archive.best(1)[0][2][1]]
         if self.space.most_rows:
-            if epoch % 3 == 2 and self.settings.strategy == "hunt":
-                return self.epochs[self.archive.best(1)[0][2][1]]
             return {ROWS: torch.tensor(self.space.rows(epoch - epoch // 3, draws))}
         made = fresh_shared(self.space, epoch // 2, draws)
         if not self.space.shared or epoch % 2 == 0 or self.settings.strategy == "random":
@@ -181,7 +187,7 @@ class Search:
                 return None
             self._stretch = (niche, 0)
         niche, start = self._stretch
-        stop = min(start + count, 1 << shift)
+        stop = start + self.space.fits(min(count, (1 << shift) - start))
         if stop == 1 << shift:
             self._tried.add(niche)
             self._stretch = None

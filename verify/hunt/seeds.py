@@ -12,6 +12,7 @@ from verify.cases.values import ROW_REGIMES, fill
 from verify.hunt.draws import Draws
 from verify.hunt.ordinals import of_tensor
 from verify.hunt.space import Gene, Population, SearchSpace
+from verify.hunt.units import whole_numbers
 
 _ELEMENT = ("bits", "active", "near", "normal")
 _UPSTREAM = ("normal", "ones", "active", "bits")
@@ -46,8 +47,8 @@ def fresh(space: SearchSpace, count: int, draws: Draws) -> tuple[Population, Ten
 
 
 def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Population:
-    """New shared vectors; each turn takes the next recipe of each."""
-    found = {}
+    """New shared vectors, each turn by the next recipe of each, and whole numbers, the same for all candidates."""
+    found = whole_numbers(space.kernel, (1, 1) if space.unit is None else space.unit.dims, draws)
     for gene in space.shared:
         names = recipes(space, gene)
         chosen = torch.full((1,), turn % len(names), dtype=torch.int64, device=draws.device)

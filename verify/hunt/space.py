@@ -5,7 +5,8 @@ a row of x with a column of the weight. Its numbers are genes. Thousands of cand
 call; one candidate alone, or a few copies of it, make a `Case` that anybody can replay.
 
 A gradient that sums over rows depends on all of them: there a candidate is a few rows of every operand and of
-every arriving gradient, which repeat to as many as the generation has, and each has a call of its own.
+every arriving gradient, which repeat to as many as the generation has, and each has a call of its own. A candidate of a
+PyTorch function is a case at small sizes (`verify.hunt.units`); many make one call, or each has its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import UsageError
 from verify.hunt.draws import Draws
 from verify.hunt.ordinals import to_tensor
+from verify.hunt.units import Unit, copied, unit_of
 from verify.measure.call import run_kernel
 from verify.ops.op import Largest, largest_words, up_to
 from verify.truth.formats import Format, named, of
@@ -40,7 +42,7 @@ ROWS = "number of rows"  # beside the shared genes of a generation: no operand h
 _SPLITS = (256, 8, 64, 4_096, 16, 128, 1_024, 32, 132, 65_536, 264)
 _MOST_ROWS = {"cpu": 257, "cuda": 65_537}
 _LINE = 256  # an elementwise call is a matrix of this width: kernels have a fast path for neither extreme
-_COPIES = {"elementwise": (1, 32), "rowwise": (1, 8), "contraction": (1, 16)}
+_COPIES = {"elementwise": (1, 32), "rowwise": (1, 8), "contraction": (1, 16), "graph": (1, 8)}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Gene:
     limit: int  # the largest ordinal that is tried: the largest finite number, or what the user set
     row: bool  # whether its numbers are summed over: a row, a column or a vector beside rows
     lines: int = 1  # rows of an operand that it holds, columns of an arriving gradient
+    shape: tuple[int, ...] | None = None  # of a PyTorch function, that of one candidate
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,17 @@ class SearchSpace:
     shared: tuple[Gene, ...]
     largest: Largest | None = None  # magnitude that no input exceeds
     most_rows: int = 0  # of a sum over rows; 0 where the result has none
+    unit: Unit | None = None  # of a PyTorch function
+
+    @property
+    def alone(self) -> bool:
+        """Whether each candidate has a call of its own."""
+        return bool(self.most_rows) or (self.unit is not None and self.unit.axis is None)
+
+    @property
+    def changing(self) -> bool:
+        """Whether what all candidates share is new in every generation: how many rows, whole numbers."""
+        return self.alone or any(operand.range is not None for operand in self.kernel.op.operands)
 
     @property
     def kind(self) -> str:
@@ -86,6 +100,7 @@ class SearchSpace:
             "elementwise": "single elements",
             "rowwise": f"rows of {self.width}",
             "contraction": f"dot products of {self.width}",
+            "graph": "cases of " + ", ".join(f"{name} = {size}" for name, size in self._named),
         }[self.kind]
         if self.most_rows:
             what = f"sums over rows of {self.width}"
@@ -96,6 +111,10 @@ class SearchSpace:
         elif self.largest is not None:
             range_ = f"at most {self.largest:g} in magnitude"
         return f"hunt: {what}, {given} {range_}"
+
+    @property
+    def _named(self) -> list[tuple[str, int]]:
+        return [] if self.unit is None else list(zip(self.kernel.op.dims, self.unit.dims, strict=True))
 
     @property
     def enumerable(self) -> bool:
@@ -109,6 +128,12 @@ class SearchSpace:
     def lines(self, evaluations: int) -> int:
         """How many lines a call may have to judge at most so many candidates."""
         return math.isqrt(evaluations) if self._crossed else evaluations
+
+    def fits(self, count: int) -> int:
+        """As many candidates for one call, or fewer, as the kernel takes."""
+        while self.unit is not None and count > 1 and not self.kernel.allows(self.unit.times(count)):
+            count -= 1
+        return count
 
     @property
     def _crossed(self) -> bool:
@@ -147,7 +172,18 @@ class SearchSpace:
                 upstream[gene.name[1:]] = tensor
             else:
                 inputs[gene.name] = tensor
+        count = size_of(population)
+        for operand in self.kernel.op.operands:
+            if operand.range is not None and operand.name not in self.kernel.absent:
+                inputs[operand.name] = self._whole_numbers(operand.name, shared[operand.name], count)
         return inputs, upstream
+
+    def _whole_numbers(self, name: str, value: Tensor, count: int) -> Tensor:
+        """An integer operand of a call: every candidate has the same."""
+        if self.unit is None:
+            line = math.gcd(count, _LINE)
+            return value.expand(count // line, line).contiguous()
+        return copied(value, count) if name in self.unit.laid else value
 
     def _few(self, tensor: Tensor, gene: Gene, rows: int) -> Tensor:
         """What one candidate of a sum has of an operand or, column by column, of an arriving gradient."""
@@ -157,6 +193,8 @@ class SearchSpace:
         return table[:rows] if gene.role == "data" else table if gene.role == "matrix" else tensor.reshape(-1)
 
     def _laid(self, tensor: Tensor, gene: Gene) -> Tensor:
+        if self.unit is not None:
+            return tensor.reshape(-1, *gene.shape[1:]) if gene.shape else tensor.reshape(())
         if self.kind == "elementwise":
             count, size = tensor.shape
             line = math.gcd(count, _LINE)
@@ -169,7 +207,7 @@ class SearchSpace:
 
     def per_candidate(self, flat: Tensor, count: int) -> Tensor:
         """A flat tensor like the result as (candidates, elements of each)."""
-        if self.most_rows:
+        if self.most_rows or self.unit is not None:
             return flat.reshape(count, -1)
         if self.kind == "elementwise":
             line = math.gcd(count, _LINE)
@@ -190,6 +228,7 @@ class SearchSpace:
             "elementwise": (1, copies),
             "rowwise": (copies, self.width),
             "contraction": (copies, self.width, copies),
+            "graph": () if self.unit is None else self.unit.times(copies),
         }[self.kind]
         if self.most_rows:
             dims = _sum_dims(self.kernel, int(shared[ROWS]), self.width)
@@ -200,10 +239,10 @@ class SearchSpace:
 
         A library may take another path for one element than for many, so a find may need company to show.
         """
-        if self.most_rows:
+        if self.alone:
             return [1]
         largest = max(gene.size for gene in self.genes)
-        return [copies for copies in _COPIES[self.kind] if copies * largest <= LIMIT]
+        return [copies for copies in _COPIES[self.kind] if copies * largest <= LIMIT and self.fits(copies) == copies]
 
 
 def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, values: Mapping[str, str]) -> Case:
@@ -211,19 +250,22 @@ def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, 
     return case_of(kernel, dtype, dims=dims, fill=fill, upstream=upstream, values=dict(values))
 
 
-def results_of(kernel: Kernel, dtype: str, device: str, width: int) -> dict[str, Format]:
+def results_with(result: str, kernel: Kernel, dtype: str, device: str, dims: tuple[int, ...]) -> dict[str, Format]:
     """What the kernel returns in a dtype and in which formats, by one plain call that checks its contract."""
-    dims = {"elementwise": (3, 16), "rowwise": (3, width), "contraction": (16, width, 16)}[kernel.op.kind]
     case = _case(kernel, dtype, dims, gradient=bool(kernel.differentiable), values={})
     measured = run_kernel(kernel, case, device)
+    if result not in measured.results:
+        raise UsageError(f"kernel {kernel.name!r} provides no {result}: autograd has no path to it")
     return {name: of(tensor.dtype) for name, tensor in measured.results.items()}
 
 
 def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
     """None when the result can be hunted, else the rule that forbids it."""
     op = kernel.op
-    if op.kind == "graph":
-        return "a hunt searches single elements, rows or dot products, which a PyTorch function of any shape has not"
+    if all(operand.range is not None for operand in op.operands):
+        return f"a hunt changes floating-point numbers; all operands of {op.name!r} are whole ones"
+    if result in op.integers:
+        return f"a hunt drives an error up; {result} of {op.name!r} holds whole numbers, which are right or wrong"
     if named(dtype).bits <= 16 and is_unary(op):
         return f"every {dtype} input of {op.name!r} can be tried: a hunt would prove less than `verify run` does"
     known = [*kernel.outputs, *("d" + operand.name for operand in kernel.differentiable)]
@@ -241,6 +283,8 @@ def space_of(
     reason = searchable(kernel, dtype, result)
     if reason is not None:
         raise UsageError(reason)
+    if kernel.op.kind == "graph":
+        return _graph_space(kernel, dtype, result, device, width, largest)
     sums = result in summed_results(kernel) and kernel.op.kind != "elementwise"
     width = width or (WIDTH_SUMS if sums else WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
     if sums:
@@ -250,15 +294,39 @@ def space_of(
         raise UsageError(
             f"--width is at most {most:,} for {result}: a case spells out {PERIOD} rows; received {width:,}"
         )
-    found = results_of(kernel, dtype, device, width)
-    if result not in found:
-        raise UsageError(f"kernel {kernel.name!r} provides no {result}: autograd has no path to it")
+    dims = {"elementwise": (3, 16), "rowwise": (3, width), "contraction": (16, width, 16)}[kernel.op.kind]
+    found = results_with(result, kernel, dtype, device, dims)
     if sums:
         most = _MOST_ROWS["cpu" if dtype == "float64" else torch.device(device).type]
         genes = _sum_genes(kernel, dtype, width, found, largest)
         return SearchSpace(kernel, dtype, result, found[result], width, 1, genes, (), largest, most)
     genes, shared, parts = _genes(kernel, dtype, result, width, found, largest)
     return SearchSpace(kernel, dtype, result, found[result], width, parts, genes, shared, largest)
+
+
+def _graph_space(
+    kernel: Kernel, dtype: str, result: str, device: str, width: int, largest: Largest | None
+) -> SearchSpace:
+    op = kernel.op
+    unit = unit_of(kernel, result, width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH))
+    found = results_with(result, kernel, dtype, device, unit.dims)
+    genes: list[Gene] = []
+    shapes = op.shapes(unit.dims, op.params)
+    given: list[tuple[str, str, tuple[int, ...]]]
+    given = [(operand.name, operand.role, shapes[operand.name]) for operand in op.operands if operand.range is None]
+    if result not in op.all_outputs:
+        given += [
+            ("d" + name, "upstream", expected_shape(op, unit.dims, op.params, name))
+            for name in kernel.outputs
+            if name not in op.integers
+        ]
+    for name, role, shape in given:
+        fmt = found[name[1:]] if role == "upstream" else named(dtype)
+        size, limit = math.prod(shape), _limit(fmt, up_to(largest, "" if role == "upstream" else name))
+        genes.append(Gene(name, fmt, size, role, limit, size > 1, math.prod(shape[:-1]), shape))
+    own = tuple(gene for gene in genes if unit.axis is None or gene.name in unit.laid)
+    shared = tuple(gene for gene in genes if gene not in own)
+    return SearchSpace(kernel, dtype, result, found[result], 0, 1, own, shared, largest, unit=unit)
 
 
 def _sum_dims(kernel: Kernel, rows: int, width: int) -> tuple[int, ...]:
@@ -312,7 +380,7 @@ def _genes(
     shapes = op.shapes(dims, params)
     genes, shared = [], []
     for operand in op.operands:
-        if operand.name in kernel.absent:
+        if operand.name in kernel.absent or operand.range is not None:
             continue
         row = op.kind == "rowwise" or (op.kind == "contraction" and operand.role in ("data", "matrix"))
         size, fmt = math.prod(shapes[operand.name]), named(kernel.operand_dtype(dtype, operand.name))

@@ -60,8 +60,6 @@ class Shrunk:
 
 def shrink_law(law: Law, subject: Subject, broken: Broken) -> Broken:
     """What the smallest case found says that breaks a law as `broken` does; `broken` where none is smaller."""
-    if subject.kernel.op.kind == "graph":  # whose dimensions follow from each other
-        return broken
     return shrink_broken(law, subject, broken).broken
 
 
@@ -88,11 +86,6 @@ def shrink_element(
     `error` is the judged error of that element in ULP (of scale, where the op is judged so).
     """
     kernel = subject.kernel
-    if kernel.op.kind == "graph":
-        raise UsageError(
-            f"cases of {kernel.op.name!r} are not made smaller: their dimensions follow from each other",
-            hint="--law or --result without --shrink replays the case as it is",
-        )
     if abs(error) <= kernel.limit(subject.dtype, result):
         raise UsageError(
             f"only a result beyond its limit can be made smaller; {result} at index {index} is {abs(error):.6g} ULP "
@@ -209,6 +202,7 @@ class _Shrinker:
         self.best: Case = self.given.case
         self.broken: Broken = self.given
         self.draft: _Draft | None = None
+        self.followed: dict[str, list[tuple[int, int] | None]] = {}
 
     def shrink(self) -> Shrunk:
         original: Case = self.given.case
@@ -225,7 +219,7 @@ class _Shrinker:
     def _accepts(self, case: Case) -> bool:
         """Whether a candidate breaks in the same way; if so it is the best so far."""
         text = case.to_json()
-        if text in self.tried:
+        if text in self.tried or not self.kernel.allows(case.dims):
             return False
         if self.evaluations >= self.limit:
             raise _SpentError
@@ -286,17 +280,20 @@ class _Shrinker:
         while before != self.best or not thorough:
             thorough = before is not None
             before = self.best
-            for dim in range(len(self.best.dims)):
+            for dim in range(len(self.best.dims)) if not self.op.examples else ():
                 self._cut(dim, thorough=thorough)
-            for name in list(self._required().tensors):
+            for name in self._of_numbers():
                 self._simplify(name)
-        for name in list(self._required().tensors):
+        for name in self._of_numbers():
             self._fewer_bits(name)
         self._plainer()
 
     def _required(self) -> _Draft:
         assert self.draft is not None
         return self.draft
+
+    def _of_numbers(self) -> list[str]:
+        return [name for name, tensor in self._required().tensors.items() if tensor.is_floating_point()]
 
     def _frozen(self, case: Case) -> _Draft:
         """The case with its elements taken out of the tensors that it makes."""
@@ -310,43 +307,58 @@ class _Shrinker:
 
     def _outputs(self, case: Case) -> dict[str, Tensor]:
         """Tensors like the outputs. The kernel is not called for them: it may write where it must not."""
+        own, shapes = formats.torch_dtype(formats.named(case.dtype)), self._shapes(case, case.dims)
+        smooth = [name for name in self.kernel.outputs if name not in self.op.integers]
+        dtypes = {name: self.kernel.torch_dtype(case.dtype, name) or own for name in smooth}
+        return {name: torch.zeros(shapes["d" + name], dtype=dtypes[name]) for name in smooth}
+
+    def _shapes(self, case: Case, dims: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Of operands, and as "d" + output of outputs."""
         params = self.op.resolve(case.params)
-        own = formats.torch_dtype(formats.named(case.dtype))
-        return {
-            name: torch.zeros(
-                expected_shape(self.op, case.dims, params, name),
-                dtype=self.kernel.torch_dtype(case.dtype, name) or own,
-            )
-            for name in self.kernel.outputs
-        }
+        shapes = dict(self.op.shapes(dims, params))
+        return shapes | {"d" + name: expected_shape(self.op, dims, params, name) for name in self.kernel.outputs}
 
     def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
         """For every axis of every tensor, the dimension of the case that it follows, and how many times its size."""
+        if self.op.kind == "graph":
+            self.followed = self.followed or self._grown(case)
+            return self.followed
         probes = _PROBES[: len(case.dims)]
-        params = self.op.resolve(case.params)
-        shapes = dict(self.op.shapes(probes, params))
-        for output in self.kernel.outputs:
-            shapes["d" + output] = expected_shape(self.op, probes, params, output)
+        shapes = self._shapes(case, probes)
         return {
             name: [next(((d, size // p) for d, p in enumerate(probes) if size % p == 0), None) for size in shape]
             for name, shape in shapes.items()
         }
+
+    def _grown(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
+        """The same of a PyTorch function, by what three times a size makes of shapes: it runs at each."""
+        before = self._shapes(case, case.dims)
+        found: dict[str, list[tuple[int, int] | None]] = {name: [None] * len(shape) for name, shape in before.items()}
+        for dim, size in enumerate(case.dims) if not self.op.examples else ():
+            try:
+                after = self._shapes(case, (*case.dims[:dim], 3 * size, *case.dims[dim + 1 :]))
+            except UsageError:
+                continue
+            for name, shape in before.items():
+                for axis, own in enumerate(shape):
+                    if after[name][axis] == 3 * own and own % size == 0:
+                        found[name][axis] = dim, own // size
+        return found
 
     def _place(self) -> dict[int, int]:
         """Where in the dims the failing element lies, as far as its position says."""
         result, index, case = self.broken.result, self.broken.index, self.broken.case
         if not result or index is None or not case.dims:
             return {}
-        axes = self._axes(case)
-        followed = axes.get("d" + result) if result in self.kernel.outputs else axes.get(result[1:])
-        if not followed or any(axis is None for axis in followed):
+        name = "d" + result if result in self.kernel.outputs else result[1:]
+        shapes, axes = self._shapes(case, case.dims), self._axes(case)
+        if name not in axes:
             return {}
         place: dict[int, int] = {}
-        for axis in reversed(followed):
-            assert axis is not None
-            dim, factor = axis
-            index, at = divmod(index, case.dims[dim] * factor)
-            place[dim] = at % case.dims[dim]
+        for axis, size in zip(reversed(axes[name]), reversed(shapes[name]), strict=True):
+            index, at = divmod(index, size)
+            if axis is not None:
+                place[axis[0]] = at % case.dims[axis[0]]
         return place
 
     def _kept(self, draft: _Draft, keep: dict[int, Sequence[int]]) -> _Draft:
@@ -363,6 +375,13 @@ class _Shrinker:
                 size = draft.base.dims[dim]
                 chosen = [part * size + place for part in range(factor) for place in keep[dim]]
                 tensors[name] = _select(tensors[name], axis, chosen)
+        for operand in self.op.operands:  # whole numbers that are places in a dimension follow it
+            if operand.range is not None and operand.name in tensors and not operand.boolean:
+                for dim, places in keep.items():
+                    if operand.range(draft.base.dims) == (0, size := draft.base.dims[dim]):
+                        after = torch.zeros(size, dtype=torch.int64)
+                        after[list(places)] = torch.arange(len(places))
+                        tensors[operand.name] = after[tensors[operand.name]]
         return replace(draft, base=msgspec.structs.replace(draft.base, dims=dims), tensors=tensors)
 
     def _jump(self, whole: _Draft) -> None:
@@ -380,7 +399,7 @@ class _Shrinker:
         """Two dimensions for many, or one for elementwise ops."""
         draft = self._required()
         dims = draft.base.dims
-        if self.op.kind == "contraction" or len(dims) < 2:
+        if self.op.kind in ("contraction", "graph") or len(dims) < 2:
             return
         shapes: list[tuple[int, ...]] = [(math.prod(dims),)] if self.op.kind == "elementwise" else []
         if len(dims) > 2:
@@ -393,10 +412,7 @@ class _Shrinker:
                 return
 
     def _reshaped(self, draft: _Draft, dims: tuple[int, ...]) -> _Draft | None:
-        params = self.op.resolve(draft.base.params)
-        shapes = dict(self.op.shapes(dims, params))
-        for output in self.kernel.outputs:
-            shapes["d" + output] = expected_shape(self.op, dims, params, output)
+        shapes = self._shapes(draft.base, dims)
         if any(math.prod(shapes[name]) != tensor.numel() for name, tensor in draft.tensors.items()):
             return None
         tensors = {name: tensor.reshape(shapes[name]) for name, tensor in draft.tensors.items()}
@@ -419,7 +435,7 @@ class _Shrinker:
 
     def _fewer_by_recipe(self) -> None:
         """Too large to spell out: smaller dims with the recipe's own values."""
-        for dim in range(len(self.best.dims)):
+        for dim in range(len(self.best.dims)) if not self.op.examples else ():
             size = 1
             while size < self.best.dims[dim]:
                 dims = (*self.best.dims[:dim], size, *self.best.dims[dim + 1 :])
@@ -522,6 +538,8 @@ def _filled(tensor: Tensor, number: float, places: Sequence[int]) -> Tensor:
 
 def _select(tensor: Tensor, axis: int, places: Sequence[int]) -> Tensor:
     """Some positions of one axis."""
+    if not tensor.is_floating_point():
+        return tensor.index_select(axis, torch.tensor(list(places), dtype=torch.int64))
     bits = bits_of(tensor).index_select(axis, torch.tensor(list(places), dtype=torch.int64))
     return from_bits(bits, formats.of(tensor.dtype))
 

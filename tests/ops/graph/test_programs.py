@@ -24,6 +24,7 @@ from verify.ops.graph.program import trace
 from verify.ops.graph.shapes import Shapes, sizes_within
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
+from verify.truth.exact import judge
 from verify.truth.fast import check_bound, evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import Policy
@@ -125,6 +126,22 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     ),
     "batch added up": (torch.addbmm, [_random(3, 5), _random(2, 3, 4, seed=1), _random(2, 4, 5, seed=2)]),
     "distance": (lambda x, y: torch.dist(x, y, 3), [_random(3, 5), _random(3, 5, seed=1)]),
+    "determinants": (lambda x: (torch.linalg.det(x), x.slogdet()[1]), [_random(3, 3)]),
+    "inverses": (lambda x: (x.inverse(), torch.linalg.matrix_power(x, -2)), [_random(2, 2, 2)]),
+    "solved": (
+        lambda a, b: (torch.linalg.solve(a, b[:, 0]), torch.linalg.solve(a, b, left=False)),
+        [_random(2, 2), _random(2, 2, seed=1)],
+    ),
+    "symmetric factors": (
+        lambda x, b: torch.cholesky_solve(b, torch.linalg.cholesky(x / 9 + 3 * torch.eye(2))),
+        [_random(2, 2), _random(2, 1, seed=1)],
+    ),
+    "triangles": (
+        lambda a, b: torch.linalg.solve_triangular(a, b.mT, upper=False, left=False, unitriangular=True),
+        [_random(3, 3), _random(3, 2, seed=1)],
+    ),
+    "correlation": (lambda x: (torch.cov(x), torch.corrcoef(x)), [_random(2, 4)]),
+    "zeta, decimals": (lambda x: torch.special.zeta(3, x.abs()) + torch.round(x, decimals=1), [_random(3, 5)]),
 }
 
 
@@ -226,7 +243,9 @@ def test_an_interval_without_an_end_decides_nothing_and_arb_is_asked() -> None:
         (lambda x: x if bool(x.sum() > 0) else -x, "cannot be followed"),
         (lambda x: torch.linalg.svd(x)[1], "no real meaning"),
         (lambda x: 3.0, "returns tensors"),
-        (lambda x: torch.linalg.inv(x), "fails for zeros of the shapes x"),
+        (lambda x: x.reshape(3), "fails for zeros of the shapes x"),
+        (lambda x: torch.linalg.inv(x.sum() + torch.zeros(9, 9)), "square matrices with up to 8 rows"),
+        (lambda x: torch.special.zeta(2.5, x), "whole numbers s from 2"),
         (lambda x: _Twice.apply(x), "written by hand"),
         (lambda x: (x, (x, x)), "a tuple in a tuple"),
         (lambda x: x.cummax(-1)[1] * x, "no real meaning"),
@@ -429,6 +448,46 @@ def test_an_edge_of_a_domain_has_its_value_and_a_bound(
     y = truths["y"]
     assert y.bound.item() <= 1e-12 * max(1.0, abs(want))
     assert math.isnan(want) == math.isnan(y.value.item()) and (y.value.item() == pytest.approx(want) or want != want)
+
+
+@pytest.mark.parametrize(
+    ("function", "gradients"),
+    [
+        (torch.lgamma, True),
+        (torch.digamma, True),
+        (lambda x: torch.polygamma(1, x), True),
+        (torch.erfinv, True),
+        (torch.special.ndtri, True),
+        (torch.special.log_ndtr, True),
+        (torch.special.i1e, True),
+        (torch.special.bessel_y1, False),
+        (torch.special.modified_bessel_k0, False),
+    ],
+)
+def test_special_functions_have_values_at_their_poles_and_ends(function: Any, gradients: bool) -> None:
+    op = like_op(function, ["x"])
+    assert op.gradients == (("dx",) if gradients else ()), "PyTorch's Bessel functions have none"
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, -3.3, 0.25, 0.999, 2.5, 40.0, 1e-40, -1e10, math.inf, -math.inf, math.nan])
+    results = ("y", *op.gradients)
+    problem = Problem({"x": x}, {}, {"y": torch.ones_like(x)} if gradients else {}, results)
+    for name, truth in evaluate(op, problem, dict.fromkeys(results, named("float32"))).items():
+        points = op.points(problem, name, range(len(x)))
+        check_bound(points, truth, range(len(x)))
+        for point in points:
+            judge(point, named("float32"), 0, both=True)  # raises where mpmath and Arb differ
+        if name == "y":
+            theirs = function(x.double())
+            close = torch.isclose(truth.value, theirs, rtol=1e-8, equal_nan=True) | torch.isinf(x)
+            assert bool((close | (theirs.abs() > 1e11)).all()), "PyTorch's trigamma is finite at its poles"
+
+
+def test_an_element_without_a_bound_is_looked_up_in_a_gradient_that_lies_transposed() -> None:
+    """The gradient of a transposed operand is a transposed tensor, which cannot be written to as one line."""
+    op = like_op(lambda a, b: (a @ b.mT).exp(), ["a", "b"], shapes={"a": "2 3 4", "b": "2 4 4"})
+    operands = {"a": torch.ones(2, 3, 4).double() * 1e200, "b": torch.ones(2, 4, 4).double() * -1e200}
+    problem = Problem(operands, {}, {"y": torch.ones(2, 3, 4).double()}, ("db",))
+    fast = op.fast(problem)["db"]
+    assert fast.value.shape == (2, 4, 4) and fast.bound is not None and bool(fast.bound.isfinite().all())
 
 
 def test_what_no_route_finds_a_number_for_is_open() -> None:

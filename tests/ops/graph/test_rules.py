@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.like_rules import check, names
 from verify.ops.graph import spans
-from verify.ops.graph.functions import FUNCTIONS
+from verify.ops.graph.special import FUNCTIONS
 
 
 @pytest.mark.parametrize("name", names())
@@ -44,6 +44,12 @@ MUTANTS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None]]] = [
     ("sigmoid", "a bound too low", _function("sigmoid", codomain=(0.0, 0.99))),
     ("rsqrt", "ends not exchanged", _function("rsqrt", shape="up")),
     ("expm1", "another function in Arb", _function("expm1", arb=FUNCTIONS["exp"].arb)),
+    ("lgamma", "a slope too flat", _function("lgamma", slope=lambda lo, hi: torch.digamma(lo).abs() / 2)),
+    ("digamma", "no error beside its zero", _function("digamma", spread=0.0, ulps=1.0)),
+    ("polygamma 1", "PyTorch's own", _function("polygamma 1", torch=lambda x: torch.polygamma(1, x))),
+    ("bessel_j0", "PyTorch's own", _function("bessel_j0", torch=torch.special.bessel_j0)),
+    ("bessel_y1", "the slope of another", _function("bessel_y1", slope=FUNCTIONS["bessel_j1"].slope)),
+    ("i0", "ends not exchanged", _function("i0", shape="even down")),
     ("sum over a dimension", "no slack", _constant("_EPSILON", 0.0)),
     ("running", "no slack", _constant("_EPSILON", 0.0)),
     ("contract", "no radius of the factors", _constant("_radius", lambda a, middle: torch.zeros_like(middle))),

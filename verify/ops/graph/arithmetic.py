@@ -76,16 +76,16 @@ class Arithmetic:
         if isinstance(x, float):
             limit = function.limits[int(x > 0)] if x == x else x
             return limit(self) if callable(limit) else self.number(limit)
-        least = function.domain[0]
-        if math.isfinite(least):
-            side = self.sign(self.add(x, self.finite(-least)))
-            if side == -1:
-                return math.nan
-            if side == 0:
-                value = float(function.torch(torch.tensor(least, dtype=torch.float64)))
-                return POLE if value == math.inf else self.number(value)
-            if side is None:
-                return self.unknown()
+        for end, outside in zip(function.domain, (-1, 1), strict=True):
+            if math.isfinite(end):
+                side = self.sign(self.add(x, self.finite(-end)))
+                if side == outside:
+                    return math.nan
+                if side == 0:
+                    value = float(function.torch(torch.tensor(end, dtype=torch.float64)))
+                    return POLE if value == math.inf and outside < 0 else self.number(value)
+                if side is None:
+                    return self.unknown()
         return self.evaluated(function, x)
 
     def less(self, a: Number, b: Number) -> Answer:

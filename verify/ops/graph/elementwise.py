@@ -12,8 +12,9 @@ from torch import Tensor
 
 from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic, Number
-from verify.ops.graph.functions import FUNCTIONS
+from verify.ops.graph.functions import Function
 from verify.ops.graph.spans import Span, point
+from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
 
 
@@ -38,7 +39,7 @@ class Map(Step):
                 return self._stepped(run, x, found)
             if not run.scaled or x.excess is None:
                 return found
-            return found.with_excess(_slope(function.torch, x.mid()).abs() * x.excess)
+            return found.with_excess(_slope(function, x.mid()).abs() * x.excess)
         return ELEMENTWISE[self.function].span(self, run, *given)
 
     def _stepped(self, run: Run, x: Span, found: Span) -> Span:
@@ -67,10 +68,12 @@ class Map(Step):
         return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
 
 
-def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _slope(function: Function, x: Tensor) -> Tensor:
+    if function.slope is not None:
+        return function.slope(x, x)
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        y = function(leaf)
+        y = function.torch(leaf)
         if not y.requires_grad:
             return torch.zeros_like(x)
         [slope] = torch.autograd.grad(y, leaf, torch.ones_like(y))

@@ -23,8 +23,9 @@ arb = flint.arb
 @dataclass(frozen=True)
 class Function:
     """One function. `shape` says how an interval is mapped: by its ends, or, of an even function, by those of |x|;
-    "waves" is any function whose slope is at most 1. `limits` are the values at -inf and inf, `exact` the arguments at
-    which float64 gives the exact result, `codomain` what no result can leave.
+    "waves" is any function whose slope is at most 1, "bent" one whose slope between two numbers is at most `slope` of
+    them. `spread` is an error beside that of `ulps`, in units of 2^-52. `limits` are the values at -inf and inf,
+    `exact` the arguments at which float64 gives the exact result, `codomain` what no result can leave.
     """
 
     name: str
@@ -32,18 +33,21 @@ class Function:
     arb: Callable[[Any], Any]
     mp: Callable[[Any], Any]
     limits: tuple[Any, Any]
-    shape: Literal["up", "down", "even down", "waves"] = "up"
+    shape: Literal["up", "down", "even up", "even down", "waves", "bent"] = "up"
     ulps: float | Callable[[Tensor], Tensor] = 8.0
     codomain: tuple[float, float] = (-math.inf, math.inf)
     domain: tuple[float, float] = (-math.inf, math.inf)
     exact: tuple[float, ...] = ()
+    spread: float | Callable[[Tensor], Tensor] = 0.0
+    slope: Callable[[Tensor, Tensor], Tensor] | None = None
     steps: bool = False  # constant between jumps: no rounding, and an argument near a jump decides
 
 
 FUNCTIONS: dict[str, Function] = {}
 
 
-def _add(name: str, *rest: Any, **options: Any) -> None:
+def add(name: str, *rest: Any, **options: Any) -> None:
+    """One more function."""
     FUNCTIONS[name] = Function(name, *rest, **options)
 
 
@@ -59,7 +63,7 @@ def _normal(x: Tensor) -> Tensor:
     return torch.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
 
 
-def _square_ulps(x: Tensor) -> Tensor:
+def square_ulps(x: Tensor) -> Tensor:
     """The argument of an exponential of x^2 is rounded: its relative error is the absolute one of the argument."""
     return 16.0 + 4.0 * (x * x).clamp(max=1e300)
 
@@ -91,11 +95,11 @@ def _half_pi(sign: int) -> Any:
     return lambda arithmetic: arithmetic.pi() * arithmetic.number(sign * 0.5)
 
 
-_add("exp", torch.exp, arb.exp, mp.exp, (0.0, math.inf), codomain=(0.0, math.inf), exact=(0.0,))
-_add("exp2", torch.exp2, lambda x: arb(2) ** x, lambda x: mp.power(2, x), (0.0, math.inf), codomain=(0.0, math.inf))
-_add("expm1", torch.expm1, arb.expm1, mp.expm1, (-1.0, math.inf), codomain=(-1.0, math.inf), exact=(0.0,))
-_add("log", torch.log, arb.log, mp.log, (math.nan, math.inf), domain=(0.0, math.inf), exact=(1.0,))
-_add(
+add("exp", torch.exp, arb.exp, mp.exp, (0.0, math.inf), codomain=(0.0, math.inf), exact=(0.0,))
+add("exp2", torch.exp2, lambda x: arb(2) ** x, lambda x: mp.power(2, x), (0.0, math.inf), codomain=(0.0, math.inf))
+add("expm1", torch.expm1, arb.expm1, mp.expm1, (-1.0, math.inf), codomain=(-1.0, math.inf), exact=(0.0,))
+add("log", torch.log, arb.log, mp.log, (math.nan, math.inf), domain=(0.0, math.inf), exact=(1.0,))
+add(
     "log2",
     torch.log2,
     lambda x: x.log() / arb.const_log2(),
@@ -104,7 +108,7 @@ _add(
     domain=(0.0, math.inf),
     exact=(1.0,),
 )
-_add(
+add(
     "log10",
     torch.log10,
     lambda x: x.log() / arb.const_log10(),
@@ -113,8 +117,8 @@ _add(
     domain=(0.0, math.inf),
     exact=(1.0,),
 )
-_add("log1p", torch.log1p, arb.log1p, mp.log1p, (math.nan, math.inf), domain=(-1.0, math.inf), exact=(0.0,))
-_add(
+add("log1p", torch.log1p, arb.log1p, mp.log1p, (math.nan, math.inf), domain=(-1.0, math.inf), exact=(0.0,))
+add(
     "sqrt",
     torch.sqrt,
     arb.sqrt,
@@ -125,7 +129,7 @@ _add(
     exact=(0.0,),
     ulps=1.0,
 )
-_add(
+add(
     "rsqrt",
     torch.rsqrt,
     arb.rsqrt,
@@ -134,11 +138,11 @@ _add(
     shape="down",
     domain=(0.0, math.inf),
 )
-_add("tanh", torch.tanh, arb.tanh, mp.tanh, (-1.0, 1.0), codomain=(-1.0, 1.0), exact=(0.0,))
-_add("sinh", torch.sinh, arb.sinh, mp.sinh, _INFINITE, exact=(0.0,), ulps=16.0)
-_add("asinh", torch.asinh, arb.asinh, mp.asinh, _INFINITE, exact=(0.0,), ulps=16.0)
-_add("atan", torch.atan, arb.atan, mp.atan, (_half_pi(-1), _half_pi(1)), exact=(0.0,))
-_add(
+add("tanh", torch.tanh, arb.tanh, mp.tanh, (-1.0, 1.0), codomain=(-1.0, 1.0), exact=(0.0,))
+add("sinh", torch.sinh, arb.sinh, mp.sinh, _INFINITE, exact=(0.0,), ulps=16.0)
+add("asinh", torch.asinh, arb.asinh, mp.asinh, _INFINITE, exact=(0.0,), ulps=16.0)
+add("atan", torch.atan, arb.atan, mp.atan, (_half_pi(-1), _half_pi(1)), exact=(0.0,))
+add(
     "sigmoid",
     _torch_sigmoid,
     _arb_sigmoid,
@@ -146,7 +150,7 @@ _add(
     (0.0, 1.0),
     codomain=(0.0, 1.0),
 )
-_add(
+add(
     "log_sigmoid",
     torch.nn.functional.logsigmoid,
     lambda x: -((-x).exp().log1p()) if not x < 0 else x - x.exp().log1p(),
@@ -154,18 +158,18 @@ _add(
     (-math.inf, 0.0),
     codomain=(-math.inf, 0.0),
 )
-_add("erf", torch.erf, arb.erf, mp.erf, (-1.0, 1.0), codomain=(-1.0, 1.0), exact=(0.0,), ulps=16.0)
-_add("erfc", torch.special.erfc, arb.erfc, mp.erfc, (2.0, 0.0), shape="down", codomain=(0.0, 2.0), ulps=_square_ulps)
-_add(
+add("erf", torch.erf, arb.erf, mp.erf, (-1.0, 1.0), codomain=(-1.0, 1.0), exact=(0.0,), ulps=16.0)
+add("erfc", torch.special.erfc, arb.erfc, mp.erfc, (2.0, 0.0), shape="down", codomain=(0.0, 2.0), ulps=square_ulps)
+add(
     "ndtr",
     _ndtr,
     lambda x: (-x * arb(0.5).sqrt()).erfc() / 2,
     lambda x: mp.erfc(-x / mp.sqrt(2)) / 2,
     (0.0, 1.0),
     codomain=(0.0, 1.0),
-    ulps=_square_ulps,
+    ulps=square_ulps,
 )
-_add(
+add(
     "normal",
     _normal,
     lambda x: (-x * x / 2).exp() / (2 * arb.pi()).sqrt(),
@@ -173,9 +177,9 @@ _add(
     (0.0, 0.0),
     shape="even down",
     codomain=(0.0, 0.4),
-    ulps=_square_ulps,
+    ulps=square_ulps,
 )
-_add(
+add(
     "sech squared",
     _torch_sech_squared,
     lambda x: x.sech() ** 2,
@@ -186,7 +190,7 @@ _add(
     exact=(0.0,),
     ulps=32.0,
 )
-_add(
+add(
     "sigmoid slope",
     _torch_bell,
     lambda x: (x / 2).sech() ** 2 / 4,
@@ -196,11 +200,11 @@ _add(
     codomain=(0.0, 0.25),
     ulps=32.0,
 )
-_add("sin", torch.sin, arb.sin, mp.sin, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))
-_add("cos", torch.cos, arb.cos, mp.cos, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))
-_add("floor", torch.floor, arb.floor, mp.floor, _INFINITE, ulps=0.0, steps=True)
-_add("ceil", torch.ceil, arb.ceil, mp.ceil, _INFINITE, ulps=0.0, steps=True)
-_add(
+add("sin", torch.sin, arb.sin, mp.sin, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))
+add("cos", torch.cos, arb.cos, mp.cos, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))
+add("floor", torch.floor, arb.floor, mp.floor, _INFINITE, ulps=0.0, steps=True)
+add("ceil", torch.ceil, arb.ceil, mp.ceil, _INFINITE, ulps=0.0, steps=True)
+add(
     "trunc",
     torch.trunc,
     lambda x: x.floor() if x >= 0 else x.ceil() if x <= 0 else x.floor().union(x.ceil()),
@@ -227,5 +231,5 @@ def _exact_round(x: Any) -> Any:
     return lower + 1 if rest > arb(0.5) else lower
 
 
-_add("round", torch.round, _arb_round, mp.nint, _INFINITE, ulps=0.0, steps=True)
-_add("sign", torch.sign, arb.sgn, mp.sign, (-1.0, 1.0), ulps=0.0, steps=True)
+add("round", torch.round, _arb_round, mp.nint, _INFINITE, ulps=0.0, steps=True)
+add("sign", torch.sign, arb.sgn, mp.sign, (-1.0, 1.0), ulps=0.0, steps=True)

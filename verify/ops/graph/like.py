@@ -378,7 +378,8 @@ class _Like:
         if not places or not program.results[result].real:
             return fast
         asked = Asked(program, Run(run.leaves, run.device), result, places, None, result[1:] in run.leaves, {})
-        value, bound, free = fast.value.clone(), fast.bound.clone(), torch.zeros_like(fast.value, dtype=torch.bool)
+        value, bound = (each.clone(memory_format=torch.contiguous_format) for each in (fast.value, fast.bound))
+        free = torch.zeros(value.shape, dtype=torch.bool, device=value.device)  # a gradient may lie transposed
         for n, place in enumerate(places):
             known = asked.enclosed(n)
             free.view(-1)[place] = known is None

@@ -25,11 +25,11 @@ from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.real import Real
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter, attribute, constant
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
+from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
@@ -211,12 +211,11 @@ def trace(
                 made = _called(function, values)
             ends = [(made[place], gradient) for place, gradient in zip(smooth, gradients, strict=True)]
             ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
-            found: Sequence[Tensor | None] = [None] * len(differentiable)
-            if ends:
-                wanted = [values[names.index(name)] for name in differentiable]
-                found = torch.autograd.grad(
-                    [end[0] for end in ends], wanted, [end[1] for end in ends], allow_unused=True
-                )
+            found: Sequence[Tensor | None]
+            if not ends:
+                raise UsageError("like= has no gradient: PyTorch has none for what it returns")
+            wanted = [values[names.index(name)] for name in differentiable]
+            found = torch.autograd.grad([end[0] for end in ends], wanted, [end[1] for end in ends], allow_unused=True)
         return [value.detach() for value in made], list(found)
 
     options: dict[str, Any] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True, "decomposition_table": table()}

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from verify.errors import UsageError
+from verify.ops.graph.matrices import MATRICES
 
 
 class Real(TorchFunctionMode):
@@ -36,7 +37,8 @@ class Real(TorchFunctionMode):
         kept = 1 if _writes(name) else 0  # what is written to stays the tensor that it is
         args = [*args[:kept], *map(_as_real, args[kept:])]
         kwargs = {key: each if key == "out" else _as_real(each) for key, each in (kwargs or {}).items()}
-        ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional))
+        name = name.removeprefix("linalg_")
+        ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional, torch.linalg))
         return (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
 
 
@@ -278,5 +280,6 @@ _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "gaussian_nll_loss": _gaussian_nll,
     "multi_margin_loss": _multi_margin,
     "scatter_reduce": _scatter_reduce,
+    **MATRICES,
     "dist": lambda a, b, p=2: torch.linalg.vector_norm(a - b, p),
 }

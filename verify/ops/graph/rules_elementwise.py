@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rewrite import (
     RULES,
@@ -22,13 +22,15 @@ from verify.ops.graph.rewrite import (
     through_moves,
 )
 from verify.ops.graph.selecting import IsExtreme
+from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Leaf, Plain, Step
 
+_NAMES = [name for name in FUNCTIONS if " " not in name]
 _SAME_NAME = {
-    "special_ndtr": "ndtr",
-    "special_erfc": "erfc",
-    "special_expm1": "expm1",
-    **{name: name for name in FUNCTIONS if " " not in name},
+    "special_modified_bessel_i0": "i0",
+    "special_modified_bessel_i1": "i1",
+    **{f"special_{name}": name for name in _NAMES},
+    **{name: name for name in _NAMES},
 }
 
 
@@ -38,6 +40,8 @@ def _unary(function: str) -> Rule:
 
 for _name, _function in _SAME_NAME.items():
     RULES[_name] = _unary(_function)
+RULES["polygamma"] = lambda r, order, a: r.map(polygamma(order), a)
+RULES["ldexp"] = lambda r, a, b: r.map("multiply", a, r.map("exp2", r.real(b)))
 RULES["neg"] = _unary("negative")
 RULES["abs"] = _unary("magnitude")
 RULES["square"] = lambda r, a: r.map("multiply", a, a)
@@ -103,6 +107,27 @@ def _sigmoid_backward(r: Rewriter, grad: Step, y: Step) -> Step:
     if isinstance(y, Map) and y.function == "sigmoid":
         return r.map("multiply", grad, r.map("sigmoid slope", y.inputs[0]))
     return r.map("multiply", grad, r.map("multiply", y, r.map("subtract", 1.0, y)))
+
+
+@rule("round")
+def _round(r: Rewriter, a: Step, *, decimals: int = 0) -> Step:
+    if not decimals:
+        return r.map("round", a)
+    ten = 10.0 ** abs(decimals)
+    there, back = ("multiply", "divide") if decimals > 0 else ("divide", "multiply")
+    return r.map(back, r.map("round", r.map(there, a, ten)), ten)
+
+
+@rule("special_zeta")
+def _zeta(r: Rewriter, order: Any, a: Any) -> Step:
+    """Hurwitz's, of a whole number: a derivative of digamma over a factorial."""
+    if not isinstance(a, Step) or isinstance(order, Step) or not float(order).is_integer() or not 2 <= order <= 64:
+        raise UsageError(
+            "like= has special.zeta(s, x) for whole numbers s from 2 to 64 and a tensor x",
+            hint="verify.op defines an op by formulas instead",
+        )
+    whole = int(order)
+    return r.map("divide", r.map(polygamma(whole - 1), a), float((-1) ** whole * math.factorial(whole - 1)))
 
 
 def _inner(r: Rewriter, a: Step) -> tuple[Step, Step]:

@@ -229,29 +229,30 @@ def divide(a: Span, b: Span) -> Span:
 
 def apply(function: Function, a: Span) -> Span:
     """f(a)."""
-    if function.shape == "waves":
-        return _waves(function, a)
+    if function.shape in ("waves", "bent"):
+        return _bent(function, a)
     lo, hi = a.lo, a.hi
     if not a.is_point:  # an interval that begins at -0.0 begins at 0
         lo, hi = (torch.where(a.lo == a.hi, end, end + 0.0) for end in (lo, hi))
-    if function.shape == "even down":
+    if function.shape.startswith("even"):
         far = a.size()
         near = far if a.is_point else torch.where(_touches_zero(a), 0.0, torch.minimum(lo.abs(), hi.abs()))
-        lo, hi = far, near
+        lo, hi = (far, near) if function.shape == "even down" else (near, far)
     elif function.shape == "down":
         lo, hi = hi, lo
-    undefined = torch.isnan(a.lo)
-    least = function.domain[0]
-    if math.isfinite(least):
-        undefined = undefined | (a.hi < least)
-    ends = [_end(function, lo, -1)]
-    ends.append(_end(function, hi, 1))
-    found_lo, found_hi = ends
-    pinned = a.is_infinite() | (a.lo == least) & (a.hi == least)
-    if math.isfinite(least) and not a.is_point:
-        doubtful = (a.lo < least) & (a.hi >= least)
-        found_lo, found_hi = found_lo.masked_fill(doubtful, -math.inf), found_hi.masked_fill(doubtful, math.inf)
-    return _settled(found_lo, found_hi, undefined, pinned)
+    return _within(function, a, _end(function, lo, -1), _end(function, hi, 1), torch.isnan(a.lo), a.is_infinite())
+
+
+def _within(function: Function, a: Span, lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
+    """The ends of f(a), where a leaves the domain of f too."""
+    least, most = function.domain
+    if math.isfinite(least) or math.isfinite(most):
+        undefined = undefined | (a.hi < least) | (a.lo > most)
+        pinned = pinned | ((a.lo == a.hi) & ((a.lo == least) | (a.lo == most)))
+        if not a.is_point:
+            doubtful = ((a.lo < least) & (a.hi >= least)) | ((a.lo <= most) & (a.hi > most))
+            lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
+    return _settled(lo, hi, undefined, pinned)
 
 
 def _end(function: Function, x: Tensor, side: int) -> Tensor:
@@ -259,8 +260,7 @@ def _end(function: Function, x: Tensor, side: int) -> Tensor:
     value = function.torch(x)
     if function.steps:
         return value
-    ulps = function.ulps(x) if callable(function.ulps) else function.ulps
-    moved = value + side * (value.abs() * (ulps * _EPSILON) + _TINY * 4)
+    moved = value + side * _error(function, x, value)
     moved = torch.where(torch.isinf(value), value, moved)
     for exact in function.exact:
         moved = torch.where(x == exact, value, moved)
@@ -272,17 +272,32 @@ def _end(function: Function, x: Tensor, side: int) -> Tensor:
     return moved
 
 
-def _waves(function: Function, a: Span) -> Span:
+def _error(function: Function, x: Tensor, value: Tensor) -> Tensor:
+    """How far the library may be off."""
+    ulps, spread = (each(x) if callable(each) else each for each in (function.ulps, function.spread))
+    return value.abs() * (ulps * _EPSILON) + spread * _EPSILON + _TINY * 4
+
+
+def _bent(function: Function, a: Span) -> Span:
+    """The value in the middle, and what the steepest slope makes of the way to both ends."""
     middle = a.mid()
-    reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON)
     value = function.torch(middle)
-    ulps = function.ulps if isinstance(function.ulps, float) else function.ulps(middle)
-    spread = reach + value.abs() * (ulps * _EPSILON) + middle.abs() * (0.0 if a.is_point else _EPSILON)
-    spread = spread + _TINY * 4
+    spread = _error(function, middle, value)
+    if not a.is_point:
+        reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON) + middle.abs() * _EPSILON + _TINY
+        steep = 1.0 if function.slope is None else function.slope(a.lo, a.hi)
+        spread = spread + torch.where(a.lo == a.hi, 0.0, reach * steep)
     for exact in function.exact:
         spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
-    return _settled(lo, hi, torch.isnan(a.lo) | a.is_infinite(), torch.zeros_like(lo, dtype=torch.bool))
+    pole = torch.isinf(value) & (a.lo == a.hi) & (a.lo <= 0) & (a.lo == a.lo.floor())  # else it overflows
+    lo, hi = torch.where(pole, value, lo), torch.where(pole, value, hi)
+    undefined = torch.isnan(a.lo)
+    for limit, infinity in zip(function.limits, (-math.inf, math.inf), strict=True):
+        at = (a.lo == infinity) & (a.hi == infinity)
+        lo, hi = torch.where(at, limit, lo), torch.where(at, limit, hi)
+        undefined = undefined | (at if math.isnan(limit) else False)
+    return _within(function, a, lo, hi, undefined, a.is_infinite() | pole)
 
 
 def between(first: Span, second: Span) -> Span:

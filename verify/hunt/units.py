@@ -1,0 +1,157 @@
+"""What a hunt of a PyTorch function takes for one candidate: a case at sizes that are small and allowed.
+
+Where the function treats each position of a leading dimension alone, as a softmax its rows, many candidates make one
+call. Which dimension that is, its own truth says: other numbers at all other positions leave an element as it is. A
+dimension that is wrongly taken for one costs evaluations and nothing else: finds are judged as cases of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case, inputs_of
+from verify.cases.explicit import LIMIT
+from verify.declare.declaration import Kernel
+from verify.errors import UsageError
+from verify.hunt.draws import Draws
+from verify.ops.graph.shapes import sizes_within
+from verify.ops.op import Op, Problem
+
+Dims = tuple[int, ...]
+
+_TRIED = 2_000  # sizes among which one is chosen, the plainest first
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The sizes of one candidate, the dimension in which candidates are laid, if any, and the tensors that have it."""
+
+    dims: Dims
+    axis: int | None
+    laid: frozenset[str] = frozenset()
+
+    def times(self, count: int) -> Dims:
+        """The sizes of a call of so many candidates."""
+        if self.axis is None:
+            return self.dims
+        return (*self.dims[: self.axis], self.dims[self.axis] * count, *self.dims[self.axis + 1 :])
+
+
+def unit_of(kernel: Kernel, result: str, elements: int) -> Unit:
+    """The unit of one result, no operand of which has more than `elements` numbers, if the declaration allows that."""
+    op = kernel.op
+    if op.examples:
+        found = Unit(min(op.examples, key=lambda dims: _numbers(op, dims)), None)
+    else:
+        found = _chosen(op, elements, None)
+        for axis in range(len(op.dims)):
+            dims = _chosen(op, elements, axis).dims
+            unit = Unit(dims, axis, _laid(kernel, dims, axis))
+            if unit.laid and _is_apart(kernel, result, unit):
+                found = unit
+                break
+    if (numbers := _numbers(op, found.dims)) > LIMIT:
+        raise UsageError(
+            f"a hunt spells out its finds, at most {LIMIT:,} numbers of an operand; the smallest sizes of "
+            f"{op.name!r} have {numbers:,}",
+            hint="shapes= with named dimensions, in the place of examples=, lets a hunt take smaller sizes",
+        )
+    return found
+
+
+def _numbers(op: Op, dims: Dims) -> int:
+    return max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
+
+
+def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
+    """The largest sizes within `elements`, rather square than long; along `axis` the smallest that there is."""
+    sizes = list(islice(sizes_within(op.dims, op.allowed, LIMIT, op.where), _TRIED))
+    if axis is not None:
+        least = min(dims[axis] for dims in sizes)
+        sizes = [dims for dims in sizes if dims[axis] == least]
+
+    def order(dims: Dims) -> tuple[bool, int, int]:
+        rest = [size for place, size in enumerate(dims) if place != axis]
+        numbers = _numbers(op, dims)
+        return (True, min(rest, default=1), numbers) if numbers <= elements else (False, -numbers, 0)
+
+    return Unit(max(sizes, key=order), axis)
+
+
+def _shapes(kernel: Kernel, dims: Dims) -> dict[str, Dims]:
+    """Of operands and outputs, and of the gradients that arrive there."""
+    op = kernel.op
+    assert op.result_shapes is not None
+    made = op.result_shapes(dims, op.params)
+    shapes = {operand.name: op.shapes(dims, op.params)[operand.name] for operand in op.operands}
+    return shapes | made | {"d" + name: shape for name, shape in made.items() if name not in op.integers}
+
+
+def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
+    """The tensors that have one dimension in the first place; none where another one follows it, or an output does not.
+
+    Three times the size tells a dimension from all that is made of others.
+    """
+    many = Unit(dims, axis).times(3)
+    if not kernel.allows(many):
+        return frozenset()
+    before, after = _shapes(kernel, dims), _shapes(kernel, many)
+    found = {name for name, shape in before.items() if shape and after[name] == (3 * shape[0], *shape[1:])}
+    same = all(after[name] == shape for name, shape in before.items() if name not in found)
+    floats = [each.name for each in kernel.op.operands if each.range is None]
+    whole = same and found.issuperset(kernel.op.all_outputs) and not found.isdisjoint(floats)
+    return frozenset(found) if whole else frozenset()
+
+
+def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
+    """Whether a candidate's result stays as it is, bit for bit, whatever stands beside it in a call."""
+    op, size = kernel.op, unit.dims[unit.axis or 0]
+    gradient = result not in op.all_outputs
+    if (result[1:] if gradient else result) not in unit.laid:
+        return False
+    inputs = inputs_of(op, Case("float32", unit.times(3), "normal", absent=kernel.absent), "cpu")
+    arriving: dict[str, Tensor] = {}
+    if gradient:
+        draws = Draws(0, "beside", "cpu")
+        for name in op.all_outputs:
+            if name not in op.integers:
+                shape = _shapes(kernel, unit.times(3))[name]
+                arriving[name] = (draws.uniform(math.prod(shape)) - 0.5).reshape(shape)
+    seen = []
+    for factor in (1.0, -3.0, 1000.0):
+        given = {name: _beside(value, size, factor, name in unit.laid) for name, value in inputs.items()}
+        upstream = {name: _beside(value, size, factor, True) for name, value in arriving.items()}
+        problem = Problem(inputs=given, params=op.resolve(kernel.params), upstream=upstream, results=(result,))  # type: ignore[arg-type]
+        seen.append(op.fast(problem)[result].value[:size])
+    return all(torch.equal(seen[0].nan_to_num(), other.nan_to_num()) for other in seen[1:])
+
+
+def _beside(value: Tensor | None, size: int, factor: float, laid: bool) -> Tensor | None:
+    """The tensor with other numbers from the second candidate on."""
+    if value is None or not laid:
+        return value
+    rest = value[size:]
+    rest = rest * factor if value.is_floating_point() else rest if factor == 1.0 else rest.flip(0)
+    return torch.cat([value[:size], rest])
+
+
+def whole_numbers(kernel: Kernel, dims: Dims, draws: Draws) -> dict[str, Tensor]:
+    """Integer operands of one candidate, each drawn from what it may hold."""
+    found = {}
+    for operand in kernel.op.operands:
+        if operand.range is not None and operand.name not in kernel.absent:
+            shape = kernel.op.shapes(dims, kernel.op.params)[operand.name]
+            low, high = operand.range(dims)
+            values = (draws.below(math.prod(shape), max(high - low, 1)) + low).reshape(shape)
+            found[operand.name] = values.bool() if operand.boolean else values
+    return found
+
+
+def copied(value: Tensor, count: int) -> Tensor:
+    """So many candidates, one behind the other."""
+    return value.repeat(count, *[1] * (value.ndim - 1))
