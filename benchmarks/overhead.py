@@ -192,11 +192,11 @@ def watched(clock: Clock) -> Iterator[None]:
     import torch
 
     from verify.laws.guard import Guard
-    from verify.measure import call
+    from verify.ops import autograd
 
     with (
         mock.patch.object(torch.autograd, "grad", clock.kernel(torch.autograd.grad)),
-        mock.patch.object(call, "backward", clock.kernel(call.backward)),
+        mock.patch.object(autograd, "gradients", clock.kernel(autograd.gradients)),
         mock.patch.object(Guard, "__torch_dispatch__", clock.harness(Guard.__torch_dispatch__)),
     ):
         yield

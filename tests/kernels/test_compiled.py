@@ -14,9 +14,6 @@ from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
 
-dtype = getattr(torch, sys.argv[2])
-
-
 def call(operator, *args):
     made = {tuple: lambda shape: torch.empty(shape, dtype=dtype)}
     return launcher_of(operator)(*(made.get(type(a), lambda a: a)(a) for a in args))
@@ -30,30 +27,32 @@ def chosen(key, configs, launch):
 
 
 linear_act.choose = linear_geglu.choose = chosen
-with compiled_for(int(sys.argv[1])) as made:
-    x = (1 << 16,)
-    for module, forward, backward, second in (
-        (gelu, "_forward", "_backward", "_second"), (geglu, "_split", "_split_backward", "_split_second"),
-    ):
-        operands = (x,) if module is gelu else (x, x)
-        call(getattr(module, forward), *operands, "none")
-        call(getattr(module, backward), x, *operands, "none")
-        call(getattr(module, second), *operands, x, x, *operands[1:], "none")
-    call(swiglu._split, x, x)
-    call(swiglu._split_backward, x, x, x)
-    for rows, columns, residual in ((2048, 8192, None), (2048, 4096, None), (64, 32768, None), (2048, 1024, 1)):
-        x, v = (rows, columns), (columns,)
-        r = residual and x
-        stats = call(norm.forward_op, x, r, None, v, v, 1e-5)[2]
-        call(norm.backward_op, x, r, x, r, None, v, v, stats, 1e-5, True, True, False)
-    call(norm.forward_op, (64, 256), None, None, (256,), (256,), 1e-5)  # several rows for a warp
-    x, dy, pre = (1024, 1024), (1024, 4096), (1024, 8192)
-    call(linear_act._linear, x, dy[::-1], dy[1:], "gelu", False, False)
-    call(linear_act._gradient, dy, dy, "gelu", True, True)
-    call(linear_geglu._linear_geglu, x, pre[::-1], pre[1:], "none", False, False)
-    call(linear_geglu._gradient, dy, pre, "none", True)
-for each in made:
-    print(*each, sep="\\t")
+for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
+    dtype = getattr(torch, name)
+    with compiled_for(int(arch)) as made:
+        x = (1 << 16,)
+        for module, forward, backward, second in (
+            (gelu, "_forward", "_backward", "_second"), (geglu, "_split", "_split_backward", "_split_second"),
+        ):
+            operands = (x,) if module is gelu else (x, x)
+            call(getattr(module, forward), *operands, "none")
+            call(getattr(module, backward), x, *operands, "none")
+            call(getattr(module, second), *operands, x, x, *operands[1:], "none")
+        call(swiglu._split, x, x)
+        call(swiglu._split_backward, x, x, x)
+        for rows, columns, residual in ((2048, 8192, None), (2048, 4096, None), (64, 32768, None), (2048, 1024, 1)):
+            x, v = (rows, columns), (columns,)
+            r = residual and x
+            stats = call(norm.forward_op, x, r, None, v, v, 1e-5)[2]
+            call(norm.backward_op, x, r, x, r, None, v, v, stats, 1e-5, True, True, False)
+        call(norm.forward_op, (64, 256), None, None, (256,), (256,), 1e-5)  # several rows for a warp
+        x, dy, pre = (1024, 1024), (1024, 4096), (1024, 8192)
+        call(linear_act._linear, x, dy[::-1], dy[1:], "gelu", False, False)
+        call(linear_act._gradient, dy, dy, "gelu", True, True)
+        call(linear_geglu._linear_geglu, x, pre[::-1], pre[1:], "none", False, False)
+        call(linear_geglu._gradient, dy, pre, "none", True)
+    for each in made:
+        print(arch, name, *each, sep="\\t")
 """
 KERNELS = {
     "_forward_kernel", "_backward_kernel", "_second_kernel", "forward_kernel", "backward_kernel", "columns_kernel",
@@ -69,17 +68,23 @@ EVERY = [(arch, dtype) for arch in SHARED for dtype in ("bfloat16", "float16", "
 
 
 @pytest.mark.parametrize(
-    ("arch", "dtype", "tiles"),
-    [(*each, "largest") for each in QUICK] + [pytest.param(*each, "all", marks=pytest.mark.slow) for each in EVERY],
+    ("chosen", "tiles"),
+    [(QUICK, "largest"), *(pytest.param([each], "all", marks=pytest.mark.slow) for each in EVERY)],
 )
-def test_every_kernel_fits(tmp_path, arch, dtype, tiles):
-    rows = [line.split("\t") for line in printed(COMPILE, tmp_path, 300, str(arch), dtype, tiles).splitlines()]
-    made = [Compiled(name, options, *map(int, numbers)) for name, options, *numbers in rows]
-    assert {each.kernel for each in made} >= KERNELS - ({"forward_kernel"} if dtype == "float64" else set())
-    assert {each.kernel for each in made} >= {"float32": OF_FLOAT32, "float64": set()}.get(
-        dtype, {"forward_rows_kernel"}
-    )
-    for each in made:
-        assert each.spilled <= SPILLED.get(each.kernel, 0), each
-        assert each.shared <= SHARED[arch], each
-        assert 16 <= each.registers <= 255, each
+def test_every_kernel_fits(tmp_path, chosen, tiles):
+    arguments = [str(word) for each in chosen for word in each]
+    rows = [line.split("\t") for line in printed(COMPILE, tmp_path, 300, tiles, *arguments).splitlines()]
+    for arch, dtype in chosen:
+        made = [
+            Compiled(name, options, *map(int, numbers))
+            for a, d, name, options, *numbers in rows
+            if (int(a), d) == (arch, dtype)
+        ]
+        assert {each.kernel for each in made} >= KERNELS - ({"forward_kernel"} if dtype == "float64" else set())
+        assert {each.kernel for each in made} >= {"float32": OF_FLOAT32, "float64": set()}.get(
+            dtype, {"forward_rows_kernel"}
+        )
+        for each in made:
+            assert each.spilled <= SPILLED.get(each.kernel, 0), each
+            assert each.shared <= SHARED[arch], each
+            assert 16 <= each.registers <= 255, each

@@ -740,20 +740,25 @@ def test_layouts_of_inputs_and_upstream_gradients_do_not_change_a_bit(dtype):
     x, dy = draw(2, 2, 50).to(dtype).to(DEVICE), draw(2, 2, 50, seed=1).to(dtype).to(DEVICE)
     weight = draw(50, seed=2).to(dtype).to(DEVICE)
 
-    def results(x, dy, weight):
+    residual, ds = x.clone(), dy.clone()
+
+    def results(x, dy, weight, residual=residual, ds=ds):
         x, weight = x.requires_grad_(), weight.requires_grad_()
-        y, s = layer_norm_residual(x, x.detach(), weight, weight)
+        y, s = layer_norm_residual(x, residual, weight, weight)
         z = layer_norm(x, weight)
-        return y, s, z, *torch.autograd.grad([y, s, z], [x, weight], [dy, dy, dy])
+        return y, s, z, *torch.autograd.grad([y, s, z], [x, weight], [dy, ds, dy])
 
     expected = results(x, dy, weight)
     strided = torch.stack([weight, weight], 1)[:, 0].detach()
-    for name, other in layouts_of(x.detach()):
-        for got, want in zip(results(other, dy, strided), expected, strict=True):
-            assert torch.equal(got, want), name
-    for name, other in layouts_of(dy):
-        for got, want in zip(results(x.detach(), other, weight), expected, strict=True):
-            assert torch.equal(got, want), name
+    for (name, given), (_, arriving) in zip(layouts_of(x.detach()), layouts_of(dy), strict=True):
+        for other in (
+            results(given, dy, strided),
+            results(x.detach(), dy, weight, residual=given),
+            results(x.detach(), arriving, weight),
+            results(x.detach(), dy, weight, ds=arriving),
+        ):
+            for got, want in zip(other, expected, strict=True):
+                assert torch.equal(got, want), name
     row, one = dy[0, 0], dy.new_tensor(0.5)
     for dense in (row.expand(2, 2, 50), one.expand(2, 2, 50), row[:1].expand(2, 2, 50)):
         want = results(x.detach(), dense.contiguous(), weight)

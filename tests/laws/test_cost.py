@@ -139,7 +139,7 @@ def test_a_case_takes_few_operations_and_few_questions(law: str) -> None:
         subject = Subject(kernel, "bfloat16", backend, PROFILES["ci"].sizes[backend.name])
         chosen = registry.get(law)
         if chosen.reason(subject) is None:
-            case = [each for each in chosen.fixed(subject) if small(each)][-1]
+            case = [each for each in chosen.fixed(subject) if small(each) and len(each.layouts) < 2][-1]
             host = Host()
             values.forget()
             with watched(clock), as_on_a_gpu(host):

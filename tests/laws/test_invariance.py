@@ -17,7 +17,9 @@ from tests.laws.trial import attempt, breaks, holds, skips
 from verify import backends
 from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
+from verify.laws import registry
 from verify.laws.engine import Profile
+from verify.laws.law import Subject
 from verify.measure import autotuners
 from verify.measure.autotuners import launched
 
@@ -124,6 +126,31 @@ def test_a_kernel_that_changes_after_many_calls_is_found_by_its_first_case() -> 
         "determinism", elementwise(lambda x: silu(x) * (1 + (next(calls) >= 250) * 1e-3)), "the results change"
     )
     assert found.message == "the results change after 248 calls" and found.cases == 1
+
+
+# -- layouts -------------------------------------------------------------------------------------------
+
+
+def test_every_shape_and_a_call_without_gradients_come_with_a_layout_before_anything_is_drawn() -> None:
+    """Of contiguous tensors the laws of layouts would hold a call against its own repetition."""
+
+    def wrong_where(strange: Callable[[torch.Tensor], bool]) -> Kernel:
+        def norm(x, weight, bias, *, eps):
+            y = layer_norm(x, weight, bias, eps=eps)
+            return y if x.is_contiguous() or not strange(x) else y + 1
+
+        return rowwise(norm)
+
+    undrawn = Profile("undrawn", 0, {"interpreter": Sizes(), "cuda": Sizes()})
+    for strange in (lambda x: x.ndim > 2, lambda x: not x.requires_grad):
+        found = attempt("layout independence", wrong_where(strange), profile=undrawn)
+        assert found.status == "broken", found
+    subject = Subject(rowwise(layer_norm), "float32", backends.select(), Sizes())
+    for law in map(registry.get, ("layout independence", "upstream layout independence")):
+        chosen, fixed = law.space(subject).each_choice(), law.fixed(subject)
+        assert all(case.layouts for case in fixed)
+        assert all(case in fixed for case in chosen if case.layouts)
+        assert {case.dims for case in fixed} == {case.dims for case in chosen}
 
 
 # -- shapes --------------------------------------------------------------------------------------------

@@ -85,6 +85,13 @@ def cluster(target: Path) -> Iterator[Cluster]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def local() -> Iterator[Worker]:
+    """A worker of this machine, to compare with."""
+    with Worker("interpreter") as started:
+        yield started
+
+
 def measure(target: Path, kernel: str) -> Measure:
     return Measure(f"{target}::{kernel}")
 
@@ -93,23 +100,22 @@ def timeless(done: KernelRun) -> KernelRun:
     return msgspec.structs.replace(done, seconds=0.0)
 
 
-def test_the_answer_is_that_of_a_local_worker(cluster: Cluster, target: Path) -> None:
+def test_the_answer_is_that_of_a_local_worker(cluster: Cluster, local: Worker, target: Path) -> None:
     request = measure(target, "right")
     heard: list[str] = []
     first, second = cluster.workers()
     remote = first.ask(request, timeout=120, progress=heard.append)
-    with Worker("interpreter") as worker:
-        local = worker.ask(request, timeout=120)
-    assert timeless(remote) == timeless(local)
+    here = local.ask(request, timeout=120)
+    assert timeless(remote) == timeless(here)
     assert remote.results[0].basis.kind == "exhaustive"
-    assert timeless(second.ask(request, timeout=120)) == timeless(local)
+    assert timeless(second.ask(request, timeout=120)) == timeless(here)
     assert any("right" in text for text in heard)
 
 
-def test_a_run_over_a_cluster_is_the_run_of_one_worker(cluster: Cluster, target: Path) -> None:
+def test_a_run_over_a_cluster_is_the_run_of_one_worker(cluster: Cluster, local: Worker, target: Path) -> None:
     targets = [f"{target}::right", f"{target}::crashes"]
     there = run(targets, Session(timeout=120, pool=cluster.pool()), "verify run")
-    here = run(targets, Session(backend="interpreter", timeout=120, jobs=1), "verify run")
+    here = run(targets, Session(timeout=120, pool=Pool.of([local])), "verify run")
     assert there.id == here.id
     assert [kernel.status for kernel in there.kernels] == ["ok", "crashed"]
 
@@ -139,7 +145,7 @@ def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target:
 
 
 def test_a_sweep_that_loses_its_workers_is_the_sweep_of_one(
-    cluster: Cluster, target: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, local: Worker, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two chunks, of a thousand inputs each. Each worker has one when both are killed: none is left to take over."""
     monkeypatch.setattr(clusters, "LOOK_SECONDS", 0.2)
@@ -149,8 +155,8 @@ def test_a_sweep_that_loses_its_workers_is_the_sweep_of_one(
     low, high = (FLOAT32.to_float(bits_of_key(FLOAT32, key)) for key in (border - 1000, border + 999))
     runs: dict[str, Run] = {}
 
-    def swept(name: str, pool: Pool | None) -> None:
-        settings = SweepSettings(backend="interpreter", dtypes=("float32",), bounds=(low, high), pool=pool, jobs=1)
+    def swept(name: str, pool: Pool) -> None:
+        settings = SweepSettings(dtypes=("float32",), bounds=(low, high), pool=pool)
         runs[name] = sweep([f"{target}::swept"], settings, "verify sweep")
 
     cluster._client.wait_for_workers(2, timeout=60)
@@ -160,7 +166,7 @@ def test_a_sweep_that_loses_its_workers_is_the_sweep_of_one(
         os.kill(int(worker), signal.SIGKILL)
     (folder / "go").touch()
     there.join(60)
-    swept("here", None)
+    swept("here", Pool.of([local]))
     assert runs["there"].id == runs["here"].id
     (result,) = runs["there"].kernels[0].results
     assert (result.basis.kind, result.basis.n) == ("exhaustive", 2000)

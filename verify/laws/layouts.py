@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
@@ -24,6 +26,24 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
     plain = run_contiguous(subject.kernel, case, subject.backend.device)
     facts = {"layouts": ", ".join(f"{name} {layout}" for name, layout in case.layouts.items())}
     demand_same(case, strided.to_read.results, plain.to_read.results, rule, labels=("got", "contiguous"), facts=facts)
+
+
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    """Every layout of every tensor, and every shape, and no gradients, with a mixture of layouts.
+
+    Of contiguous tensors, in which the other choices come, a call would be held against its own repetition.
+    """
+    kernel, plain = subject.kernel, chosen.each_choice()[0]
+    operands = kernel.operands if len(chosen.layouts) > 1 else ()
+    placed = [*operands, *("d" + output for output in kernel.outputs if len(chosen.upstream_layouts) > 1)]
+    others = [name for name in LAYOUTS if name != "contiguous"]
+    found: list[Case] = []
+    for case in chosen.each_choice():
+        if not case.layouts and (case.dims, case.upstream) != (plain.dims, plain.upstream):
+            mixed = {name: others[(len(found) + place) % len(others)] for place, name in enumerate(placed)}
+            case = msgspec.structs.replace(case, layouts=mixed)
+        found += [case] if case.layouts else []
+    return tuple(found)
 
 
 def _operands(subject: Subject) -> CaseSpace:
@@ -64,6 +84,7 @@ LAWS: Sequence[Law] = (
         summary="strided operands give the bits of their contiguous copies",
         space=_operands,
         check=_check_operands,
+        examples=_examples,
     ),
     Law(
         name="upstream layout independence",
@@ -71,5 +92,6 @@ LAWS: Sequence[Law] = (
         space=_upstream,
         check=_check_upstream,
         applies=_differentiable,
+        examples=_examples,
     ),
 )

@@ -24,6 +24,7 @@ from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, OtherDtype, Refused
+from verify.ops import autograd
 from verify.ops.op import Op
 from verify.truth import formats
 from verify.truth.ulp import fetched, same_bits
@@ -485,7 +486,7 @@ def _gradients(
     arrived = {name: _contiguous_copy(upstream[name]) if originals is None else originals[name] for name in attached}
     try:
         arriving = tuple(upstream[name] for name in attached)
-        found = backward(tuple(attached.values()), tuple(leaves.values()), arriving, retain=retain)
+        found = autograd.gradients(tuple(attached.values()), tuple(leaves.values()), arriving, retain=retain)
     except Exception as error:
         raise _raised(f"{label} {IN_BACKWARD} {describe(error)}", error) from error
     unchanged.watch(
@@ -507,22 +508,6 @@ def _gradients(
     if missing and required:
         raise KernelError(f"{label} promises {', '.join(missing)}, but autograd has no path to it")
     return gradients, tuple(missing)
-
-
-def backward(
-    outputs: tuple[Tensor, ...], leaves: tuple[Tensor, ...], arriving: tuple[Tensor, ...], *, retain: bool
-) -> tuple[Any, ...]:
-    """torch.autograd.grad of outputs and gradients of one shape each.
-
-    It compares shapes with a module that imports symbolic algebra, which takes each new process one to five seconds.
-    """
-    run = getattr(torch.autograd.graph, "_engine_run_backward", None)
-    if run is None:
-        return torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=retain)
-    found: tuple[Any, ...] = run(
-        outputs, arriving, retain, False, leaves, allow_unreachable=True, accumulate_grad=False
-    )
-    return found
 
 
 @lru_cache

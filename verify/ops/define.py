@@ -24,6 +24,7 @@ import torch
 from mpmath import mp
 
 from verify.errors import TruthError, UsageError
+from verify.ops import autograd
 from verify.ops.agreement import compare
 from verify.ops.define_rows import from_program, row_op
 from verify.ops.elements import mpf_to_arb
@@ -258,7 +259,7 @@ class _Elementwise:
             slope = self._slope_at(leaves, position, operand, again=True)
             scale = slope.detach().abs()
             if slope.requires_grad:
-                bends = torch.autograd.grad(slope.sum(), leaves, allow_unused=True)
+                bends = autograd.gradients([slope], leaves, [torch.ones_like(slope)])
                 for value, bend in zip(values, bends, strict=True):
                     if bend is not None:
                         scale = scale + (value * bend.detach()).abs().nan_to_num(0.0, 0.0, 0.0)
@@ -282,9 +283,8 @@ class _Elementwise:
                 slope: Tensor = self.grad_reference[operand](*leaves)
             else:
                 y = self.reference(*leaves)
-                [slope] = torch.autograd.grad(
-                    y, leaves[position], torch.ones_like(y), create_graph=again, materialize_grads=True
-                )
+                [found] = autograd.gradients([y], [leaves[position]], [torch.ones_like(y)], again=again)
+                slope = torch.zeros_like(y) if found is None else found
         return slope if again else slope.detach()
 
 

@@ -25,6 +25,7 @@ from mpmath import mp
 from torch import Tensor
 
 from verify.errors import TruthError, UsageError
+from verify.ops import autograd
 from verify.ops.elements import to_mp
 from verify.ops.numeric import derivative_at, settle, to_real
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem
@@ -153,7 +154,12 @@ def _back(
     with torch.enable_grad():
         leaf = x.clone().requires_grad_()
         y = reference(leaf, **params)
-    return lambda upstream: torch.autograd.grad(y, leaf, upstream, retain_graph=True, materialize_grads=True)[0]
+
+    def back(upstream: Tensor) -> Tensor:
+        [found] = autograd.gradients([y], [leaf], [upstream], retain=True)
+        return torch.zeros_like(leaf) if found is None else found
+
+    return back
 
 
 def _gradient_scale(value: Tensor, upstream: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify.ops import autograd
 from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic, Number
 from verify.ops.graph.functions import Function
@@ -76,8 +77,8 @@ def _slope(function: Function, x: Tensor) -> Tensor:
         y = function.torch(leaf)
         if not y.requires_grad:
             return torch.zeros_like(x)
-        [slope] = torch.autograd.grad(y, leaf, torch.ones_like(y))
-    return slope
+        [slope] = autograd.gradients([y], [leaf], [torch.ones_like(y)])
+    return torch.zeros_like(x) if slope is None else slope
 
 
 @dataclass(frozen=True)
