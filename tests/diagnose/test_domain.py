@@ -17,6 +17,7 @@ CPU = Backend(name="interpreter", device="cpu", label="", details="")
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domain, "WIDTHS", (1, 8, 16, 33, 64, 128, 256))
+    monkeypatch.setattr(domain, "COUNTS", (1, 2, 7))
 
 
 def probed(function: Any, avoid: tuple[str, ...] = (), **options: Any) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -133,5 +134,31 @@ def test_each_dimension_of_a_pytorch_function_is_tried() -> None:
     )(narrow)
     found = domain.probe(declared, "k.py::k", CPU, lambda text: None, ())
     assert found.arguments["where"] == "'d >= 2 and d <= 100'"
-    assert ("sizes", "n: 1 to 1,000, all that were tried") in found.lines
+    assert ("sizes", "n: 1 to 7, all that were tried") in found.lines
     assert any(name == "refuses" and text.startswith("d = 101: ValueError: too wide") for name, text in found.lines)
+
+
+def test_a_kernel_that_takes_powers_of_two_is_found_to_and_what_it_makes_of_other_layouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(domain, "WIDTHS", (2, 4, 24, 64, 256))
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] & (x.shape[-1] - 1):
+            raise ValueError("arange's range must be a power of 2")
+        flat = x.as_strided(x.shape, torch.empty(x.shape).stride())  # as a kernel without strides reads it
+        return flat.double().softmax(-1).to(x.dtype)
+
+    declared = verify.kernel(
+        like=lambda x: x.softmax(-1),
+        shapes={"x": "n s d"},
+        where="d % 2 == 0",
+        max_ulp=64,
+        dtypes=["float32"],
+        gradients=False,
+    )(halves)
+    found = domain.probe(declared, "k.py::k", CPU, lambda text: None, ())
+    assert found.arguments["where"] == "'d % 2 == 0 and 65536 % d == 0'"
+    assert ("sizes", "d: 2 to 256, powers of two") in found.lines
+    [wrong] = [text for name, text in found.lines if name == "wrong"]
+    assert wrong.startswith("beyond 64 ULP where x is transposed, ") and wrong.endswith("; x.contiguous() mends that")
