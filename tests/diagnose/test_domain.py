@@ -66,6 +66,17 @@ def test_what_ended_a_process_is_not_tried_again_and_nothing_larger_is() -> None
     assert any("its process ends" in line for line in lines["refuses"])
 
 
+def test_every_trial_is_told_before_it_is_made() -> None:
+    told: list[str] = []
+
+    def ends(x: torch.Tensor) -> torch.Tensor:
+        assert told, "the process would end, and nobody knew why"
+        return torch.softmax(x.float(), -1)
+
+    declared = verify.kernel(op="softmax", gradients=False, dtypes=["bfloat16"])(ends)
+    assert domain.probe(declared, "k.py::k", CPU, told.append, ()).arguments["output_dtypes"] == "{'y': 'float32'}"
+
+
 def test_a_magnitude_is_that_of_the_operands_that_need_it() -> None:
     def halved(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         """Right but for the other operand beyond 5000."""

@@ -82,6 +82,7 @@ class _Probe:
         self.target, self.backend, self.progress, self.avoid = target, backend, progress, avoid
         self.lines: list[tuple[str, str]] = []
         self.arguments: dict[str, str] = {}
+        self.other: OtherDtype | None = None  # why the last trial failed, if it was that
         kind = kernel.op.kind
         self.plain: tuple[int, ...] = (PLAIN, PLAIN, PLAIN) if kind == "contraction" else (2, PLAIN)
         if kind == "graph":  # the first sizes that it takes: powers of two, say
@@ -112,12 +113,14 @@ class _Probe:
 
     def _try(self, what: str, case: Case) -> tuple[Measured | None, str]:
         """The results, or why there are none."""
+        self.other = None
         if what in self.avoid:
             return None, ENDS
         self.progress(what)
         try:
             return run_kernel(self.kernel, case, self.backend.device), ""
         except KernelError as error:
+            self.other = error if isinstance(error, OtherDtype) else None
             return None, str(error).removeprefix(f"{self.kernel.name} raised ")
 
     def _dtypes(self) -> list[str]:
@@ -171,13 +174,10 @@ class _Probe:
     def _in_own_dtypes(self, what: str, dtype: str) -> tuple[Measured | None, str]:
         """`_try` of the plainest case, with what each output is returned as declared."""
         for _ in self.kernel.outputs:
-            if what not in self.avoid:
-                try:
-                    run_kernel(self.kernel, self._case(dtype, self.plain), self.backend.device)
-                except OtherDtype as error:
-                    self._declare("output_dtypes", dtype, {error.output: error.dtype})
-                except KernelError:
-                    pass
+            found = self._try(what, self._case(dtype, self.plain))
+            if self.other is None:
+                return found
+            self._declare("output_dtypes", dtype, {self.other.output: self.other.dtype})
         return self._try(what, self._case(dtype, self.plain))
 
     def _tell_others(self, what: str, taken: Sequence[str]) -> None:
