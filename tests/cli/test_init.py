@@ -151,6 +151,15 @@ def test_a_todo_runs_once_it_is_filled_in(project: Path) -> None:
     torch.testing.assert_close(found["y"], functional.silu(found["a"]) * 0.5 + found["b"])
 
 
+def test_a_todo_has_the_shapes_that_names_suggest(tmp_path: Path) -> None:
+    jit = "import triton\n@triton.jit\ndef _kernel(x): ...\n"
+    (tmp_path / "losses.py").write_text(jit + "def loss(logits, class_weight, labels):\n    _kernel[(1,)](logits)\n")
+    assert said("init", cwd=tmp_path).returncode == 0
+    written = (tmp_path / "accuracy.py").read_text()
+    assert '#     shapes={"logits": "m n", "class_weight": "n", "labels": "m"},' in written
+    assert '#     integers={"labels": "0 <= labels < n"},' in written
+
+
 def test_a_file_that_exists_is_never_changed(project: Path) -> None:
     (project / "accuracy.py").write_text("mine = 1\n")
     done = said("init", "--json", "-", cwd=project)

@@ -17,6 +17,7 @@ CPU = Backend(name="interpreter", device="cpu", label="", details="")
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domain, "WIDTHS", (1, 8, 16, 33, 64, 128, 256))
+    monkeypatch.setattr(domain, "COUNTS", (1, 2, 7))
 
 
 def probed(function: Any, avoid: tuple[str, ...] = (), **options: Any) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -63,6 +64,17 @@ def test_what_ended_a_process_is_not_tried_again_and_nothing_larger_is() -> None
     lines, arguments = probed(deadly, avoid)
     assert arguments["where"].startswith("'n <= ") and int(arguments["where"].split()[-1].strip("'")) < 128
     assert any("its process ends" in line for line in lines["refuses"])
+
+
+def test_every_trial_is_told_before_it_is_made() -> None:
+    told: list[str] = []
+
+    def ends(x: torch.Tensor) -> torch.Tensor:
+        assert told, "the process would end, and nobody knew why"
+        return torch.softmax(x.float(), -1)
+
+    declared = verify.kernel(op="softmax", gradients=False, dtypes=["bfloat16"])(ends)
+    assert domain.probe(declared, "k.py::k", CPU, told.append, ()).arguments["output_dtypes"] == "{'y': 'float32'}"
 
 
 def test_a_magnitude_is_that_of_the_operands_that_need_it() -> None:
@@ -117,7 +129,9 @@ def test_other_dtypes_that_a_kernel_asks_for_and_returns_are_declared() -> None:
     assert not set(said) & set(probed(picky, **options, **said)[1]), "what the declaration says is not said again"
 
 
-def test_each_dimension_of_a_pytorch_function_is_tried() -> None:
+def test_each_dimension_of_a_pytorch_function_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain, "DTYPES", ("float32",))
+
     def narrow(x: torch.Tensor) -> torch.Tensor:
         if x.shape[-1] > 100:
             raise ValueError("too wide")
@@ -133,5 +147,32 @@ def test_each_dimension_of_a_pytorch_function_is_tried() -> None:
     )(narrow)
     found = domain.probe(declared, "k.py::k", CPU, lambda text: None, ())
     assert found.arguments["where"] == "'d >= 2 and d <= 100'"
-    assert ("sizes", "n: 1 to 1,000, all that were tried") in found.lines
+    assert ("sizes", "n: 1 to 7, all that were tried") in found.lines
     assert any(name == "refuses" and text.startswith("d = 101: ValueError: too wide") for name, text in found.lines)
+
+
+def test_a_kernel_that_takes_powers_of_two_is_found_to_and_what_it_makes_of_other_layouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(domain, "WIDTHS", (2, 4, 24, 64, 256))
+    monkeypatch.setattr(domain, "DTYPES", ("float32",))
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] & (x.shape[-1] - 1):
+            raise ValueError("arange's range must be a power of 2")
+        flat = x.as_strided(x.shape, torch.empty(x.shape).stride())  # as a kernel without strides reads it
+        return flat.double().softmax(-1).to(x.dtype)
+
+    declared = verify.kernel(
+        like=lambda x: x.softmax(-1),
+        shapes={"x": "n s d"},
+        where="d % 2 == 0",
+        max_ulp=64,
+        dtypes=["float32"],
+        gradients=False,
+    )(halves)
+    found = domain.probe(declared, "k.py::k", CPU, lambda text: None, ())
+    assert found.arguments["where"] == "'d % 2 == 0 and 65536 % d == 0'"
+    assert ("sizes", "d: 2 to 256, powers of two") in found.lines
+    [wrong] = [text for name, text in found.lines if name == "wrong"]
+    assert wrong.startswith("beyond 64 ULP where x is transposed, ") and wrong.endswith("; x.contiguous() mends that")

@@ -60,10 +60,16 @@ def test_a_write_past_the_end_is_found_inside_a_custom_operator() -> None:
     holds("memory bounds", declared(lambda x: silu_in_an_operator(x.contiguous(), ""), gradients=False))
 
 
+def test_a_kernel_that_takes_no_account_of_strides_is_told_with_the_layout() -> None:
+    flat = declared(lambda x: silu(x.as_strided(x.shape, torch.empty(x.shape).stride())), gradients=False)
+    found = breaks("initialised memory", flat, "results depend on what lay in memory before the call")
+    assert found.facts["layouts"].startswith("x "), found.facts
+
+
 def test_an_element_that_is_never_written_is_named() -> None:
     found = breaks("initialised memory", buggy("last element not written"), "an element of a result is never written")
     assert found.facts["at"] == "y [0] of shape [1]"
-    assert found.facts["memory full of numbers"].endswith("(0x3c3c3c3c)")
+    assert found.facts["full of numbers"].endswith("(0x3c3c3c3c)") and "layouts" not in found.facts
 
 
 def test_lanes_past_the_end_that_join_in_are_found() -> None:

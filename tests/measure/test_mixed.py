@@ -20,7 +20,8 @@ from verify.laws import engine, registry
 from verify.measure.kernel import measure_kernel
 from verify.records.record import KernelRun, Result, replay_command
 from verify.report import words
-from verify.sweep import scope
+from verify.sweep import scope, serve
+from verify.sweep.requests import ListSpaces
 
 TARGET = "tests/measure/mixed_rms.py::norm"
 
@@ -48,6 +49,8 @@ def test_each_result_is_judged_in_its_own_format_and_by_its_limit(mixed: tuple[K
     }
     case = Case.from_json(found["dweight"].worst[0].origin.case)
     assert case.dtypes == {"weight": "float32"}, "a replay has the weight as it was"
+    shown = found["rstd"].worst[0].inputs["x"]
+    assert shown.count("(0x") == 3 and len(shown.split(", ")) in (3, 4), "the first few of the row that it is made of"
     # PyTorch computes in the wider dtype and rounds once
     assert all(result.baseline is not None and float(result.baseline.max_ulp) < 4 for result in found.values())
 
@@ -105,7 +108,11 @@ def test_a_hunt_searches_each_operand_in_its_own_dtype_and_a_sweep_refuses(backe
     assert space.fmt.name == "float32"
     given = inputs_of(kernel.op, case_of(kernel, "bfloat16", dims=(2, 3)), "cpu")
     assert [str(value.dtype) for value in given.values() if value is not None] == ["torch.bfloat16", "torch.float32"]
-    wide = verify.kernel(op="silu", dtypes=["bfloat16"], output_dtypes={"y": "float32"})(lambda x: torch.sigmoid(x) * x)
+    mixed = {"bfloat16": {"y": "float32"}}
+    mixed = {"bfloat16": {"y": "float32"}}
+    wide = verify.kernel(op="silu", dtypes=["bfloat16", "float16"], output_dtypes=mixed)(lambda x: torch.sigmoid(x) * x)
+    spaces = serve._spaces_of(wide, TARGET, ListSpaces([TARGET]), backend)
+    assert [space.dtype for space in spaces] == ["float16"], "the dtype of which nothing is mixed"
     with pytest.raises(
         UsageError, match="a sweep enumerates kernels of one dtype; .* has y as float32 beside bfloat16"
     ):

@@ -20,6 +20,8 @@ from tests.report.sample import (
 )
 from verify.records.record import Basis, Gap, KernelRun, Result
 from verify.report import run_words
+from verify.report.html import record_html
+from verify.report.markdown import record_markdown
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -54,6 +56,9 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
         assert run_words.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
     run = make([replace(layer_norm_kernel(), results=[replace(result, figures=found)])])
     assert "≥: at least: of other elements nothing is known" in record_text.render(run, Terminal(200))
+    assert "at least 0.949 ULP scaled, open" in record_markdown.render(run)
+    page = record_html.render(run)
+    assert "at least 0.949 ULP scaled, open" in page and "; 37 open" in page
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf"])

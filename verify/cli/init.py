@@ -124,7 +124,7 @@ _PAIRS = {
     "maximum": "torch.maximum",
     "minimum": "torch.minimum",
 }
-_ROW, _VECTOR = "m n", "n"
+_ROW, _VECTOR, _ROWS = "m n", "n", "m"
 _NORMS = {"layer_norm": 1e-5, "rms_norm": 1e-6}
 _NOISE = set(
     "triton fused fast my liger forward fwd kernel launch op fn func vector naive simple custom run call".split()
@@ -157,6 +157,14 @@ def _filled(item: Launcher) -> tuple[str, dict[str, str], str] | None:
 
 
 _HOMES = (("functional", _OF_FUNCTIONAL), ("torch", _OF_TORCH))
+
+
+def _shape_of(operand: str) -> str:
+    """The shape that an operand's name suggests beside rows of data."""
+    parts = set(operand.lower().split("_"))
+    if parts & {"label", "labels", "target", "targets", "ids", "index", "indices"}:
+        return _ROWS
+    return _VECTOR if parts & {"weight", "w", "bias", "b", "gamma", "beta"} else _ROW
 
 
 def _names(found: list[Launcher]) -> dict[str, Launcher]:
@@ -201,10 +209,15 @@ def declaration(names: dict[str, Launcher]) -> str:
 
 def _declared(name: str, item: Launcher) -> list[str]:
     operands = ", ".join(item.operands)
-    like, shapes, value = _filled(item) or (f"lambda {operands}: ...", dict.fromkeys(item.operands, _ROW), "...")
+    guessed = {operand: _shape_of(operand) for operand in item.operands}
+    like, shapes, value = _filled(item) or (f"lambda {operands}: ...", guessed, "...")
+    labels = [operand for operand, shape in shapes.items() if shape == _ROWS]
     inner = ", ".join(f'"{operand}": "{shape}"' for operand, shape in shapes.items())
     lines = ["@verify.kernel(", f"    like={like},"]
     lines += [f"    shapes={{{inner}}},"] if shapes else []
+    if labels:
+        held = ", ".join(f'"{label}": "0 <= {label} < n"' for label in labels)
+        lines.append(f"    integers={{{held}}},")
     lines.append('    dtypes=["float32", "bfloat16", "float16"],')
     if not item.differentiable:
         lines.append("    gradients=False,  # it goes through no torch.autograd.Function with a backward pass")

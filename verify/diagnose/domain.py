@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -39,6 +39,7 @@ RANKS = ((PLAIN,), (2, PLAIN), (2, 3, PLAIN), (2, 1, 3, PLAIN))
 MAGNITUDES = (1e38, 1e30, 1e24, 1e19, 1e18, 1e15, 1e12, 1e9, 1e6, 65504.0, 1e4, 1e3, 100.0, 10.0)
 ENDS = "its process ends, or hangs"
 MOST = 1 << 17  # elements of an operand of a PyTorch function: its shapes are traced on the CPU
+POWERS = 1 << 16  # whose divisors are the powers of two up to it
 STEPS = (256, 128, 64, 32, 16, 8, 4, 2)
 
 
@@ -46,6 +47,12 @@ def _shown(size: Largest) -> str:
     return (
         f"{size:g}" if not isinstance(size, dict) else "{" + ", ".join(f"{k!r}: {v:g}" for k, v in size.items()) + "}"
     )
+
+
+def _powers(taken: Collection[int], refused: Collection[int]) -> bool:
+    """Whether powers of two are taken, and nothing else is."""
+    powers = [[size for size in some if size & (size - 1) == 0] for some in (taken, refused)]
+    return len(taken) > 2 and len(powers[0]) == len(taken) and bool(refused) and not powers[1]
 
 
 def _for_all(kernel: Kernel, said: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
@@ -75,6 +82,13 @@ class _Probe:
         self.target, self.backend, self.progress, self.avoid = target, backend, progress, avoid
         self.lines: list[tuple[str, str]] = []
         self.arguments: dict[str, str] = {}
+        self.other: OtherDtype | None = None  # why the last trial failed, if it was that
+        kind = kernel.op.kind
+        self.plain: tuple[int, ...] = (PLAIN, PLAIN, PLAIN) if kind == "contraction" else (2, PLAIN)
+        if kind == "graph":  # the first sizes that it takes: powers of two, say
+            sizes = sizes_of(kernel.op, 1 << 12)
+            taken = (dims for dims in sizes if not all(self._refusal(dtype, dims) for dtype in DEFAULT_DTYPES))
+            self.plain = next(taken, sizes[0])
 
     def found(self) -> Probed:
         dtypes = self._dtypes()
@@ -99,19 +113,15 @@ class _Probe:
 
     def _try(self, what: str, case: Case) -> tuple[Measured | None, str]:
         """The results, or why there are none."""
+        self.other = None
         if what in self.avoid:
             return None, ENDS
         self.progress(what)
         try:
             return run_kernel(self.kernel, case, self.backend.device), ""
         except KernelError as error:
+            self.other = error if isinstance(error, OtherDtype) else None
             return None, str(error).removeprefix(f"{self.kernel.name} raised ")
-
-    def _dims(self) -> tuple[int, ...]:
-        kind = self.kernel.op.kind
-        if kind == "graph":
-            return sizes_of(self.kernel.op, 1 << 12)[0]
-        return (PLAIN, PLAIN, PLAIN) if kind == "contraction" else (2, PLAIN)
 
     def _dtypes(self) -> list[str]:
         taken, gradients = [], []
@@ -124,7 +134,7 @@ class _Probe:
                 self._declare("operand_dtypes", dtype, others)
                 mixed, why = self._in_own_dtypes(f"dtype {dtype} with {said}", dtype)
                 if mixed is not None:
-                    kept = self._within(self._subject(dtype), self._case(dtype, self._dims()), mixed)
+                    kept = self._within(self._subject(dtype), self._case(dtype, self.plain), mixed)
                     why = "taken" if kept else f"taken, and beyond {self.kernel.limit(dtype):g} ULP on ordinary inputs"
                 if mixed is not None or why != reason:
                     beside.setdefault(f"{said}: {why}", []).append(dtype)
@@ -164,14 +174,11 @@ class _Probe:
     def _in_own_dtypes(self, what: str, dtype: str) -> tuple[Measured | None, str]:
         """`_try` of the plainest case, with what each output is returned as declared."""
         for _ in self.kernel.outputs:
-            if what not in self.avoid:
-                try:
-                    run_kernel(self.kernel, self._case(dtype, self._dims()), self.backend.device)
-                except OtherDtype as error:
-                    self._declare("output_dtypes", dtype, {error.output: error.dtype})
-                except KernelError:
-                    pass
-        return self._try(what, self._case(dtype, self._dims()))
+            found = self._try(what, self._case(dtype, self.plain))
+            if self.other is None:
+                return found
+            self._declare("output_dtypes", dtype, {self.other.output: self.other.dtype})
+        return self._try(what, self._case(dtype, self.plain))
 
     def _tell_others(self, what: str, taken: Sequence[str]) -> None:
         """What a declaration says of operands or outputs that have another dtype; flat where it is the same for all."""
@@ -190,7 +197,7 @@ class _Probe:
     def _dimensions(self, dtype: str) -> None:
         """Each named dimension of a PyTorch function's operands by itself, as far as the others leave it free."""
         op, conditions = self.kernel.op, list[str]()
-        plain = () if op.examples else sizes_of(op, 1 << 9)[-1]
+        plain = () if op.examples else self.plain
 
         def shapes(dims: tuple[int, ...]) -> list[tuple[int, ...]]:
             return list(op.shapes(dims, op.params).values())
@@ -206,11 +213,11 @@ class _Probe:
 
             other = sized(plain[place] + 1)
             width = shapes(plain)[0][-1:] != shapes(other)[0][-1:]  # of the data, which comes first
-            if sizes := [size for size in (WIDTHS if width else COUNTS) if fits(size)]:
+            if len(sizes := [size for size in (WIDTHS if width else COUNTS) if fits(size)]) > 1:
                 refusal = functools.cache(lambda size, sized=sized: self._refusal(dtype, sized(size)))
                 conditions += self._condition(name, sizes, refusal)
-        if conditions:
-            self.arguments["where"] = repr(" and ".join([*([op.where] if op.where else []), *conditions]))
+        for condition in conditions:
+            self._where(condition)
 
     def _listed_sizes(self, dtype: str) -> None:
         sizes = sizes_of(self.kernel.op, 1 << 14)
@@ -218,6 +225,18 @@ class _Probe:
         self._say("sizes", f"{len(sizes) - len(refused)} of {len(sizes)} that the declaration allows")
         for dims, why in refused[:3]:
             self._say("refuses", f"{dict(zip(self.kernel.op.dims, dims, strict=True))}: {why}")
+        self._told_apart(refused, [dims for dims in sizes if dims not in dict(refused)])
+
+    def _told_apart(self, refused: Sequence[tuple[tuple[int, ...], str]], taken: Sequence[tuple[int, ...]]) -> None:
+        """The first dimension whose size alone tells what is refused from what is taken, where no bound of it does."""
+        for place, name in enumerate(self.kernel.op.dims if refused and not self.kernel.op.examples else ()):
+            bad, good = {dims[place] for dims, _ in refused}, {dims[place] for dims in taken}
+            if len(good) > 1 and not bad & good and max(good) > min(bad):
+                power = _powers(good, bad)
+                of = "powers of two" if power else ", ".join(map(str, sorted(good)))
+                self._say("sizes", f"{name}: {of}")
+                self._where(f"{POWERS} % {name} == 0" if power else f"{name} in ({of})")
+                return
 
     def _refusal(self, dtype: str, dims: tuple[int, ...]) -> str:
         return self._try(f"{dtype} {list(dims)}", self._case(dtype, dims))[1]
@@ -227,7 +246,7 @@ class _Probe:
         contraction = self.kernel.op.kind == "contraction"
         widths: tuple[int, ...] = WIDTHS if self.backend.name != "cuda" or contraction else WIDTHS + WIDER
         widths = tuple(width for width in widths if not contraction or width <= 1024)
-        plain = self._dims()
+        plain = self.plain
         for place, name in enumerate(("m", "k", "n") if contraction else ("m", "n")):
             known: dict[int, str] = {}
 
@@ -248,8 +267,14 @@ class _Probe:
                 conditions.append(
                     f"rank == {taken[0]}" if len(taken) == 1 else f"rank in ({', '.join(map(str, taken))})"
                 )
-        if conditions:
-            self.arguments["where"] = repr(" and ".join(conditions))
+        for condition in conditions:
+            self._where(condition)
+
+    def _where(self, condition: str) -> None:
+        """One more condition beside those found before, and that of the declaration of a PyTorch function."""
+        said = self.arguments.get("where", repr(self.kernel.op.where))[1:-1]
+        if condition not in said.split(" and "):
+            self.arguments["where"] = repr(f"{said} and {condition}" if said else condition)
 
     def _condition(self, name: str, sizes: Iterable[int], refusal: Callable[[int], str]) -> list[str]:
         """The condition on one size that tells those that are refused from the others, found by bisection."""
@@ -261,39 +286,53 @@ class _Probe:
         if not taken:
             self._say("refuses", f"every {name} that was tried: {next(iter(refused.values()))}")
             return []
-        step = next((step for step in STEPS if refused and all(size % step == 0 for size in taken)), 1)
-        beyond = [size for size in refused if size > max(taken) and size % step == 0]
-        found = [f"{name} % {step} == 0"] if step > 1 else []
-        said = f"{name}: {min(taken):,} to {max(taken):,}" + (f", multiples of {step}" if step > 1 else "")
-        said += "" if refused else ", all that were tried"
+        power = _powers(taken, [size for size in refused if size < max(taken)])
+        step = 1 if power else next((step for step in STEPS if refused and all(size % step == 0 for size in taken)), 1)
+
+        def regular(size: int) -> bool:
+            return POWERS % size == 0 if power else size % step == 0
+
+        beyond = [size for size in refused if size > max(taken) and regular(size)]
+        found = [f"{POWERS} % {name} == 0"] if power else [f"{name} % {step} == 0"] if step > 1 else []
+        of = ", powers of two" if power else f", multiples of {step}" if step > 1 else ""
+        most = max(taken)
         if beyond:
-            low, high = max(taken), min(beyond)
-            while high - low > step:
-                middle = (low + high) // 2 // step * step
-                low, high = (low, middle) if refusal(middle) else (middle, high)
-            found.append(f"{name} <= {low}")
-            said = f"{name}: {min(taken):,} to {low:,}" + (f", multiples of {step}" if step > 1 else "")
+            high = min(beyond)
+            while not power and high - most > step:
+                middle = (most + high) // 2 // step * step
+                most, high = (most, middle) if refusal(middle) else (middle, high)
+            found.append(f"{name} <= {most}")
             self._say("refuses", f"{name} = {high:,}: {refusal(high)}")
-        smaller = [size for size in refused if size < min(taken) and size % step == 0]
+        smaller = [size for size in refused if size < min(taken) and regular(size)]
         if smaller:
             found.append(f"{name} >= {min(taken)}")
             self._say("refuses", f"{name} = {max(smaller):,}: {refused[max(smaller)]}")
-        others = [size for size in refused if size not in beyond + smaller and size % step == 0]
+        others = [size for size in refused if size not in beyond + smaller and regular(size)]
         if others:
             self._say("refuses", f"{name} = {', '.join(map(str, others[:5]))}: {refused[others[0]]}")
-        elif step > 1 and (odd := [size for size in refused if size % step]):
+        elif of and (odd := [size for size in refused if not regular(size)]):
             self._say("refuses", f"{name} = {odd[0]:,}: {refused[odd[0]]}")
+        said = f"{name}: {min(taken):,} to {most:,}{of}" + ("" if refused else ", all that were tried")
         self._say("sizes", said)
         return found
 
     def _layouts(self, dtype: str) -> None:
-        plain = self._case(dtype, self._dims())
-        refused = {}
+        plain, subject = self._case(dtype, self.plain), self._subject(dtype)
+        first = self.kernel.operands[0]
+        refused, wrong = dict[str, str](), list[str]()
         for layout in LAYOUTS:
-            laid = msgspec.structs.replace(plain, layouts={self.kernel.operands[0]: layout})
-            if why := self._try(f"layout {layout}", laid)[1]:
+            laid = msgspec.structs.replace(plain, layouts={first: layout})
+            measured, why = self._try(f"layout {layout}", laid)
+            if measured is None:
                 refused[layout] = why
-        self._say("layouts", ", ".join(layout for layout in LAYOUTS if layout not in refused))
+            elif not self._within(subject, laid, measured):
+                wrong.append(layout)
+        if "contiguous" in wrong:  # whatever the layout
+            wrong = []
+        self._say("layouts", ", ".join(layout for layout in LAYOUTS if layout not in (*refused, *wrong)))
+        if wrong:
+            limit = f"beyond {self.kernel.limit(dtype):g} ULP"
+            self._say("wrong", f"{limit} where {first} is {', '.join(wrong)}; {first}.contiguous() mends that")
         for layout, why in list(refused.items())[:3]:
             self._say("refuses", f"{layout}: {why}")
         if refused:
@@ -304,18 +343,18 @@ class _Probe:
         found: dict[str, Largest] = {}
         kept = list(dtypes)  # what a declaration may promise
         elementwise = self.kernel.op.kind == "elementwise"
-        dims = (4, 256) if elementwise else self._dims()
+        dims = self._wide(dtypes[0])
         for dtype in dtypes:
             subject = self._subject(dtype)
             beyond = math.inf
-            fill = "bits" if elementwise else "huge 1e30"
-            plain = msgspec.structs.replace(self._case(dtype, dims), fill=fill, regime="" if elementwise else fill)
+            plain = self._case(dtype, dims)
+            fills = ("bits",) if elementwise else ("huge 1e30", "mean 1e4")
+            cases = [msgspec.structs.replace(plain, fill=fill, regime="" if elementwise else fill) for fill in fills]
 
-            def trouble(
-                largest: Largest | None, dtype: str = dtype, plain: Case = plain, subject: Subject = subject
-            ) -> str:
-                case = msgspec.structs.replace(plain, largest=largest)
-                return self._trouble(subject, case, "all inputs" if largest is None else largest_words(largest))
+            def trouble(largest: Largest | None, cases: Sequence[Case] = cases, subject: Subject = subject) -> str:
+                words = "all inputs" if largest is None else largest_words(largest)
+                tried = (msgspec.structs.replace(case, largest=largest) for case in cases)
+                return next(filter(None, (self._trouble(subject, case, words) for case in tried)), "")
 
             if said := self._trouble(subject, self._case(dtype, dims), "ordinary inputs"):
                 self._say("magnitudes", f"{dtype}: {said} on ordinary inputs")
@@ -329,6 +368,8 @@ class _Probe:
                 beyond, text = largest, said
             else:
                 self._say("magnitudes", f"{dtype}: beyond the limit already at {MAGNITUDES[-1]:g}")
+                if dtype not in self.declared.dtypes:
+                    kept.remove(dtype)
                 continue
             if beyond < math.inf or largest < math.inf:
                 found[dtype] = bound = self._of_operands(largest, trouble)
@@ -344,6 +385,14 @@ class _Probe:
             each = ", ".join(f"{dtype!r}: {_shown(size)}" for dtype, size in found.items())
             same = all(found.get(dtype) == found[next(iter(found))] for dtype in kept)
             self.arguments["largest"] = _shown(next(iter(found.values()))) if same else f"{{{each}}}"
+
+    def _wide(self, dtype: str) -> tuple[int, ...]:
+        """Sizes whose sums overflow earlier than those of the plainest case, where they are taken."""
+        kind = self.kernel.op.kind
+        wide = {"elementwise": (4, 256), "rowwise": (2, 1000)}.get(kind, self.plain)
+        if kind == "graph":
+            wide = max(sizes_of(self.kernel.op, 1 << 9), key=math.prod)
+        return self.plain if self._refusal(dtype, wide) else wide
 
     def _of_operands(self, largest: float, trouble: Callable[[Largest], str]) -> Largest:
         """The magnitude for those operands alone that need it, where others may be as large as they like."""

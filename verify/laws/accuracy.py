@@ -32,7 +32,7 @@ from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_case, said_of
 from verify.measure.call import Measured, alone, inferred, run_kernel
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
@@ -358,12 +358,9 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def _has_weights(subject: Subject) -> str | None:
     if not _weights(subject):
-        declared = bool(subject.kernel.operand_dtypes.get(subject.dtype))
-        return (
-            "the declaration says which operands have another dtype"
-            if declared
-            else f"op {subject.kernel.op.name} has no operand beside its data"
-        )
+        if subject.kernel.operand_dtypes.get(subject.dtype):
+            return "the declaration says which operands have another dtype"
+        return f"{said_of(subject)} has no operand beside its data"
     return None if formats.named(subject.dtype).bits <= 16 else "float32 weights are wider than 16-bit data only"
 
 

@@ -65,6 +65,12 @@ def demand_each_same(case: Case, comparisons: Sequence[Comparison]) -> None:
         demand_same(case, each.got, each.expected, each.rule, labels=each.labels, facts=each.facts)
 
 
+def laid(case: Case) -> dict[str, str]:
+    """The fact of how operands lie in memory, where that is not as usual."""
+    said = ", ".join(f"{name} {layout}" for name, layout in case.layouts.items())
+    return {"layouts": said} if said else {}
+
+
 def demand_same(
     case: Case,
     got: Mapping[str, Tensor],

@@ -27,7 +27,7 @@ from torch import Tensor
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.strategies import CaseSpace, space
 from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.law import Broken, Law, Subject, said_of
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.compensated import two_sum
 from verify.truth import formats
@@ -203,7 +203,7 @@ _IDENTITIES: dict[str, Identity] = {
 def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
     if kernel.op.name not in _IDENTITIES:
-        return f"no exact identity is known for op {kernel.op.name}"
+        return f"no exact identity is known for {said_of(subject)}"
     activation = kernel.op.resolve(kernel.params).get("activation", "id")
     if activation != "id":
         return f"no exact identity is known for op {kernel.op.name} with activation {activation}"

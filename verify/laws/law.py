@@ -77,6 +77,12 @@ class Broken(AssertionError):
         return Broken(rule, case, facts, failed=self.failed, **kept)  # type: ignore[arg-type]
 
 
+def said_of(subject: Subject) -> str:
+    """`op softmax`; a PyTorch function has no name of its own, so that many kernels share one line."""
+    name = subject.kernel.op.name
+    return "this PyTorch function" if name.startswith("like ") else f"op {name}"
+
+
 def always(subject: Subject) -> str | None:
     """A law that applies to every kernel."""
     return None

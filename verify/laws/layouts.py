@@ -16,7 +16,7 @@ from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.errors import KernelError
-from verify.laws.compare import demand_same
+from verify.laws.compare import demand_same, laid
 from verify.laws.law import Law, Subject
 from verify.measure.call import run_contiguous, run_kernel
 
@@ -24,8 +24,8 @@ from verify.measure.call import run_contiguous, run_kernel
 def _compare(subject: Subject, case: Case, rule: str) -> None:
     strided = run_kernel(subject.kernel, case, subject.backend.device)
     plain = run_contiguous(subject.kernel, case, subject.backend.device)
-    facts = {"layouts": ", ".join(f"{name} {layout}" for name, layout in case.layouts.items())}
-    demand_same(case, strided.to_read.results, plain.to_read.results, rule, labels=("got", "contiguous"), facts=facts)
+    got, wanted = strided.to_read.results, plain.to_read.results
+    demand_same(case, got, wanted, rule, labels=("got", "contiguous"), facts=laid(case))
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:

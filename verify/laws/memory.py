@@ -24,7 +24,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import judge_results
-from verify.laws.compare import Comparison, demand_each_same, demand_same
+from verify.laws.compare import Comparison, demand_each_same, demand_same, laid
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.locality import data_operands
@@ -95,7 +95,8 @@ def _check_initialised(subject: Subject, case: Case) -> None:
             with_nan,
             with_numbers,
             "results depend on what lay in memory before the call",
-            labels=("memory full of NaN", "memory full of numbers"),
+            labels=("full of NaN", "full of numbers"),
+            facts=laid(case),
         )
     except Broken as broken:
         if broken.index is not None and _untouched(with_nan, with_numbers, broken.result, broken.index):

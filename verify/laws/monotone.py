@@ -19,7 +19,7 @@ from torch import Tensor
 from verify.cases import Case, inputs_of, problem_of
 from verify.cases.strategies import CaseSpace, space
 from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.law import Broken, Law, Subject, said_of
 from verify.measure.call import run_tensors
 from verify.truth import formats
 from verify.truth.ulp import bits_of, from_bits, ulp_exponent, widen
@@ -30,9 +30,9 @@ _RUN = 16  # neighbours after each drawn number
 def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
     if kernel.op.kind != "elementwise" or len(kernel.op.operands) != 1 or kernel.op.gradients != ("dx",):
-        return f"op {kernel.op.name} is not a function of one number"
+        return f"{said_of(subject)} is not a function of one number"
     if kernel.op.regime_values is not None:
-        return f"op {kernel.op.name} is not a function of one number"  # packed halves: of two
+        return f"{said_of(subject)} is not a function of one number"  # packed halves: of two
     return None
 
 

@@ -14,6 +14,8 @@ from verify.truth.exact import Judged, digits
 from verify.truth.formats import Format
 from verify.truth.ulp import pattern_at
 
+FEW = 3  # elements of a row that are shown
+
 
 def describe(
     op: Op,
@@ -60,26 +62,31 @@ def decimal(fmt: Format, pattern: int) -> str:
 def _neighbours(
     op: Op, problem: Problem, result: str, position: tuple[int, ...], shape: tuple[int, ...]
 ) -> dict[str, str]:
-    """The input elements at the place of a result: same position, the same column of a vector, both halves."""
+    """The input elements at the place of a result: same position, the same column of a vector, both halves; of a row
+    that gives one number the first few."""
     found: dict[str, str] = {}
 
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
         if not tensor.is_floating_point():
             found[label] = str(tensor[where].item())
             return
-        fmt = formats.of(tensor.dtype)
-        pattern = pattern_at(tensor[where], 0)
-        found[label] = f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})"
+        fmt, held = formats.of(tensor.dtype), tensor[where].reshape(-1)
+        patterns = [pattern_at(held, at) for at in range(min(held.numel(), FEW))]
+        shown = [f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})" for pattern in patterns]
+        found[label] = ", ".join(shown + ["..."] * (held.numel() > FEW))
 
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     if result.startswith("d"):
         tensors |= {"d" + name: value for name, value in problem.upstream.items()}
+    row = op.kind == "graph" and result not in op.gradients  # the sizes of a sum over rows may be those of a row
     for name, tensor in tensors.items():
         same_lead = tensor.ndim == len(shape) and tuple(tensor.shape[:-1]) == shape[:-1]
         if tuple(tensor.shape) == shape and op.kind != "contraction":
             show(name, tensor, position)
         elif tensor.ndim == 1 and shape and tensor.shape[0] == shape[-1]:
             show(name, tensor, position[-1:])
+        elif row and tensor.ndim == len(shape) + 1 and tuple(tensor.shape[:-1]) == shape and tensor.shape[-1]:
+            show(name, tensor, position)
         elif same_lead and op.kind == "elementwise" and tensor.ndim:
             width = min(tensor.shape[-1], shape[-1])
             column = position[-1] % width

@@ -82,6 +82,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     limit = 32 if shape == "unary" and (backend.name == "cuda" or wanted or narrow) else SLOW_BITS
     if not wanted:
         dtypes = [name for name in dtypes if named(name).bits <= limit]
+        dtypes = [name for name in dtypes if not kernel.mixed(name)] or dtypes  # `space_of` says why
     bounds = request.bounds
     return [
         space_of(
