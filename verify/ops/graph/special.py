@@ -18,7 +18,7 @@ from mpmath import mp
 from torch import Tensor
 
 from verify.ops.graph.arithmetic import POLE
-from verify.ops.graph.functions import FUNCTIONS, add, square_ulps
+from verify.ops.graph.functions import FUNCTIONS, add, square_above, square_below
 
 __all__ = ["FUNCTIONS", "polygamma"]  # where these are complete
 
@@ -179,8 +179,6 @@ def _mp_ndtri(p: Any) -> Any:
     return y
 
 
-_SQUARE_BELOW: Callable[[Tensor], Tensor] = lambda x: square_ulps(x.clamp(max=0.0))  # noqa: E731
-_SQUARE_ABOVE: Callable[[Tensor], Tensor] = lambda x: square_ulps(x.clamp(min=0.0))  # noqa: E731
 add(
     "erfcx",
     _special.erfcx,
@@ -189,7 +187,7 @@ add(
     (math.inf, 0.0),
     shape="down",
     codomain=_POSITIVE,
-    ulps=_SQUARE_BELOW,
+    ulps=square_below,
 )
 add(
     "log_ndtr",
@@ -198,7 +196,7 @@ add(
     _mp_log_ndtr,
     (-math.inf, 0.0),
     codomain=(-math.inf, 0.0),
-    ulps=_SQUARE_ABOVE,
+    ulps=square_above,
 )
 add("erfinv", torch.erfinv, arb.erfinv, mp.erfinv, _NAN, domain=(-1.0, 1.0), exact=(0.0,), ulps=32.0)
 add(
