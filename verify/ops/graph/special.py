@@ -253,7 +253,7 @@ def _bessel(order: int, second: bool) -> Callable[[Tensor], Tensor]:
 def _bessel_spread(second: bool, order: int) -> Callable[[Tensor], Tensor]:
     def spread(x: Tensor) -> Tensor:
         size = x.abs()
-        reach = 8.0 * size if order and not second else 8.0 * (1 + size)
+        reach = 8.0 * size + 1e-290 if order and not second else 8.0 * (1 + size)  # sines of subnormal numbers are 0
         if second:
             reach = reach * (1 + torch.log(size.clamp(min=1e-300)).abs()) + (8 / size if order else 0.0)
         return torch.where(size < _FAR, reach, torch.where(size < 1e9, 32 + 4 * size.sqrt(), math.inf))
