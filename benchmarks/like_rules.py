@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -194,20 +195,27 @@ def given(step: Step, kind: str, generator: np.random.Generator, tame: bool) -> 
     return spans, picks
 
 
-def check(name: str, count: int, seed: int, *, tame: bool = False) -> Found:
-    """Some `count` elements of one rule."""
+def check(name: str, count: int, seed: int, *, tame: bool = False, device: str = "cpu") -> Found:
+    """Some `count` elements of one rule, whose intervals are made on a device."""
     generator = np.random.default_rng([seed, *name.encode()])
     found = Found()
     for kind, share in (("point", 2), ("narrow", 4), ("wide", 4)):
         step = step_of(name, max(count // share, 1), generator)
         spans, picks = given(step, kind, generator, tame)
-        found = found + _checked(step, spans, picks, kind)
+        found = found + _checked(step, [_moved(span, device) for span in spans], picks, kind, device)
     return found
 
 
-def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str) -> Found:
+def _moved(span: Any, device: str) -> Any:
+    if isinstance(span, Truths):
+        return Truths(span.value.to(device), None if span.open is None else span.open.to(device))
+    lo = span.lo.to(device)
+    return Span(lo, lo if span.is_point else span.hi.to(device), span.excess, span.given)
+
+
+def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str, device: str) -> Found:
+    made = _moved(step.span(Run({}, torch.device(device)), spans), "cpu")
     run = Run({}, torch.device("cpu"))
-    made = step.span(run, spans)
     size = math.prod(step.shape)
     if isinstance(made, Truths):
         shown = made.value.expand(step.shape).reshape(-1).tolist()
@@ -290,12 +298,12 @@ def _told(step: Step, picks: Sequence[Any], at: int, value: Any, shown: Any) -> 
 # -- the table --------------------------------------------------------------------------------------------
 
 
-def _measured(name: str, elements: int) -> tuple[str, Found, float]:
+def _measured(name: str, elements: int, device: str) -> tuple[str, Found, float]:
     torch.set_num_threads(1)
     started, found = time.monotonic(), Found()
     rounds = max(elements // 100_000, 1)
     for seed in range(rounds):
-        found = found + check(name, elements // rounds, seed, tame=seed % 4 == 3)
+        found = found + check(name, elements // rounds, seed, tame=seed % 4 == 3, device=device)
     return name, found, time.monotonic() - started
 
 
@@ -330,10 +338,11 @@ def main() -> None:
     options.add_argument("--elements", type=int, default=1_000_000)
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--rules", nargs="*", default=None)
+    options.add_argument("--device", default="cpu", help="cuda: the functions of a GPU's library")
     chosen = options.parse_args()
-    measure: Callable[[str], Any] = partial(_measured, elements=chosen.elements)
+    measure: Callable[[str], Any] = partial(_measured, elements=chosen.elements, device=chosen.device)
     found = []
-    with ProcessPoolExecutor(chosen.jobs) as pool:
+    with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn")) as pool:
         for each in pool.map(measure, chosen.rules or names()):
             found.append(each)
             name, result, seconds = each

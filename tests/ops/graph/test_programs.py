@@ -490,6 +490,13 @@ def test_an_element_without_a_bound_is_looked_up_in_a_gradient_that_lies_transpo
     assert fast.value.shape == (2, 4, 4) and fast.bound is not None and bool(fast.bound.isfinite().all())
 
 
+def test_intervals_of_gelu_are_as_narrow_where_its_share_is_one() -> None:
+    """Their width grew with the square of x on that side too: all elements around 10^4 were left to Arb."""
+    x = torch.tensor([0.5, 3.0, 1e2, 1e4, 1e19])
+    found = like_op(functional.gelu, ["x"]).fast(Problem({"x": x}, {}, {"y": torch.ones(5)}, ("y", "dx")))
+    assert all(fast.bound is not None and bool((fast.bound <= 1e-14 * fast.value).all()) for fast in found.values())
+
+
 def test_what_no_route_finds_a_number_for_is_open() -> None:
     op = like_op(lambda x: torch.exp(torch.exp(x)), ["x"])
     problem = Problem({"x": torch.tensor([1e30, 1.0])}, {}, {}, ("y",))
