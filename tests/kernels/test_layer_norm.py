@@ -921,6 +921,14 @@ def test_several_rows_per_program(dtype, monkeypatch):
     assert_within(exact_errors((x, weight, bias), [y], (dy,), gradients, 1e-5), dtype)
 
 
+def test_more_partial_sums_than_one_block_of_them():
+    """257 programs, one row each: their sums of columns are added up 256 at a time."""
+    x, dy = draw(257, 3).bfloat16(), draw(257, 3, seed=1).bfloat16()
+    weight, bias = draw(3, seed=2).bfloat16(), draw(3, seed=3).bfloat16()
+    (y,), gradients = run(x, weight, bias, dy, 1e-5)
+    assert_within(exact_errors((x, weight, bias), [y], (dy,), gradients, 1e-5), torch.bfloat16)
+
+
 def test_nothing_given_is_written_to_and_the_graph_can_be_used_twice():
     names = ("x", "residual", "input_bias", "weight", "bias")
     shapes = ((4, 33), (4, 33), (33,), (33,), (33,))
