@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,11 +45,6 @@ def wrong(x):
     return x / (1 + torch.exp(-x))
 """
 CONFIG = '[tool.verify]\nkernels = ["kernels.py"]\npeers = ["peers.py"]\n'
-
-
-def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +112,7 @@ def test_the_stand_ins_figures_can_be_replayed(ran, project: Path) -> None:  # t
 
 def test_a_wrong_kernel_fails_the_comparison_and_configured_paths_work_from_below(project: Path) -> None:
     (project / "wrong.py").write_text(WRONG)
-    done = process("bench", "../wrong.py", "--backend", "interpreter", "--jobs", "1", cwd=project / "inner")
+    done = said("bench", "../wrong.py", "--backend", "interpreter", "--jobs", "1", cwd=project / "inner")
     assert done.returncode == 1
     assert "fail: 1 of 1 kernel is wrong" in done.stdout
 

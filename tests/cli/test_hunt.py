@@ -37,7 +37,7 @@ def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project: Path) -> None:
-    done = verify(project, "hunt", "k.py::one_exponent", "--evaluations", "40000", "--json", "run.json")
+    done = said("hunt", "k.py::one_exponent", "--evaluations", "40000", "--json", "run.json", cwd=project)
     assert done.returncode == 1, done.stderr
     assert "found in 40,000 evaluations, seed 0 (limit 4: wrong)" in done.stdout
     assert "max" not in done.stdout and "exhaustive" not in done.stdout

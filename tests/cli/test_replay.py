@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.here import Here, Said
+from tests.cli.here import Here, Said, said
 from verify import backends
 from verify.cli import main
 from verify.records import files, record
@@ -43,8 +43,7 @@ def scaled_alone(x, weight, *, eps):
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "accuracy.py").write_text(KERNELS)
-    command = [sys.executable, "-m", "verify", "run", "accuracy.py::textbook", "--json", "run.json"]
-    subprocess.run([*command, "--backend", BACKEND], cwd=folder, capture_output=True, timeout=300)
+    said("run", "accuracy.py::textbook", "--json", "run.json", "--backend", BACKEND, cwd=folder)
     return folder
 
 

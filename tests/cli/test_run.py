@@ -95,7 +95,7 @@ def ran(
 ) -> tuple[subprocess.CompletedProcess[str], record.Run, Path]:
     folder = tmp_path_factory.mktemp("project")
     (folder / "accuracy.py").write_text(KERNELS)
-    options = ("--json", "run.json", "--backend", "interpreter")
+    options = ("--json", "run.json", "--backend", "interpreter", "--jobs", "1")
     done = verify("run", "accuracy.py", *options, cwd=folder)
     return done, files.load(folder / "run.json"), folder
 
@@ -200,10 +200,10 @@ def test_the_replay_command_reproduces_the_figure_exactly(ran) -> None:
 def test_two_runs_give_the_same_record(ran) -> None:
     _, run, folder = ran
     for name in ("a.json", "b.json"):  # against a worker's process, which `ran` had
-        said("run", "accuracy.py::textbook", "--json", name, "--backend", "interpreter", cwd=folder)
+        said("run", "accuracy.py::good", "--json", name, "--backend", "interpreter", cwd=folder)
     first, second = files.load(folder / "a.json"), files.load(folder / "b.json")
     assert first.id == second.id
-    [item] = [item for item in run.kernels if item.name == "textbook"]
+    [item] = [item for item in run.kernels if item.name == "good"]
     assert first.kernels[0].results == item.results
 
 
@@ -311,7 +311,7 @@ def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
         "@verify.kernel(op='gelu', dtypes=['float16'])\n"
         "def raises(x):\n    raise RuntimeError('reached')\n"
     )
-    options = ("--timeout", "8", "--json", "hang.json", "--backend", "interpreter")
+    options = ("--timeout", "8", "--json", "hang.json", "--backend", "interpreter", "--jobs", "1")
     done = verify("run", "hang.py", *options, cwd=folder)
     hanging, raising = files.load(folder / "hang.json").kernels
     assert (hanging.status, hanging.message) == ("timeout", "float16: no answer within 2 s; stopped")

@@ -1,0 +1,194 @@
+"""What kernels/geglu.py and kernels/swiglu.py have in common: packing, layouts, and factors that are not finite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from kernels import geglu, launch, swiglu
+from tests.kernels import test_geglu, test_swiglu
+
+SIXTEEN = (torch.float16, torch.bfloat16)
+
+
+class Gated(NamedTuple):
+    module: ModuleType
+    packed: Callable[..., torch.Tensor]
+    split: Callable[..., torch.Tensor]
+    gate: Callable[[float], tuple[float, float]]  # value and slope, as `product` needs them
+    finite: tuple[float, ...]  # gates beside the special ones, into the tail where values vanish
+    dtypes: tuple[torch.dtype, ...]
+
+
+def of_geglu(form: str) -> Gated:
+    """float64 at x2 = -inf is NaN by rules of its own: test_geglu.py."""
+    functions = (partial(f, approximate=form) for f in (geglu.geglu, geglu.geglu_split))
+    deep = (-0.5, -5.0, -8.0, -14.5, -17.5, -20.0, -24.0, -40.0, -3e4)
+    return Gated(geglu, *functions, partial(test_geglu.gate, form=form), deep, (torch.float32, *SIXTEEN))
+
+
+DEEP = (-0.5, -5.0, -30.0, -44.0, -100.0, -187.0, -280.0, -1e3, -3e4)
+SWIGLU = Gated(
+    swiglu, swiglu.swiglu, swiglu.swiglu_split, test_swiglu.gate, DEEP, (torch.float64, torch.float32, *SIXTEEN)
+)
+GATED = {"geglu": of_geglu("none"), "swiglu": SWIGLU}
+FORMS = GATED | {"geglu tanh": of_geglu("tanh")}
+each = pytest.mark.parametrize("gated", GATED.values(), ids=GATED)
+
+
+def product(*factors: float) -> float:
+    """The sign and kind of a product of extended reals, as a NaN, a zero, an infinity or +-1 for a finite number."""
+    if any(math.isnan(f) for f in factors):
+        return math.nan
+    sign = math.prod(math.copysign(1.0, f) for f in factors)
+    if any(math.isinf(f) for f in factors):
+        return math.nan if 0.0 in factors else sign * math.inf
+    return sign * 0.0 if 0.0 in factors else sign
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("gated", "dtype"), [pytest.param(g, d, id=f"{name}-{d}") for name, g in FORMS.items() for d in g.dtypes]
+)
+def test_infinite_factors_zeros_and_nan_in_every_combination(backend, gated, dtype, packed):
+    """An infinite x1 or dy times the zero at x2 = -inf is NaN, times the smallest tail of a finite x2 an infinity.
+
+    The formulas stop at a finite |x2|, whose value at -inf gave an infinity; bfloat16 gradients lost the tail.
+    """
+    ends = torch.finfo(dtype)
+    special = [0.0, ends.smallest_normal * ends.eps, 1.0, ends.max, math.inf]
+    special = [s * v for v in special for s in (1, -1)] + [math.nan]
+    rows = list(itertools.product(special, [*special, *gated.finite], special))
+    x1, x2, dy = (torch.tensor(column, dtype=dtype, device=backend.device) for column in zip(*rows, strict=True))
+    if packed:
+        x = torch.stack([x1, x2], -1).requires_grad_()
+        y = gated.packed(x)
+        (dx,) = torch.autograd.grad(y, x, dy[:, None])
+        results = (y[:, 0], dx[:, 0], dx[:, 1])
+    else:
+        a, b = x1.requires_grad_(), x2.requires_grad_()
+        y = gated.split(a, b)
+        results = (y, *torch.autograd.grad(y, (a, b), dy))
+    decided = 0
+    for (first, second, upstream), *got in zip(rows, *(r.tolist() for r in results), strict=True):
+        value, slope = gated.gate(second)
+        factors = ((first, value), (upstream, value), (upstream, first, slope))
+        for number, parts in zip(got, factors, strict=True):
+            want = product(*parts)
+            if math.isnan(want) or math.isinf(want):
+                assert math.isnan(number) if math.isnan(want) else number == want, (first, second, upstream, number)
+                decided += 1
+            else:
+                assert not math.isnan(number), (first, second, upstream)
+                assert want != 0 or number == 0, (first, second, upstream, number)
+    assert decided > 1000
+
+
+@each
+def test_packed_is_split_with_either_gate(backend, gated):
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 14, device=backend.device)
+    first, second = x.chunk(2, -1)
+    assert torch.equal(gated.packed(x), gated.split(first, second))
+    assert torch.equal(gated.packed(x, gate_last=False), gated.split(second, first))
+    assert gated.packed(x).is_contiguous()
+
+
+@each
+@pytest.mark.parametrize("gate_last", [True, False])
+def test_packed_backward_is_one_launch_into_one_tensor(backend, monkeypatch, gated, gate_last):
+    torch.manual_seed(1)
+    x = torch.randn(7, 12, device=backend.device, requires_grad=True)
+    first, second = (t.detach().requires_grad_() for t in x.chunk(2, -1))
+    dy = torch.randn(7, 6, device=backend.device)
+    split = gated.split(first, second) if gate_last else gated.split(second, first)
+    want = torch.cat(torch.autograd.grad(split, (first, second), dy), dim=-1)
+    launches, original = [], gated.module._launch
+    monkeypatch.setattr(gated.module, "_launch", lambda *a, **k: (launches.append(a[0]), original(*a, **k)))
+    (dx,) = torch.autograd.grad(gated.packed(x, gate_last=gate_last), x, dy)
+    assert launches == [geglu._forward_kernel, geglu._backward_kernel]
+    assert torch.equal(dx, want) and dx.is_contiguous()
+
+
+LAYOUTS: dict[str, Any] = {
+    "rows apart": lambda t: t[:, :, :10],
+    "offset": lambda t: t[1:, :, 2:],
+    "every second row": lambda t: t[:, ::2],
+    "permuted": lambda t: t.permute(1, 0, 2),
+    "last dimension strided": lambda t: t[..., ::2],
+    "last dimension first": lambda t: t.permute(2, 1, 0),
+    "expanded": lambda t: t[:1].expand(3, -1, -1),
+    "one row": lambda t: t[0, 0],
+    "empty rows": lambda t: t[:0],
+    "empty columns": lambda t: t[..., :0],
+}
+
+
+@each
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_give_the_bits_of_the_contiguous_input(backend, gated, layout):
+    torch.manual_seed(2)
+    x = LAYOUTS[layout](torch.randn(4, 6, 16, device=backend.device))
+    before = x.clone()
+    a, b = x.detach().requires_grad_(), x.contiguous().detach().requires_grad_()
+    ya, yb = gated.packed(a), gated.packed(b)
+    assert torch.equal(ya, yb)
+    first, second = x.chunk(2, -1)
+    assert ya.stride() == torch.empty_like(first).stride()
+    whole = [t.contiguous().requires_grad_() for t in (first.detach(), second.detach())]
+    assert torch.equal(gated.split(first, second), yb)
+    dy = torch.randn(ya.shape, device=backend.device)
+    for g in (dy, dy.sum().expand(dy.shape)):
+        got, want = (
+            torch.autograd.grad(y, t, u, retain_graph=True)[0] for y, t, u in ((ya, a, g), (yb, b, g.contiguous()))
+        )
+        assert torch.equal(got, want)
+        apart = torch.autograd.grad(gated.split(*whole), whole, g)  # two contiguous tensors are one long row
+        assert torch.equal(torch.cat(apart, -1), want)
+    assert torch.equal(x, before)
+
+
+@each
+def test_0d_and_wide_rows(backend, gated):
+    v = torch.tensor(2.0, device=backend.device), torch.tensor(-0.5, device=backend.device)
+    value = {geglu: -0.15426876936299344, swiglu: -0.18877033439907308}[gated.module]  # of gelu and silu at -1/2
+    assert gated.split(*v).item() == pytest.approx(2 * value, rel=1e-6)
+    x = torch.randn(2, 2 * ((1 << 16) + 33), device=backend.device)  # beyond one block of columns
+    halves = x.chunk(2, -1)
+    pieces = [gated.split(a, b) for a, b in zip(*(h.split(30000, -1) for h in halves), strict=True)]
+    assert torch.equal(gated.packed(x), torch.cat(pieces, -1))
+
+
+@pytest.mark.parametrize("gated", FORMS.values(), ids=FORMS)
+def test_gradcheck_and_gradgradcheck(backend, gated):
+    """In torch's fast mode: a difference along one direction, in which every wrong entry of a Jacobian shows."""
+    torch.manual_seed(3)
+    x = torch.randn(1, 4, dtype=torch.float64, device=backend.device, requires_grad=True)
+    halves = tuple(t.detach().requires_grad_() for t in x.chunk(2, -1))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        for gate_last in (True, False):
+            assert check(lambda t, g=gate_last: gated.packed(t, gate_last=g), x, fast_mode=True)
+        assert check(gated.split, halves, fast_mode=True)
+
+
+@each
+def test_errors_state_the_rule_and_what_was_received(backend, gated, monkeypatch):
+    x = torch.ones(2, 3, device=backend.device)
+    with pytest.raises(ValueError, match=r"last dimension must be even.*got shape \(2, 3\)"):
+        gated.packed(x)
+    with pytest.raises(ValueError, match=r"last dimension must be even.*got shape \(\)"):
+        gated.packed(x[0, 0])
+    with pytest.raises(TypeError, match=r"x1 must be float64, .* got torch.int64"):
+        gated.split(x.long(), x.long())
+    with pytest.raises(ValueError, match=r"x2 must have x1's shape, dtype and device .* got \(\(2, 2\)"):
+        gated.split(x, x[:, :2])
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    with pytest.raises(ValueError, match=r"x must be on a CUDA device, got cpu"):
+        gated.packed(torch.ones(2, 2))
