@@ -21,10 +21,10 @@ from verify.cases.regimes import NONFINITE, REST
 from verify.measure import case as judging
 from verify.measure import kernel as running
 from verify.measure.kernel import measure_kernel
-from verify.measure.result import only_at_special
+from verify.measure.result import _over_the_limit, only_at_special
 from verify.ops import registry
 from verify.ops.op import Op, Point, Problem
-from verify.records.record import KernelRun, Result, value_of
+from verify.records.record import Figures, KernelRun, Result, value_of
 
 CPU = Backend(name="interpreter", device="cpu", label="", details="")
 
@@ -342,6 +342,13 @@ def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:
     assert result.reason == "8.389e+07 ULP at an infinite input, the limit is 1"
     assert result.worst[0].inputs["x"].startswith("-inf")
     assert value_of(result.figures.max_upper) <= 1  # of all other inputs
+
+
+def test_an_error_that_is_open_at_no_certain_element_is_told_as_open() -> None:
+    """Where an enclosure excludes no error, none was seen either: it read "at 0 of 376 extreme inputs"."""
+    open_ = Figures(376, 0.4, "inf", 0.4, 0.1, 0, 0, 0)
+    told = _over_the_limit(open_, math.inf, 4.0, "plain", "extreme")
+    assert told == "not proven within 4 ULP on extreme inputs: up to inf cannot be excluded"
 
 
 def test_infinity_for_the_largest_finite_number_is_wrong() -> None:

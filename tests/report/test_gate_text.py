@@ -167,8 +167,11 @@ def test_a_comment_begins_with_what_changed_and_has_only_changed_rows() -> None:
 
 
 def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None:
-    many = [result(9.0, output=f"y{number}", **{f"r{part}": 9.0 for part in range(8)}) for number in range(120)]
-    item = run(*(kernel(*many, name=f"kernel_{number}", target=f"a.py::k{number}") for number in range(3)))
+    def measured(size: float) -> Run:
+        many = [result(size, output=f"y{number}", **{f"r{part}": size for part in range(8)}) for number in range(120)]
+        return run(*(kernel(*many, name=f"kernel_{number}", target=f"a.py::k{number}") for number in range(3)))
+
+    item, base = measured(9.0), measured(0.5)
     held = book(
         *(
             bound(1.0, kernel=f"kernel_{number}", output=f"y{place}", regime=f"r{part}")
@@ -177,7 +180,6 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
             for part in range(8)
         )
     )
-    base = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
     text = gate_markdown.render(judge([item], held), compare(base, item))
     assert 20_000 < len(text) <= len(text.encode()) <= 60_000
     assert text.startswith("### ✗ verify gate: **fail:** ") and "\nBounds: 2,880 bounds breached; " in text
@@ -189,6 +191,10 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
             assert len(gate_markdown.render(judge([item], held), other, limit=limit).encode()) <= limit
         calm = judge([run(kernel(result(0.5)))], book(bound(0.5)))
         assert len(gate_markdown.render(calm, limit=limit).encode()) <= limit
+    # many that have no counterpart are a line: as rows they would leave no room for what changed
+    none = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
+    text = gate_markdown.render(judge([item], held), compare(none, item))
+    assert "- only in head&#58; 2,880 figures of kernel_0, kernel_1, kernel_2\n" in text and " added |" not in text
 
 
 def test_hostile_names_mean_nothing_in_a_comment() -> None:

@@ -85,6 +85,7 @@ class Kernels:
         self._targets: list[str] = []
         self._kernel: Fork | None = None
         self._listed = False  # the process has done no more than import the module of its targets
+        self._tests = False  # the targets' modules make tests of the laws
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """The reply to a request: of its target's process, or of this one where it has no target."""
@@ -119,6 +120,7 @@ class Kernels:
         if self._kernel is None or not self._kernel.alive or not same:
             if self._kernel is not None:
                 self._kernel.stop()
+            self._tests = any(map(_tests_laws, map(Target.parse, targets)))
             self._kernel, self._begun = self._begun or self._fork(laws=laws), None
             self._listed = True
         self._targets = targets
@@ -126,7 +128,8 @@ class Kernels:
 
     def _fork(self, *, laws: bool = False, kernels: Sequence[Fork] = ()) -> Fork:
         # some of what laws import asks for a GPU, after which no fork could use one
-        imports = SHARED_BY_LAWS if laws and self.backend.name != "cuda" else ()
+        imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
+        imports = () if self.backend.name == "cuda" else imports
         given = _Given(asdict(self.backend), imports, tuple(each.pid for each in kernels))
         return self._server.fork(msgspec.json.encode(given), [each.channel for each in kernels])
 
@@ -315,6 +318,13 @@ def _import_triton(requested: str | None) -> bool:
             with phase("worker: import triton"):
                 choose_by_key()
             return True
+    return False
+
+
+def _tests_laws(target: Target) -> bool:
+    """Whether a file calls `verify.laws_for`, which imports Hypothesis and pytest: 0.3 s in each of its processes."""
+    with contextlib.suppress(OSError):
+        return target.file is not None and b"laws_for" in target.file.read_bytes()
     return False
 
 

@@ -91,36 +91,34 @@ def judge_result(
     exact: dict[int, Judged] = {}
     given: dict[int, int] = {}  # the bits of the elements in `exact`
 
-    def escalate(indices: Sequence[int], *, both: bool) -> None:
+    def escalate(indices: Sequence[int], *, both: bool) -> dict[int, Judged]:
         fresh = [index for index in indices if index not in exact]
         if not fresh:
-            return
+            return {}
         points = op.points(problem, result, fresh)
         bits = patterns[torch.tensor(fresh, device=patterns.device)].tolist()
         for index, point, pattern in zip(fresh, points, bits, strict=True):
             given[index] = pattern & ((1 << fmt.bits) - 1)
             exact[index] = judge(point, fmt, given[index], both=both, policy=policy)
+        return {index: exact[index] for index in fresh}
 
     if size and sample and truth.certificate != "exact":
         chosen = sorted(set(counter.below(seed, f"check/{result}", sample, size).tolist()))
         check_bound(op.points(problem, result, chosen), truth, chosen)
 
     open_ones = torch.nonzero(found.undecided).reshape(-1)[:open_limit].tolist()
-    escalate(open_ones, both=False)
-    found = settled(found, exact)
+    found = settled(found, escalate(open_ones, both=False))
     for _ in range(rounds):
         contenders = _contenders(found, members, exact, keep)
         if not contenders:
             break
-        escalate(contenders, both=True)
-        found = settled(found, exact)
+        found = settled(found, escalate(contenders, both=True))
     # the ones that will be printed go through both routes
     leaders = _worst_indices(found, members, keep)
     for index in leaders & exact.keys():
         if exact[index].routes < 2:
             del exact[index]
-    escalate(sorted(leaders), both=True)
-    found = settled(found, exact)
+    found = settled(found, escalate(sorted(leaders), both=True))
     lost = torch.isinf(_metrics(found)[-1][1])
     if truth.unknown is not None:
         lost |= unknown

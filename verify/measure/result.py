@@ -189,7 +189,7 @@ def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str, of
     inputs = f"{of_class} inputs".lstrip()
     if math.isnan(judged):
         return f"NaN at {figures.nonfinite:,} of {figures.n:,} {inputs} whose exact answer is a number"
-    if math.isinf(judged):
+    if math.isinf(judged) and figures.nonfinite:
         return f"infinite or unbounded error at {figures.nonfinite:,} of {figures.n:,} {inputs}"
     on = f" on {inputs}" if of_class else ""
     proven = figures.scaled_max if gate == "scaled" else figures.max_ulp

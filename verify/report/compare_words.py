@@ -8,6 +8,7 @@ from verify.errors import INCOMPLETE, WRONG
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading
 from verify.report import gate_words, words
+from verify.report.gaps import FEW, GapLine
 
 
 def sentence(found: Comparison) -> str:
@@ -86,3 +87,27 @@ def misrounded_text(pair: Pair) -> str:
     assert pair.base is not None and pair.head is not None
     before, after = (words.share(side.figures.misrounded, side.figures.n) for side in (pair.base, pair.head))
     return before if before == after else f"{before} to {after}"
+
+
+ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "only in head"}
+
+
+def alone(pairs: Sequence[Pair]) -> list[GapLine]:
+    """What stands on one side only or cannot be compared: a line for each reason, which names the kernels."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for pair in pairs:
+        if pair.change in ALONE:
+            kernels = found.setdefault((ALONE[pair.change], why(pair)), {})
+            kernels[pair.key.kernel] = kernels.get(pair.key.kernel, 0) + 1
+    lines = []
+    for (word, reason), kernels in found.items():
+        names = ", ".join(list(kernels)[:FEW]) + (f" and {len(kernels) - FEW:,} more" if len(kernels) > FEW else "")
+        text = f"{word}: {words.plural(sum(kernels.values()), 'figure')} of {names}" + (f": {reason}" if reason else "")
+        parts = [f"{kernel} {words.plural(count, 'figure')}" for kernel, count in kernels.items()]
+        lines.append(GapLine(words.clean(text), [words.clean(part) for part in parts] if len(parts) > FEW else []))
+    return lines
+
+
+def why(pair: Pair) -> str:
+    """Why two figures cannot be compared, without the hashes, which differ by kernel."""
+    return pair.reason.partition(":")[0]

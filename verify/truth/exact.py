@@ -18,7 +18,7 @@ from typing import Any
 from verify.errors import TruthError
 from verify.ops.op import Point
 from verify.truth.enclosure import Enclosure, from_arb, from_mpmath
-from verify.truth.formats import Format, floor_log2, power_of_two
+from verify.truth.formats import Format, floor_log2, power_of_two, quotient
 from verify.truth.ulp import Policy
 
 START_PRECISION = 160
@@ -47,7 +47,8 @@ class Judged:
         """The error in units of 2^exponent. It may fit a float where that in ulps of a tiny truth does not."""
         if self.error is None:
             return self.ulp
-        return _to_float(self.error * power_of_two(self.exponent - exponent))
+        finer = self.exponent - exponent
+        return _to_float(quotient(self.error.numerator << max(finer, 0), self.error.denominator << max(-finer, 0)))
 
 
 def enclose(point: Point, precision: int, *, both: bool) -> tuple[Enclosure | None, int]:
@@ -230,6 +231,8 @@ def _same(fmt: Format, got: int, right: int | None) -> bool:
 def error_range(fmt: Format, got: int, enclosure: Enclosure) -> tuple[Fraction, Fraction]:
     """Smallest and largest error that the enclosure allows, across a change of binade too."""
     low, high = enclosure.low, enclosure.high
+    if low == high:
+        return (only := fmt.error(got, low)), only
     ends = [fmt.error(got, high), fmt.error(got, low)]
     if fmt.ulp_exponent(low) == fmt.ulp_exponent(high):
         return ends[0], ends[1]

@@ -139,8 +139,7 @@ def _shared(one: Any) -> dict[str, Any]:
     Since Python 3.13 the dict that an object is born with lies in the object, and the garbage collector looks for its
     values there alone: whatever only another object with that dict could reach was cleared.
     """
-    shared: dict[str, Any] = dict(vars(one))
-    one.__dict__ = shared
+    shared = one.__dict__ = dict(vars(one))
     return shared
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.record import KernelRun, Number, Result, Run, Worst, value_of
 from verify.report import compare_words, gate_words, run_words, words
-from verify.report.gaps import FEW, GapLine, gathered
+from verify.report.gaps import GapLine, gathered
 from verify.report.html.curve_plot import spark
 from verify.report.signs import STANDING
 
@@ -127,14 +127,7 @@ def _bound(row: Row) -> AgainstRow:
     )
 
 
-_CHANGE: dict[str, tuple[str, str]] = {
-    "worse": ("wrong", "worse"),
-    "incomparable": ("skipped", "not comparable"),
-    "removed": ("skipped", "not measured now"),
-    "better": ("ok", "better"),
-    "added": ("peer", "new"),
-    "same": ("peer", "same maximum"),
-}
+_CHANGE = {"worse": "wrong", "better": "ok", "same": "peer"}
 
 
 def base(found: Comparison) -> Against:
@@ -152,33 +145,15 @@ def base(found: Comparison) -> Against:
         left_out=max(len(rows) - MOST, 0),
         lines=[GapLine(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
         + [GapLine(words.clean(f"{name} no longer fails")) for name in found.mended]
-        + _alone(found.pairs),
+        + compare_words.alone(found.pairs),
     )
-
-
-def _alone(pairs: Sequence[Pair]) -> list[GapLine]:
-    """What stands on one side only or cannot be compared: a line for each reason, which names the kernels."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
-    for pair in pairs:
-        if pair.change in ("incomparable", "removed", "added"):
-            why = pair.reason.partition(":")[0]  # hashes differ by kernel
-            kernels = found.setdefault((_CHANGE[pair.change][1], why), {})
-            kernels[pair.key.kernel] = kernels.get(pair.key.kernel, 0) + 1
-    lines = []
-    for (word, why), kernels in found.items():
-        names = ", ".join(list(kernels)[:FEW]) + (f" and {len(kernels) - FEW:,} more" if len(kernels) > FEW else "")
-        text = f"{word}: {words.plural(sum(kernels.values()), 'figure')} of {names}" + (f": {why}" if why else "")
-        parts = [f"{kernel} {words.plural(count, 'figure')}" for kernel, count in kernels.items()]
-        lines.append(GapLine(words.clean(text), [words.clean(part) for part in parts] if len(parts) > FEW else []))
-    return lines
 
 
 def _pair(pair: Pair) -> AgainstRow:
     key = pair.key
-    standing, word = _CHANGE[pair.change]
     return AgainstRow(
-        standing=standing,
-        word=word,
+        standing=_CHANGE[pair.change],
+        word=compare_words.change_text(pair),
         what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype)),
         regime=words.clean(key.regime),
         before=compare_words.figure(pair.base),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from verify.errors import PASS, WRONG
@@ -24,6 +25,7 @@ CHANGED = (
     "| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |"
 )
 LIMIT = 60_000
+MANY = 8  # figures of one reason beyond which it has one line
 
 
 def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int = LIMIT) -> str:
@@ -51,7 +53,8 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
     shown = {id(row) for row in with_figures}
     details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
-    budget.fill([_changed(pair) for pair in changed], "changed figures", head=CHANGED, share=0.4)
+    if comparison is not None:
+        _fill_changes(budget, comparison, share=0.4)
     share = 0.5 if details else 1.0
     budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
     budget.fill(_waived(waived), "lines", head="**Waived**\n")
@@ -67,8 +70,23 @@ def compared(found: Comparison, *, limit: int = LIMIT) -> str:
     budget = Budget(limit)
     sign = {PASS: "✓", WRONG: "✗"}.get(found.exit_code, "○")
     budget.must(f"### {sign} verify compare: {inert(compare_words.sentence(found))}\n")
-    budget.fill([_changed(pair) for pair in found.listed], "changed figures", head=CHANGED)
+    _fill_changes(budget, found)
     return budget.text()
+
+
+def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> None:
+    """A row for each figure; many that cannot be compared for one reason, or have no counterpart, are a line."""
+    count = Counter((pair.change, compare_words.why(pair)) for pair in found.listed)
+    apart = [
+        pair
+        for pair in found.listed
+        if pair.change in compare_words.ALONE and count[pair.change, compare_words.why(pair)] > MANY
+    ]
+    known = set(map(id, apart))  # by identity: comparing thousands with each other takes a minute
+    rows = [_changed(pair) for pair in found.listed if id(pair) not in known]
+    budget.fill(rows, "changed figures", head=CHANGED, share=share)
+    lines = [f"- {inert(gap.text)}" for gap in compare_words.alone(apart)]
+    budget.fill(lines, "lines", head="**Not compared**\n")
 
 
 def _row(row: Row) -> str:
