@@ -67,12 +67,13 @@ def _neighbours(
     found: dict[str, str] = {}
 
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
-        if not tensor.is_floating_point():
-            found[label] = str(tensor[where].item())
-            return
-        fmt, held = formats.of(tensor.dtype), tensor[where].reshape(-1)
-        patterns = [pattern_at(held, at) for at in range(min(held.numel(), FEW))]
-        shown = [f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})" for pattern in patterns]
+        held = tensor[where].reshape(-1)
+        if tensor.is_floating_point():
+            fmt = formats.of(tensor.dtype)
+            patterns = [pattern_at(held, at) for at in range(min(held.numel(), FEW))]
+            shown = [f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})" for pattern in patterns]
+        else:
+            shown = [str(value) for value in held[:FEW].tolist()]
         found[label] = ", ".join(shown + ["..."] * (held.numel() > FEW))
 
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
