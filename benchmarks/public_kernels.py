@@ -1,7 +1,7 @@
 """The table of docs/public-kernels.md: python -m benchmarks.public_kernels RUN.json ... --page docs/public-kernels.md
 
 RUN.json are the records of `verify run examples/public/*.py --json RUN.json` on a machine with the packages: one, or
-several of some files each. Of a kernel that several have, the one with most results is shown.
+several. What a kernel has in several of them is shown from the first that has it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.like_rules import write
 from verify.records import files
@@ -22,16 +24,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 def table(runs: Sequence[Run]) -> str:
     """A row for each result: its largest errors by class in each dtype, and PyTorch's on ordinary inputs."""
     run, environment = runs[0], runs[0].environment
-    found: dict[str, KernelRun] = {}
-    for kernel in itertools.chain.from_iterable(each.kernels for each in runs):
-        known = found.get(kernel.target)
-        if known is None or len(kernel.results) > len(known.results):
-            found[kernel.target] = kernel
+    found = _merged(runs)
     kernels = sorted(found.values(), key=lambda each: each.target.partition("::")[0])
     where = environment["gpu"] if run.backend == "cuda" else f"Triton's interpreter on {environment['cpu']}"
     versions = f"torch {environment['torch']}, triton {environment['triton']}"
     lines = [f"{where}; {versions}; seed {run.seed}.", ""]
-    lines += ["| kernel | s | result | " + " | ".join(DTYPES) + " |", "|---" * (3 + len(DTYPES)) + "|"]
+    lines += ["| kernel | s / dtype | result | " + " | ".join(DTYPES) + " |", "|---" * (3 + len(DTYPES)) + "|"]
     project = ""
     for kernel in kernels:
         if kernel.status in ("skipped", "interrupted") or not (kernel.results or kernel.unmeasured or kernel.message):
@@ -41,11 +39,28 @@ def table(runs: Sequence[Run]) -> str:
             project = file
             lines.append(f"| **{file}** |" + " |" * (2 + len(DTYPES)))
         lines += _rows(kernel)
-    refused = [f"- `{kernel.name}`: {text}" for each in runs for kernel, text in run_words.limits_of(each)]
+    told = {(kernel.target, text): kernel.name for each in runs for kernel, text in run_words.limits_of(each)}
+    refused = [f"- `{name}`: {text}" for (_, text), name in told.items()]
     return (
         "\n".join([*lines, *(["", "Sizes and inputs that a kernel does not take:", "", *refused] if refused else [])])
         + "\n"
     )
+
+
+def _merged(runs: Sequence[Run]) -> dict[str, KernelRun]:
+    """Each kernel with the results of all runs; `seconds` are those of one dtype in the first run that has any."""
+    found: dict[str, KernelRun] = {}
+    for kernel in itertools.chain.from_iterable(run.kernels for run in runs):
+        dtypes = {result.dtype for result in kernel.results}
+        now = msgspec.structs.replace(kernel, seconds=kernel.seconds / max(len(dtypes), 1))
+        known = found.get(kernel.target)
+        if known is None or not known.results:
+            found[kernel.target] = now if now.results or known is None else known
+            continue
+        have = {(result.output, result.dtype) for result in known.results}
+        more = [result for result in kernel.results if (result.output, result.dtype) not in have]
+        found[kernel.target] = msgspec.structs.replace(known, results=[*known.results, *more])
+    return found
 
 
 def _rows(kernel: KernelRun) -> list[str]:
@@ -55,7 +70,7 @@ def _rows(kernel: KernelRun) -> list[str]:
     for output in dict.fromkeys(result.output for result in kernel.results):
         found = {result.dtype: result for result in kernel.results if result.output == output}
         cells = [_cell(found[dtype]) if dtype in found else "" for dtype in DTYPES]
-        shown = f"{kernel.name} | {kernel.seconds:.0f}" if not rows else " | "
+        shown = f"{kernel.name} | {kernel.seconds:.1f}" if not rows else " | "
         rows.append(f"| {shown} | {output} | " + " | ".join(cells) + " |")
     return rows
 
