@@ -20,6 +20,8 @@ from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
+from verify.backends.interpreter.programs import check, now, spread, stacked
+
 #: Where a type remembers what follows from it alone: its tensors' attributes, its numpy type, blocks of other elements,
 #: arrays of constants, the sizes that fit.
 _TENSOR, _STORED, _OTHERS = "_verify_tensor", "_verify_stored", "_verify_others"
@@ -76,6 +78,8 @@ def _tensor(original: Callable[..., None]) -> Callable[..., None]:
         else:
             self.__dict__.update(known)
             self.handle = handle
+        if now.lanes and handle is not None:
+            check(handle.data, type)
 
     return init
 
@@ -262,14 +266,18 @@ def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def filled(scalar: Any, block: Any) -> Any:
         handle, kind = scalar.handle, block.with_element_ty(scalar.type.scalar)
-        data = np.full(tuple(block.shape), handle.data, dtype=np_dtype(handle.dtype))
+        if stacked(handle.data):
+            data = spread(handle.data, block.shape)
+        else:
+            data = np.full(tuple(block.shape), handle.data, dtype=np_dtype(handle.dtype))
         return core.tensor(TensorHandle(data, handle.dtype.scalar), kind)
 
     def stretched(block: Any, sides: list[int]) -> Any:
         if list(block.type.shape) == sides:
             return block
         handle, kind = block.handle, core.block_type(block.type.scalar, sides)
-        return core.tensor(TensorHandle(np.broadcast_to(handle.data, sides), handle.dtype.scalar), kind)
+        wide = spread(handle.data, sides) if stacked(handle.data) else np.broadcast_to(handle.data, sides)
+        return core.tensor(TensorHandle(wide, handle.dtype.scalar), kind)
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
         one, other = lhs.type, rhs.type
@@ -353,7 +361,11 @@ _NUMERIC = _COUNTED | {id(dtype) for dtype in (core.float32, core.float64)}
 def _kind(x: Any, y: Any) -> Any:
     """The type of a result of two tensors, or None where the frontend has to say it."""
     one, other = x.type, y.type
-    if one.__dict__ is other.__dict__ or x.dtype is other or (other is core.int32 and x.dtype is core.int64):
+    if one.__dict__ is other.__dict__:
+        return one
+    if now.lanes and (x.handle.data.ndim > 2 or y.handle.data.ndim > 2):
+        return None  # the frontend makes a block of the scalar first
+    if x.dtype is other or (other is core.int32 and x.dtype is core.int64):
         return one
     return other if one is y.dtype else None
 
@@ -391,6 +403,7 @@ def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> C
             if by.is_block() and not kind.is_block():
                 kind = by.with_element_ty(kind)
             alike = list(kind.shape) == list(by.shape) if by.is_block() else not kind.is_block()
+            alike &= pointer.type.is_block() or not (now.lanes and by.is_block() and len(by.shape) > 1)
             if not alike or id(offset.dtype) not in _COUNTED or type(offset.handle) is not TensorHandle:
                 return call(pointer, offset)
             return core.tensor(builder.create_addptr(pointer.handle, offset.handle), kind)
@@ -407,6 +420,7 @@ def _fused(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
         if type(x) is type(y) is type(z) is core.tensor and id(x.dtype) in _NUMERIC:
             kind, scalar = x.type, x.dtype
             alike = y.type is scalar or y.type.__dict__ is kind.__dict__
+            alike &= not now.lanes or x.handle.data.ndim < 3
             if alike and (z.type is scalar or z.type.__dict__ is kind.__dict__):
                 return core.tensor(builder.create_fma(x.handle, y.handle, z.handle), kind)
         return call(x, y, z, **named)

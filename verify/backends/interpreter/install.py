@@ -21,6 +21,7 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a
 | annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
 | `and`, `or`, `not` of tensors are Python's, which takes a block for true; `a < b < c` runs | `logic` |
 | an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
+| programs run one after the other | `programs` |
 | each operation's types, int64 sums and broadcasts worked out anew: two thirds of a launch | `frontend` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
 
@@ -93,6 +94,7 @@ def install() -> None:
         runs: list[set[int]] = []
         patches.set(shipped.GridExecutor, "__call__", _run(shipped.GridExecutor.__call__, runs))
         patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
+        patches.set(shipped, "_patch_lang_core", _core_patcher(shipped._patch_lang_core))
         patches.set(shipped, "_patch_lang", _binding(shipped._patch_lang, patches, shipped, runs))
         patches.set(shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
         function = shipped.InterpretedFunction
@@ -152,7 +154,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "triton.runtime.interpreter": (
         *("TensorHandle", "InterpreterBuilder.create_atomic_rmw", "GridExecutor.__call__", "ReduceOps.apply_impl"),
         *("ReduceOps.generic_reduce", "ScanOps.apply_impl", "ScanOps.generic_scan", "_patch_lang"),
-        *("_patch_lang_tensor", "_LangPatchScope", "_implicit_cvt", "_get_np_dtype"),
+        *("_patch_lang_tensor", "_patch_lang_core", "_LangPatchScope", "_implicit_cvt", "_get_np_dtype"),
         *("InterpretedFunction.run", "InterpretedFunction.__call__", "ASTTransformer.visit_Assign"),
         *("interpreter_builder", "interpreter_semantic"),
     ),
@@ -225,11 +227,14 @@ def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
     Tensors without values, of which a `triton_op` makes its fake result, get none, as where the kernel is compiled."""
     from torch._subclasses.fake_tensor import FakeTensor
 
+    from verify.backends.interpreter import programs
+
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, FakeTensor) for each in (*args, *kwargs.values())):
             return None
         runs.append(set())
         try:
+            self.grid = programs.running(self)
             with silent():
                 return call(self, *args, **kwargs)
         finally:
@@ -240,7 +245,9 @@ def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
 
 def _index(tensor: Any) -> int:
     """A scalar tensor as a Python integer; the interpreter keeps scalars as arrays of one element."""
-    return int(tensor.handle.data.item())
+    from verify.backends.interpreter import programs
+
+    return int(programs.agreed(tensor.handle.data))
 
 
 def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -248,6 +255,24 @@ def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) 
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", _index)
         scope.set_attr(tensor, "__bool__", truth)
+        scope.set_attr(tensor, "T", property(_transposed))
+
+    return patch
+
+
+def _transposed(tensor: Any) -> Any:
+    """A matrix with its sides exchanged."""
+    handle, (*lead, rows, columns) = tensor.handle, tensor.type.shape
+    data = type(handle)(handle.data.swapaxes(-1, -2), handle.dtype)
+    return type(tensor)(data, type(tensor.type)(tensor.dtype, [*lead, columns, rows]))
+
+
+def _core_patcher(original: Callable[..., Any]) -> Callable[..., Any]:
+    from verify.backends.interpreter import programs
+
+    def patch(lang: Any, scope: Any) -> None:
+        original(lang, scope)
+        scope.set_attr(lang, "range", programs.ranging(lang.range))
 
     return patch
 

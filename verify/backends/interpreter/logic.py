@@ -11,8 +11,11 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from verify.backends.interpreter import programs
+
 #: What a rewritten kernel calls: names in Triton's interpreter, which puts its own into the kernel's module.
 COMBINED, NEGATED, CHAINED = "_verify_combined", "_verify_negated", "_verify_chained"
+COUNTED = "_verify_range"
 
 
 def combined(method: str, *operands: Callable[[], Any]) -> Any:
@@ -84,5 +87,13 @@ def assigning(original: Callable[..., Any]) -> Callable[..., Any]:
     return visit
 
 
-METHODS = {"visit_BoolOp": bool_op, "visit_UnaryOp": unary_op, "visit_Compare": compare}
-FUNCTIONS = {COMBINED: combined, NEGATED: negated, CHAINED: chained}
+def loop(self: ast.NodeTransformer, node: ast.For) -> ast.For:
+    """ASTTransformer.visit_For: `range`, which a compiled kernel takes for tl.range."""
+    self.generic_visit(node)
+    if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range":
+        node.iter.func.id = COUNTED
+    return node
+
+
+METHODS = {"visit_BoolOp": bool_op, "visit_UnaryOp": unary_op, "visit_Compare": compare, "visit_For": loop}
+FUNCTIONS = {COMBINED: combined, NEGATED: negated, CHAINED: chained, COUNTED: programs.ranging(range)}

@@ -22,6 +22,7 @@ from triton.runtime import interpreter as shipped
 from triton.runtime.interpreter import TensorHandle
 
 from verify.backends.interpreter.casts import is_float, widen
+from verify.backends.interpreter.programs import Parted, agreed, now, stacked
 from verify.backends.interpreter.rounding import Array
 
 Arrays = list[Array]
@@ -50,6 +51,8 @@ def truth(tensor: Any) -> bool:
     data = tensor.handle.data
     if data.size == 1:
         return bool(data.item())
+    if now.lanes and not tensor.type.is_block():
+        return bool(agreed(data != 0))
     if _combining_blocks:
         raise ScalarsOnly
     return True
@@ -57,34 +60,47 @@ def truth(tensor: Any) -> bool:
 
 def reduce(self: Any, inputs: tuple[Any, ...]) -> Any:
     """Replacement of ReduceOps.apply_impl."""
-    axis, arrays = self.axis, [t.handle.data for t in inputs]
-    rank = arrays[0].ndim
+    axis, arrays = self.axis, _arrays(inputs)
+    rank, lanes = len(inputs[0].shape), arrays[0].shape[: int(stacked(arrays[0]))]
     dtypes = [t.dtype for t in inputs]
     if axis is None:
-        arrays = [a.reshape(-1) for a in arrays]
+        arrays = [a.reshape(*lanes, -1) for a in arrays]
+    elif axis >= 0:
+        axis += len(lanes)
     moved = [np.moveaxis(a, -1 if axis is None else axis, -1) for a in arrays]
     try:
         out = _tree(moved, _combiner(self.combine_fn, dtypes))
     except ScalarsOnly:
+        if now.lanes:
+            raise Parted from None
         return self.generic_reduce(inputs)
     if self.keep_dims:
-        out = [a.reshape((1,) * rank) if axis is None else np.expand_dims(a, axis) for a in out]
+        out = [a.reshape(lanes + (1,) * rank) if axis is None else np.expand_dims(a, axis) for a in out]
     return [_tensor(a, d) for a, d in zip(out, dtypes, strict=True)]
 
 
 def scan(self: Any, inputs: tuple[Any, ...]) -> Any:
     """Replacement of ScanOps.apply_impl."""
-    dtypes = [t.dtype for t in inputs]
-    moved = [np.moveaxis(t.handle.data, self.axis, -1) for t in inputs]
+    dtypes, arrays = [t.dtype for t in inputs], _arrays(inputs)
+    axis = self.axis + (self.axis >= 0 and stacked(arrays[0]))
+    moved = [np.moveaxis(a, axis, -1) for a in arrays]
     if self.reverse:
         moved = [a[..., ::-1] for a in moved]
     try:
         out = _doubling(moved, _combiner(self.combine_fn, dtypes))
     except ScalarsOnly:
+        if now.lanes:
+            raise Parted from None
         return _scalar_scan(self, inputs)
     if self.reverse:
         out = [a[..., ::-1] for a in out]
-    return [_tensor(np.moveaxis(a, -1, self.axis), d) for a, d in zip(out, dtypes, strict=True)]
+    return [_tensor(np.moveaxis(a, -1, axis), d) for a, d in zip(out, dtypes, strict=True)]
+
+
+def _arrays(inputs: tuple[Any, ...]) -> Arrays:
+    """The numbers of tensors of one shape, with the axis of programs if any of them has it."""
+    arrays = [t.handle.data for t in inputs]
+    return list(np.broadcast_arrays(*arrays)) if any(map(stacked, arrays)) else arrays
 
 
 def _tree(arrays: Arrays, combine: Combine) -> Arrays:
@@ -115,9 +131,10 @@ def _scalar_scan(self: Any, inputs: tuple[Any, ...]) -> Any:
 
 def _tensor(array: Array, dtype: Any) -> Any:
     """A Triton tensor; a scalar is stored as one element, as everywhere in the interpreter."""
-    if array.ndim == 0:
-        return tl.core.tensor(TensorHandle(array.reshape(1), dtype.scalar), dtype.scalar)
-    return tl.core.tensor(TensorHandle(array, dtype.scalar), tl.block_type(dtype.scalar, list(array.shape)))
+    sides = array.shape[1:] if stacked(array) else array.shape
+    if not sides:
+        return tl.core.tensor(TensorHandle(array.reshape(*array.shape, 1), dtype.scalar), dtype.scalar)
+    return tl.core.tensor(TensorHandle(array, dtype.scalar), tl.block_type(dtype.scalar, list(sides)))
 
 
 # -- combine functions ----------------------------------------------------------------------------

@@ -1,0 +1,318 @@
+"""The programs of a launch that take the same way, run at once: one numpy call for what each of them would call.
+
+An operation on a small block is all overhead, and a program is a hundred of them or more. So a dozen programs are run
+as one: their program ids are an array, and whatever follows from them has one more axis, the first. Everything else has
+the shape of one program and is broadcast. The number of programs at once is no power of two, which all sides of blocks
+are (the last program is run twice if need be): an array whose first side is that number has the axis, and no other has.
+
+Bits are those of one program after the other, because every operation of this interpreter works element by element or
+along an axis in an order of its own. What does not (dot, atomics, block pointers, printing), and whatever fails, is run
+again program by program. Where programs would part, at an `if` or in the bounds of a loop, what they stored is taken
+back, and those that go the same way are run again together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from triton._C.libtriton import interpreter as native
+from triton.language import core
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from verify.backends.interpreter.rounding import Array
+
+Id = tuple[int, int, int]
+
+#: Programs at once: before it is known how large their blocks are, and at most.
+_FIRST, _MOST = 7, 48
+#: Elements of an array that still fits into a cache near the core, whatever their type.
+_ELEMENTS = 1 << 15
+#: As many kernels and constants are remembered.
+_KNOWN = 4096
+
+
+class Parted(BaseException):
+    """Programs that are run at once would go different ways: `ways` has a number for each, or is empty if each has to
+    be run alone. No Exception, so that neither Triton nor a kernel takes it for one of its own."""
+
+    def __init__(self, ways: Array | None = None) -> None:
+        super().__init__()
+        self.ways = None if ways is None else ways.reshape(-1).tolist()
+
+
+class _Now:
+    """What is being run at once: nothing while `lanes` is 0."""
+
+    def __init__(self) -> None:
+        self.lanes = 0
+        self.largest = 1  # elements of the largest block of one program so far
+        self.ids: tuple[Array, ...] = ()
+        self.stored: list[tuple[Array, Array, Array]] = []  # addresses, what stood there, which of them
+
+
+now = _Now()
+
+
+def stacked(data: Array) -> bool:
+    """Whether an array has one entry for each of the programs that are run at once."""
+    return now.lanes > 0 and data.ndim > 0 and data.shape[0] == now.lanes
+
+
+def spread(data: Array, shape: Sequence[int]) -> Array:
+    """A scalar of each program, or a block with sides of one, as a block of each program."""
+    sides = data.shape[1:] if data.ndim == len(shape) + 1 else (1,) * len(shape)
+    return np.broadcast_to(data.reshape(now.lanes, *sides), (now.lanes, *shape))
+
+
+def check(data: Array, kind: Any) -> None:
+    """A tensor that was made while programs run at once has the shape of its type, for all of them or for each."""
+    shape = data.shape[1:] if stacked(data) else data.shape
+    if shape != (tuple(kind.shape) if kind.is_block() else (1,)):
+        raise Parted
+    now.largest = max(now.largest, data.size if shape == data.shape else data.size // now.lanes)
+
+
+def agreed(data: Array) -> Any:
+    """The number in a scalar, in which all programs have to agree."""
+    if data.size != 1 and stacked(data):
+        if (data != data[0]).any():
+            raise Parted(data)
+        return data.reshape(-1)[0].item()
+    return data.item()
+
+
+def ranging(original: Callable[..., Any]) -> Callable[..., Any]:
+    """tl.range, or range, whose bounds may differ where the number of turns does not."""
+
+    def of(arg1: Any, arg2: Any = None, step: Any = None, **named: Any) -> Any:
+        bounds = [0, arg1, 1] if arg2 is None else [arg1, arg2, 1]
+        if step is not None:
+            bounds[2] = step
+        if not now.lanes:
+            return original(*bounds, **named)
+        numbers = [b.handle.data.reshape(-1) if isinstance(b, core.tensor) else np.array([int(b)]) for b in bounds]
+        if not any(map(stacked, numbers)):
+            return original(*bounds, **named)
+        start, stop, by = np.broadcast_arrays(*(number.astype(np.int64) for number in numbers))
+        if (by <= 0).any():
+            raise Parted
+        turns = np.maximum(-((start - stop) // by), 0)
+        if (turns != turns[0]).any():
+            raise Parted(turns)
+        fits = (np.abs(start) < 2**31).all() and (np.abs(stop) < 2**31).all()
+        kind = core.int32 if fits else core.int64
+        stored = np.int32 if fits else np.int64
+        at = start[:, None]
+        return (
+            core.tensor(TensorHandle((at + turn * by[:, None]).astype(stored), kind), kind)
+            for turn in range(int(turns[0]))
+        )
+
+    return of
+
+
+# -- a launch -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Plan:
+    """What is known of a kernel with its constants from earlier programs."""
+
+    block: int = 0  # elements of its largest block; 0: not known
+    alone: bool = False  # its programs cannot be run at once, or part at every turn
+    axis: int | None = None  # of the grid, by which they part
+
+
+_plans: dict[Hashable, _Plan] = {}
+
+
+def running(executor: Any) -> Callable[[dict[str, Any]], tuple[int]]:
+    """The grid of a launch, as a function that runs all its programs and leaves none to Triton's loop."""
+    grid, fn = executor.grid, executor.fn
+
+    def run(args: dict[str, Any]) -> tuple[int]:
+        sides = grid(args) if callable(grid) else grid
+        assert len(sides) <= 3, "grid must have at most 3 dimensions"
+        x, y, z = (*sides, 1, 1)[:3]
+        interpreter.interpreter_builder.set_grid_dim(x, y, z)
+        ids = list(itertools.product(range(x), range(y), range(z)))
+        constants = ((name, args[name]) for name in executor.constexprs)
+        key = (fn, *((name, value) for name, value in constants if isinstance(value, int | str)))
+        if key not in _plans and len(_plans) >= _KNOWN:
+            _plans.clear()
+        plan = _plans.setdefault(key, _Plan())
+        try:
+            _launch(lambda: fn(**args), ids, plan)
+        except Exception as error:
+            if interpreter.triton.knobs.compilation.front_end_debugging:
+                raise
+            raise interpreter.InterpreterError(repr(error)) from error
+        return (0,)
+
+    return run
+
+
+def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
+    groups = _by_way(ids, [each[plan.axis] for each in ids]) if plan.axis is not None else [ids]
+    groups.reverse()
+    while groups:
+        group = groups.pop()
+        lanes = _lanes(len(group), plan)
+        first, rest = group[:lanes], group[lanes:]
+        if not lanes:
+            _one_by_one(call, rest)
+            continue
+        if rest:
+            groups.append(rest)
+        ways = _at_once(call, first)
+        if ways is None:
+            plan.block = now.largest
+        elif not ways:
+            plan.alone = True
+            groups.append(first)
+        else:
+            parts = _by_way(first, ways)
+            if len(parts) > max(2, len(first) // 3):
+                plan.alone = True
+            elif plan.axis is None:
+                plan.axis = _axis(parts, len(first))
+            groups += reversed(parts)
+
+
+def _one_by_one(call: Callable[[], Any], ids: list[Id]) -> None:
+    for each in ids:
+        interpreter.interpreter_builder.set_grid_idx(*each)
+        call()
+
+
+def _by_way(ids: list[Id], ways: Sequence[Any]) -> list[list[Id]]:
+    parts: dict[Any, list[Id]] = {}
+    for way, each in zip(ways, ids, strict=True):
+        parts.setdefault(way, []).append(each)
+    return list(parts.values())
+
+
+def _axis(parts: list[list[Id]], programs: int) -> int | None:
+    """The axis of the grid that says which part a program is in, if a few of its values do."""
+    for axis in range(3):
+        values = [{each[axis] for each in part} for part in parts]
+        several = sum(map(len, values))
+        if len(set().union(*values)) == several and 3 * several <= programs:
+            return axis
+    return None
+
+
+def _lanes(programs: int, plan: _Plan) -> int:
+    """How many of these programs to run at once; 0 if each is better run alone."""
+    lanes = 0 if plan.alone else min(programs, _MOST, _ELEMENTS // plan.block if plan.block else _FIRST)
+    return lanes if lanes > 1 else 0
+
+
+def _at_once(call: Callable[[], Any], ids: list[Id]) -> list[Any] | None:
+    """Run these programs together. None: done. Else nothing has happened, and this is the way that each would go, or
+    nothing if they cannot be run together."""
+    builder = interpreter.interpreter_builder
+    shipped, programs = builder.__class__, len(ids)
+    if programs & (programs - 1) == 0:
+        ids = [*ids, ids[-1]]  # step by step with its twin, it reads and stores the same
+    now.lanes, now.largest, now.stored = len(ids), 1, []
+    now.ids = tuple(np.array(axis, dtype=np.int32).reshape(-1, 1) for axis in zip(*ids, strict=True))
+    builder.__class__ = Together
+    try:
+        call()
+    except Parted as parted:
+        _take_back()
+        return (parted.ways or [])[:programs]
+    except Exception:
+        _take_back()  # alone, each says what is wrong
+        return []
+    finally:
+        builder.__class__ = shipped
+        now.lanes, now.ids, now.stored = 0, (), []
+    return None
+
+
+def _take_back() -> None:
+    for addresses, before, which in reversed(now.stored):
+        native.store(addresses, before, which)
+
+
+class Together(InterpreterBuilder):  # type: ignore[misc]
+    """The builder while programs run at once: operations whose shapes say which axis is which."""
+
+    def create_get_program_id(self, axis: int) -> Any:
+        ids = now.ids[axis]
+        return TensorHandle(ids[0] if (ids == ids[0]).all() else ids, core.int32)
+
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any) -> Any:
+        ptrs, mask, *fill = _alike(ptrs, mask, *([] if other is None else [other]))
+        return super().create_masked_load(ptrs, mask, fill[0] if fill else None, *policy)
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any) -> Any:
+        ptrs, value, mask = _alike(ptrs, value, mask)
+        dtype = value.data.dtype
+        before = native.load(ptrs.data, mask.data, np.zeros(value.data.shape, dtype), dtype)
+        now.stored.append((ptrs.data, before, mask.data))
+        return super().create_masked_store(ptrs, value, mask, *policy)
+
+    def create_splat(self, ret_ty: Any, arg: Any) -> Any:
+        if not stacked(arg.data):
+            return super().create_splat(ret_ty, arg)
+        return TensorHandle(spread(arg.data, ret_ty.shape), arg.dtype.scalar)
+
+    def create_broadcast(self, arg: Any, shape: Any) -> Any:
+        if not stacked(arg.data):
+            return super().create_broadcast(arg, shape)
+        return TensorHandle(spread(arg.data, shape), arg.dtype.scalar)
+
+    def create_expand_dims(self, arg: Any, axis: int) -> Any:
+        return super().create_expand_dims(arg, axis + (axis >= 0 and stacked(arg.data)))
+
+    def create_reshape(self, arg: Any, shape: Any, allow_reorder: bool) -> Any:
+        return super().create_reshape(arg, (now.lanes, *shape) if stacked(arg.data) else shape, allow_reorder)
+
+    def create_trans(self, arg: Any, perm: Any) -> Any:
+        return super().create_trans(arg, (0, *(p + 1 for p in perm)) if stacked(arg.data) else perm)
+
+    def create_join(self, lhs: Any, rhs: Any) -> Any:
+        return super().create_join(*_alike(lhs, rhs))
+
+    def create_fma(self, x: Any, y: Any, z: Any) -> Any:
+        return super().create_fma(*_alike(x, y, z))
+
+    def create_extern_elementwise(self, name: str, path: str, symbol: str, args: Any, *rest: Any) -> Any:
+        return super().create_extern_elementwise(name, path, symbol, _alike(*args), *rest)
+
+    def create_inline_asm(self, asm: str, constraints: str, values: Any, types: Any, is_pure: bool, pack: int) -> Any:
+        if pack != 1:
+            raise Parted
+        return super().create_inline_asm(asm, constraints, _alike(*values), types, is_pure, pack)
+
+
+def _alike(*handles: Any) -> list[Any]:
+    """The same, of one shape."""
+    if len({handle.data.shape for handle in handles}) == 1:
+        return list(handles)
+    arrays = np.broadcast_arrays(*(handle.data for handle in handles))
+    return [TensorHandle(array, handle.dtype) for array, handle in zip(arrays, handles, strict=True)]
+
+
+def _alone(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **named: Any) -> Any:
+        raise Parted
+
+    method.__name__ = name
+    return method
+
+
+for _name in """
+    dot dot_scaled cat unsplat split histogram gather atomic_rmw atomic_cas print assert assume
+    make_block_ptr advance tensor_pointer_load tensor_pointer_store
+    make_tensor_descriptor descriptor_load descriptor_store descriptor_gather descriptor_scatter
+""".split():
+    setattr(Together, f"create_{_name}", _alone(f"create_{_name}"))
