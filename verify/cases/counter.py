@@ -8,8 +8,9 @@ of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generato
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _ROUNDS = (np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2))
 _LAST, _HALF, _WORD, _TAIL = np.uint64(31), np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(11)
-_FEW = 1 << 12  # words up to which calling torch takes a CPU longer than mixing them
+#: Words of a stream that a CPU mixes at a time, in its cache: 15 times as fast as torch's signed integers.
+_CHUNK = 1 << 13
 
 
 def key_of(seed: int, stream: str) -> int:
@@ -32,18 +34,23 @@ def key_of(seed: int, stream: str) -> int:
 
 def words(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """`count` uniform 64-bit words as int64, for positions start, start + 1, ..."""
-    if _few(count, device):
-        return torch.from_numpy(_mixed([key_of(seed, stream)], count, start)[0].view(np.int64))
+    if _on_cpu(device):
+        return _chunked([key_of(seed, stream)], count, start, lambda mixed: mixed[0].view(np.int64))
     return _finalised(torch.tensor(_signed(key_of(seed, stream)), device=device), count, start)
 
 
-def _few(count: int, device: torch.device | str) -> bool:
-    return count <= _FEW and torch.device(device).type == "cpu"
+def _on_cpu(device: torch.device | str) -> bool:
+    return torch.device(device).type == "cpu"
+
+
+def _chunked(keys: Sequence[int], count: int, start: int, made: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Tensor:
+    """What is made of the words of several streams, one row for each key, in numpy's unsigned integers."""
+    parts = [made(_mixed(keys, min(_CHUNK, count - done), start + done)) for done in range(0, max(count, 1), _CHUNK)]
+    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
 def _mixed(keys: Sequence[int], count: int, start: int) -> NDArray[np.uint64]:
-    """The words of several streams, one row for each key, in numpy's unsigned integers, which wrap as well."""
-    state = _counted(count, start) + np.array(keys, dtype=np.uint64)[:, None]
+    state = _counted(count) + (np.array(keys, dtype=np.uint64) + np.uint64(start * _GOLDEN % (1 << 64)))[:, None]
     shifted = np.empty_like(state)
     for places, factor in _ROUNDS:
         np.right_shift(state, places, out=shifted)
@@ -55,8 +62,8 @@ def _mixed(keys: Sequence[int], count: int, start: int) -> NDArray[np.uint64]:
 
 
 @lru_cache(maxsize=8)
-def _counted(count: int, start: int) -> NDArray[np.uint64]:
-    return np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+def _counted(count: int) -> NDArray[np.uint64]:
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
@@ -70,8 +77,8 @@ def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
 
 def uniform(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
     """float64 in [0, 1), multiples of 2^-53."""
-    if _few(count, device):
-        return torch.from_numpy((_mixed([key_of(seed, stream)], count, start)[0] >> _TAIL) * 2.0**-53)
+    if _on_cpu(device):
+        return _chunked([key_of(seed, stream)], count, start, lambda mixed: (mixed[0] >> _TAIL) * 2.0**-53)
     return _shift(words(seed, stream, count, start=start, device=device), 11).double() * 2.0**-53
 
 
@@ -85,9 +92,9 @@ def below(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Integers in [0, limit), limit <= 2^31: bias below 2^-31."""
-    if _few(count, device):
-        chosen = (_mixed([key_of(seed, stream)], count, start)[0] >> _HALF) % np.uint64(limit)
-        return torch.from_numpy(chosen.view(np.int64))
+    if _on_cpu(device):
+        most = np.uint64(limit)
+        return _chunked([key_of(seed, stream)], count, start, lambda mixed: ((mixed[0] >> _HALF) % most).view(np.int64))
     return _shift(words(seed, stream, count, start=start, device=device), 32) % limit
 
 
@@ -98,12 +105,8 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
     """
     keys = [key_of(seed, f"{stream}/{part}") for part in range(6)]
     # at most 12 * 2^32: exact in an integer of 64 bits and in float64, in whatever order
-    if _few(count, device):
-        few = _mixed(keys, count, start)
-        halves = few & _WORD
-        few >>= _HALF
-        halves += few
-        return torch.from_numpy(halves.sum(0) * 2.0**-32 - 6.0)
+    if _on_cpu(device):
+        return _chunked(keys, count, start, lambda mixed: ((mixed & _WORD) + (mixed >> _HALF)).sum(0) * 2.0**-32 - 6.0)
     word = _finalised(torch.tensor([_signed(key) for key in keys], device=device)[:, None], count, start)
     total = ((word & 0xFFFFFFFF) + _shift(word, 32)).sum(0)
     return total.double() * 2.0**-32 - 6.0
