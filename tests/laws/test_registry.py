@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import pkgutil
 
 import pytest
@@ -62,10 +61,3 @@ def test_a_run_says_which_laws_it_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(law.law, law.message) for law in found if law.status == "skipped"] == [
         ("compiled", "left out by --without")
     ]
-
-
-def test_a_test_of_laws_logs_no_traces_of_torch(caplog: pytest.LogCaptureFixture) -> None:
-    log = logging.getLogger("torch.__trace")
-    log.addHandler(caplog.handler)
-    suite._silence_traces()
-    assert caplog.handler not in log.handlers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from verify.laws import engine, registry
 from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
+from verify.ops.graph.program import silence_traces
 from verify.records.record import KernelRun, unrepeatable
 
 
@@ -46,7 +46,7 @@ def laws_for(
     def test(law: Any, dtype: str) -> None:
         from verify import backends
 
-        _silence_traces()
+        silence_traces()
         backend = backends.select()
         if backend.name not in kernel.backends:
             pytest.skip(f"declared for {', '.join(kernel.backends)}; this is {backend.name}")
@@ -66,16 +66,6 @@ def laws_for(
     test.__doc__ = f"The laws of {kernel.name}."
     suite: Callable[..., None] = test
     return suite
-
-
-def _silence_traces() -> None:
-    """Take pytest's handlers (9.2 has them) off the log of torch that gets every step of a trace, whatever the level.
-
-    A failure would be followed by thousands of lines, and torch spares itself the work where nobody listens.
-    """
-    log = logging.getLogger("torch.__trace")
-    for handler in [each for each in log.handlers if type(each).__module__.startswith("_pytest.")]:
-        log.removeHandler(handler)
 
 
 def with_laws(

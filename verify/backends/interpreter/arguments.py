@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
 
 class Constant(int):
@@ -125,9 +126,17 @@ def _scalar(argument: bool | int | float, dtype: Any) -> Any:
 def converting(original: Callable[..., Any]) -> Callable[..., Any]:
     """Triton's conversion of a single argument: a float is a float32 scalar, a bool one bit, a constant itself."""
 
+    pointers: dict[Any, Any] = {}  # the type of a pointer to each kind of element
+
     def convert(argument: Any) -> Any:
         from triton.language import core
+        from triton.runtime.interpreter import TensorHandle
 
+        if type(argument) is torch.Tensor:
+            kind = pointers.get(argument.dtype)
+            if kind is None:
+                kind = pointers[argument.dtype] = original(argument).type
+            return core.tensor(TensorHandle(np.array([argument.data_ptr()], dtype=np.uint64), kind), kind)
         if isinstance(argument, Constant):
             return argument
         if isinstance(argument, bool):

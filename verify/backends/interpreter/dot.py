@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -74,12 +75,14 @@ def _unpadded(product: Callable[[Array, Array, Array], Array], a: Array, b: Arra
     Blocks are padded, those of a small tensor nearly everywhere. Zeros make NaN of what is not finite, +0 of an
     accumulator of -0, and a unit for float8 cuts even the accumulator: then all is computed.
     """
-    rows, columns = a.any(axis=-1), b.any(axis=-2)
-    finite = a.ndim == 2 and np.isfinite(a).all() and np.isfinite(b).all()
+    leading = tuple(range(a.ndim - 2))
+    rows, columns = a.any(axis=(*leading, -1)), b.any(axis=(*leading, -2))
+    finite = np.isfinite(a).all() and np.isfinite(b).all()
     if (rows.all() and columns.all()) or not finite or (np.signbit(acc) & (acc == 0)).any():
         return product(a, b, acc)
-    out, within = np.array(acc), np.ix_(rows, columns)
-    out[within] = product(a[rows], b[:, columns], out[within])
+    out: Array = np.array(acc)
+    within: Any = (..., *np.ix_(rows, columns))
+    out[within] = product(a[..., rows, :], b[..., columns], out[within])
     return out
 
 

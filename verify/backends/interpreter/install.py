@@ -82,7 +82,7 @@ def install() -> None:
     if _active is not None:
         return
     targets = _targets()
-    from verify.backends.interpreter import arguments, frontend, logic, operators, reduce
+    from verify.backends.interpreter import arguments, frontend, logic, operators, programs, reduce
 
     shipped = targets["triton.runtime.interpreter"]
     patches = _Patches()
@@ -92,7 +92,7 @@ def install() -> None:
         patches.set(shipped.ReduceOps, "apply_impl", reduce.reduce)
         patches.set(shipped.ScanOps, "apply_impl", reduce.scan)
         runs: list[set[int]] = []
-        patches.set(shipped.GridExecutor, "__call__", _run(shipped.GridExecutor.__call__, runs))
+        patches.set(shipped.GridExecutor, "__call__", _run(programs.launching(shipped.GridExecutor.__call__), runs))
         patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
         patches.set(shipped, "_patch_lang_core", _core_patcher(shipped._patch_lang_core))
         patches.set(shipped, "_patch_lang", _binding(shipped._patch_lang, patches, shipped, runs))
@@ -227,14 +227,11 @@ def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
     Tensors without values, of which a `triton_op` makes its fake result, get none, as where the kernel is compiled."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    from verify.backends.interpreter import programs
-
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, FakeTensor) for each in (*args, *kwargs.values())):
             return None
         runs.append(set())
         try:
-            self.grid = programs.running(self)
             with silent():
                 return call(self, *args, **kwargs)
         finally:

@@ -6,7 +6,7 @@ the shape of one program and is broadcast. The number of programs at once is no 
 are (the last program is run twice if need be): an array whose first side is that number has the axis, and no other has.
 
 Bits are those of one program after the other, because every operation of this interpreter works element by element or
-along an axis in an order of its own. What does not (dot, atomics, block pointers, printing), and whatever fails, is run
+along an axis in an order of its own. What does not (atomics, block pointers, printing), and whatever fails, is run
 again program by program. Where programs would part, at an `if` or in the bounds of a loop, what they stored is taken
 back, and those that go the same way are run again together.
 """
@@ -14,11 +14,15 @@ back, and those that go the same way are run again together.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Hashable, Sequence
+from types import NoneType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from triton._C.libtriton import interpreter as native
 from triton.language import core
 from triton.runtime import interpreter
@@ -129,32 +133,67 @@ class _Plan:
 
 
 _plans: dict[Hashable, _Plan] = {}
+_defaults: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a kernel's parameters, in their order
+_PLAIN = (int, float, str, NoneType, core.dtype, core.constexpr, core.tensor)
 
 
-def running(executor: Any) -> Callable[[dict[str, Any]], tuple[int]]:
-    """The grid of a launch, as a function that runs all its programs and leaves none to Triton's loop."""
-    grid, fn = executor.grid, executor.fn
+def launching(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    """GridExecutor.__call__: all programs are run by `_launch`, and what is on this processor is copied nowhere."""
 
-    def run(args: dict[str, Any]) -> tuple[int]:
-        sides = grid(args) if callable(grid) else grid
-        assert len(sides) <= 3, "grid must have at most 3 dimensions"
-        x, y, z = (*sides, 1, 1)[:3]
-        interpreter.interpreter_builder.set_grid_dim(x, y, z)
-        ids = list(itertools.product(range(x), range(y), range(z)))
-        constants = ((name, args[name]) for name in executor.constexprs)
-        key = (fn, *((name, value) for name, value in constants if isinstance(value, int | str)))
-        if key not in _plans and len(_plans) >= _KNOWN:
-            _plans.clear()
-        plan = _plans.setdefault(key, _Plan())
+    def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bound(executor.fn, args, kwargs)
+        if bound is None:
+            grid = executor.grid
+            executor.grid = lambda converted: _run_all(executor, grid, converted)
+            return shipped(executor, *args, **kwargs)
+        for hook in executor.pre_run_hooks:
+            hook(*args, **{name: value for name, value in kwargs.items() if name in bound})
+        scope = interpreter._patch_lang(executor.fn)
         try:
-            _launch(lambda: fn(**args), ids, plan)
-        except Exception as error:
-            if interpreter.triton.knobs.compilation.front_end_debugging:
-                raise
-            raise interpreter.InterpreterError(repr(error)) from error
-        return (0,)
+            constants, convert = executor.constexprs, interpreter._implicit_cvt
+            converted = {name: value if name in constants else convert(value) for name, value in bound.items()}
+            _run_all(executor, executor.grid, converted)
+        finally:
+            scope.restore()
 
-    return run
+    return call
+
+
+def _bound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments by their names; None where the shipped executor has tensors to copy, or a complaint."""
+    if fn not in _defaults:
+        _defaults[fn] = {name: each.default for name, each in inspect.signature(fn).parameters.items()}
+    defaults = _defaults[fn]
+    given = dict(zip(defaults, args, strict=False))
+    if len(args) > len(defaults) or not given.keys().isdisjoint(kwargs):
+        return None
+    bound = defaults | given | {name: value for name, value in kwargs.items() if name in defaults}
+    return bound if all(map(_stays, bound.values())) else None
+
+
+def _stays(value: Any) -> bool:
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return bool(value.device.type == "cpu")
+    return isinstance(value, _PLAIN) and value is not inspect.Parameter.empty
+
+
+def _run_all(executor: Any, grid: Any, args: dict[str, Any]) -> tuple[int]:
+    """Run all programs of a launch. The grid that this returns leaves none to Triton's own loop."""
+    fn, sides = executor.fn, grid(args) if callable(grid) else grid
+    assert len(sides) <= 3, "grid must have at most 3 dimensions"
+    x, y, z = (*sides, 1, 1)[:3]
+    interpreter.interpreter_builder.set_grid_dim(x, y, z)
+    key = (fn, *((name, args[name]) for name in executor.constexprs if isinstance(args[name], int | str)))
+    if key not in _plans and len(_plans) >= _KNOWN:
+        _plans.clear()
+    plan = _plans.setdefault(key, _Plan())
+    try:
+        _launch(lambda: fn(**args), list(itertools.product(range(x), range(y), range(z))), plan)
+    except Exception as error:
+        if interpreter.triton.knobs.compilation.front_end_debugging:
+            raise
+        raise interpreter.InterpreterError(repr(error)) from error
+    return (0,)
 
 
 def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
@@ -177,7 +216,7 @@ def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
             groups.append(first)
         else:
             parts = _by_way(first, ways)
-            if len(parts) > max(2, len(first) // 3):
+            if 2 * len(parts) > len(first):
                 plan.alone = True
             elif plan.axis is None:
                 plan.axis = _axis(parts, len(first))
@@ -282,6 +321,11 @@ class Together(InterpreterBuilder):  # type: ignore[misc]
     def create_join(self, lhs: Any, rhs: Any) -> Any:
         return super().create_join(*_alike(lhs, rhs))
 
+    def create_dot(self, a: Any, b: Any, d: Any, *how: Any) -> Any:
+        if any(stacked(each.data) for each in (a, b, d)):
+            a, b, d = (each if stacked(each.data) else _for_each(each) for each in (a, b, d))
+        return super().create_dot(a, b, d, *how)
+
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
         return super().create_fma(*_alike(x, y, z))
 
@@ -292,6 +336,11 @@ class Together(InterpreterBuilder):  # type: ignore[misc]
         if pack != 1:
             raise Parted
         return super().create_inline_asm(asm, constraints, _alike(*values), types, is_pure, pack)
+
+
+def _for_each(handle: Any) -> Any:
+    """A tensor that is the same for all programs, with their axis."""
+    return TensorHandle(np.broadcast_to(handle.data, (now.lanes, *handle.data.shape)), handle.dtype)
 
 
 def _alike(*handles: Any) -> list[Any]:
@@ -311,7 +360,7 @@ def _alone(name: str) -> Callable[..., Any]:
 
 
 for _name in """
-    dot dot_scaled cat unsplat split histogram gather atomic_rmw atomic_cas print assert assume
+    dot_scaled cat unsplat split histogram gather atomic_rmw atomic_cas print assert assume
     make_block_ptr advance tensor_pointer_load tensor_pointer_store
     make_tensor_descriptor descriptor_load descriptor_store descriptor_gather descriptor_scatter
 """.split():

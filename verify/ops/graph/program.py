@@ -9,6 +9,7 @@ autograd. Two routes lead to its values, PyTorch's float64 arithmetic with a bou
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -222,6 +223,7 @@ def trace(
     if "record_stack_traces" in inspect.signature(make_fx).parameters:
         options["record_stack_traces"] = True
     everything = [*examples, *upstream]
+    silence_traces()
     with ExitStack() as around:
         around.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -257,6 +259,16 @@ def trace(
     integers = tuple(label for label, value in zip(labels, plain, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
     return Program(_in_order(results.values()), results, names_of_leaves, integers=integers)
+
+
+def silence_traces() -> None:
+    """Take pytest's handlers (9.2 has them) off the log of torch that gets every step of a trace, whatever the level.
+
+    A failure would be followed by thousands of lines, and torch spares itself the work where nobody listens.
+    """
+    log = logging.getLogger("torch.__trace")
+    for handler in [each for each in log.handlers if type(each).__module__.startswith("_pytest.")]:
+        log.removeHandler(handler)
 
 
 def _lifted(module: Any) -> list[Tensor]:
