@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,22 @@ from verify.measure.kernel import measure_kernel
 from verify.records.record import replay_command
 
 FILE = Path(__file__).parent / "graphs.py"
-KERNELS = {kernel.name: kernel for kernel in load(Target(str(FILE)))}
+
+
+@cache
+def kernels() -> dict[str, Kernel]:
+    """Traced by who runs these tests, not by all who collect them: three seconds."""
+    return {kernel.name: kernel for kernel in load(Target(str(FILE)))}
 
 
 def hunted(backend: Backend, name: str, evaluations: int, result: str = "y", **rest: object) -> Hunted:
     population = rest.pop("population", 0)
     settings = Settings(evaluations=evaluations, **rest)  # type: ignore[arg-type]
-    return hunt(KERNELS[name], f"k.py::{name}", backend, "float32", result, settings, population=population)  # type: ignore[arg-type]
+    return hunt(kernels()[name], f"k.py::{name}", backend, "float32", result, settings, population=population)  # type: ignore[arg-type]
 
 
 def test_what_cases_do_not_meet_a_hunt_climbs_to_replays_and_makes_smaller(backend: Backend) -> None:
-    kernel = KERNELS["one_pair"]
+    kernel = kernels()["one_pair"]
     run = measure_kernel(kernel, "k.py::one_pair", CPU)
     assert run.status == "ok"
     found = hunted(backend, "one_pair", 1 << 15, width=6, population=1 << 11)
@@ -74,7 +80,7 @@ def test_what_cases_do_not_meet_a_hunt_climbs_to_replays_and_makes_smaller(backe
 def test_a_candidate_alone_has_the_result_that_it_has_in_the_call(
     backend: Backend, name: str, result: str, sentence: str, together: bool
 ) -> None:
-    kernel = KERNELS[name]
+    kernel = kernels()[name]
     space = space_of(kernel, "float32", result, backend.device)
     assert space.sentence == f"hunt: cases of {sentence} finite" and space.alone is not together
     draws = Draws(2, "layout", "cpu")
@@ -98,7 +104,7 @@ def test_a_candidate_alone_has_the_result_that_it_has_in_the_call(
 
 
 def test_whole_numbers_are_spelled_out_and_stay_in_their_range(backend: Backend) -> None:
-    kernel = KERNELS["wrong_beside_label"]
+    kernel = kernels()["wrong_beside_label"]
     found = hunted(backend, "wrong_beside_label", 600)
     assert found.result.status == "wrong"
     case = found.finds[0].case
@@ -123,19 +129,19 @@ def test_where_results_depend_on_each_other_each_candidate_has_a_call(backend: B
 
 def test_float64_is_judged_in_balls(backend: Backend) -> None:
     settings = Settings(evaluations=24, largest=1e9)
-    found = hunt(KERNELS["right"], "k.py::right", backend, "float64", "y", settings, population=12)
+    found = hunt(kernels()["right"], "k.py::right", backend, "float64", "y", settings, population=12)
     assert found.result.certificate == "exact" and found.result.status == "ok"
     assert 0.5 < float(found.result.figures.scaled_max or 0) < 1
 
 
 def test_what_cannot_be_hunted_says_the_rule(backend: Backend) -> None:
     def rule(name: str, result: str) -> str:
-        return searchable(KERNELS[name], "float32", result) or ""
+        return searchable(kernels()[name], "float32", result) or ""
 
     assert "index of 'like " in rule("picks", "index") and "which are right or wrong" in rule("picks", "index")
     assert rule("counts", "y").startswith("a hunt changes floating-point numbers; all operands of 'like")
     with pytest.raises(UsageError, match="at most 65,536 numbers of an operand; the smallest sizes .* have 90,000"):
-        space_of(KERNELS["large"], "float32", "y", backend.device)
+        space_of(kernels()["large"], "float32", "y", backend.device)
 
 
 def test_on_the_command_line_a_find_is_pinned_replayed_and_written_as_a_script(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def reduce(self: Any, inputs: tuple[Any, ...]) -> Any:
         arrays = [a.reshape(*lanes, -1) for a in arrays]
     elif axis >= 0:
         axis += len(lanes)
-    moved = [np.moveaxis(a, -1 if axis is None else axis, -1) for a in arrays]
+    last = axis in (None, -1, arrays[0].ndim - 1)
+    moved = arrays if last else [np.moveaxis(a, axis, -1) for a in arrays]
     try:
         out = _tree(moved, _combiner(self.combine_fn, dtypes))
     except ScalarsOnly:
