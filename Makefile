@@ -8,8 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := build/verify
-# one more than cores: a tenth of the tests' time is waiting for processes that they start
-JOBS   ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
 .PHONY: help verify test lint types unit docs certify clean
