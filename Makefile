@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "make: python3 cannot create a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
-	@echo "compiling torch while the rest is installed"; \
+	@echo "make: torch is compiled to bytecode while the rest is installed"; \
 	$(BIN)/python -m compileall -q $(VENV)/lib >/dev/null 2>&1 & \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; code=$$?; wait; exit $$code
 	@touch $@

@@ -174,7 +174,7 @@ def _bound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 def _stays(value: Any) -> bool:
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return bool(value.device.type == "cpu")
-    return isinstance(value, _PLAIN) and value is not inspect.Parameter.empty
+    return isinstance(value, _PLAIN)
 
 
 def _run_all(executor: Any, grid: Any, args: dict[str, Any]) -> tuple[int]:
