@@ -29,6 +29,11 @@ def probed(function: Any, avoid: tuple[str, ...] = (), **options: Any) -> tuple[
     return lines, found.arguments
 
 
+def probed_as_softmax(function: Any, shape: str, where: str) -> tuple[dict[str, list[str]], dict[str, str]]:
+    options: dict[str, Any] = {"shapes": {"x": shape}, "where": where, "dtypes": ["float32"], "gradients": False}
+    return probed(function, op=None, operands=None, like=lambda x: x.softmax(-1), **options)
+
+
 def norm(x: torch.Tensor, *, eps: float) -> torch.Tensor:
     return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps)
 
@@ -137,18 +142,10 @@ def test_each_dimension_of_a_pytorch_function_is_tried(monkeypatch: pytest.Monke
             raise ValueError("too wide")
         return torch.softmax(x.double(), -1).to(x.dtype)
 
-    declared = verify.kernel(
-        like=lambda x: x.softmax(-1),
-        shapes={"x": "n d"},
-        where="d >= 2",
-        max_ulp=64,
-        dtypes=["float32"],
-        gradients=False,
-    )(narrow)
-    found = domain.probe(declared, "k.py::k", CPU, lambda text: None, ())
-    assert found.arguments["where"] == "'d >= 2 and d <= 100'"
-    assert ("sizes", "n: 1 to 7, all that were tried") in found.lines
-    assert any(name == "refuses" and text.startswith("d = 101: ValueError: too wide") for name, text in found.lines)
+    lines, arguments = probed_as_softmax(narrow, "n d", "d >= 2")
+    assert arguments["where"] == "'d >= 2 and d <= 100'"
+    assert "n: 1 to 7, all that were tried" in lines["sizes"]
+    assert any(text.startswith("d = 101: ValueError: too wide") for text in lines["refuses"])
 
 
 def test_a_kernel_that_takes_powers_of_two_is_found_to_and_what_it_makes_of_other_layouts(
@@ -163,16 +160,8 @@ def test_a_kernel_that_takes_powers_of_two_is_found_to_and_what_it_makes_of_othe
         flat = x.as_strided(x.shape, torch.empty(x.shape).stride())  # as a kernel without strides reads it
         return flat.double().softmax(-1).to(x.dtype)
 
-    declared = verify.kernel(
-        like=lambda x: x.softmax(-1),
-        shapes={"x": "n s d"},
-        where="d % 2 == 0",
-        max_ulp=64,
-        dtypes=["float32"],
-        gradients=False,
-    )(halves)
-    found = domain.probe(declared, "k.py::k", CPU, lambda text: None, ())
-    assert found.arguments["where"] == "'d % 2 == 0 and 65536 % d == 0'"
-    assert ("sizes", "d: 2 to 256, powers of two") in found.lines
-    [wrong] = [text for name, text in found.lines if name == "wrong"]
+    lines, arguments = probed_as_softmax(halves, "n s d", "d % 2 == 0")
+    assert arguments["where"] == "'d % 2 == 0 and 65536 % d == 0'"
+    assert "d: 2 to 256, powers of two" in lines["sizes"]
+    [wrong] = lines["wrong"]
     assert wrong.startswith("beyond 64 ULP where x is transposed, ") and wrong.endswith("; x.contiguous() mends that")

@@ -363,11 +363,17 @@ def _kind(x: Any, y: Any) -> Any:
     one, other = x.type, y.type
     if one.__dict__ is other.__dict__:
         return one
-    if now.lanes and (x.handle.data.ndim > 2 or y.handle.data.ndim > 2):
-        return None  # the frontend makes a block of the scalar first
+    if not (_aligned(x) and _aligned(y)):
+        return None
     if x.dtype is other or (other is core.int32 and x.dtype is core.int64):
         return one
     return other if one is y.dtype else None
+
+
+def _aligned(block: Any) -> bool:
+    """Whether numpy may lay a scalar over the block; else, where each program that is run at once has a scalar of its
+    own and the block has several sides, the frontend makes a block of the scalar first."""
+    return not now.lanes or len(block.shape) < 2
 
 
 def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> Callable[..., Any]:
@@ -403,7 +409,7 @@ def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> C
             if by.is_block() and not kind.is_block():
                 kind = by.with_element_ty(kind)
             alike = list(kind.shape) == list(by.shape) if by.is_block() else not kind.is_block()
-            alike &= pointer.type.is_block() or not (now.lanes and by.is_block() and len(by.shape) > 1)
+            alike &= pointer.type.is_block() or _aligned(offset)
             if not alike or id(offset.dtype) not in _COUNTED or type(offset.handle) is not TensorHandle:
                 return call(pointer, offset)
             return core.tensor(builder.create_addptr(pointer.handle, offset.handle), kind)
@@ -420,8 +426,7 @@ def _fused(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
         if type(x) is type(y) is type(z) is core.tensor and id(x.dtype) in _NUMERIC:
             kind, scalar = x.type, x.dtype
             alike = y.type is scalar or y.type.__dict__ is kind.__dict__
-            alike &= not now.lanes or x.handle.data.ndim < 3
-            if alike and (z.type is scalar or z.type.__dict__ is kind.__dict__):
+            if alike and _aligned(x) and (z.type is scalar or z.type.__dict__ is kind.__dict__):
                 return core.tensor(builder.create_fma(x.handle, y.handle, z.handle), kind)
         return call(x, y, z, **named)
 

@@ -289,11 +289,11 @@ class Together(InterpreterBuilder):  # type: ignore[misc]
         return TensorHandle(ids[0] if (ids == ids[0]).all() else ids, core.int32)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any) -> Any:
-        ptrs, mask, *fill = _alike(ptrs, mask, *([] if other is None else [other]))
+        ptrs, mask, *fill = alike(ptrs, mask, *([] if other is None else [other]))
         return super().create_masked_load(ptrs, mask, fill[0] if fill else None, *policy)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any) -> Any:
-        ptrs, value, mask = _alike(ptrs, value, mask)
+        ptrs, value, mask = alike(ptrs, value, mask)
         dtype = value.data.dtype
         before = native.load(ptrs.data, mask.data, np.zeros(value.data.shape, dtype), dtype)
         now.stored.append((ptrs.data, before, mask.data))
@@ -319,7 +319,7 @@ class Together(InterpreterBuilder):  # type: ignore[misc]
         return super().create_trans(arg, (0, *(p + 1 for p in perm)) if stacked(arg.data) else perm)
 
     def create_join(self, lhs: Any, rhs: Any) -> Any:
-        return super().create_join(*_alike(lhs, rhs))
+        return super().create_join(*alike(lhs, rhs))
 
     def create_dot(self, a: Any, b: Any, d: Any, *how: Any) -> Any:
         if any(stacked(each.data) for each in (a, b, d)):
@@ -327,15 +327,15 @@ class Together(InterpreterBuilder):  # type: ignore[misc]
         return super().create_dot(a, b, d, *how)
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
-        return super().create_fma(*_alike(x, y, z))
+        return super().create_fma(*alike(x, y, z))
 
     def create_extern_elementwise(self, name: str, path: str, symbol: str, args: Any, *rest: Any) -> Any:
-        return super().create_extern_elementwise(name, path, symbol, _alike(*args), *rest)
+        return super().create_extern_elementwise(name, path, symbol, alike(*args), *rest)
 
     def create_inline_asm(self, asm: str, constraints: str, values: Any, types: Any, is_pure: bool, pack: int) -> Any:
         if pack != 1:
             raise Parted
-        return super().create_inline_asm(asm, constraints, _alike(*values), types, is_pure, pack)
+        return super().create_inline_asm(asm, constraints, alike(*values), types, is_pure, pack)
 
 
 def _for_each(handle: Any) -> Any:
@@ -343,7 +343,7 @@ def _for_each(handle: Any) -> Any:
     return TensorHandle(np.broadcast_to(handle.data, (now.lanes, *handle.data.shape)), handle.dtype)
 
 
-def _alike(*handles: Any) -> list[Any]:
+def alike(*handles: Any) -> list[Any]:
     """The same, of one shape."""
     if len({handle.data.shape for handle in handles}) == 1:
         return list(handles)

@@ -22,7 +22,7 @@ from triton.runtime import interpreter as shipped
 from triton.runtime.interpreter import TensorHandle
 
 from verify.backends.interpreter.casts import is_float, widen
-from verify.backends.interpreter.programs import Parted, agreed, now, stacked
+from verify.backends.interpreter.programs import Parted, agreed, alike, now, stacked
 from verify.backends.interpreter.rounding import Array
 
 Arrays = list[Array]
@@ -54,13 +54,13 @@ def truth(tensor: Any) -> bool:
     if now.lanes and not tensor.type.is_block():
         return bool(agreed(data != 0))
     if _combining_blocks:
-        raise ScalarsOnly
+        raise Parted if now.lanes else ScalarsOnly
     return True
 
 
 def reduce(self: Any, inputs: tuple[Any, ...]) -> Any:
     """Replacement of ReduceOps.apply_impl."""
-    axis, arrays = self.axis, _arrays(inputs)
+    axis, arrays = self.axis, [handle.data for handle in alike(*(t.handle for t in inputs))]
     rank, lanes = len(inputs[0].shape), arrays[0].shape[: int(stacked(arrays[0]))]
     dtypes = [t.dtype for t in inputs]
     if axis is None:
@@ -72,8 +72,6 @@ def reduce(self: Any, inputs: tuple[Any, ...]) -> Any:
     try:
         out = _tree(moved, _combiner(self.combine_fn, dtypes))
     except ScalarsOnly:
-        if now.lanes:
-            raise Parted from None
         return self.generic_reduce(inputs)
     if self.keep_dims:
         out = [a.reshape(lanes + (1,) * rank) if axis is None else np.expand_dims(a, axis) for a in out]
@@ -82,7 +80,7 @@ def reduce(self: Any, inputs: tuple[Any, ...]) -> Any:
 
 def scan(self: Any, inputs: tuple[Any, ...]) -> Any:
     """Replacement of ScanOps.apply_impl."""
-    dtypes, arrays = [t.dtype for t in inputs], _arrays(inputs)
+    dtypes, arrays = [t.dtype for t in inputs], [handle.data for handle in alike(*(t.handle for t in inputs))]
     axis = self.axis + (self.axis >= 0 and stacked(arrays[0]))
     moved = [np.moveaxis(a, axis, -1) for a in arrays]
     if self.reverse:
@@ -90,18 +88,10 @@ def scan(self: Any, inputs: tuple[Any, ...]) -> Any:
     try:
         out = _doubling(moved, _combiner(self.combine_fn, dtypes))
     except ScalarsOnly:
-        if now.lanes:
-            raise Parted from None
         return _scalar_scan(self, inputs)
     if self.reverse:
         out = [a[..., ::-1] for a in out]
     return [_tensor(np.moveaxis(a, -1, axis), d) for a, d in zip(out, dtypes, strict=True)]
-
-
-def _arrays(inputs: tuple[Any, ...]) -> Arrays:
-    """The numbers of tensors of one shape, with the axis of programs if any of them has it."""
-    arrays = [t.handle.data for t in inputs]
-    return list(np.broadcast_arrays(*arrays)) if any(map(stacked, arrays)) else arrays
 
 
 def _tree(arrays: Arrays, combine: Combine) -> Arrays:
