@@ -567,3 +567,8 @@ def expected_shape(op: Op, dims: Shape, params: Params, output: str) -> Shape:
     if output == "y":
         return (dims[0], dims[2])
     return (dims[0], op.shapes(dims, params)["weight"][0])
+
+
+def shapes_of(op: Op, dims: Shape, params: Params, outputs: Iterable[str]) -> dict[str, Shape]:
+    """Of the operands, and as "d" + output of outputs and the gradients that arrive there."""
+    return dict(op.shapes(dims, params)) | {"d" + name: expected_shape(op, dims, params, name) for name in outputs}

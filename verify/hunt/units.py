@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of
 from verify.cases.explicit import LIMIT
-from verify.declare.declaration import Kernel
+from verify.declare.declaration import Kernel, expected_shape, shapes_of
 from verify.errors import UsageError
 from verify.hunt.draws import Draws
 from verify.ops.graph.shapes import sizes_within
@@ -83,28 +83,21 @@ def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
     return Unit(max(sizes, key=order), axis)
 
 
-def _shapes(kernel: Kernel, dims: Dims) -> dict[str, Dims]:
-    """Of operands and outputs, and of the gradients that arrive there."""
-    op = kernel.op
-    assert op.result_shapes is not None
-    made = op.result_shapes(dims, op.params)
-    shapes = {operand.name: op.shapes(dims, op.params)[operand.name] for operand in op.operands}
-    return shapes | made | {"d" + name: shape for name, shape in made.items() if name not in op.integers}
-
-
 def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
-    """The tensors that have one dimension in the first place; none where another one follows it, or an output does not.
+    """The tensors that have one dimension in the first place, outputs as "d" + output; none where another one follows
+    it, or an output does not.
 
     Three times the size tells a dimension from all that is made of others.
     """
     many = Unit(dims, axis).times(3)
     if not kernel.allows(many):
         return frozenset()
-    before, after = _shapes(kernel, dims), _shapes(kernel, many)
+    op = kernel.op
+    before, after = (shapes_of(op, sizes, op.params, op.all_outputs) for sizes in (dims, many))
     found = {name for name, shape in before.items() if shape and after[name] == (3 * shape[0], *shape[1:])}
     same = all(after[name] == shape for name, shape in before.items() if name not in found)
-    floats = [each.name for each in kernel.op.operands if each.range is None]
-    whole = same and found.issuperset(kernel.op.all_outputs) and not found.isdisjoint(floats)
+    floats = [each.name for each in op.operands if each.range is None]
+    whole = same and found.issuperset("d" + name for name in op.all_outputs) and not found.isdisjoint(floats)
     return frozenset(found) if whole else frozenset()
 
 
@@ -112,7 +105,7 @@ def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
     """Whether a candidate's result stays as it is, bit for bit, whatever stands beside it in a call."""
     op, size = kernel.op, unit.dims[unit.axis or 0]
     gradient = result not in op.all_outputs
-    if (result[1:] if gradient else result) not in unit.laid:
+    if (result[1:] if gradient else "d" + result) not in unit.laid:
         return False
     inputs = inputs_of(op, Case("float32", unit.times(3), "normal", absent=kernel.absent), "cpu")
     arriving: dict[str, Tensor] = {}
@@ -120,7 +113,7 @@ def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
         draws = Draws(0, "beside", "cpu")
         for name in op.all_outputs:
             if name not in op.integers:
-                shape = _shapes(kernel, unit.times(3))[name]
+                shape = expected_shape(op, unit.times(3), op.params, name)
                 arriving[name] = (draws.uniform(math.prod(shape)) - 0.5).reshape(shape)
     seen = []
     for factor in (1.0, -3.0, 1000.0):

@@ -26,7 +26,7 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.explicit import LIMIT, spell
-from verify.declare.declaration import Kernel, expected_shape
+from verify.declare.declaration import Kernel, shapes_of
 from verify.errors import KernelError, TruthError, UsageError
 from verify.laws.accuracy import judge_results
 from verify.laws.law import Broken, Law, Subject
@@ -313,10 +313,7 @@ class _Shrinker:
         return {name: torch.zeros(shapes["d" + name], dtype=dtypes[name]) for name in smooth}
 
     def _shapes(self, case: Case, dims: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Of operands, and as "d" + output of outputs."""
-        params = self.op.resolve(case.params)
-        shapes = dict(self.op.shapes(dims, params))
-        return shapes | {"d" + name: expected_shape(self.op, dims, params, name) for name in self.kernel.outputs}
+        return shapes_of(self.op, dims, self.op.resolve(case.params), self.kernel.outputs)
 
     def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
         """For every axis of every tensor, the dimension of the case that it follows, and how many times its size."""
