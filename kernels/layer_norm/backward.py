@@ -30,7 +30,7 @@ import triton.language as tl
 
 from kernels.arithmetic import exponent, power_of_two, power_of_two_32
 from kernels.layer_norm.hard_rows import redo_rows
-from kernels.layer_norm.moments import FAR, load_stats, one_column, sums, xhat_of
+from kernels.layer_norm.moments import FAR, lifted_xhat, load_stats, one_column, sums, xhat_of
 from kernels.layer_norm.operands import half_pair, rounded, summed, value_pair
 
 
@@ -57,7 +57,7 @@ def row_sums_kernel(
     """c1 and c2 of one row per program, read block by block.
 
     WIDE: those of rows of small gradients times 2^512, because rstd may be far above 1 and would magnify
-    the rounding of subnormal numbers."""
+    the rounding of subnormal numbers. RMS norm: c2 times 2^712, because xhat may be subnormal beside large ones."""
     row = tl.program_id(0).to(tl.int64)
     up, mean, mean_low, rstd = load_stats(stats_ptr + row * 4, True)
     acc1 = tl.zeros((BLOCK,), tl.float64)
@@ -74,7 +74,12 @@ def row_sums_kernel(
         if HAS_W:
             w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
             g *= w
-        xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, WIDE, CENTRE), 0.0)
+        if WIDE and not CENTRE:
+            lifted_x = tl.where(mask, lifted_xhat(v, up, rstd), 0.0)
+            xhat = lifted_x * 2.0**-200
+        else:
+            xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, WIDE, CENTRE), 0.0)
+            lifted_x = xhat
         acc1 += g
         acc2 = tl.fma(g, xhat, acc2)
         if WIDE:
@@ -83,10 +88,11 @@ def row_sums_kernel(
                 lifted *= w
             top = tl.maximum(top, tl.abs(lifted))
             lifted1 += lifted
-            lifted2 = tl.fma(lifted, xhat, lifted2)
+            lifted2 = tl.fma(lifted, lifted_x, lifted2)
     s1, s2 = sums(acc1, acc2)
     if WIDE:
-        small = (tl.max(top, 0) < 2.0**112) & (up >= 2.0**-500)  # 2^-512 up is exact
+        LARGEST: tl.constexpr = 2.0**112 if CENTRE else 2.0**602  # 2^912 |g xhat| is finite for N < 2^40
+        small = (tl.max(top, 0) < LARGEST) & (up >= 2.0**-500)  # 2^-512 up is exact
         l1, l2 = sums(lifted1, lifted2)
         s1 = tl.where(small, l1, s1)
         s2 = tl.where(small, l2, s2)
@@ -220,7 +226,10 @@ def backward_kernel(
                 r_raw = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0)
             i_row = tl.load(i_ptr + cols, mask=mask, other=0.0) if HAS_I else x_raw
             v = summed(x_raw, r_raw, i_row, HAS_R, HAS_I)
-        xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R), CENTRE)
+        if WIDE and not CENTRE:
+            xhat = lifted_xhat(v, up, rstd)
+        else:
+            xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R), CENTRE)
         if not FULL:
             xhat = tl.where(mask, xhat, 0.0)
         dy = dy_raw.to(T)
@@ -255,12 +264,18 @@ def backward_kernel(
                 g = dy * lift
                 if HAS_W:
                     g *= w_raw.to(T)
-                up *= 1.0 / lift
+                if CENTRE:
+                    up *= 1.0 / lift
         if REDO and not FAST:
             seen = tl.maximum(seen, (up != 1).to(tl.int32))
         xhat, g = one_column(xhat, g, c1, BLOCK == 1, CENTRE)
         # (one number is negated, not a row; -c2 would be 0 - c2, which is no free change of sign)
-        if FAST and not CENTRE:
+        if WIDE and not CENTRE:
+            # where c2 has its 2^712: 2^912 dx, which leaves float64's range for nothing that dx itself holds
+            lifted = tl.fma(xhat, c2 * -1.0, g * 2.0**400)
+            lifted = (((lifted * 2.0**-456) * rstd) * up) * 2.0**-456
+            dx = tl.where(lift != 1, lifted, (tl.fma(xhat * 2.0**-200, c2 * -1.0, g) * rstd) * up)
+        elif FAST and not CENTRE:
             b = c2 * (rstd64 * rstd64 * (rstd64 * up64)).to(T)  # the factor is there before c2 is
             dx = tl.fma(v * up, b * -1.0, g * (rstd * up))
         else:

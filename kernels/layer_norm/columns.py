@@ -17,16 +17,16 @@ from kernels.layer_norm.operands import rounded, value_pair
 @triton.jit
 def _hard_columns(
     dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
-    dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, columns, n_cols, which,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, columns, n_cols, which, all_rows,
     HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr,
     NEED_W: tl.constexpr, NEED_B: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRE: tl.constexpr,
 ):  # fmt: skip
-    """What all rows of the programs with hard rows add to the sum number `which` of these columns."""
+    """What all rows of the programs with hard rows, or all_rows, add to the sum number `which` of these columns."""
     cols = columns[None, :]
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
     for start in range(0, n_rows, ROWS):
         r = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        hard = tl.load(hard_ptr + r % programs, mask=r < n_rows, other=0)
+        hard = tl.where(r < n_rows, tl.load(hard_ptr + r % programs, mask=r < n_rows, other=0) + all_rows, 0)
         if tl.max(tl.max(hard, 1), 0) > 0:
             here = hard > 0
             mask = here & (cols < n_cols)
@@ -74,6 +74,8 @@ def columns_kernel(
     programs,
     n_cols,
     REDO: tl.constexpr,
+    FLOAT16: tl.constexpr,  # REDO: sums of a float16 pass, where large partial sums are redone
+    LIFTED: tl.constexpr,  # the partial sums of dweight are 2^200 times as large
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -87,36 +89,48 @@ def columns_kernel(
 ):
     """The partial column sums added up, in float64 and in a fixed order.
 
-    REDO: those of programs with hard rows are redone."""
+    REDO: those of programs with hard rows are redone. FLOAT16: all of a block in which a column's partial sums have
+    magnitudes of together 2^17 or more, because an ulp of float16 grows no further from 2^15 on: what float32 loses of
+    larger sums shows where they cancel. (Rows that cancel within a program, of which it has up to 1,024, are not seen.)
+    """
     which = tl.program_id(1)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     # (nested conditions: the outer one is decided when the kernel is compiled)
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
+    size = tl.zeros((ROWS, BLOCK), tl.float64)
     hard = tl.zeros((ROWS, 1), tl.int32)
     part_ptr += which.to(tl.int64) * programs * n_cols
     for start in range(0, programs, ROWS):
         r = rows + start
         mask = (cols < n_cols)[None, :] & (r < programs)
-        acc += tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
+        part = tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
+        acc += part
         if REDO:
             hard = tl.maximum(hard, tl.load(hard_ptr + r, mask=r < programs, other=0))
+        if FLOAT16:
+            size += tl.abs(part)
     total = tl.sum(acc, 0)
-    if REDO:  # noqa: SIM102
-        if tl.max(tl.max(hard, 1), 0) > 0:
+    if REDO:
+        large = which * 0
+        if FLOAT16:
+            large = (tl.max(tl.sum(size, 0), 0) >= 2.0**17).to(tl.int32)
+        if tl.max(tl.max(hard, 1), 0) + large > 0:
             acc = tl.zeros((ROWS, BLOCK), tl.float64)
             for start in range(0, programs, ROWS):
                 r = rows + start
                 mask = (cols < n_cols)[None, :] & (r < programs)
-                mask = mask & (tl.load(hard_ptr + r, mask=r < programs, other=0) == 0)
+                mask = mask & (tl.load(hard_ptr + r, mask=r < programs, other=0) + large == 0)
                 acc += tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
             total = tl.sum(acc, 0) + _hard_columns(
                 dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
-                dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, cols, n_cols, which,
+                dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, cols, n_cols, which, large,
                 HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK, CENTRE=CENTRE,
             )  # fmt: skip
     if NEED_W:  # noqa: SIM102
         if which == 0:
+            if LIFTED:
+                total *= 2.0**-200
             tl.store(dw_ptr + cols, rounded(total, dw_ptr), mask=cols < n_cols)
     if NEED_B:  # noqa: SIM102
         if which == NEED_W:

@@ -20,7 +20,17 @@ import triton.language as tl
 
 from kernels.arithmetic import float64_of
 from kernels.layer_norm.hard_rows import forward_hard_row
-from kernels.layer_norm.moments import FAR, mark_of, mean_square, moments, scaled_stats, store_stats, sums, xhat_of
+from kernels.layer_norm.moments import (
+    FAR,
+    mark_of,
+    mean_square,
+    moments,
+    scaled_stats,
+    store_stats,
+    sums,
+    weighted_xhat,
+    xhat_of,
+)
 from kernels.layer_norm.operands import half_pair, operands, rounded, scale_and_shift, summed, vectors
 
 
@@ -69,7 +79,7 @@ def forward_kernel(
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
-    MARK: tl.constexpr,  # FAST: the backward pass adds up in float64
+    MARK: tl.constexpr,  # FAST: the backward pass adds up in float64; RMS norm: both parts of a sum are squared
     PACKED: tl.constexpr,  # FAST with HAS_R: FULL, and all operands and vectors are bfloat16
     LATER: tl.constexpr,  # FAST, FULL: the row so many programs later is asked for as well, unless 0
     AGAIN: tl.constexpr,  # x is read twice, the second time from the first-level cache: float64 takes the registers
@@ -112,6 +122,8 @@ def forward_kernel(
                 d = (x.to(tl.float64) - shift) + (low - shift_low).to(tl.float64)
             else:
                 d = x.to(tl.float64)
+                if MARK:
+                    d += low.to(tl.float64)
             if not FULL:
                 d = tl.where(mask, d, 0.0)
         else:
@@ -146,20 +158,23 @@ def forward_kernel(
         else:
             near = var < float("inf")
         if near:
-            mark = mark_of(mean, var) if MARK else 1.0
+            mark = mark_of(mean, var) if MARK and CENTRE else 1.0
             up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
             # before y is made, which needs their registers
             store_stats(
                 stats_ptr + row * 4, up * mark, (mean if CENTRE else var) * mark, mean_low * mark, rstd / mark
             )  # fmt: skip
             stats = (up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32))
-            y = xhat_of(x, low, stats[0], stats[1], stats[2], stats[3], 1, CENTRE)
+            y = xhat_of(x, low, stats[0], stats[1], stats[2], stats[3], 1) if CENTRE else x
             if PACKED:
                 w = _packed(w_ptr, n_cols >> 31, BLOCK) if HAS_W else 1.0
                 b = _packed(b_ptr, n_cols >> 31, BLOCK) if HAS_B else 0.0
             else:
                 w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
-            y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+            if CENTRE:
+                y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+            else:
+                y = weighted_xhat(y, stats[0], stats[3], w, y_ptr, HAS_W)
             tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
         else:
             tl.debug_barrier()  # other threads store these elements of s
@@ -175,7 +190,7 @@ def forward_kernel(
                 d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
                 y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
             else:
-                y = (x * up.to(tl.float32)) * rstd.to(tl.float32)
+                y = x
         else:
             up = mark_of(mean, var) if HAS_R and CENTRE else 1.0
             if AGAIN:
@@ -183,6 +198,9 @@ def forward_kernel(
             y = ((v - mean) - mean_low) * rstd if CENTRE else v * rstd
         if FAST or HAS_I or not HAS_R:
             w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
-        y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+        if FAST and not CENTRE:
+            y = weighted_xhat(y, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
+        else:
+            y = scale_and_shift(y, w, b, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask, cache_modifier=".cs" if AGAIN else "")
         store_stats(stats_ptr + row * 4, up, mean if CENTRE else var, mean_low, rstd)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.arithmetic import exponent, float64_of, power_of_two
 from kernels.float_pairs import cut, two_sum
-from kernels.layer_norm.moments import mark_of, mean_square, moments, store_stats, sums, xhat_of
+from kernels.layer_norm.moments import lifted_xhat, mark_of, mean_square, moments, store_stats, sums, xhat_of
 from kernels.layer_norm.operands import affine, rounded, value_of, value_pair
 
 
@@ -143,8 +143,14 @@ def forward_blocks_kernel(
         cols = start + tl.arange(0, BLOCK)
         mask = cols < n_cols
         v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
-        y = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
-        y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        if WIDE and not CENTRE:
+            y = lifted_xhat(v, up, rstd)
+            tiny = tl.abs(y) < 2.0**-300
+            y = affine(tl.where(tiny, y, y * 2.0**-200), w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+            y = tl.where(tiny, y * 2.0**-200, y)
+        else:
+            y = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
+            y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask)
         if HAS_R:
             tl.store(s_ptr + row * n_cols + cols, rounded(v, s_ptr), mask=mask)

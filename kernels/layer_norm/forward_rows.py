@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.arithmetic import float64_of
-from kernels.layer_norm.moments import moments, scaled_stats
+from kernels.layer_norm.moments import moments, scaled_stats, weighted_xhat
 from kernels.layer_norm.operands import scale_and_shift, vectors
 
 
@@ -50,10 +50,12 @@ def forward_rows_kernel(
     if CENTRE:
         d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
         y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
-    else:
-        y = (x * up.to(tl.float32)) * rstd.to(tl.float32)
     w, b = vectors(w_ptr, b_ptr, cols, cols < N, HAS_W, HAS_B)
-    tl.store(y_ptr + row * N + cols, scale_and_shift(y, w, b, HAS_W, HAS_B), mask=there)
+    if CENTRE:
+        y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+    else:
+        y = weighted_xhat(x, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
+    tl.store(y_ptr + row * N + cols, y, mask=there)
     at = stats_ptr + row * 4
     tl.store(at, up, mask=there)
     tl.store(at + 1, mean if CENTRE else var, mask=there)

@@ -199,7 +199,8 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, 
                 columns_kernel, (triton.cdiv(n, plan.column_block), kinds),
                 part, dw_, db_, di_, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
-                REDO=int(redo), **has, HAS_DS=int(ds is not None), **needs, NEED_I=int(need[2]),
-                ROWS=plan.column_depth, BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
+                REDO=int(redo), FLOAT16=int(fast and plan.float16), LIFTED=int(wide and not centre), **has,
+                HAS_DS=int(ds is not None), **needs, NEED_I=int(need[2]), ROWS=plan.column_depth,
+                BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
             )  # fmt: skip
     return dx, dr, di, dw, db

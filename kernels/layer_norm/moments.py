@@ -26,7 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import exponent, power_of_two
+from kernels.arithmetic import exponent, power_of_two, power_of_two_32
 from kernels.float_pairs import two_sum
 
 # 16-bit sums with |mean| rstd above this are worked on in float64
@@ -109,6 +109,31 @@ def xhat_of(v, low, up, mean, mean_low, rstd, PAIR: tl.constexpr, CENTRE: tl.con
         return (tl.fma(v, up, -mean) + tl.fma(low, up, -mean_low)) * rstd
     else:
         return tl.fma(tl.fma(v, up, -mean), rstd, -mean_low * rstd)
+
+
+@triton.jit
+def lifted_xhat(v, up, rstd):
+    """2^200 xhat of an RMS norm's row in float64: numbers beside 2^1000 times larger ones keep their bits."""
+    return tl.where(tl.abs(v) < 1, (v * 2.0**200) * up, (v * up) * 2.0**200) * rstd
+
+
+@triton.jit
+def weighted_xhat(x, up, rstd, w, y_ptr, HAS_W: tl.constexpr):
+    """xhat weight of an RMS norm's row in float32: x up rstd w, one rounding per product.
+
+    Bfloat16's smallest numbers are 2^16 times those of float32. A weight below 2^9 leaves of what an xhat has lost
+    there less than 2^-6 of their ulp; before a larger one xhat is 2^64 times as large (a row with up > 1 has none so
+    small)."""
+    if not HAS_W:
+        return (x * up) * rstd
+    w = w.to(tl.float32)
+    if y_ptr.dtype.element_ty == tl.bfloat16:
+        lift = tl.where(up > 1, 0, 64)
+        large = tl.abs(w) >= 512
+        x = x * tl.where(large, up * power_of_two_32(lift), up)
+        return (x * rstd) * (w * tl.where(large, power_of_two_32(-lift), 1.0))
+    else:
+        return ((x * up) * rstd) * w
 
 
 @triton.jit

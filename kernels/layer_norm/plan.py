@@ -77,7 +77,7 @@ class ForwardPlan:
     block: int  # columns worked on at once: the row, or less if long or wide
     warps: int
     maxnreg: int | None = None  # registers of a thread at most
-    mark: bool = False  # fast: rows are marked, because the backward pass adds up in float64
+    mark: bool = False  # fast: the backward pass adds up in float64: rows are marked, or (RMS norm) both parts squared
     packed: bool = False  # fast: two bfloat16 numbers share a register until they are needed
     later: int = 0  # fast: the row so many programs later is asked for, too
     again: bool = False  # exact: x is read twice, the second time from L1
@@ -101,7 +101,7 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
             warps=max(1, min(16, block // (512 if residual else 1024))),
             # 64 registers: a quarter more rows in flight than the 79 the compiler would take
             maxnreg=64 if block >= 2048 or residual else None,
-            mark=call.centre and (block > 8192 or not _are_half(call.weight, call.bias)),
+            mark=not _are_half(call.weight, call.bias) or (call.centre and block > 8192),
             packed=full and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
             # half as many rows later as an H200 works on at a time, or a quarter where two operands are read
             later=(132 if residual else 264) * 8192 // block if full and prefetches else 0,
@@ -130,6 +130,7 @@ class BackwardPlan:
     marked: bool  # only rows that the forward pass marked can be hard
     separate_sums: bool  # c1 and c2 have memory of their own
     top: int  # fast: rows with rstd |g| < 2^top are worked on in float32
+    float16: bool  # some column sums may be float16
     column_block: int  # columns and programs at once, where partial sums are added up
     column_depth: int
 
@@ -215,8 +216,6 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
     elif ahead and path in ("fast", "exact") and n % 16 == 0:
         stages = 4 if path == "fast" and call.plain and block > 4096 else 3
         ahead = _ahead(call, path, stages, shared_memory)
-    # no dx of 2^17 is a float16; a bfloat16 may have 2^127, and the terms of its sum are larger than the sum
-    top = 17 if torch.float16 in (call.x, call.residual) else 116
     column_block, column_depth = (128, 64) if n > 8192 else (16, 256) if programs > 256 else (32, 64)
     return BackwardPlan(
         path,
@@ -229,7 +228,9 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         redo=redo,
         marked=marked,
         separate_sums=not (path == "exact" and redo == "never"),
-        top=top,
+        # no dx of 2^17 is a float16; a bfloat16 may have 2^127, and the terms of its sum are larger than the sum
+        top=17 if torch.float16 in (call.x, call.residual) else 116,
+        float16=torch.float16 in (call.x, call.residual, call.weight, call.bias),
         column_block=column_block,
         column_depth=column_depth,
     )

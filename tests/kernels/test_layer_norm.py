@@ -408,6 +408,24 @@ def test_gradients_that_float32_cannot_hold(form, dtype, monkeypatch):
         assert max(found.values()) <= 0.51, found
 
 
+def test_float16_column_sums_of_terms_beyond_its_range(monkeypatch):
+    """The terms cancel: what float32 loses of partial sums of 10^6 shows in a result of 10^2."""
+    monkeypatch.setattr(plan, "PROGRAMS", 2)
+    rows = draw(2, 16, seed=60).half()
+    v = rows.double()
+    xhat = (v - v.mean(-1, keepdim=True)) / (v.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    there = 2.0**13 * (-1.0) ** torch.arange(16).double()  # a row's own sum is small: no row is redone for its size
+    back = -there * xhat[0] / xhat[1]
+    upstream = torch.stack([there, torch.where(back.abs() < 2.0**15, back, 0.0)]).half()
+    x, dy = rows.repeat_interleave(400, 0), upstream.repeat_interleave(400, 0)
+    weight, bias = torch.ones(16).half(), torch.zeros(16).half()
+    _, gradients = run(x, weight, bias, dy, 1e-5)
+    exact = 400 * (upstream.double() * xhat).sum(0)
+    within = exact.abs() < 60_000
+    assert within.sum() >= 4
+    assert torch.equal(gradients["weight"][within], exact[within].half())
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=name_of)
 def test_sums_that_float32_cannot_hold(dtype):
     """Sums of 16-bit operands: beyond the largest number and back, far apart, constant, one number."""

@@ -110,7 +110,7 @@ def regime(name, m, n, dtype):
         z = z.sign() * 2.0 ** (places % 5 * (math.log2(info.max) - math.log2(least)) / 4.1 + math.log2(least))
         eps = 0.0
     elif name == "tiny beside small":  # products of xhat with sums underflow float32, times rstd they would not
-        z, eps = torch.where(places % 3 == 0, 2.0**-40, least), 0.0
+        z, eps = torch.where(places % 3 == 0, torch.tensor(2.0**-40).double(), least), 0.0
         dy = dy * 2.0**-60
     elif name == "b beyond float32":  # rstd^2 c2 underflows, times rows of this size it would not
         z, dy, eps = z * 2.0**40, torch.where(places % n == 1 % n, 2.0**-60, 0.0), 0.0
@@ -139,7 +139,7 @@ REGIMES = (
 def test_every_regime_is_within_its_bound(name, dtype):
     if dtype == torch.float16 and (name == "tiny beside small" or "beyond" in name):
         pytest.skip("the format has no such numbers")
-    if dtype == torch.float64 and name in ("largest", "spread", "subnormal", "tiny beside small", "upstream large"):
+    if dtype == torch.float64 and name in ("largest", "spread", "upstream large"):
         pytest.skip("no wider format holds what these rows are made of")
     for m, n in ((2, 1), (3, 67)):
         x, dy, eps = regime(name, m, n, dtype)
@@ -149,6 +149,46 @@ def test_every_regime_is_within_its_bound(name, dtype):
         for w in (weight, None):
             outputs, gradients = run(x, w, dy, eps)
             assert_within(exact_errors(x, w, dy, eps, outputs, gradients), dtype)
+
+
+def test_float64_numbers_beside_much_larger_ones():
+    """A subnormal x, or a tiny g = dy weight, keeps its bits beside numbers of 2^40 and weights that bring it back."""
+    x, dy, weight = (draw(3, 19, seed=seed) for seed in range(3))
+    x[:, ::3] *= 2.0**-1030
+    x[1, 1::3] *= 2.0**40
+    dy[:, ::2] *= 2.0**-1020
+    dy[:, 1::4] *= 2.0**40
+    weight = weight[0] * torch.tensor([2.0**40, 1.0, 2.0**-30]).double().repeat(7)[:19]
+    for residual in (None, 2.0**-1060 * draw(3, 19, seed=4)):
+        ds = None if residual is None else torch.zeros_like(x)
+        outputs, gradients = run(x, weight, dy, 1e-6, residual, ds)
+        assert_within(exact_errors(x, weight, dy, 1e-6, outputs, gradients, residual, ds), torch.float64)
+
+
+@pytest.mark.parametrize("n", [33, 256])  # one row and four rows of a program
+def test_a_large_weight_brings_a_tiny_bfloat16_number_back(n):
+    """xhat of 2^-140 is no number of float32's; times 4,096 it is one of bfloat16's."""
+    x = draw(4, n) * 2.0**-64
+    x[:, 0], x[3, 0] = 2.0**80, 2.0**30
+    weight, dy = torch.full((n,), 4096.0), draw(4, n, seed=3).bfloat16()
+    weight[::5] = 2.0**-100
+    for residual in (None, torch.zeros(4, n).bfloat16()):
+        ds = None if residual is None else torch.zeros(4, n).bfloat16()
+        given = x.bfloat16(), weight.bfloat16(), dy, 1e-6
+        outputs, gradients = run(*given, residual, ds)
+        assert_within(exact_errors(*given, outputs, gradients, residual, ds), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+def test_float32_weights_of_16_bit_sums_have_gradients_of_float32(dtype):
+    """One number makes up the row and a float32 does not hold it: squared without its last bits, it is 2^-24 off."""
+    x, residual = torch.zeros(1, 9).to(dtype), torch.zeros(1, 9).to(dtype)
+    eps = torch.finfo(dtype).eps
+    x[0, 4], residual[0, 4] = 2.0**-15 * (1 + 1 / eps), 2.0**9 * (1 + eps)
+    dy, weight = torch.ones(1, 9).to(dtype), torch.ones(9)
+    outputs, gradients = run(x, weight, dy, 1e-6, residual, torch.zeros_like(dy))
+    found = exact_errors(x, weight, dy, 1e-6, outputs, gradients, residual, torch.zeros_like(dy))
+    assert found["weight"] <= 0.501
 
 
 @pytest.mark.parametrize("name", ["randn", "largest", "far from zero", "a row of zeros"])
