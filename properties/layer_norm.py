@@ -15,8 +15,9 @@ COMPARED = ["bfloat16", "float16", "float32"]
 # float64 sums do not resolve: a hunt found 1.39, every regime measured stays at 0.51. float64 has no wider format to
 # compute in. Row sums of y are compensated: about four roundings and the reciprocal root's two units. A gradient has
 # three times as many and two plain sums: 21 units at worst for rows of 16 numbers, as hunts have them, which found
-# 10.8; random rows reach 2.6.
-LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": 16}
+# 11.7; random rows reach 2.6. Of extreme float64 nothing is promised: what is subnormal has lost bits that a weight of
+# 2^40 shows.
+LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordinary": 24, "extreme": None}}
 # Beyond, squares and the terms of gradients leave float64, and a pair of float64 holds no sum of operands that lie
 # further apart than 2^100: 106 bits less the result's.
 LARGEST = {"float64": 2.0**40}

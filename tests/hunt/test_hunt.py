@@ -148,6 +148,32 @@ def test_a_declared_magnitude_bounds_the_search(backend: Backend) -> None:
     assert "at most 1e+06" in hunt(bounded, "k.py::naive", backend, "float32", "y", wider, population=16).sentence
 
 
+def test_classes_with_a_limit_of_their_own_are_not_searched(backend: Backend) -> None:
+    """What is found is judged by the limit of ordinary inputs."""
+
+    def loud(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(torch.where(x.abs() > 100_000, x * 1.5, x).double()).float()
+
+    def found(**limits: float | None) -> Hunted:
+        made.append(verify_kernel("loud", max_ulp={"float32": limits})(loud))
+        return hunt(made[-1], "k.py::loud", backend, "float32", "y", Settings(evaluations=1 << 11), population=64)
+
+    made: list[Kernel] = []
+    everywhere = found(ordinary=8.0)
+    assert everywhere.result.status == "wrong" and everywhere.sentence.endswith("x finite")
+    for limits, least, most in (
+        ({"extreme": None}, 2.0**-100, 65_504.0),
+        ({"demanding": 64.0}, 2.0**-24, 8.0),
+    ):
+        narrowed = found(ordinary=8.0, **limits)  # type: ignore[arg-type]
+        assert narrowed.result.status == "ok" and "in magnitude" in narrowed.sentence
+        for find in narrowed.finds:
+            x = inputs_of(made[0].op, find.case, backend.device)["x"]
+            assert x is not None
+            size = x.abs()
+            assert bool(((size == 0) | ((size >= least) & (size <= most))).all())
+
+
 def test_gradients_of_rows_have_an_upstream_of_their_own(backend: Backend) -> None:
     found = hunted(backend, "eager_softmax", 256, result="dx", population=32, width=16)
     assert set(found.finds[0].case.values) == {"x", "dy"}

@@ -184,8 +184,10 @@ class Kernel:
         else:
             each = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in self.max_ulp.items())
             parts.append(f"max ULP{unit}: {each}")
-        for each in dict.fromkeys(promises.of_classes(limits) for limits in self.class_limits.values()):
-            parts.append(each)
+        for each in dict.fromkeys(map(promises.of_classes, self.class_limits.values())):
+            where = [dtype for dtype, limits in self.class_limits.items() if promises.of_classes(limits) == each]
+            everywhere = set(where) >= set(self.dtypes)
+            parts.append(each if everywhere else f"{each} in {' '.join(where)}")
         parts += promises.of_others("", self.operand_dtypes)
         parts += promises.of_others("returns ", self.output_dtypes)
         if not self.refuses:

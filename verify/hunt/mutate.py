@@ -64,7 +64,7 @@ def mutate(genes: tuple[Gene, ...], parents: Population, mates: Population, land
             own, mate = parents[gene.name][lines], mates[gene.name][lines]
             view = Lines(own, mate, gene.fmt, gene.limit, landmarks, draws)
             changed = operator(view) if operator is not None else _borrow(view, parents, gene, genes, lines)
-            parents[gene.name][lines] = changed.clamp(-gene.limit, gene.limit)
+            parents[gene.name][lines] = gene.within(changed)
 
 
 def _operators(gene: Gene) -> tuple[Operator, ...]:

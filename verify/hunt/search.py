@@ -195,7 +195,7 @@ class Search:
             self._stretch = (niche, stop)
         side, leading = divmod(niche, 1 << (LEADING - 1))
         magnitude = torch.arange(start, stop, dtype=torch.int64, device=self.device) + (leading << shift)
-        ordinals = (-magnitude if side else magnitude).clamp(-gene.limit, gene.limit)
+        ordinals = gene.within(-magnitude if side else magnitude)
         return {gene.name: ordinals[:, None]}, torch.zeros_like(ordinals)
 
 

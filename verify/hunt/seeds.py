@@ -67,4 +67,4 @@ def _filled(space: SearchSpace, gene: Gene, names: tuple[str, ...], chosen: Tens
             name, gene.fmt, shape, seed=draws.seed, stream=draws.stream(), landmarks=landmarks, device=draws.device
         )
         ordinals[lines] = of_tensor(made, gene.fmt).reshape(-1, gene.size)
-    return ordinals.clamp(-gene.limit, gene.limit)
+    return gene.within(ordinals)

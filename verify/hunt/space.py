@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, case_of
+from verify.cases.classes import DEMANDING_FROM, DEMANDING_TO, ORDINARY_FROM, ORDINARY_TO
 from verify.cases.explicit import LIMIT, repeated, spell
 from verify.cases.plan import is_unary, summed_results
 from verify.declare.declaration import Kernel, expected_shape
@@ -30,6 +31,7 @@ from verify.hunt.ordinals import to_tensor
 from verify.hunt.units import Unit, copied, unit_of
 from verify.measure.call import run_kernel
 from verify.ops.op import Largest, largest_words, up_to
+from verify.records.record import DEMANDING, EXTREME
 from verify.truth.formats import Format, named, of
 
 Population = dict[str, Tensor]  # gene -> ordinals, one candidate per line
@@ -57,6 +59,12 @@ class Gene:
     row: bool  # whether its numbers are summed over: a row, a column or a vector beside rows
     lines: int = 1  # rows of an operand that it holds, columns of an arriving gradient
     shape: tuple[int, ...] | None = None  # of a PyTorch function, that of one candidate
+    least: int = 0  # the smallest ordinal beside 0 that is tried
+
+    def within(self, ordinals: Tensor) -> Tensor:
+        """The ordinals, those that are too large at the limit and those that are too small at 0."""
+        inside = ordinals.clamp(-self.limit, self.limit)
+        return inside if self.least <= 1 else torch.where(inside.abs() < self.least, 0, inside)
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,7 @@ class SearchSpace:
     largest: Largest | None = None  # magnitude that no input exceeds
     most_rows: int = 0  # of a sum over rows; 0 where the result has none
     unit: Unit | None = None  # of a PyTorch function
+    magnitudes: tuple[float, float] | None = None  # of all inputs but 0, where the limit is that of some classes alone
 
     @property
     def alone(self) -> bool:
@@ -110,6 +119,9 @@ class SearchSpace:
             range_ = largest_words(self.largest)
         elif self.largest is not None:
             range_ = f"at most {self.largest:g} in magnitude"
+        if self.magnitudes is not None:
+            least, most = self.magnitudes
+            range_ += f", 0 or {least:g} to {most:g} in magnitude"
         return f"hunt: {what}, {given} {range_}"
 
     @property
@@ -279,10 +291,39 @@ def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
 def space_of(
     kernel: Kernel, dtype: str, result: str, device: str, *, width: int = 0, largest: Largest | None = None
 ) -> SearchSpace:
-    """The space of one result; raises UsageError with the rule where there is none."""
+    """The space of one result; raises UsageError with the rule where there is none.
+
+    Where demanding or extreme inputs have a limit of their own, or none, they are not searched: what is found is judged
+    by that of ordinary ones.
+    """
     reason = searchable(kernel, dtype, result)
     if reason is not None:
         raise UsageError(reason)
+    whole = _space(kernel, dtype, result, device, width, largest)
+    magnitudes = of_one_limit(kernel, dtype, result)
+    if magnitudes is None:
+        return whole
+    genes, shared = (tuple(_narrowed(gene, *magnitudes) for gene in some) for some in (whole.genes, whole.shared))
+    return replace(whole, genes=genes, shared=shared, magnitudes=magnitudes)
+
+
+def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float] | None:
+    """The least and the largest magnitude, beside 0, whose classes have the limit of ordinary inputs; None for all."""
+    limit = kernel.limit(dtype, result)
+    if kernel.limit_of(dtype, DEMANDING, result) != limit:
+        return ORDINARY_FROM, ORDINARY_TO
+    if kernel.limit_of(dtype, EXTREME, result) != limit:
+        return DEMANDING_FROM, DEMANDING_TO
+    return None
+
+
+def _narrowed(gene: Gene, least: float, most: float) -> Gene:
+    bits = gene.fmt.round(Fraction(least))
+    at_least = bits + (gene.fmt.value(bits) < Fraction(least))
+    return replace(gene, least=at_least, limit=min(gene.limit, _limit(gene.fmt, most)))
+
+
+def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, largest: Largest | None) -> SearchSpace:
     if kernel.op.kind == "graph":
         return _graph_space(kernel, dtype, result, device, width, largest)
     sums = result in summed_results(kernel) and kernel.op.kind != "elementwise"
