@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,54 @@ def test_a_law_that_is_left_out_is_not_tried_and_stands_in_the_record() -> None:
 
 def test_every_law_has_its_first_round_before_any_has_its_second_and_the_longest_go_first() -> None:
     worker = Fake()
-    tried(worker)
+    tried(worker, until=time.monotonic() + 600.0)
     subjects = [(kernel, dtype) for kernel in ("large", "small") for dtype in DTYPES]
     assert worker.asked[:8] == [(*subject, law, 0) for subject in subjects for law in LAWS]
     assert sorted(worker.asked) == sorted((*subject, law, n) for subject in subjects for law in LAWS for n in range(3))
     assert [number for *_, number in worker.asked] == [0] * 8 + [1] * 8 + [2] * 8
+
+
+def test_without_a_budget_a_worker_does_all_rounds_of_a_kernel_in_a_dtype_before_it_goes_on() -> None:
+    worker = Fake()
+    tried(worker)
+    subjects = [(kernel, dtype) for kernel in ("large", "small") for dtype in DTYPES]
+    assert worker.asked == [(*subject, law, number) for subject in subjects for number in range(3) for law in LAWS]
+
+
+def test_progress_counts_the_units_of_all_rounds_and_ends_with_all_of_them() -> None:
+    said: list[str] = []
+
+    def reply(request: TryLaw) -> LawRun:
+        return kept(request, "skipped" if request.law == "second" and request.dtype == "float32" else "ok")
+
+    tried(Fake(only("small", "first", lambda request: kept(request, "broken"))), progress=said.append)
+    assert said[0] == "0/24 large bfloat16 first, round 1 of 3"
+    assert said[-1] == "21/22 small float32 second, round 3 of 3", "a broken law has no further round"
+    said.clear()
+    tried(Fake(reply), progress=said.append)
+    assert said[-1].startswith("19/20 "), "nor has one that does not apply"
+    said.clear()
+    tried(Fake(rounds=1), progress=said.append)
+    assert said[-1] == "7/8 small float32 second"
+
+
+def test_a_worker_goes_on_to_another_dtype_of_its_kernel_in_the_process_that_it_has() -> None:
+    """Two workers begin at two kernels, and each stays with its own while there are dtypes at which nobody is."""
+    both, lock = threading.Barrier(2, timeout=20), threading.Lock()
+    asked: dict[int, list[tuple[str, str]]] = {}
+
+    def reply(request: TryLaw) -> LawRun:
+        with lock:
+            asked.setdefault(threading.get_ident(), []).append((kernel_of(request), request.dtype))
+        both.wait()
+        return kept(request)
+
+    for until in (None, time.monotonic() + 600.0):
+        asked.clear()
+        tried(Fake(reply, rounds=1), workers=2, until=until)
+        assert sorted(asked.values()) == [
+            [(kernel, dtype) for dtype in DTYPES for _ in LAWS] for kernel in ("large", "small")
+        ]
 
 
 def test_a_worker_stays_with_a_kernel_in_a_dtype_and_two_work_at_two() -> None:
@@ -135,8 +179,7 @@ def test_a_worker_stays_with_a_kernel_in_a_dtype_and_two_work_at_two() -> None:
     tried(Fake(reply, rounds=1), workers=2)
     left, right = asked.values()
     assert [left[0], left[2]] == [left[1], left[3]] and [right[0], right[2]] == [right[1], right[3]]
-    assert {left[0], right[0]} == {("large", dtype) for dtype in DTYPES}
-    assert {left[2], right[2]} == {("small", dtype) for dtype in DTYPES}
+    assert left[0] != right[0] and left[2] != right[2]
 
 
 def test_every_law_of_every_kernel_is_in_the_record() -> None:
@@ -290,7 +333,7 @@ def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> No
             gone.set()
 
     def reply(request: TryLaw) -> LawRun:
-        if request.dtype == "float32":
+        if kernel_of(request) == "small":
             begun.set()
             assert gone.wait(10)
             raise WorkerDied("SIGKILL")

@@ -1,11 +1,15 @@
 """The laws of many kernels over many workers: what the nightly run does.
 
 One law of one kernel in one dtype is a unit of its own, so that all workers are busy to the end, and so that whatever
-happens to it (the kernel takes the process down, the harness is in error, time runs out) happens to it alone. Units of
-the first round of all kernels come before those of the second (`verify.laws.engine.rounds`): a budget that ends early
-leaves every law tried on every kernel with fewer cases, not some kernels untried. Within a round a worker stays with
-one kernel in one dtype, law after law, because a Triton kernel takes longer to compile for a shape than a law to check
-it, and what was compiled for one law serves the next. Kernels that take longest come first.
+happens to it (the kernel takes the process down, the harness is in error, time runs out) happens to it alone. Where
+time may run out, units of the first round of all kernels come before those of the second
+(`verify.laws.engine.rounds`): a budget that ends early leaves every law tried on every kernel with fewer cases, not
+some kernels untried. Else a worker does all rounds of one kernel in one dtype before it begins another.
+
+A worker stays with one kernel in one dtype, law after law, because a Triton kernel takes longer to compile for a shape
+than a law to check it, and what was compiled for one law serves the next. From there it goes to a dtype of the same
+kernel at which nobody is: for another kernel it needs a fresh process, which imports what laws need and meets the GPU
+anew. Kernels that take longest come first.
 
 Finished units stand in a journal, one line each, and are not done again.
 """
@@ -18,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,12 +133,13 @@ class _Queue:
         self.known = _read(settings.journal)
         self.waiting: list[_Place] = []
         self.busy: Counter[tuple[int, int]] = Counter()  # workers at each subject in each dtype
-        self.finished = 0
+        self.at: Counter[int] = Counter()  # workers at each subject
+        self.finished = 0  # units, of all rounds
         for place, subject in enumerate(subjects):
             for law in range(len(plan.laws)):
                 for dtype in range(len(subject.kernel.dtypes)):
                     self._put(0, law, place, dtype)
-        self.total = len(self.waiting)
+        self.total = len(self.waiting) * plan.rounds  # less the further rounds of laws that have none
 
     def _put(self, number: int, law: int, place: int, dtype: int) -> None:
         turn = LONGEST.index(self.subjects[place].kernel.kind)
@@ -143,7 +149,7 @@ class _Queue:
         """The next unit that is not known, of the kernel and dtype that the worker is at where there is one."""
         forms = None if last is None else last.about
         while self.waiting:
-            place = min(self.waiting, key=lambda each: (each.round, each.forms != forms, self.busy[each.forms], each))
+            place = min(self.waiting, key=partial(self._turn, forms))
             self.waiting.remove(place)
             forms = place.forms
             subject = self.subjects[place.subject]
@@ -156,21 +162,35 @@ class _Queue:
             elif subject.failures < GIVEN_UP:
                 return self._job(place, unit)
             else:
-                self.finished += place.round == 0
+                self._last_round(place)
                 if place.round == 0:
                     subject.left_out("given up", unit, f"not begun: it failed {GIVEN_UP} times")
         return None
 
+    def _turn(self, forms: tuple[int, int] | None, place: _Place) -> tuple[Any, ...]:
+        """What a worker that was at `forms` does first: the smallest."""
+        rounds_first = place.round if self.settings.until is not None else 0
+        elsewhere = forms is None or place.subject != forms[0]
+        return rounds_first, place.forms != forms, self.busy[place.forms], elsewhere, self.at[place.subject], place
+
+    def _last_round(self, place: _Place) -> None:
+        """A unit came to an end, and its law to no further round."""
+        self.finished += 1
+        self.total -= self.plan.rounds - 1 - place.round
+
     def _job(self, place: _Place, unit: Unit) -> Job[LawRun]:
         subject, settings, started = self.subjects[place.subject], self.settings, time.monotonic()
-        settings.progress(f"{self.finished}/{self.total} {subject.kernel.name} {unit.dtype} {unit.law}")
+        round_ = f", round {place.round + 1} of {self.plan.rounds}" if self.plan.rounds > 1 else ""
+        settings.progress(f"{self.finished:,}/{self.total:,} {subject.kernel.name} {unit.dtype} {unit.law}{round_}")
         self.busy[place.forms] += 1
+        self.at[place.subject] += 1
 
         def ended(unit: Unit | None) -> None:
             self.busy[place.forms] -= 1
+            self.at[place.subject] -= 1
             subject.seconds += time.monotonic() - started
             if unit is None:
-                self.finished += place.round == 0
+                self._last_round(place)
                 return
             _append(settings.journal, unit)
             self._end(place, unit)
@@ -216,9 +236,11 @@ class _Queue:
         subject = self.subjects[place.subject]
         subject.done.setdefault((unit.dtype, unit.law), []).append(unit)
         subject.failures += unit.run is None
-        self.finished += place.round == 0
         if unit.run is not None and unit.run.status == "ok" and place.round + 1 < self.plan.rounds:
+            self.finished += 1
             self._put(place.round + 1, place.law, place.subject, place.dtype)
+        else:
+            self._last_round(place)
 
 
 def _append(path: Path | None, unit: Unit) -> None:
