@@ -304,7 +304,9 @@ def bench(night: Night, until: float | None) -> Run:
         session = Session(
             backend=night.backend, seed=night.seed, timeout=night.timeout, deadline=_share(until, TIMING), progress=say
         )
-        wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False)
+        # where others than this machine's processes measure, their caches are not those of the one that times
+        ahead = (night.jobs or _about(night).workers) if night.pool is None else 0
+        wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False, ahead=ahead)
         timed = time_them(wanted, session, "verify nightly: bench")
         night.usage += session.usage
         return timed
@@ -313,11 +315,20 @@ def bench(night: Night, until: float | None) -> Run:
     stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
 
     def accuracies() -> Run:
+        kept = Kept(night.folder / "bench")
         session = Session(
-            backend=night.backend, seed=night.seed, timeout=night.timeout, jobs=night.jobs, deadline=until, progress=say
+            backend=night.backend,
+            seed=night.seed,
+            timeout=night.timeout,
+            jobs=night.jobs,
+            deadline=until,
+            by_dtype=True,
+            kept=kept,
+            progress=say,
         )
         measured = run_kernels(stand_ins, session, "verify nightly: bench")
         night.usage += session.usage
+        night.lost = night.lost or kept.lost
         return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
     measured = unit(night, "bench", "accuracy of PyTorch", accuracies)

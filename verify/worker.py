@@ -270,6 +270,17 @@ def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
     if backend.name != "cuda":
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
     contenders = {target: _one(target) for target in request.targets}
+    if not request.rounds:
+        timing.compile_together(
+            contenders,
+            request.dtype,
+            request.shape,
+            request.directions,
+            backend.device,
+            seed=request.seed,
+            progress=progress,
+        )
+        return []
     with launched(timed=True):
         return timing.time_together(
             contenders,

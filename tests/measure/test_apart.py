@@ -297,3 +297,38 @@ print(kernels._kernel.pid == begun, kernels._begun)
 def test_a_process_that_is_begun_with_the_worker_takes_the_first_target() -> None:
     done = subprocess.run([sys.executable, "-c", BEGUN], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["no GPU", '"examples/pytorch.py on cuda"', "True None"], done.stderr
+
+
+TIMED = """
+import os
+
+import msgspec
+import torch
+
+from verify.backends import Backend
+from verify.measure import apart
+from verify.measure.requests import Leaves, Time
+
+def answer(asked, backend, progress):
+    if asked.dtype == "float16":
+        torch.set_float32_matmul_precision("high")
+    return os.getpid()
+
+read = lambda text: msgspec.json.decode(text, type=Time | Leaves)
+kernels = apart.Kernels(None, lambda: Backend("cuda", "cpu", "", ""), apart.Answering(read, answer, bool), 0)
+
+def process(kernel, dtype="float32", beside=("a", "b")):
+    asked = Time([f"examples/pytorch.py::{kernel}"], dtype, (), (), 1, 0, beside)
+    return int(bytes(kernels.answer(msgspec.Raw(msgspec.json.encode(asked)), print)))
+
+first, other, changing, after, again = [process(*each) for each in FIVE]
+print(first == other == changing, after == again != first)
+print(process("gelu", beside=()) != process("gelu_tanh", beside=()))
+"""
+
+
+def test_kernels_timed_beside_each_other_share_a_process_until_one_changes_it() -> None:
+    five = [("gelu",), ("gelu_tanh",), ("gelu", "float16"), ("gelu_tanh",), ("gelu",)]
+    program = TIMED.replace("FIVE", repr(five))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["True True", "True"], done.stderr

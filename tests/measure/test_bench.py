@@ -17,6 +17,7 @@ from verify.measure.requests import Contender, Time, Timed
 from verify.measure.session import Session
 from verify.records.record import Speed
 from verify.workers import process
+from verify.workers.pool import Pool
 from verify.workers.requests import WorkerDied
 
 KERNELS = """
@@ -44,10 +45,14 @@ class FakeWorker:
     def __init__(self, deadly: set[str], failing: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         self.deadly, self.failing = deadly, failing
         self.asked: list[list[str]] = []
+        self.beside: list[tuple[str, ...]] = []
         self.stops = 0
 
     def ask(self, request, *, timeout, progress):  # type: ignore[no-untyped-def]
         self.asked.append(list(request.targets))
+        self.beside.append(request.beside)
+        if "before" in self.deadly and request.beside:
+            raise KernelError("it must leave the process as it was")
         for target in request.targets:
             progress(target)
             if target in self.deadly:
@@ -64,9 +69,10 @@ class FakeWorker:
         self.stops += 1
 
 
-def time_with(worker: FakeWorker, targets: list[str]) -> bench._Timings:
+def time_with(worker: FakeWorker, targets: list[str], beside: list[str] | None = None) -> bench._Timings:
     timings = bench._Timings()
-    bench._time(worker, targets, "float32", (), bench.Bench(wanted=()), Session(), timings)  # type: ignore[arg-type]
+    request = Time(targets, "float32", (), ("forward",), 15, 0)
+    bench._time(worker, request, beside or [], Session(), timings)  # type: ignore[arg-type]
     return timings
 
 
@@ -86,6 +92,17 @@ def test_a_death_for_which_no_contender_can_be_blamed_ends_the_group() -> None:
     timings = time_with(FakeWorker({"anonymous"}), ["a", "b"])
     assert not timings.speeds
     assert timings.reasons == {name: ["float32: the process died of SIGABRT"] for name in "ab"}
+
+
+def test_a_failure_that_another_group_may_have_left_is_tried_again_alone() -> None:
+    fake, beside = FakeWorker({"before"}), ["a", "b", "other"]
+    timings = time_with(fake, ["a", "b"], beside)
+    assert fake.beside == [("a", "b", "other"), ()] and fake.stops == 1
+    assert set(timings.speeds) == {"a", "b"} and not timings.reasons
+    assert beside == [], "from then on every group has a process of its own"
+    named, beside = FakeWorker({"b"}), ["a", "b", "other"]
+    assert time_with(named, ["a", "b"], beside).reasons == {"b": ["float32: the process died of SIGSEGV"]}
+    assert named.beside == [("a", "b", "other")] * 2, "a contender that is named is to blame itself"
 
 
 def entry(
@@ -130,6 +147,37 @@ def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type:
     shapes = ((4, 4), (8, 8))
     bench.time_all(entries, bench.Bench(wanted=(), shapes=shapes), Session(dtypes=("float32", "float16")))
     assert fake.asked == [["a", "b"], ["a", "b"], ["b"], ["b"], ["c"], ["c"], ["theirs"], ["theirs"]]
+    assert set(fake.beside) == {("a", "b", "c", "theirs")}, "one process answers them all"
+
+
+def test_everything_is_compiled_by_others_before_anything_is_timed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    asked: list[tuple[str, int]] = []
+    ended: list[str] = []
+
+    class Compiles:
+        alive = True
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def ask(self, request, *, timeout, progress=lambda text: None):  # type: ignore[no-untyped-def]
+            asked.append((*request.targets, request.rounds))
+            if request.rounds == 0 and request.targets == ["b"]:
+                raise WorkerDied("the process died of SIGSEGV")
+            return [] if request.rounds == 0 else [Timed(name, "forward", None, "slow") for name in request.targets]
+
+        def stop(self) -> None:
+            ended.append(self.name)
+
+    monkeypatch.setattr(Pool, "started", lambda backend, count: Pool.of([Compiles("ahead")] * count))
+    monkeypatch.setattr(process, "Worker", lambda backend: _Opened(Compiles("clock")))  # type: ignore[arg-type]
+    entries, said = [entry("a", "g"), entry("b", "h")], list[str]()
+    session = Session(dtypes=("float32",), progress=said.append)
+    found = bench.time_all(entries, bench.Bench(wanted=(), ahead=5), session)
+    assert sorted(asked[:2]) == [("a", 0), ("b", 0)] and asked[2:] == [("a", 15), ("b", 15)]
+    assert set(ended) == {"ahead"}, "they are gone before the clock begins"
+    assert found.reasons == {name: ["forward float32: slow"] for name in "ab"}, "what fails is told when it is timed"
+    assert said[0] == "compiling what will be timed, 0/2"
 
 
 class _Opened:

@@ -137,6 +137,30 @@ def test_what_one_contender_changed_is_put_right_for_the_next() -> None:
     assert all(torch.equal(x, fresh) for x in seen)
 
 
+def test_what_is_compiled_ahead_is_called_as_it_will_be_timed_and_leaves_no_choice() -> None:
+    """What torch.compile finds fastest beside other processes on the GPU must not be read where it is timed."""
+    import torch._inductor.config as inductor
+
+    seen: list[tuple[tuple[int, ...], bool, bool]] = []
+
+    def watching(x):  # type: ignore[no-untyped-def]
+        seen.append((tuple(x.shape), torch.is_grad_enabled(), inductor.autotune_local_cache))
+        return F.gelu(x)
+
+    def raises(x):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no such unit")
+
+    contenders = {"raises": kernel(function=raises), "a": kernel(function=watching)}
+    clock = FakeClock({"a": 1.0, timing.COPY: 1.0})
+    timed(contenders, clock, directions=("forward", "backward"), rounds=1)
+    calls = seen[: timing.WARM_UP] + seen[-1:]
+    assert calls == [((4, 8), False, True)] * timing.WARM_UP + [((4, 8), True, True)]
+    seen.clear()
+    timing.compile_together(contenders, "float32", (4, 8), ("forward", "backward"), "cpu")
+    assert seen == [(shape, grad, False) for shape, grad, _ in calls]
+    assert inductor.autotune_local_cache
+
+
 def test_shapes_are_checked_before_anything_runs() -> None:
     clock = FakeClock({})
     with pytest.raises(UsageError, match="'linear' is timed at M,K,N; received \\(4, 8\\)"):

@@ -16,6 +16,7 @@ from verify.declare.target import Declared
 from verify.errors import TruthError, UsageError
 from verify.laws import registry
 from verify.measure import session
+from verify.measure.bench import Bench
 from verify.nightly import Night, PlannedStage
 from verify.records.record import Gap, Run
 from verify.workers import process
@@ -262,14 +263,17 @@ def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, made = night(tmp_path), []
+    mine.jobs = 3
     mine.folder.mkdir()
 
-    def timed(*_: object) -> Run:
+    def timed(wanted: Bench, *_: object) -> Run:
         made.append("timed")
+        assert wanted.ahead == 3
         return passing()
 
-    def measured(targets: object, *_: object) -> Run:
+    def measured(targets: object, settings: session.Session, *_: object) -> Run:
         made.append("measured")
+        assert settings.by_dtype and settings.kept is not None
         cut = [Gap("out of time", "gelu@eager: not begun")] if made.count("measured") == 1 else []
         return msgspec.structs.replace(passing(), incomplete=cut)
 

@@ -9,24 +9,28 @@ contender that takes the worker down is named and left out, and the rest are tim
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from verify.declare.requests import ListOps
 from verify.declare.target import Target
 from verify.errors import SPENT, KernelError, UsageError
-from verify.measure.requests import Contender, ListContenders, Time
+from verify.measure.requests import Contender, ListContenders, Time, Timed
 from verify.measure.session import Session, run
 from verify.records.identity import identity
 from verify.records.record import Gap, KernelRun, Run, Speed
 from verify.workers import process
+from verify.workers.pool import Job, Pool
 from verify.workers.process import START_SECONDS, Answers, AnyWorker
 from verify.workers.requests import Environment, WorkerDied, WorkerTimeout
 
 DTYPES = ("bfloat16", "float16", "float32")
 STAND_INS = ("eager", "compile")
+AHEAD_SECONDS = 120.0  # for what is compiled ahead of one request at most: a kernel that hangs will be timed too
 NOT_TIMED = "speed: not timed, this is the interpreter; speed is measured on a GPU"
 
 
@@ -41,6 +45,7 @@ class Bench:
     rounds: int = 15
     accuracy: bool = True
     beside_peers: bool = True  # PyTorch's own also where no kernel of a group is judged
+    ahead: int = 0  # processes that compile what will be timed, before anything is; one alone gains nothing
 
 
 @dataclass
@@ -159,31 +164,57 @@ def time_all(found: list[Contender], settings: Bench, session: Session) -> _Timi
     for item in found:
         if not item.kernel.lacking and "cuda" in item.kernel.backends:
             groups.setdefault(item.group, []).append(item)
+    requests: list[Time] = []
+    for group in sorted(groups.values(), key=lambda group: all(item.kernel.peer for item in group)):
+        for dtype in session.dtypes:
+            able = [item.kernel.target for item in group if dtype in item.kernel.dtypes]
+            for shape in (settings.shapes or ((),)) if able else ():
+                requests.append(Time(able, dtype, shape, settings.directions, settings.rounds, session.seed))
+    # one process for all of them: each would import the compiler, and meet the GPU, for seconds
+    beside = sorted({target for request in requests for target in request.targets})
+    if settings.ahead > 1:
+        _compile_ahead(requests, beside, settings.ahead, session)
     with process.Worker(session.backend) as worker:
-        for group in sorted(groups.values(), key=lambda group: all(item.kernel.peer for item in group)):
-            for dtype in session.dtypes:
-                able = [item.kernel.target for item in group if dtype in item.kernel.dtypes]
-                for shape in (settings.shapes or ((),)) if able else ():
-                    if session.deadline is not None and time.monotonic() >= session.deadline:
-                        timings.late += [
-                            Gap("out of time", f"{target} {dtype}: not timed: {SPENT}", target) for target in able
-                        ]
-                        continue
-                    _time(worker, able, dtype, shape, settings, session, timings)
+        for request in requests:
+            if session.deadline is not None and time.monotonic() >= session.deadline:
+                timings.late += [
+                    Gap("out of time", f"{target} {request.dtype}: not timed: {SPENT}", target)
+                    for target in request.targets
+                ]
+            else:
+                _time(worker, request, beside, session, timings)
     return timings
 
 
-def _time(
-    worker: AnyWorker,
-    targets: list[str],
-    dtype: str,
-    shape: tuple[int, ...],
-    settings: Bench,
-    session: Session,
-    timings: _Timings,
-) -> None:
-    """Time some targets together. One that ends the worker or exhausts its time is left out of the next attempt."""
-    targets = list(targets)
+def _compile_ahead(requests: Sequence[Time], beside: list[str], processes: int, session: Session) -> None:
+    """Have everything compiled that will be timed, by many processes, which are gone when the GPU has to be quiet.
+
+    The caches of Triton and of torch.compile on the disk pass it on. Whatever fails here is told when it is timed.
+    """
+    waiting = deque(requests)
+
+    def take(last: Job[Any] | None) -> Job[list[Timed]] | None:
+        if not waiting:
+            return None
+        session.progress(f"compiling what will be timed, {len(requests) - len(waiting)}/{len(requests)}")
+        return Job(
+            msgspec.structs.replace(waiting.popleft(), rounds=0, beside=tuple(beside)),
+            done=lambda reply: None,
+            failed=lambda error: None,
+            timeout=min(session.timeout, AHEAD_SECONDS),
+            until=session.deadline,
+        )
+
+    with Pool.started(session.backend, min(processes, len(requests))) as pool:
+        pool.run(take)
+
+
+def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: _Timings) -> None:
+    """Time some targets together. One that ends the worker or exhausts its time is left out of the next attempt.
+
+    `beside` is emptied where a failure may be another group's: from then on each has a process of its own.
+    """
+    targets, dtype = list(request.targets), request.dtype
     while targets:
         current = ""
 
@@ -192,11 +223,14 @@ def _time(
             current = text
             session.progress(f"timing {text}" if text else "timing")
 
-        request = Time(targets, dtype, shape, settings.directions, settings.rounds, session.seed)
+        asked = msgspec.structs.replace(request, targets=targets, beside=tuple(beside))
         try:
-            found = worker.ask(request, timeout=session.timeout, progress=say)
+            found = worker.ask(asked, timeout=session.timeout, progress=say)
         except (KernelError, WorkerDied, WorkerTimeout) as error:
             worker.stop()  # a clock of a process that failed is not to be trusted
+            if current not in targets and beside:
+                beside.clear()
+                continue
             blamed = [target for target in targets if target == current] or targets
             for target in blamed:
                 timings.add(target, None, f"{dtype}: {error}")

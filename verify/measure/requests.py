@@ -79,7 +79,11 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 class Time(Request[list[Timed]], frozen=True, tag="time"):
-    """Kernels of one group side by side. An empty shape is a large default."""
+    """Kernels of one group side by side. An empty shape is a large default.
+
+    Requests that name the same targets in `beside` are answered by one process, as long as no kernel changes it.
+    Without rounds everything is called as if it were timed, so that what it compiles lies on the disk.
+    """
 
     targets: list[str]
     dtype: str
@@ -87,6 +91,7 @@ class Time(Request[list[Timed]], frozen=True, tag="time"):
     directions: tuple[Literal["forward", "backward"], ...]
     rounds: int
     seed: int
+    beside: tuple[str, ...] = ()
 
 
 class Certify(Request[list[Entry]], frozen=True, tag="certify"):

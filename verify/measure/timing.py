@@ -13,7 +13,7 @@ beside it instead.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, Protocol
@@ -118,30 +118,81 @@ def time_together(
     A contender that raises, or has no gradient, gets a reason instead of a time; the others go on. One that leaves
     the GPU unusable raises KernelError that names it.
     """
+    found: list[Timed] = []
+    for direction, ready in _directions(contenders, dtype, shape, directions, device, seed, progress):
+        found += [Timed(name, direction, None, reason) for name, reason in ready.reasons.items()]
+        if ready.calls:
+            reference, call = _reference(ready.problem, direction, device)
+            times = _take_turns({**ready.calls, reference: call}, clock, rounds)
+            speeds = {name: _speed(times, name, reference, ready.problem, direction) for name in ready.calls}
+            found += [Timed(name, direction, speed) for name, speed in speeds.items()]
+    return found
+
+
+def compile_together(
+    contenders: Mapping[str, Kernel],
+    dtype: str,
+    shape: Sequence[int],
+    directions: Iterable[Direction],
+    device: str,
+    *,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Call every contender as `time_together` would and time nothing: what it compiles lies on the disk then.
+
+    Others may be at work on the GPU meanwhile, where a stopwatch is worth nothing. So what torch.compile chooses here
+    by its own is not written down: `time_together` finds the compiled variants and chooses again.
+    """
+    import torch._inductor.config as inductor
+
+    if not hasattr(inductor, "autotune_local_cache"):  # torch.compile of another version: its choice cannot be left out
+        return
+    with inductor.patch(autotune_local_cache=False):
+        for _ in _directions(contenders, dtype, shape, directions, device, seed, progress):
+            pass
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # others need the memory
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What can be timed in one direction: calls that are warm, and why there is none for the others."""
+
+    problem: Problem
+    calls: dict[str, Call]
+    reasons: dict[str, str]
+
+
+def _directions(
+    contenders: Mapping[str, Kernel],
+    dtype: str,
+    shape: Sequence[int],
+    directions: Iterable[Direction],
+    device: str,
+    seed: int,
+    progress: Callable[[str], None],
+) -> Iterator[tuple[Direction, _Ready]]:
+    """Every contender called until it is warm, direction after direction."""
     first = next(iter(contenders.values()))
     shape = tuple(shape) or default_shape(first)
     _check_shape(first, shape)
     torch.compiler.reset()  # code for this shape, not one of many guarded variants
-    found: list[Timed] = []
     for direction in directions:
         try:
             problem = _problem(first, dtype, shape, direction, device, seed)
         except torch.OutOfMemoryError as error:
             raise KernelError(f"the inputs of shape {shape} do not fit in the GPU's memory") from error
-        calls: dict[str, Call] = {}
+        ready = _Ready(problem, {}, {})
         for name, kernel in contenders.items():
             progress(name)
             prepared = _prepared(kernel, problem, direction, device)
             if isinstance(prepared, str):
-                found.append(Timed(name, direction, None, prepared))
+                ready.reasons[name] = prepared
             else:
-                calls[name] = prepared
+                ready.calls[name] = prepared
         progress("")  # whoever fails now is not known by name
-        if calls:
-            reference, call = _reference(problem, direction, device)
-            times = _take_turns({**calls, reference: call}, clock, rounds)
-            found += [Timed(name, direction, _speed(times, name, reference, problem, direction)) for name in calls]
-    return found
+        yield direction, ready
 
 
 def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
