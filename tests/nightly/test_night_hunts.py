@@ -104,6 +104,37 @@ def test_all_hunts_wait_in_one_queue_the_longest_first_and_cores_and_gpu_by_turn
     assert run.verdict == "pass"
 
 
+def test_a_worker_stays_with_its_kernel_among_hunts_that_take_as_long(tmp_path: Path) -> None:
+    """Two workers begin at two kernels, though the first has hunts enough for both; dtypes keep their turns."""
+    hunts = [Hunt(dtype, result) for result in ("y", "dx") for dtype in ("float32", "float64")]
+    rows = [
+        schedule._HuntedKernel(Declared(f"k.py::{name}", name, "silu", "rowwise", {}, "", (), ()), hunts=hunts)
+        for name in ("first", "second")
+    ]
+    queue = schedule._Queue(rows, HuntSession(settings=Settings(generations=4, seconds=20.0)), tmp_path / "stop", 2)
+    workers: list[Any] = [None, None]
+    taken = []
+    for turn in range(8):
+        last = workers[turn % 2]
+        if last is not None:
+            last.done(found(last.request))
+        workers[turn % 2] = job = queue.take(last)
+        assert job is not None
+        taken.append((job.request.target, job.request.hunt.dtype, job.request.hunt.result))
+    first, second = "k.py::first", "k.py::second"
+    assert taken == [
+        (first, "float64", "y"),
+        (second, "float32", "y"),
+        (first, "float64", "dx"),
+        (second, "float32", "dx"),
+        (second, "float64", "y"),  # the first has none left
+        (first, "float32", "y"),
+        (second, "float64", "dx"),
+        (first, "float32", "dx"),
+    ]
+    assert queue.take(workers[0]) is None
+
+
 def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])

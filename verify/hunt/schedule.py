@@ -4,7 +4,8 @@ A kernel that raises, hangs or takes its process down ends one hunt; its best fi
 others go on. Ctrl-C asks the running hunts to stop and to hand over what they have; a second one abandons them.
 
 All hunts of all kernels wait in one queue, the longest first, so that no worker idles while another is at the last
-results of a kernel. With a moment `until` the hunts that have not begun share what is left of the time; those that
+results of a kernel. Among hunts that take as long a worker stays with its kernel, whose process it has: another one
+meets the GPU anew. With a moment `until` the hunts that have not begun share what is left of the time; those that
 the time did not reach are named in the record.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -150,6 +151,12 @@ _SLOWEST = ("graph", "rowwise", "contraction", "elementwise")  # a call of rows 
 _Place = tuple[_HuntedKernel, Hunt]
 
 
+def _sort(place: _Place) -> tuple[int, bool]:
+    """Hunts of one sort take about as long, on the same hardware."""
+    hunted, hunt = place
+    return _SLOWEST.index(hunted.kernel.kind), hunt.dtype == "float64"
+
+
 def _in_turn(hunts: list[_Place]) -> list[_Place]:
     """The longest first, those in float64 and the others by turns: the former keep a core busy, the latter the GPU.
 
@@ -166,14 +173,16 @@ class _Queue:
 
     def __init__(self, hunted: Sequence[_HuntedKernel], session: HuntSession, stop: Path, workers: int) -> None:
         self.session, self.stop, self.workers = session, stop, workers
-        self.waiting = deque(_in_turn([(each, hunt) for each in hunted for hunt in each.hunts]))
+        self.waiting = _in_turn([(each, hunt) for each in hunted for hunt in each.hunts])
+        self.sorts = deque(map(_sort, self.waiting))  # in turn
+        self.busy: Counter[str] = Counter()  # workers at each target
 
     def take(self, last: Job[Any] | None) -> Job[HuntReply] | None:
         """The next hunt that no earlier run has done and the time reaches."""
         until = self.session.until
         while self.waiting:
             left = len(self.waiting)
-            hunted, hunt = self.waiting.popleft()
+            hunted, hunt = self._next(None if last is None else last.about)
             share = None if until is None else (until - time.monotonic()) * self.workers / left
             known = self.session.known(hunted.kernel.target, hunt)
             if known is not None:
@@ -183,6 +192,16 @@ class _Queue:
             else:
                 return self._job(hunted, hunt, share)
         return None
+
+    def _next(self, target: str | None) -> _Place:
+        """The next hunt of the sort whose turn it is: of the worker's own target, else of one where the fewest are."""
+        sort = self.sorts.popleft()
+
+        def turn(number: int) -> tuple[bool, int, int]:
+            of = self.waiting[number][0].kernel.target
+            return of != target, self.busy[of], number
+
+        return self.waiting.pop(min((n for n, place in enumerate(self.waiting) if _sort(place) == sort), key=turn))
 
     def _leave_out(self, hunted: _HuntedKernel, hunt: Hunt, kind: GapKind, reason: str) -> None:
         hunted.not_done = reason
@@ -196,10 +215,12 @@ class _Queue:
         if share is not None:
             settings = replace(settings, seconds=round(max(1.0, min(share, settings.seconds or share)), 1))
         running = _Running(self, hunted, hunt, f"{hunted.kernel.name} {hunt.result} {hunt.dtype}", timeout)
+        self.busy[target] += 1
         return Job(
             DoHunt(target, hunt, settings, os.fspath(self.stop), session.pin),
             done=running.done,
             failed=running.failed,
+            about=target,
             timeout=timeout,
             until=None if session.until is None else session.until + CLOSING_SECONDS,
             prepare=lambda worker: declared_by(worker, target),
@@ -230,6 +251,7 @@ class _Running:
 
     def done(self, reply: HuntReply) -> None:
         """It ended with a result."""
+        self.queue.busy[self.hunted.kernel.target] -= 1
         session, kernel = self.queue.session, self.hunted.kernel
         self._keep(reply.result.status, result=reply.result, notes=reply.notes)
         session.summaries.append(
@@ -238,6 +260,7 @@ class _Running:
 
     def failed(self, error: VerifyError) -> None:
         """It ended without one."""
+        self.queue.busy[self.hunted.kernel.target] -= 1
         match error:
             case OutOfTime():
                 self.queue._leave_out(self.hunted, self.hunt, "out of time", str(error))
