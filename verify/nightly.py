@@ -353,12 +353,13 @@ def _share(until: float | None, share: float) -> float | None:
     return None if until is None else now + max(0.0, until - now) * share
 
 
+# as stages need them, the first ones somewhat more: what they leave goes to the later ones
 STAGES = (
-    PlannedStage("accuracy", 3.0, accuracy),
+    PlannedStage("accuracy", 2.0, accuracy),
     PlannedStage("sweep", 1.0, sweep),
-    PlannedStage("bench", 1.5, bench),
+    PlannedStage("bench", 3.0, bench),
     PlannedStage("hunt", 1.5, hunt),
-    PlannedStage("laws", 3.0, laws),
+    PlannedStage("laws", 3.5, laws),
 )
 
 
