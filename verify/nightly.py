@@ -301,11 +301,16 @@ def bench(night: Night, until: float | None) -> Run:
     say = partial(_said, night, "bench")
 
     def timings() -> Run:
+        own = night.pool is None  # else others may measure, on other machines, with other caches on their disks
         session = Session(
-            backend=night.backend, seed=night.seed, timeout=night.timeout, deadline=_share(until, TIMING), progress=say
+            backend=night.backend,
+            seed=night.seed,
+            timeout=night.timeout,
+            pool=_pool(night) if own else None,  # says what the environment is
+            deadline=_share(until, TIMING),
+            progress=say,
         )
-        # where others than this machine's processes measure, their caches are not those of the one that times
-        ahead = (night.jobs or _about(night).workers) if night.pool is None else 0
+        ahead = (night.jobs or _about(night).workers) if own else 0
         wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False, ahead=ahead)
         timed = time_them(wanted, session, "verify nightly: bench")
         night.usage += session.usage
