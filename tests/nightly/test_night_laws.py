@@ -302,6 +302,19 @@ def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_
     )
 
 
+def test_the_journal_says_how_long_each_round_took(tmp_path: Path) -> None:
+    def reply(request: TryLaw) -> LawRun:
+        time.sleep(0.02)
+        return kept(request)
+
+    path = tmp_path / "laws.jsonl"
+    tried(Fake(only("large", "second", reply), rounds=1), journal=path)
+    seconds = {unit.key: unit.seconds for unit in schedule._read(path).values()}
+    assert len(seconds) == 8
+    assert max(seconds, key=lambda key: seconds[key]) == ("k.py::large", "bfloat16", "second", 0)
+    assert seconds["k.py::large", "bfloat16", "second", 0] >= 0.02
+
+
 def test_half_a_line_is_done_again_and_damage_is_named(tmp_path: Path) -> None:
     path = tmp_path / "laws.jsonl"
     before = tried(Fake(), journal=path)

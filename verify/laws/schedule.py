@@ -66,6 +66,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     run: LawRun | None = None
     status: str = ""
     message: str = ""
+    seconds: float = 0.0  # with the start of the process, where it had to be replaced
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -188,11 +189,12 @@ class _Queue:
         def ended(unit: Unit | None) -> None:
             self.busy[place.forms] -= 1
             self.at[place.subject] -= 1
-            subject.seconds += time.monotonic() - started
+            seconds = time.monotonic() - started
+            subject.seconds += seconds
             if unit is None:
                 self._last_round(place)
                 return
-            _append(settings.journal, unit)
+            _append(settings.journal, msgspec.structs.replace(unit, seconds=round(seconds, 3)))
             self._end(place, unit)
 
         def done(found: LawRun) -> None:
