@@ -83,7 +83,7 @@ def main() -> int:
     found = {"device": f"{where}, torch {torch.__version__}", "attention": measured(tuple(given.shape), backend.device)}
     print(json.dumps(found, indent=1))
     if given.json:
-        write_atomically(given.json, json.dumps(found, indent=1) + "\n")
+        write_atomically(given.json, (json.dumps(found, indent=1) + "\n").encode())
     return 0
 
 
