@@ -12,8 +12,8 @@ with float32 sums x of 64 rows from `row` on and twice 64 columns, those of the 
 takes them apart. LATE says whether the columns are the first or the last 64 of each block, PART (0, then 1) which
 call it is for this x. FINISH rounds to the result's dtype and hands 64 x 64 numbers to the copy engine by `send`.
 
-Sums are float32, k ascending in one chain, the same bits as those of the tile kernels in linear_act.py and
-linear_geglu.py.
+Sums are float32, k ascending in one chain, the same bits as those of the tile kernels in linear_act.py,
+linear_geglu.py and linear_weight.py.
 """
 
 from __future__ import annotations

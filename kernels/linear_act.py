@@ -32,9 +32,10 @@ the forward pass 0.88 of torch.compile and 0.89 of eager, the backward pass 0.94
 group lag one or two steps behind the other changed nothing: a chip at its power limit would explain that, but its
 power was not read.
 
-Backward: g = dy * act'(pre) and db in one pass, then dx = g @ W and dW = g^T @ x with the same kernels. `pre` is
-the rounded pre-activation, saved (save_pre=True) or recomputed. Every sum has a fixed order; a dy that is not
-contiguous, or starts off a multiple of 16 bytes, is copied first for it.
+Backward: g = dy * act'(pre) and db in one pass, then dx = g @ W with the same kernels, and dW = g^T @ x, a sum over the
+rows, in two or three levels (linear_weight.py). `pre` is the rounded pre-activation, saved (save_pre=True) or
+recomputed. Every sum has a fixed order; a dy that is not contiguous, or starts off a multiple of 16 bytes, is copied
+first for it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from kernels.hopper_product import halves, send
 from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
 from kernels.linear_layers import (
+    PRODUCT_CONFIGS,
     ROWS,
     WIDE,
     Config,
@@ -70,6 +72,7 @@ from kernels.linear_layers import (
     shaped,
     tile_of,
 )
+from kernels.linear_weight import weight_gradient
 from kernels.operators import launcher_of, operator
 from kernels.plans import run
 
@@ -246,16 +249,8 @@ def _gradient_kernel(
 # ---------------------------------------------------------------------------------------- launchers
 
 
-_CONFIGS = {
-    "float64": [(64, 64, 16, 4, 3)],
-    "float32": [(128, 64, 16, 8, 3), (64, 64, 16, 8, 2), (128, 128, 16, 8, 3)],
-    "tf32": [(128, 128, 32, 8, 3), (64, 128, 32, 4, 4)],
-    "16 bits": [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 4)],
-}
-
-
 def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
-    return configs_of(_CONFIGS, dtype, allow_tf32)
+    return configs_of(PRODUCT_CONFIGS, dtype, allow_tf32)
 
 
 _GROUP = 8  # rows of tiles that stay together
@@ -431,7 +426,7 @@ def _gradients(
     if g is None:
         return None, None, None
     dx = shaped(linear(g, weight.t(), None, "id", False, allow_tf32)[0], shape) if need_x else None
-    dw = linear(g.t(), x.t(), None, "id", False, allow_tf32)[0] if need_w else None
+    dw = call(weight_gradient)(g, x, allow_tf32) if need_w else None
     return dx, dw, db
 
 
@@ -489,7 +484,7 @@ def _differentiate_data_grad(ctx, u):
     dy, pre, u = matrix(dy), matrix(pre), matrix(u)
     v = u if act == "id" else _gradient(u, pre, act, True, False)[0]
     of_dy = _product(v, weight, tf32) if ctx.needs_input_grad[0] else None
-    of_weight = _product(dy.t(), v.t(), tf32) if ctx.needs_input_grad[1] else None
+    of_weight = weight_gradient(dy, v, tf32) if ctx.needs_input_grad[1] else None
     of_pre = None
     if ctx.needs_input_grad[2]:
         product = _product(dy, weight.t(), tf32)

@@ -19,9 +19,10 @@ together. Measured on an H200 at M, K, 2d = 8192, 4096, 22016 (kernels/bench/lin
 0.998 (bfloat16) and 0.989 (float16) of the time of cuBLAS's product alone, medians of 60 rounds side by side (1.001
 and 0.992 with 8 rows). With 8 rows forward took 0.89 of torch.compile, backward 0.86.
 
-Backward: one kernel writes dp1 and dp2 into one packed [M, 2d] tensor and sums its columns (db); then dW = dp^T @ x
-and dx = dp @ W are one product each. p is saved, or computed again (save_pre=False). Every sum has a fixed order; a
-dy that is not contiguous, or starts off a multiple of 16 bytes, is copied first for it.
+Backward: one kernel writes dp1 and dp2 into one packed [M, 2d] tensor and sums its columns (db); then dx = dp @ W is a
+product of its own, and so is dW = dp^T @ x, a sum over the rows in two or three levels (linear_weight.py). p is
+saved, or computed again (save_pre=False). Every sum has a fixed order; a dy that is not contiguous, or starts off a
+multiple of 16 bytes, is copied first for it.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from kernels.linear_layers import (
     shaped,
     tile_of,
 )
+from kernels.linear_weight import weight_gradient
 from kernels.operators import launcher_of, operator
 from kernels.plans import run
 
@@ -296,7 +298,7 @@ _linear_geglu.register_fake(_layer_outputs)
 
 @operator("verify_kernels::linear_geglu_product")
 def _product(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Tensor:
-    """a @ b^T + bias: the pre-activation, and both products of the backward pass."""
+    """a @ b^T + bias: the pre-activation, and dx."""
     y = a.new_empty((a.shape[0], b.shape[0]))
     _launch_tiles(a, b, bias, y, None, 0, allow_tf32)
     return y
@@ -350,7 +352,7 @@ def _gradients(
     if dp is None:
         return None, None, None
     dx = shaped(product(dp, weight.t(), None, allow_tf32), shape) if need_x else None
-    dw = product(dp.t(), x.t(), None, allow_tf32) if need_w else None
+    dw = call(weight_gradient)(dp, x, allow_tf32) if need_w else None
     return dx, dw, db
 
 
@@ -403,7 +405,7 @@ def _differentiate_product(ctx, u):
     need_a, need_b, need_bias = ctx.needs_input_grad[:3]
     return (
         _product(u, b.t(), None, ctx.allow_tf32) if need_a else None,
-        _product(u.t(), a.t(), None, ctx.allow_tf32) if need_b else None,
+        weight_gradient(u, a, ctx.allow_tf32) if need_b else None,
         _column_sums(u) if need_bias else None,
         None,
     )

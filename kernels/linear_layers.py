@@ -1,4 +1,4 @@
-"""What linear_act.py and linear_geglu.py share around their kernels: tiles, the choice of their shape, arguments."""
+"""What the linear layers share around their kernels: tiles, the choice of their shape, sums of parts, arguments."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ WIDE = {torch.float64: torch.float64}  # the dtype of column sums; those of ever
 ROWS = 256  # rows of one partial column sum: fixed, so that db has the same bits on every device
 FEW_TILES = 64  # at most so many tiles: nothing is timed
 fastest: dict[tuple, Config] = {}  # the configurations chosen so far
+# Of a plain product, and of one with an activation: what to choose from, by what adds up the products (see configs_of)
+PRODUCT_CONFIGS: dict[str, list[Config]] = {
+    "float64": [(64, 64, 16, 4, 3)],
+    "float32": [(128, 64, 16, 8, 3), (64, 64, 16, 8, 2), (128, 128, 16, 8, 3)],
+    "tf32": [(128, 128, 32, 8, 3), (64, 128, 32, 4, 4)],
+    "16 bits": [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 4)],
+}
 
 
 @triton.jit
@@ -88,27 +95,35 @@ def shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @triton.jit(do_not_specialize=["parts"])
 def _added_kernel(
-    part_ptr,  # [parts, N], contiguous: partial column sums
+    part_ptr,  # [parts, N], contiguous: partial sums
     sum_ptr,  # [N]: their sums in the dtype of the result
     parts,
     N,
     BLOCK: tl.constexpr,
 ):
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < N
+    row = tl.cast(N, tl.int64)
     zero = tl.zeros((BLOCK,), tl.float64)
     a, b, c, d = zero, zero, zero, zero
     for i in range(0, parts, 4):
-        at = part_ptr + i * N + cols
+        at = part_ptr + i * row + cols
         a += tl.load(at, mask=mask, other=0.0).to(tl.float64)
-        b += tl.load(at + N, mask=mask & (i + 1 < parts), other=0.0).to(tl.float64)
-        c += tl.load(at + 2 * N, mask=mask & (i + 2 < parts), other=0.0).to(tl.float64)
-        d += tl.load(at + 3 * N, mask=mask & (i + 3 < parts), other=0.0).to(tl.float64)
+        b += tl.load(at + row, mask=mask & (i + 1 < parts), other=0.0).to(tl.float64)
+        c += tl.load(at + 2 * row, mask=mask & (i + 2 < parts), other=0.0).to(tl.float64)
+        d += tl.load(at + 3 * row, mask=mask & (i + 3 < parts), other=0.0).to(tl.float64)
     total = ((a + b) + c) + d
     out = sum_ptr.dtype.element_ty
     if out != tl.float64:  # by way of float32, as PyTorch converts
         total = total.to(tl.float32)
     tl.store(sum_ptr + cols, total.to(out), mask=mask)
+
+
+def parts_added(part: Tensor, total: Tensor) -> None:
+    """total = the sums of part: [parts, ...] over its first dimension, added in float64 in one order, then rounded."""
+    n = total.numel()
+    block = 128 if n < 1 << 16 else 1024
+    run(_added_kernel, (triton.cdiv(n, block),), part, total, part.shape[0], n, BLOCK=block, num_warps=4)
 
 
 def added(part: Tensor, dtype: torch.dtype) -> Tensor:
@@ -120,7 +135,7 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
     if not 0 < parts < 64 or n == 0:
         return part.sum(0, dtype=torch.float64).to(dtype)
     total = part.new_empty((n,), dtype=dtype)
-    run(_added_kernel, (triton.cdiv(n, 128),), part, total, parts, n, BLOCK=128, num_warps=4)
+    parts_added(part, total)
     return total
 
 

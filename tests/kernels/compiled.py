@@ -30,6 +30,21 @@ def printed(code: str, cache: pathlib.Path, timeout: float, *arguments: str) -> 
     return run.stdout
 
 
+def chains_around_a_loop(ptx: str) -> list[int]:
+    """How many products are added to each float32 sum of a loop, one by one, until it is the same sum again."""
+    into = dict(re.findall(r"fma\.rn\.f32\s+(%\w+), %\w+, %\w+, (%\w+);", ptx))
+    assert len(into) == ptx.count("fma.rn.f32"), "two products are added to one number"
+    found = []
+    while into:
+        start, register = into.popitem()
+        steps = 1
+        while register != start:
+            register = into.pop(register)
+            steps += 1
+        found.append(steps)
+    return found
+
+
 class Compiled(NamedTuple):
     kernel: str
     options: str  # constants that are no flags, and warps

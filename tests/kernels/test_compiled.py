@@ -9,7 +9,7 @@ from tests.kernels.compiled import SHARED, Compiled, printed
 COMPILE = """
 import sys
 import torch
-from kernels import geglu, gelu, linear_act, linear_geglu, swiglu
+from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, swiglu
 from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
@@ -26,7 +26,7 @@ def chosen(key, configs, launch):
     return largest
 
 
-linear_act.choose = linear_geglu.choose = chosen
+linear_act.choose = linear_geglu.choose = linear_weight.choose = chosen
 for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
     dtype = getattr(torch, name)
     with compiled_for(int(arch)) as made:
@@ -51,12 +51,15 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
         call(linear_act._gradient, dy, dy, "gelu", True, True)
         call(linear_geglu._linear_geglu, x, pre[::-1], pre[1:], "none", False, False)
         call(linear_geglu._gradient, dy, pre, "none", True)
+        call(linear_weight.weight_gradient, dy, x, False)
+        call(linear_weight.weight_gradient, (1 << 18, 256), (1 << 18, 512), False)  # several parts
     for each in made:
         print(arch, name, *each, sep="\\t")
 """
 KERNELS = {
     "_forward_kernel", "_backward_kernel", "_second_kernel", "forward_kernel", "backward_kernel", "columns_kernel",
     "forward_blocks_kernel", "row_sums_kernel", "_tile_kernel", "_gradient_kernel", "_added_kernel",
+    "_weight_kernel",
 }  # fmt: skip
 OF_FLOAT32 = {"backward_paired_kernel", "forward_hard_rows_kernel"}
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps

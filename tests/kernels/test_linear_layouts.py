@@ -15,8 +15,8 @@ import torch
 
 from kernels import linear_act as act
 from kernels import linear_geglu as geglu
-from kernels import linear_layers
-from tests.kernels.compiled import printed
+from kernels import linear_layers, linear_weight
+from tests.kernels.compiled import chains_around_a_loop, printed
 
 MODULES = [act, geglu]
 SHAPES = [(3, 1, 1), (6, 5, 1), (37, 20, 9), (70, 17, 16)]  # rows, in, out
@@ -81,18 +81,22 @@ def tensors(module, m, k, n, device, dtype=torch.float32):
 def results(module, monkeypatch, x, weight, bias, dy, activation):
     """(y and the gradients, launches of the reducing kernel, launches of the tiles)"""
     reducing, tiles = Recorder(module._gradient_kernel), Recorder(module._tile_kernel)
-    configs = module._configs
+    products = Recorder(linear_weight._weight_kernel)
+    configs, weights = module._configs, linear_weight._configs
     with monkeypatch.context() as patch:
         # on a GPU, where the configuration is timed for each layout: the first
         patch.setattr(module, "_configs", lambda *arguments: configs(*arguments)[:1])
+        patch.setattr(linear_weight, "_configs", lambda *arguments: weights(*arguments)[:1])
         patch.setattr(linear_layers, "fastest", {})
         patch.setattr(module, "_gradient_kernel", reducing)
         for name in ("_tile_kernel", "_strided_tile_kernel"):
             patch.setattr(module, name, tiles)
+        for name in ("_weight_kernel", "_strided_weight_kernel"):
+            patch.setattr(linear_weight, name, products)
         leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
         y = layer(module, *leaves, activation)
         grads = torch.autograd.grad(y, leaves, dy)
-    return (y.detach(), *grads), reducing.launches, tiles.launches
+    return (y.detach(), *grads), reducing.launches, tiles.launches + products.launches
 
 
 def same_bits(got, want):
@@ -153,7 +157,7 @@ def test_the_recorder_sees_a_pointer_off_by_one_element(backend, monkeypatch, mo
     assert moved != dense
 
 
-@pytest.mark.parametrize("module", MODULES, ids=["linear", "geglu"])
+@pytest.mark.parametrize("module", [*MODULES, linear_weight], ids=["linear", "geglu", "weight"])
 @pytest.mark.parametrize("tf32", [False, True])
 def test_the_configurations_to_choose_from_step_alike_through_k(monkeypatch, module, tf32):
     """The choice is timed, for each layout. Zeros that fill the last step turn a sum of -0 into 0."""
@@ -161,6 +165,7 @@ def test_the_configurations_to_choose_from_step_alike_through_k(monkeypatch, mod
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         configs = module._configs(dtype, tf32)
         assert len({bk for _, _, bk, _, _ in configs}) == 1, dtype
+        assert linear_weight.BLOCK % configs[0][2] == linear_weight.PARTS[dtype] % linear_weight.BLOCK == 0
         assert min(bm for bm, *_ in configs) >= 64  # smaller tiles have another matrix instruction
 
 
@@ -200,18 +205,8 @@ def test_every_float32_sum_is_one_chain_through_k(tmp_path):
     assert len(compiled) == 6
     for text in compiled:
         elements, bk = map(int, text.split("\n", 1)[0].split())
-        into = dict(re.findall(r"fma\.rn\.f32\s+(%\w+), %\w+, %\w+, (%\w+);", text))
-        assert len(into) == elements * bk
+        assert chains_around_a_loop(text) == [bk] * elements
         assert not re.search(r"\bmul\.(rn\.)?f32", text)
-        unseen = set(into)
-        for _ in range(elements):
-            start = register = unseen.pop()
-            steps = 1
-            while (register := into[register]) != start:  # around the loop: bk steps, then the same sum again
-                unseen.remove(register)
-                steps += 1
-            assert steps == bk
-        assert not unseen
 
 
 def bits(*words):

@@ -236,7 +236,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from kernels import hopper_product, linear_act, linear_geglu
+from kernels import hopper_product, linear_act, linear_geglu, linear_weight
 
 triton.knobs.nvidia.dump_ptxas_log = True
 
@@ -260,12 +260,17 @@ for module, step in ((linear_act, 256), (linear_geglu, 128)):
     matrix = torch.empty(256, 256, dtype=torch.bfloat16)
     boxes = {
         size: native_specialize_impl(CUDABackend, hopper_product.boxes(matrix, *size), False, True, True)[0]
-        for size in ((128, 64), (64, 64))
+        for size in ((128, 64), (64, 128), (64, 64))
     }
     types = {"a_desc": boxes[128, 64], "b_desc": boxes[128, 64], "y_desc": boxes[64, 64], "pre_desc": boxes[64, 64]}
     types |= {"extra": "*bf16" if module is linear_act else boxes[64, 64], "bias_ptr": "*bf16"}
-    constants = dict(MODE=1, HAS_BIAS=True, STEP=step, A_T=False, B_T=False, GROUP=8, STAGES=4, FINISH=module._finish)
+    constants = dict(MODE=1, HAS_BIAS=True, STEP=step, A_T=False, B_T=False, GROUP=8, STAGES=4)
+    constants |= dict(FINISH=module._finish)
     compiled(GluonASTSource, hopper_product.hopper_kernel, types, constants, dict(num_warps=4))
+# the weight's gradient: both operands transposed
+types |= {"a_desc": boxes[64, 128], "b_desc": boxes[64, 128], "extra": "*bf16"}
+constants |= dict(MODE=0, HAS_BIAS=False, STEP=256, A_T=True, B_T=True, FINISH=linear_weight._finish)
+compiled(GluonASTSource, hopper_product.hopper_kernel, types, constants, dict(num_warps=4))
 bm, bn, bk = linear_act._TINY
 for pointer, launches in (  # of float16 another type stands in the same code
     ("*bf16", ((1, "stride_bk"), (1, "stride_bn"), (9, "stride_bk"), (5, "stride_bk"))), ("*fp16", ((9, "stride_bk"),)),
@@ -281,7 +286,7 @@ for pointer, launches in (  # of float16 another type stands in the same code
 
 def test_both_kernels_compile_for_hopper_without_spills(tmp_path):
     """The tiny tiles keep the matrix instruction of 64 rows and 16 steps of k, which gives a sum's order."""
-    assert printed(COMPILE, tmp_path, 200).splitlines() == ["0 m64n256k16"] * 2 + ["0 m64n32k16"] * 5
+    assert printed(COMPILE, tmp_path, 200).splitlines() == ["0 m64n256k16"] * 3 + ["0 m64n32k16"] * 5
 
 
 def leaving_a_rest(units):

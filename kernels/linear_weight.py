@@ -1,0 +1,228 @@
+"""The gradient of a linear layer's weight, g^T @ x: a sum over rows, of which there may be millions.
+
+    weight_gradient(g, x, allow_tf32)        g.t() @ x, for g: [M, N] and x: [M, K]
+
+Mathematics: dW[n, k] = g[0, n] x[0, k] + ... + g[M - 1, n] x[M - 1, k].
+
+Rounding points. Products are exact (16-bit), or fused (float32, float64). Sums have two or three levels, whose ends are
+fixed rows, the same for every tile shape, layout and device:
+
+    1.  rows in one chain, ascending: BLOCK = 128 of them; in 16 bits, and in float32 with allow_tf32, a whole part
+    2.  the blocks of a part of PARTS[dtype] rows, one after the other, in the dtype of the chain: float32 (or float64)
+    3.  the parts in float64 (parts_added in linear_layers.py), rounded to float32 and, in 16 bits, once more
+
+Up to 128 rows (in 16 bits up to one part) the one chain is the sum that linear_act.py and linear_geglu.py would form,
+bit for bit.
+
+Error of float32, in units of the scale |g|^T @ |x|: levels 1 and 2 are 128 + 128 roundings, level 3 is one, and each
+is 2^-24 of the scale at most, half a unit to a whole one. So 257 are a bound for any M. Equal products err to the
+same side at every step, but early sums are small: at most 3/8 of it remain, 97 (for sums of 4/3 of a power of two).
+The worst of 200,000 such parts has 56; one chain of 65,537 rows, as it was before, gives up to 15,033 (a hunt on an
+H200 found 13,301).
+
+Error of 16 bits: a step of the matrix units aligns 16 products and the sum so far to the largest, cuts off what is
+below 2^-25 of it, and cuts the result to float32: 5 units of float32 in a step at most, toward zero. The 1024 steps
+of a float16 part of 2^14 rows lose at most 1.25 ULP of float16, those of equal products 3/8 of that, 0.47, beside 0.5
+for the rounding. The worst part that a model of the units gives has 0.33, one chain of 65,536 rows 1.33. A unit of
+bfloat16 is 8 times as large, and a part has 8 times the rows.
+
+Cost, from counts; nothing of it was timed. The end of a block is one addition and one move after 128 multiplications
+of each sum. Parts are programs of their own, which fill a GPU where the result is small; they store 4 bytes a number
+(float64: 8), in all ceil(M / PARTS) N K numbers, and these are read again. On an H200 8 bytes are 1.7 ps at 4.8 TB/s,
+and the 2^14 products between them 44 ps in float16 (750 TFLOP/s), 600 ps in float32 (55 TFLOP/s). bfloat16 has no
+parts up to 131,072 rows. Of several parts of 16 bits the sums come from the kernel for any device, also on Hopper.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from kernels import hopper_product
+from kernels.hopper_product import halves, send
+from kernels.launch import of_any_alignment
+from kernels.linear_layers import PRODUCT_CONFIGS, WIDE, Config, choose, configs_of, few, parts_added, tile_of
+from kernels.operators import operator
+from kernels.plans import run
+
+BLOCK = 128  # rows in one chain of float32 or float64 additions
+PARTS = {torch.float64: 1 << 14, torch.float32: 1 << 14, torch.float16: 1 << 14, torch.bfloat16: 1 << 17}
+_GROUP = 8  # rows of tiles that stay together
+
+
+# -------------------------------------------------------------------------- the kernel for any device
+
+
+@triton.jit
+def _hidden_zero(r, BLOCK: tl.constexpr):
+    """0 where r is a multiple of BLOCK, by an instruction that the compiler must not run in vain.
+
+    So it keeps the branch around it. Otherwise it adds at every step and selects what was before: 32 additions and 64
+    selections a thread beside 512 multiplications. A barrier would keep the branch, but end the pipeline of loads."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [r % BLOCK], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _weight_kernel(
+    g_ptr,  # [M, N], any strides
+    x_ptr,  # [M, K], any strides
+    w_ptr,  # the gradient, [N, K], contiguous; where M > PART the parts' sums, [parts, N, K], float32 or float64
+    M,
+    N,
+    K,
+    stride_gm,
+    stride_gn,
+    stride_xm,
+    stride_xk,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,  # 0: a part is one chain
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,  # rows of a step; BLOCK and PART are multiples of it
+    GROUP: tl.constexpr,
+):
+    tiles_n = tl.cdiv(N, BN)
+    tiles_k = tl.cdiv(K, BK)
+    part = (tl.program_id(0) // (tiles_n * tiles_k)).to(tl.int64)
+    tile_n, tile_k = tile_of(tl.program_id(0) % (tiles_n * tiles_k), tiles_n, tiles_k, GROUP)
+    ns = tile_n.to(tl.int64) * BN + tl.arange(0, BN)
+    ks = tile_k.to(tl.int64) * BK + tl.arange(0, BK)
+    rows = part * PART + tl.arange(0, BM)
+    wide: tl.constexpr = tl.float64 if g_ptr.dtype.element_ty == tl.float64 else tl.float32
+    acc = tl.zeros((BN, BK), wide)  # of a block
+    total = tl.zeros((BN, BK), wide)  # of the blocks before it
+    length = tl.minimum(M - part * PART, PART).to(tl.int32)
+    for r in range(0, length, BM):
+        if BLOCK > 0:
+            ended = (r % BLOCK == 0) & (r > 0)
+            if ended:
+                total += acc
+                acc = tl.zeros((BN, BK), wide) + _hidden_zero(r, BLOCK).to(wide)
+        at = rows + r
+        g = tl.load(
+            g_ptr + ns[:, None] * stride_gn + at[None, :] * stride_gm,
+            mask=(ns < N)[:, None] & (at < M)[None, :],
+            other=0.0,
+        )
+        x = tl.load(
+            x_ptr + ks[None, :] * stride_xk + at[:, None] * stride_xm,
+            mask=(ks < K)[None, :] & (at < M)[:, None],
+            other=0.0,
+        )
+        acc = tl.dot(g, x, acc, input_precision=PRECISION, out_dtype=wide)
+    if BLOCK > 0:
+        several = length > BLOCK  # 0 + acc would turn the -0 of a single block into 0
+        if several:
+            acc += total
+    offsets = (part * N + ns)[:, None] * K + ks[None, :]
+    tl.store(w_ptr + offsets, acc.to(w_ptr.dtype.element_ty), mask=(ns < N)[:, None] & (ks < K)[None, :])
+
+
+_strided_weight_kernel = of_any_alignment(_weight_kernel)
+
+# -------------------------------------------- the end of a tile of hopper_product.py: one part of 16 bits
+
+
+@gluon.jit
+def _finish(
+    x, row, col, y_desc, pre_desc, extra, out_bufs, M, N,
+    WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
+):  # fmt: skip
+    """64 x 64 sums, rounded and sent."""
+    lo, hi = halves(x)
+    if PART == 0:
+        v = lo
+    else:
+        v = hi
+    send(v, y_desc, out_bufs.index(2 * WG + PART), row, col + 128 * PART + 64 * LATE)
+
+
+# ---------------------------------------------------------------------------------------- launchers
+
+
+def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
+    return configs_of(PRODUCT_CONFIGS, dtype, allow_tf32)
+
+
+def _aligned(g: Tensor, x: Tensor, w: Tensor) -> bool:
+    """Whether the kernel for multiples of 16 applies: sizes of the result, strides but for those of 1, addresses."""
+    strides = all(min(t.stride()) == 1 and max(t.stride()) % 16 == 0 for t in (g, x))
+    return strides and not any(size % 16 for size in w.shape) and all(t.data_ptr() % 16 == 0 for t in (g, x, w))
+
+
+def _launch_weight(g, x, w, sums, allow_tf32) -> None:
+    """w = g^T @ x; `sums` are [parts, N, K] numbers for the sums of parts, None where one part is all."""
+    (m, n), k = g.shape, x.shape[1]
+    part = PARTS[g.dtype]
+    parts = 1 if sums is None else len(sums)
+    out = w if sums is None else sums
+    with torch.cuda.device_of(g):  # the tensor's device, not the current one
+        transposed = hopper_product.transposed_operands(g.t(), x.t(), k) if parts == 1 else None
+        if transposed is not None:
+            units = torch.cuda.get_device_properties(g.device).multi_processor_count
+            hopper_product.launch(
+                g.t(), x.t(), transposed, w, w, w, w, triton.cdiv(n, 128) * triton.cdiv(k, 256), units,
+                gap=128, mode=0, has_bias=False, step=256, group=_GROUP, finish=_finish,
+            )  # fmt: skip
+        else:
+            tf32 = allow_tf32 and g.dtype == torch.float32
+            block = BLOCK if g.dtype.itemsize > 2 and not tf32 else 0
+            kernel = _weight_kernel if _aligned(g, x, w) else _strided_weight_kernel
+
+            def launch(config):
+                bn, bk, bm, warps, stages = config
+                run(
+                    kernel, (triton.cdiv(n, bn) * triton.cdiv(k, bk) * parts,),
+                    g, x, out, m, n, k, *g.stride(), *x.stride(),
+                    PRECISION="tf32" if tf32 else "ieee", PART=part, BLOCK=block,
+                    BN=bn, BK=bk, BM=bm, GROUP=_GROUP, num_warps=warps, num_stages=stages,
+                )  # fmt: skip
+
+            major = (g.stride(1) == 1, x.stride(1) == 1)
+            key = ("linear_weight", g.device, g.dtype, tf32, m.bit_length(), n, k, major)
+            launch(choose(key, few(n * k * parts, _configs(g.dtype, allow_tf32)), launch))
+        if sums is not None:
+            parts_added(sums, w)
+
+
+# ------------------------------------------------------------------------------------- custom ops
+
+
+@operator("verify_kernels::linear_weight_gradient")
+def weight_gradient(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
+    """g^T @ x for g: [M, N] and x: [M, K] of any strides."""
+    w = g.new_empty((g.shape[1], x.shape[1]))
+    if w.numel() > 0:
+        parts = triton.cdiv(len(g), PARTS[g.dtype])
+        sums = g.new_empty((parts, *w.shape), dtype=WIDE.get(g.dtype, torch.float32)) if parts > 1 else None
+        _launch_weight(g, x, w, sums, allow_tf32)
+    return w
+
+
+@weight_gradient.register_fake
+def _(g, x, allow_tf32):
+    return g.new_empty((g.shape[1], x.shape[1]))
+
+
+# ----------------------------------------------------------------------------------------- autograd
+
+
+def _save(ctx, inputs, output):
+    g, x, ctx.allow_tf32 = inputs
+    ctx.save_for_backward(g, x)
+
+
+def _differentiate(ctx, u):
+    """x @ u^T and g @ u, each the product of this module for transposed operands."""
+    g, x = ctx.saved_tensors
+    of_g = weight_gradient(x.t(), u.t(), ctx.allow_tf32) if ctx.needs_input_grad[0] else None
+    of_x = weight_gradient(g.t(), u, ctx.allow_tf32) if ctx.needs_input_grad[1] else None
+    return of_g, of_x, None
+
+
+weight_gradient.register_autograd(_differentiate, setup_context=_save)
