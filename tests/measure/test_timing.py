@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+import verify
 from verify.declare import declaration
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
@@ -167,6 +168,22 @@ def test_shapes_are_checked_before_anything_runs() -> None:
         timed({"a": kernel("linear", F.linear)}, clock)
     with pytest.raises(UsageError, match="positive sizes"):
         timed({"a": kernel()}, clock, shape=(4, 0))
+
+
+def test_functions_are_timed_at_the_largest_even_sizes_that_they_allow() -> None:
+    def sums(x):  # type: ignore[no-untyped-def]
+        return x.sum(-1)
+
+    batched = verify.kernel(like=sums, shapes={"x": "b h t"}, where="h <= 8 and t % 3 == 0")(sums)
+    assert timing.default_shape(batched) == (1024, 8, 1536)
+
+    def relu(x):  # type: ignore[no-untyped-def]
+        return F.relu(x)
+
+    rows = verify.kernel(like=F.relu, shapes={"x": "n d"}, where="n * d <= 100")(relu)
+    assert timing.default_shape(rows) == (8, 8)
+    given = [(torch.ones(2, 3),), (torch.ones(5, 7),)]
+    assert timing.default_shape(verify.kernel(like=F.relu, examples=given)(relu)) == (1,)  # the second
 
 
 @pytest.mark.gpu

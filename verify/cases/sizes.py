@@ -26,6 +26,29 @@ def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
     return _known[op.name, elements]
 
 
+def largest_of(op: Op, elements: int) -> Dims:
+    """Powers of two that the declaration allows, as even as it does, no operand above `elements` elements."""
+    if op.examples:
+        return max(op.examples, key=lambda dims: sum(map(math.prod, op.shapes(dims, op.params).values())))
+
+    def allowed(dims: Dims) -> bool:
+        shapes = op.shapes(dims, op.params).values()
+        fits = max(dims) <= elements and all(math.prod(shape) <= elements for shape in shapes)
+        return fits and (op.allowed is None or op.allowed(dims))
+
+    found = sizes_of(op, elements)[0]
+    for axis, size in enumerate(found):
+        rounded = (*found[:axis], 1 << (size - 1).bit_length(), *found[axis + 1 :])
+        found = rounded if allowed(rounded) else found
+    while True:
+        smallest_first = sorted(range(len(found)), key=found.__getitem__)
+        doubled = ((*found[:axis], 2 * found[axis], *found[axis + 1 :]) for axis in smallest_first)
+        wider = next(filter(allowed, doubled), None)
+        if wider is None:
+            return found
+        found = wider
+
+
 def shapes_for(kernel: Kernel, by_kind: Mapping[str, Sequence[Dims]], elements: int) -> tuple[Dims, ...]:
     """The shapes that a table names for the kind of an op; of a PyTorch function a few that its declaration allows."""
     op = kernel.op

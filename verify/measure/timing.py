@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, case_of, inputs_of, upstream_of
-from verify.cases.sizes import sizes_of
+from verify.cases.sizes import largest_of
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import KernelError, UsageError
 from verify.measure.call import Graph, call_tensors, describe
@@ -44,6 +44,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "rowwise": (16384, 4096),
     "contraction": (8192, 4096, 8192),
 }
+LARGE = 1 << 24  # numbers of the largest operand of a PyTorch function
 
 
 class Clock(Protocol):
@@ -97,7 +98,7 @@ class Problem:
 def default_shape(kernel: Kernel) -> tuple[int, ...]:
     """The shape at which a kernel is timed unless another is asked for."""
     if kernel.op.kind == "graph":
-        return sizes_of(kernel.op, 1 << 24)[1 if len(sizes_of(kernel.op, 1 << 24)) > 1 else 0]
+        return largest_of(kernel.op, LARGE)
     return SHAPES[kernel.op.kind]
 
 
