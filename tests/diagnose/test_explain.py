@@ -352,6 +352,50 @@ def test_an_op_without_ways_keeps_what_holds_for_any_kernel() -> None:
     assert abs(value_of(found.least)) <= 0.5
 
 
+@verify.kernel(like=torch.nn.functional.softplus, dtypes=["bfloat16", "float64"])
+def naive_softplus(x):
+    return torch.log(1 + torch.exp(x))
+
+
+def test_what_rounding_a_step_of_a_program_does_to_the_element() -> None:
+    case = Case(dtype="bfloat16", dims=(64,), fill="normal", upstream="normal")
+    found = ask(naive_softplus, case, "y", index=12)
+    assert [(row.text, list(row.moves)) for row in found.program] == [
+        ("t1 = exp(x)", ["bfloat16", "float32"]),
+        ("t2 = log1p(t1)", ["bfloat16", "float32"]),
+    ]
+    x = inputs_of(naive_softplus.op, case, "cpu")["x"].reshape(-1)[12].double()  # type: ignore[union-attr]
+    exact, ulp = torch.log1p(torch.exp(x)), 2.0**-10
+    for dtype in (torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        first = torch.log1p(torch.exp(x).to(dtype).double())
+        for row, moved in zip(found.program, (first, exact.to(dtype).double()), strict=True):
+            assert value_of(row.moves[name]) == pytest.approx(float(moved - exact) / ulp, rel=1e-6)
+    assert found.cause.startswith("the kernel computes something else") and found.compared == 64
+    assert ask(naive_softplus, Case(dtype="float64", dims=(8,), fill="normal")).program == []
+
+
+def test_a_kernel_that_does_every_step_in_its_dtype_has_the_bits_of_the_program() -> None:
+    def normalised(x):
+        return torch.log_softmax(x, -1)
+
+    @verify.kernel(like=normalised, shapes={"x": "n d"}, dtypes=["bfloat16"])
+    def in_bfloat16(x):
+        t = x - x.amax(-1, keepdim=True)
+        return t - torch.log(torch.exp(t).float().sum(-1, keepdim=True).bfloat16())
+
+    found = ask(in_bfloat16, Case(dtype="bfloat16", dims=(4, 30), fill="randn"))
+    assert [row.text for row in found.program] == [
+        "t1 = x - max(x)", "t2 = exp(t1)", "t3 = sum(t2)", "t4 = log(t3)", "t5 = t1 - t4",
+    ]  # fmt: skip
+    assert [row.value for row in found.program[:2]] == ["30 numbers", "30 numbers"]
+    same = found.others[0]
+    assert same.name.startswith("every step of the program in bfloat16") and same.same == found.compared
+    assert "moves the result most" in found.cause and "in float32 none" in found.cause
+    gradient = ask(in_bfloat16, Case(dtype="bfloat16", dims=(4, 30), fill="randn", upstream="normal"), "dx")
+    assert "dy" in " ".join(row.text for row in gradient.program)
+
+
 def test_sensitivity_is_the_slope_at_half_an_ulp() -> None:
     found = ask(erf_in_its_dtype, PATTERNS, index=0xC08B)
     with mpmath.workprec(200):

@@ -10,7 +10,7 @@ from verify.cli import exits, replay, sinks
 from verify.truth.figure import shown, signed
 
 if TYPE_CHECKING:
-    from verify.diagnose.requests import Explanation
+    from verify.diagnose.requests import Explanation, Other
 
 _KINDS = {
     "cast": "rounding of the inputs",
@@ -77,13 +77,19 @@ def lines_of(found: Explanation) -> list[str]:
     if found.stages:
         lines += ["", *_stages(found, unit)]
     if found.others:
-        lines += ["", "other formulas here"]
-        lines += [f"  {_figure(other.error):>12} {unit}  {other.name}" for other in found.others]
+        lines += ["", "the program here" if found.program else "other formulas here"]
+        lines += [f"  {_figure(other.error):>12} {unit}  {_other(other, found)}" for other in found.others]
     lines += ["", f"cause: {found.cause}"]
     return lines
 
 
 def _model(found: Explanation) -> list[str]:
+    if found.status == "unknown" and found.program:
+        return [
+            "no formula that it follows is known here; what rounding one step of the program does:",
+            "",
+            *_program(found),
+        ]
     if found.status == "unknown":
         return ["no way to compute this is known here; what is above holds for any kernel"]
     share = f"{found.same:,} of {found.compared:,} elements"
@@ -93,6 +99,19 @@ def _model(found: Explanation) -> list[str]:
     if found.status == "nearest":
         return [f"no known way gives the same bits everywhere; same bits here and in {share}: {found.model}"]
     return [f"no known way gives these bits, here and in nearly all others; the nearest, in {share}: {found.model}"]
+
+
+def _program(found: Explanation) -> list[str]:
+    formats = list(found.program[0].moves)
+    width, digits = (
+        max(len(each) for each in of) for of in zip(*((s.text, s.value) for s in found.program), strict=True)
+    )
+    head = "".join(f"  {'in ' + name + ', ULP':>18}" for name in formats)
+    lines = [f"  {'step':<{width}}  {'value':>{digits}}{head}"]
+    for step in found.program:
+        moves = "".join(f"  {_figure(step.moves[name]):>18}" for name in formats)
+        lines.append(f"  {step.text:<{width}}  {step.value:>{digits}}{moves}")
+    return lines
 
 
 def _stages(found: Explanation, unit: str) -> list[str]:
@@ -110,6 +129,10 @@ def _stages(found: Explanation, unit: str) -> list[str]:
         lines += [f"  {_KINDS[kind]:<24} {_figure(value):>14} {unit}" for kind, value in found.kinds.items()]
         lines.append(f"  {'the formula itself':<24} {_figure(found.formula):>14} {unit}")
     return lines
+
+
+def _other(other: Other, found: Explanation) -> str:
+    return f"{other.name}: same bits in {other.same:,} of {found.compared:,}" if found.program else other.name
 
 
 def _lost(bits: Any) -> str:

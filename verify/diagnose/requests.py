@@ -101,6 +101,14 @@ class Other(msgspec.Struct, frozen=True):
     same: int
 
 
+class Rounded(msgspec.Struct, frozen=True):
+    """One step of a PyTorch function's program, and by how much the element moves where it alone is rounded."""
+
+    text: str
+    value: str
+    moves: dict[str, Number]  # in the judged ULP, by the format that the step is rounded to
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """The error of one element, divided."""
 
@@ -118,6 +126,7 @@ class Explanation(msgspec.Struct, frozen=True):
     kinds: dict[str, Number]
     cause: str
     others: list[Other]
+    program: list[Rounded] = []
 
 
 class Explain(Request[Explanation], frozen=True, tag="explain"):

@@ -142,6 +142,7 @@ class Op:
     `where`) says which sizes are promised, `examples` lists the only ones there are, if so, and `result_shapes` are
     those of the outputs. `integers` names outputs that are whole numbers or conditions, which are compared as float64
     ones; `settled(problem, result, got)` puts the answer of the reference in the place of others that are right too.
+    `program(problem)` are the steps that a PyTorch function takes and the tensors to run them on (`verify.ops.graph`).
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -173,6 +174,7 @@ class Op:
     result_shapes: Callable[[Shape, Params], dict[str, Shape]] | None = None
     integers: tuple[str, ...] = ()
     settled: Callable[[Problem, str, Tensor], Tensor] | None = None
+    program: Callable[[Problem], Any] | None = None
 
     @property
     def required_outputs(self) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ commonly written, each in the arithmetic that it would run in, and looks which o
 every element of the case and of one more. The error of a way that does is divided among its steps (see
 `verify.diagnose.explain.steps`), and that is the kernel's error too, as far as the bits can tell. Where none does, it
 says so: the nearest way is named, and what holds for any kernel stays: the error of a single rounding, and what an
-error of half an ulp in the input would do.
+error of half an ulp in the input would do. Of a PyTorch function (like=) it is also what rounding each step of its
+program would do (see `verify.diagnose.explain.program`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from verify.backends import Backend
 from verify.cases import Case, problem_of
 from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
-from verify.diagnose.explain import elementwise, rows
+from verify.diagnose.explain import elementwise, program, rows
 from verify.diagnose.explain.steps import BITS, Budget, Model, Share, budget, trace
 from verify.diagnose.replay import replay
-from verify.diagnose.requests import Explanation, Other, Replay, Stage
+from verify.diagnose.requests import Explanation, Other, Replay, Rounded, Stage
 from verify.errors import KernelError, UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.ops.op import Op, Problem
@@ -73,7 +74,8 @@ def explain(kernel: Kernel, target: str, backend: Backend, case: Case, *, result
         "sensitivity": _sensitivity(kernel.op, case, measured, result, index, unit),
     }
     if not models:
-        return _without(common, f"explain knows no ways to compute {result} of op {kernel.op.name}")
+        without = _without(common, f"explain knows no ways to compute {result} of op {kernel.op.name}")
+        return _by_program(without, kernel.op, case, measured, result, index, unit)
     runs = [(case, measured, index), *_more(kernel, case, backend)]
     evidence = [_evidence(kernel.op, each, run, result, place) for each, run, place in runs]
     scores = _compare(models, evidence)
@@ -117,6 +119,60 @@ def _without(common: dict[str, Any], cause: str) -> Explanation:
         cause=cause,
         others=[],
     )
+
+
+def _by_program(
+    without: Explanation, op: Op, case: Case, measured: Measured, result: str, index: int, unit: _Unit
+) -> Explanation:
+    """What rounding each step of a PyTorch function's program does to the element; of float64 nothing is known."""
+    got = measured.results[result]
+    if op.program is None or got.dtype == torch.float64 or not mp.isfinite(unit.truth):
+        return without
+    dtypes = [got.dtype] if got.dtype == torch.float32 else [got.dtype, torch.float32]
+    steps, run = op.program(problem_of(op, case, measured.inputs, measured.upstream, (result,)))
+    found, wholes = program.roundings(steps, run, result, index, dtypes)
+    if not found:
+        return without
+    table = [
+        Rounded(
+            text=each.text,
+            value=f"{each.needed:,} numbers" if each.value is None else f"{each.value:.6g}",
+            moves={_name(dtype): number(unit.ulps(mp.mpf(by))) for dtype, by in zip(dtypes, each.moves, strict=True)},
+        )
+        for each in found
+    ]
+    others = []
+    for whole in wholes:
+        made = whole.result.to(got.dtype).to(got.device)
+        same = int(_same_bits(made, got).sum())
+        others.append(
+            Other(
+                f"every step of the program in {_name(whole.dtype)}, each sum rounded once",
+                number(unit.error(pattern_at(made.contiguous(), index))),
+                same,
+            )
+        )
+    largest = max(table, key=lambda row: _moved(row, dtypes[0]))
+    by, all_of_them = _moved(largest, dtypes[0]), sum(_moved(row, dtypes[0]) for row in table)
+    worst = without.replay.worst
+    error = abs(value_of(worst.ulp if without.replay.gate == "plain" else worst.scaled_ulp or 0.0))
+    cause = f"of the steps of the program {largest.text} in {_name(dtypes[0])} moves the result most, by {by:.3g} ULP"
+    if not error <= 2 * all_of_them + 0.5:
+        cause = (
+            f"the kernel computes something else: the steps of the program, each rounded to {_name(dtypes[0])}, move "
+            f"the result by {all_of_them:.3g} ULP together"
+        )
+    elif len(dtypes) > 1:
+        most = max(_moved(row, torch.float32) for row in table)
+        cause += f"; in float32 none moves it by more than {most:.3g}"
+    return msgspec.structs.replace(
+        without, cause=cause, others=others, program=table, same=max(each.same for each in others), compared=got.numel()
+    )
+
+
+def _moved(row: Rounded, dtype: torch.dtype) -> float:
+    by = abs(value_of(row.moves[_name(dtype)]))
+    return math.inf if math.isnan(by) else by
 
 
 # -- the unit of every figure --------------------------------------------------------------------------

@@ -250,6 +250,7 @@ class _Like:
             shapes=lambda dims, params: self._shapes(dims),
             fast=self.fast,
             points=self.points,
+            program=self.followed,
             baseline=self._baseline,
             gate="scaled" if sums else "plain",
             regime_of=names[-1],
@@ -340,7 +341,7 @@ class _Like:
             return torch.float64
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
-    def _followed(self, problem: Problem) -> tuple[Program, Run]:
+    def followed(self, problem: Problem) -> tuple[Program, Run]:
         """The program of a problem, and its tensors."""
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
@@ -357,7 +358,7 @@ class _Like:
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
         """Intervals in float64."""
-        program, run = self._followed(problem)
+        program, run = self.followed(problem)
         with torch.no_grad():
             spans = program.spans(run, problem.results)
             opened = self._opened(program, run, problem) if run.met_tie else {}
@@ -397,7 +398,7 @@ class _Like:
 
     def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
         """A kernel's integers, with those that are right beside others replaced by the reference's."""
-        program, run = self._followed(problem)
+        program, run = self.followed(problem)
         return settled(program, run, result, got, self.fast(problem)[result].value.to(got.device))
 
     def _gradients(self, problem: Problem) -> list[str]:
@@ -425,7 +426,7 @@ class _Like:
         key = ("followed", problem.results)
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
-            held = problem.cache[key] = (problem.inputs, problem.upstream, *self._followed(problem), {})
+            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.followed(problem), {})
         program, run, slices = held[2:]
         if "opened" not in problem.cache:
             self.fast(problem)

@@ -93,7 +93,7 @@ class Program:
 
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
         """Intervals of the wanted results; what is not needed any more is let go."""
-        steps = self._needed_for(wanted)
+        steps = self.needed_for(wanted)
         uses: dict[int, int] = {}
         for step in steps:
             for each in step.inputs:
@@ -121,7 +121,7 @@ class Program:
 
         `known` has, by the identity of a step, the elements of the same run that were evaluated before.
         """
-        steps = self._needed_for([result])
+        steps = self.needed_for([result])
         known = {} if known is None else known
         demands: dict[int, list[Places]] = {id(self.results[result]): [np.asarray(wanted, dtype=np.int64)]}
         fresh: dict[int, Places] = {}
@@ -152,7 +152,8 @@ class Program:
         held = known[id(self.results[result])]
         return [held[place] for place in wanted]
 
-    def _needed_for(self, wanted: Sequence[str]) -> list[Step]:
+    def needed_for(self, wanted: Sequence[str]) -> list[Step]:
+        """The steps that some results depend on, in order."""
         key = ",".join(wanted)
         if key not in self.needed:
             keep = set()

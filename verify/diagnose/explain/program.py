@@ -1,0 +1,170 @@
+"""What rounding does at each step of a PyTorch function's program, where no formula is known that a kernel follows.
+
+The program that defines the truth (`verify.ops.graph`) is evaluated in float64 with the numbers of one step rounded to
+a format and all others left as they are: by so much the explained element moves where a kernel holds that step in that
+format. A step that moves it by much has to be done in a wider one, whatever the kernel looks like. Then with every step
+rounded, each sum once: the bits that this gives are compared with the kernel's. Steps that round nothing (moved
+elements, a maximum, a condition) have no row; what they do is part of the name of what follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.ops.graph.elementwise import Map
+from verify.ops.graph.program import Program
+from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.spans import point
+from verify.ops.graph.special import FUNCTIONS
+from verify.ops.graph.steps import Leaf, Move, Places, Plain, Run, Step
+
+_EXACT = ("where", "negative", "magnitude", "maximum", "minimum", "integer", "number")
+_SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+_LONGEST = 44  # characters of a step's text
+_MOST = 128  # steps that are rounded alone
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """One step: `value` if the element needs a single number of it, by how much it moves the element in each format."""
+
+    text: str
+    value: float | None
+    needed: int  # how many numbers of it the element needs
+    moves: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The result with every step rounded to a format."""
+
+    dtype: torch.dtype
+    result: Tensor
+
+
+def roundings(
+    program: Program, run: Run, result: str, index: int, dtypes: Sequence[torch.dtype]
+) -> tuple[list[Rounding], list[Whole]]:
+    """Every step that rounds and that an element of a result depends on, in order, and the results of all together."""
+    run.opens = "face"  # decisions stay as the exact numbers have them
+    end, steps = program.results[result], program.needed_for([result])
+    held: dict[int, Any] = {}
+    for step in steps:
+        held[id(step)] = step.span(run, [held[id(each)] for each in step.inputs])
+    places = _places(steps, run, end, index)
+    before = _at(held[id(end)], index)
+    found = []
+    names = _names(steps)
+    for step in [step for step in steps if id(step) in places and rounds(step)][:_MOST]:
+        moves = []
+        for dtype in dtypes:
+            changed = {id(step): _rounded(held[id(step)], dtype)}
+            _follow(steps, run, held, changed, lambda step, span: span)
+            moves.append(_at(changed.get(id(end), held[id(end)]), index) - before)
+        mine = places[id(step)]
+        value = _at(held[id(step)], int(mine[0])) if mine.size == 1 else None
+        found.append(Rounding(names[id(step)], value, int(mine.size), tuple(moves)))
+    wholes = []
+    for dtype in dtypes:
+        changed = {id(step): held[id(step)] for step in steps if isinstance(step, Leaf | Plain)}
+        _follow(steps, run, held, changed, partial(_if_it_rounds, dtype))
+        wholes.append(Whole(dtype, changed[id(end)].mid()))
+    return found, wholes
+
+
+def rounds(step: Step) -> bool:
+    """Whether a kernel rounds what the step computes; the numbers of the others are numbers that there were before."""
+    if isinstance(step, Map):
+        jumps = step.function in FUNCTIONS and FUNCTIONS[step.function].steps
+        return step.real and step.function not in _EXACT and not jumps
+    return isinstance(step, Contract | Running | Spread) or (
+        isinstance(step, Reduce) and step.function in ("sum", "product")
+    )
+
+
+def _rounded(span: Any, dtype: torch.dtype) -> Any:
+    return point(span.mid().to(dtype).to(torch.float64))
+
+
+def _if_it_rounds(dtype: torch.dtype, step: Step, span: Any) -> Any:
+    return _rounded(span, dtype) if rounds(step) else span
+
+
+def _at(span: Any, place: int) -> float:
+    return float(span.mid().reshape(-1)[place])
+
+
+def _follow(
+    steps: Sequence[Step],
+    run: Run,
+    held: dict[int, Any],
+    changed: dict[int, Any],
+    made: Callable[[Step, Any], Any],
+) -> None:
+    """Evaluate again what depends on steps whose spans have `changed`."""
+    for step in steps:
+        if id(step) not in changed and any(id(each) in changed for each in step.inputs):
+            given = [changed.get(id(each), held[id(each)]) for each in step.inputs]
+            changed[id(step)] = made(step, step.span(run, given))
+
+
+def _places(steps: Sequence[Step], run: Run, end: Step, index: int) -> dict[int, Places]:
+    """Which elements of every step the element needs."""
+    asked: dict[int, list[Places]] = {id(end): [np.array([index], dtype=np.int64)]}
+    found = {}
+    for step in reversed(steps):
+        if id(step) in asked:
+            places = np.unique(np.concatenate([each.reshape(-1) for each in asked[id(step)]]))
+            found[id(step)] = places = places[places >= 0]
+            for each, needed in zip(step.inputs, step.sources(run, places), strict=True):
+                asked.setdefault(id(each), []).append(needed)
+    return found
+
+
+# -- names ---------------------------------------------------------------------------------------------
+
+
+def _names(steps: Sequence[Step]) -> dict[int, str]:
+    """`t2 = exp(t1)`: steps that round are numbered, the others are part of what follows."""
+    short: dict[int, str] = {}
+    found: dict[int, str] = {}
+    for step in steps:
+        text = _text(step, [short[id(each)] for each in step.inputs])
+        if rounds(step):
+            short[id(step)] = f"t{len(found) + 1}"
+            found[id(step)] = f"{short[id(step)]} = {text}"
+        else:
+            short[id(step)] = text
+    return {key: _cut(text) for key, text in found.items()}
+
+
+def _text(step: Step, given: Sequence[str]) -> str:
+    if isinstance(step, Leaf):
+        return step.name.replace("grad ", "d")
+    if isinstance(step, Plain):
+        return next(_constant(step), "c")
+    if isinstance(step, Move):
+        return given[0] if len(given) == 1 else _cut(f"({', '.join(given)})")
+    if isinstance(step, Contract):
+        return " @ ".join(given)
+    if isinstance(step, Map) and step.function in _SIGNS and len(given) == 2:
+        return f"{given[0]} {_SIGNS[step.function]} {given[1]}"
+    name = {Running: "running sum", Spread: "sum by place"}.get(type(step), getattr(step, "function", "") or "chosen")
+    return _cut(f"{name.replace('magnitude', 'abs').replace('amax', 'max').replace('amin', 'min')}({', '.join(given)})")
+
+
+def _constant(step: Plain) -> Iterator[str]:
+    if math.prod(step.shape) == 1 and not step.of:
+        yield f"{float(step.compute([]).reshape(-1)[0]):.6g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
