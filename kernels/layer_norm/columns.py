@@ -98,18 +98,18 @@ def columns_kernel(
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
     # (nested conditions: the outer one is decided when the kernel is compiled)
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
-    size = tl.zeros((ROWS, BLOCK), tl.float64)
+    size = tl.zeros((ROWS, BLOCK), tl.float32)  # of magnitudes: half the registers
     hard = tl.zeros((ROWS, 1), tl.int32)
     part_ptr += which.to(tl.int64) * programs * n_cols
     for start in range(0, programs, ROWS):
         r = rows + start
         mask = (cols < n_cols)[None, :] & (r < programs)
-        part = tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
-        acc += part
+        part = tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0)
+        acc += part.to(tl.float64)
         if REDO:
             hard = tl.maximum(hard, tl.load(hard_ptr + r, mask=r < programs, other=0))
         if FLOAT16:
-            size += tl.abs(part)
+            size += tl.abs(part).to(tl.float32)
     total = tl.sum(acc, 0)
     if REDO:
         large = which * 0

@@ -9,7 +9,7 @@ from tests.kernels.compiled import SHARED, Compiled, printed
 COMPILE = """
 import sys
 import torch
-from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, swiglu
+from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, rms_norm, swiglu
 from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
@@ -45,6 +45,9 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
             r = residual and x
             stats = call(norm.forward_op, x, r, None, v, v, 1e-5)[2]
             call(norm.backward_op, x, r, x, r, None, v, v, stats, 1e-5, True, True, False)
+            if sys.argv[1] == "all":  # the same kernels without a mean
+                stats = call(rms_norm.forward_op, x, r, v, 1e-5)[2]
+                call(rms_norm.backward_op, x, r, x, r, v, stats, 1e-5, True)
         call(norm.forward_op, (64, 256), None, None, (256,), (256,), 1e-5)  # several rows for a warp
         x, dy, pre = (1024, 1024), (1024, 4096), (1024, 8192)
         call(linear_act._linear, x, dy[::-1], dy[1:], "gelu", False, False)
@@ -64,7 +67,9 @@ KERNELS = {
 OF_FLOAT32 = {"backward_paired_kernel", "forward_hard_rows_kernel"}
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps
 # of k; by rows that 64 registers hold, so that a quarter more of them are in flight; by second derivatives.
-SPILLED = {"_tile_kernel": 192, "forward_kernel": 16, "_second_kernel": 16, "forward_blocks_kernel": 8}
+SPILLED = {
+    "_tile_kernel": 192, "forward_kernel": 16, "_second_kernel": 16, "forward_blocks_kernel": 8, "row_sums_kernel": 8,
+}  # fmt: skip
 
 QUICK = [(89, "float32"), (100, "bfloat16")]  # least shared memory, newest code; float64 arithmetic, 16 bits
 EVERY = [(arch, dtype) for arch in SHARED for dtype in ("bfloat16", "float16", "float32", "float64")]
