@@ -311,11 +311,11 @@ def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
         "@verify.kernel(op='gelu', dtypes=['float16'])\n"
         "def raises(x):\n    raise RuntimeError('reached')\n"
     )
-    options = ("--timeout", "8", "--json", "hang.json", "--backend", "interpreter", "--jobs", "1")
+    options = ("--timeout", "5", "--json", "hang.json", "--backend", "interpreter", "--jobs", "1")
     done = verify("run", "hang.py", *options, cwd=folder)
     hanging, raising = files.load(folder / "hang.json").kernels
-    assert (hanging.status, hanging.message) == ("timeout", "float16: no answer within 2 s; stopped")
-    assert hanging.hint == "verify run hang.py::hangs --timeout 16"
+    assert (hanging.status, hanging.message) == ("timeout", "float16: no answer within 1.25 s; stopped")
+    assert hanging.hint == "verify run hang.py::hangs --timeout 10"
     assert done.stdout.count(hanging.hint) == 1 and "run hang.py::hangs\n" not in done.stdout
     assert done.stdout.count("verify run hang.py::raises") == 1
     assert raising.status == "error"

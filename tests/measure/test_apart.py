@@ -79,7 +79,9 @@ def noisy(x):
 
 @kernel
 def closes(x):
-    os.closerange(3, 64); time.sleep(600)
+    if x.numel() > 40_000:  # each such call is waited for
+        os.closerange(3, 64); time.sleep(600)
+    return silu(x)
 
 @kernel
 def leaves(x):

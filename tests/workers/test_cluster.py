@@ -124,8 +124,8 @@ def test_a_crash_and_a_hang_are_answers_and_the_cluster_goes_on(cluster: Cluster
     worker = cluster.workers()[0]
     died = worker.ask(measure(target, "crashes"), timeout=120)
     assert (died.status, died.message) == ("crashed", "bfloat16: the process died of SIGABRT")
-    with pytest.raises(WorkerTimeout, match="no answer within 3 s"):
-        worker.ask(measure(target, "hangs"), timeout=3)
+    with pytest.raises(WorkerTimeout, match="no answer within 1 s"):
+        worker.ask(measure(target, "hangs"), timeout=1)
     assert worker.ask(measure(target, "right"), timeout=120).status == "ok"
 
 
