@@ -14,7 +14,7 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
-from verify.ops import Problem, get
+from verify.ops import Problem, get, thresholds
 from verify.ops.elements import mpf_to_arb
 from verify.ops.formula import Curve, Formula
 from verify.ops.gelu import ERF, TANH
@@ -229,6 +229,22 @@ def test_regimes_tile_the_real_line(name: str) -> None:
     assert all(a.high == b.low for a, b in pairwise(regimes))
     assert all(regime.low < regime.high for regime in regimes)
     assert len({regime.name for regime in regimes}) == len(regimes)
+
+
+@pytest.mark.parametrize(
+    ("function", "level", "low", "high", "root"),
+    [
+        (lambda x: x**3, 2, 1.0, 2.0, 2.0 ** (1 / 3)),
+        (lambda x: mp.exp(-x * x), mp.ldexp(1, -150), -24.0, -0.75, -math.sqrt(150 * math.log(2))),
+        (lambda x: -mp.exp(-x), -mp.ldexp(1, -20), 1.0, 24.0, 20 * math.log(2)),
+        (lambda x: x - mp.mpf(0.5), 0, -1.0, 2.0, 0.5),
+        (lambda x: x**9, 0, -1.0, 3.0, 0.0),
+    ],
+    ids=["cube", "tail", "negative", "line", "flat"],
+)
+def test_a_crossing_is_found_to_the_last_bits(function: Any, level: Any, low: float, high: float, root: float) -> None:
+    found = thresholds.crossing(function, level, low, high)
+    assert found == pytest.approx(root, rel=2**-51, abs=1e-100)
 
 
 @each_curve

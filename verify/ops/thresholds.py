@@ -18,18 +18,35 @@ from verify.ops.op import Regime
 # (bits of precision, exponent of the smallest subnormal, exponent of the smallest normal number)
 _FORMATS = {"float32": (24, -149, -126), "bfloat16": (8, -133, -126), "float16": (11, -24, -14)}
 _PREC = 80
+_CLOSER = 16  # bits by which an interval shrinks where one of its ends is next to the crossing
 
 
 def crossing(function: Callable[[Any], Any], level: Any, low: float, high: float) -> float:
-    """The x in [low, high] where an increasing `function` reaches `level`."""
-    below, above = mp.mpf(low), mp.mpf(high)
+    """The x in [low, high] where an increasing `function` reaches `level`.
+
+    By the Illinois method: every process that has a kernel of a gate needs twenty of these, at once.
+    """
+
+    def beyond(x: Any) -> Any:
+        """Negative below the crossing, and not far from a line: tails decay exponentially."""
+        value = function(x)
+        return value - level if level == 0 or value == 0 else mp.log(value / level) * mp.sign(level)
+
     with mp.workprec(_PREC):
-        for _ in range(64):
-            middle = (below + above) / 2
-            if function(middle) < level:
-                below = middle
+        below, above = mp.mpf(low), mp.mpf(high)
+        under, over = beyond(below), beyond(above)
+        last = 0
+        while float(below) != float(above):
+            least = mp.ldexp(above - below, -_CLOSER)  # beside an end that is close comes one on the other side
+            middle = below + (above - below) * under / (under - over)
+            middle = min(max(middle, below + least), above - least)
+            found = beyond(middle)
+            side = -1 if found < 0 else 1
+            if side < 0:
+                below, under, over = middle, found, over / 2 if last == side else over
             else:
-                above = middle
+                above, over, under = middle, found, under / 2 if last == side else under
+            last = side
     return float(above)
 
 
