@@ -252,8 +252,9 @@ class _Subject:
         before = State.now()
         for target in targets:
             load(target)
-        self._imported = before.left("import")
-        return State.now()
+        began = State.now()
+        self._imported = before.left("import", began)
+        return began
 
     def _left(self) -> list[Left]:
         return [*self._imported, *(self._began.left("call") if self._began else ())]

@@ -12,6 +12,7 @@ import functools
 import math
 import operator
 import os
+import pickle
 import random
 import signal
 import sys
@@ -85,9 +86,9 @@ class State:
             code=dict(_code()),
         )
 
-    def left(self, after: Literal["import", "call"]) -> list[Left]:
+    def left(self, after: Literal["import", "call"], now: State | None = None) -> list[Left]:
         """What is another state now, after the import of a kernel's module or after its calls."""
-        now = State.now()
+        now = now or State.now()
         replaced = [name for name, was in self.code.items() if not _same(name, was, now.code.get(name))]
         judges = [name for name in replaced if not name.startswith("triton")]
         found = [Left("judge", after, _named("replaced", judges))] if judges else []
@@ -118,7 +119,7 @@ def _folder() -> str:
 def _random() -> Iterator[tuple[str, Any]]:
     yield "random", random.getstate()
     if (numpy := sys.modules.get("numpy")) is not None:
-        yield "numpy.random", repr(numpy.random.get_state())
+        yield "numpy.random", pickle.dumps(numpy.random.get_state())
     yield "torch", torch.get_rng_state().numpy().tobytes()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield "torch.cuda", [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]

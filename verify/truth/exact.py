@@ -250,7 +250,8 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
     """The correctly rounded pattern of an exact value (NaN where there is none)."""
 
     def decided(enclosure: Enclosure) -> bool:
-        return _magnitude(fmt, fmt.round(enclosure.low)) == _magnitude(fmt, fmt.round(enclosure.high))
+        low, high = fmt.round(enclosure.low), fmt.round(enclosure.high)
+        return low == high or _magnitude(fmt, low) == _magnitude(fmt, high)
 
     enclosure, _, _ = settle(point, decided, both=both, start=fmt.precision + 60)
     if enclosure.kind == "nan":

@@ -170,17 +170,28 @@ class Format:
         `negative_zero` says which zero `real` itself is when it is zero.
         """
         # in integers: rationals look for common factors at each step, which is most of the exact judge's time
-        numerator, denominator = real.numerator, real.denominator
-        sign = self.sign_bit if numerator < 0 or (numerator == 0 and negative_zero) else 0
+        numerator, denominator = real.as_integer_ratio()
         if numerator == 0:
-            return sign
-        binade = floor_log2(real)
-        if binade >= self.emax and abs(real) > self.overflow:
-            return sign | self.inf_bits
-        exponent = min(max(binade, self.emin), self.emax) - self.mantissa_bits
-        unit = denominator << max(exponent, 0)
-        steps, rest = divmod(abs(numerator) << max(-exponent, 0), unit)
-        steps += 2 * rest > unit or (2 * rest == unit and steps & 1)
+            return self.sign_bit if negative_zero else 0
+        sign, magnitude = (self.sign_bit, -numerator) if numerator < 0 else (0, numerator)
+        binade = _floor_log2(magnitude, denominator)
+        if binade >= self.emax:
+            if abs(real) > self.overflow:
+                return sign | self.inf_bits
+            binade = self.emax
+        exponent = (binade if binade > self.emin else self.emin) - self.precision + 1
+        places = exponent + denominator.bit_length() - 1
+        if denominator & (denominator - 1):
+            unit = denominator << max(exponent, 0)
+            steps, rest = divmod(magnitude << max(-exponent, 0), unit)
+            steps += 2 * rest > unit or (2 * rest == unit and steps & 1)
+        elif places <= 0:
+            steps = magnitude << -places
+        else:
+            steps = magnitude >> places - 1  # in halves
+            half_or_more, exact = steps & 1, magnitude == steps << places - 1
+            steps >>= 1
+            steps += half_or_more and (steps & 1 or not exact)
         return sign | self._pattern_at(steps, exponent)
 
     def error(self, got: int, real: Fraction) -> Fraction:
@@ -249,7 +260,12 @@ def power_of_two(exponent: int) -> Fraction:
 
 def floor_log2(real: Fraction) -> int:
     """floor(log2 |real|), exactly, for a nonzero rational."""
-    numerator, denominator = abs(real.numerator), real.denominator
+    numerator, denominator = real.as_integer_ratio()
+    return _floor_log2(abs(numerator), denominator)
+
+
+def _floor_log2(numerator: int, denominator: int) -> int:
+    """The same for a positive rational in two integers."""
     guess = numerator.bit_length() - denominator.bit_length()
     # numerator / denominator lies in (2^(guess-1), 2^(guess+1))
     if guess >= 0:
