@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pathlib
 import re
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,16 +21,66 @@ ROOT = pathlib.Path(__file__).parents[2]
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
-def printed(code: str, cache: pathlib.Path, timeout: float, *arguments: str) -> str:
-    """What a script prints that imports kernels; Triton's cache is in a folder of its own."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-2000:]
-    return run.stdout
+# Forks of it run the scripts: what each would import for two seconds, and Triton's key of its own files, is there.
+_SERVE = """
+import gc, json, os, sys, traceback
+from triton.runtime.cache import triton_key
+from kernels import geglu, gelu, hopper_product, layer_norm, linear_act, linear_geglu, linear_weight, swiglu
+
+triton_key()
+gc.disable()  # half of a compiler's objects live until it is done
+for line in sys.stdin:
+    code, folder, arguments = json.loads(line)
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            for name, stream in (("printed", 1), ("errors", 2)):
+                os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+            os.environ["TRITON_CACHE_DIR"], sys.argv = f"{folder}/cache", ["-c", *arguments]
+            exec(compile(code, "<script>", "exec"), {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Compiler:
+    """A process that compiles: it imported Triton without the interpreter."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE],
+            env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0,
+        )  # fmt: skip
+
+    def printed(self, code: str, folder: pathlib.Path, timeout: float, *arguments: str) -> str:
+        """What a script prints that imports kernels; Triton's cache is in the folder, and no other script's."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps([code, str(folder), arguments]).encode() + b"\n")
+        if not select.select([process.stdout], [], [], timeout)[0]:
+            self.stop()
+            self._begin()
+            raise subprocess.TimeoutExpired("<script>", timeout)
+        status, errors = process.stdout.readline().decode().strip(), folder / "errors"
+        assert status == "0", f"exit code {status or None}: {errors.read_text()[-2000:] if errors.exists() else ''}"
+        return (folder / "printed").read_text()
+
+    def stop(self) -> None:
+        """End it with what it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 def chains_around_a_loop(ptx: str) -> list[int]:

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from kernels import plans
+from tests.kernels.compiled import Compiler
+
+
+@pytest.fixture(scope="session")
+def printed() -> Iterator[Callable[..., str]]:
+    """`Compiler.printed` of one process for all the tests that compile."""
+    compiler = Compiler()
+    yield compiler.printed
+    compiler.stop()
 
 
 @pytest.fixture(autouse=True)

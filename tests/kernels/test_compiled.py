@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.compiled import SHARED, Compiled, printed
+from tests.kernels.compiled import SHARED, Compiled
 
 COMPILE = """
 import sys
@@ -79,7 +79,7 @@ EVERY = [(arch, dtype) for arch in SHARED for dtype in ("bfloat16", "float16", "
     ("chosen", "tiles"),
     [(QUICK, "largest"), *(pytest.param([each], "all", marks=pytest.mark.slow) for each in EVERY)],
 )
-def test_every_kernel_fits(tmp_path, chosen, tiles):
+def test_every_kernel_fits(printed, tmp_path, chosen, tiles):
     arguments = [str(word) for each in chosen for word in each]
     rows = [line.split("\t") for line in printed(COMPILE, tmp_path, 300, tiles, *arguments).splitlines()]
     for arch, dtype in chosen:

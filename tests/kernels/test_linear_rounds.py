@@ -14,7 +14,6 @@ from kernels import hopper_product, launch
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_layers import tile_of
-from tests.kernels.compiled import printed
 
 ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
 MODES = [a + more for more in (0, module.GRAD.value, module.SAVE.value) for a in range(4)]
@@ -284,7 +283,7 @@ for pointer, launches in (  # of float16 another type stands in the same code
 """
 
 
-def test_both_kernels_compile_for_hopper_without_spills(tmp_path):
+def test_both_kernels_compile_for_hopper_without_spills(printed, tmp_path):
     """The tiny tiles keep the matrix instruction of 64 rows and 16 steps of k, which gives a sum's order."""
     assert printed(COMPILE, tmp_path, 200).splitlines() == ["0 m64n256k16"] * 3 + ["0 m64n32k16"] * 5
 

@@ -16,7 +16,7 @@ from kernels.launch import INTERPRETED
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 from kernels.linear_weight import BLOCK, PARTS, weight_gradient
-from tests.kernels.compiled import chains_around_a_loop, printed
+from tests.kernels.compiled import chains_around_a_loop
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
@@ -248,7 +248,7 @@ for config, (ones, sixteens) in zip(PRODUCT_CONFIGS["float32"], (columns, rows, 
 """
 
 
-def test_a_block_is_one_chain_and_its_end_a_branch(tmp_path):
+def test_a_block_is_one_chain_and_its_end_a_branch(printed, tmp_path):
     """In the code for an H200, for three classes of strides, one for each tile: see _hidden_zero."""
     compiled = printed(COMPILE, tmp_path, 120).split("kernel ")[1:]
     assert len(compiled) == 3
