@@ -1,15 +1,17 @@
 """kernels/layer_norm against exact rational moments, through Triton's interpreter or a GPU.
 
 The inputs are dyadic rationals: sums, means and variances are computed in integers, only the square
-root is rounded (to 250 bits). Nothing here is shared with verify's own truth, but one test asks that."""
+root is rounded (to 250 bits), and what follows from it is in balls. Nothing here is shared with verify's own truth,
+but one test asks that."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 
-import mpmath
+import flint
 import pytest
 import torch
 
@@ -29,8 +31,7 @@ from kernels.layer_norm import (  # noqa: E402
 )
 
 DEVICE = BACKEND.device
-CONTEXT = mpmath.mp.clone()
-CONTEXT.prec = 250
+BITS = 250  # of a ball's middle
 UNIT = 1200  # every finite float64 is an integer times 2**-UNIT
 FORMATS = {  # significand bits, exponent of the smallest normal number
     torch.float64: (53, -1022),
@@ -48,6 +49,20 @@ def _plans_are_not_kept(monkeypatch):
     monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)
 
 
+def in_balls(function):
+    """Called with Arb at BITS."""
+
+    @functools.wraps(function)
+    def inside(*args, **options):
+        before, flint.ctx.prec = flint.ctx.prec, BITS
+        try:
+            return function(*args, **options)
+        finally:
+            flint.ctx.prec = before
+
+    return inside
+
+
 def integers(tensor):
     """The values times 2**UNIT."""
     ratios = (v.as_integer_ratio() for v in tensor.detach().cpu().double().flatten().tolist())
@@ -55,7 +70,7 @@ def integers(tensor):
 
 
 def real(integer):
-    return CONTEXT.ldexp(CONTEXT.mpf(integer), -UNIT)
+    return flint.arb((integer, -UNIT))
 
 
 class Row:
@@ -66,9 +81,9 @@ class Row:
         total = sum(values)
         self.deviations = [n * v - total for v in values]  # n 2**UNIT (v - mean)
         squares = sum(d * d for d in self.deviations)
-        var = CONTEXT.ldexp(CONTEXT.mpf(squares), -2 * UNIT) / n**3
-        self.rstd = 1 / CONTEXT.sqrt(var + CONTEXT.mpf(eps))
-        self.factor = CONTEXT.ldexp(self.rstd, -UNIT) / n
+        var = flint.arb((squares, -2 * UNIT)) / n**3
+        self.rstd = 1 / (var + flint.arb(eps)).sqrt()
+        self.factor = self.rstd * flint.arb((1, -UNIT)) / n
 
     def xhat(self, i):
         return self.deviations[i] * self.factor
@@ -76,20 +91,24 @@ class Row:
 
 def ulp(scale, dtype):
     bits, least = FORMATS[dtype]
-    exponent = CONTEXT.frexp(scale)[1] - 1
-    return CONTEXT.ldexp(CONTEXT.mpf(1), max(exponent, least) - bits + 1)
+    whole, place = scale.mid().man_exp()
+    exponent = int(whole).bit_length() + int(place) - 1
+    return flint.arb((1, max(exponent, least) - bits + 1))
 
 
+@in_balls
 def error(got, truth, scale, dtype):
     """|got - truth| / ulp(scale). An infinite got is right where truth rounds to it."""
     if math.isinf(got):
-        top = CONTEXT.mpf(torch.finfo(dtype).max)
+        top = flint.arb(torch.finfo(dtype).max)
         rounds_up = truth * got > 0 and abs(truth) >= top + ulp(top, dtype) / 2
         return 0.0 if rounds_up else math.inf
-    difference = abs(CONTEXT.mpf(got) - truth)
+    difference = (got - truth).abs_upper()
     if difference == 0:
         return 0.0
-    return float(difference / ulp(scale, dtype)) if scale else math.inf
+    found = math.inf if scale == 0 else float(difference / ulp(scale, dtype))
+    assert not math.isnan(found), (got, truth, scale)
+    return found
 
 
 def worst(pairs, dtype):
@@ -106,6 +125,7 @@ def numbers(tensor, n):
     return [1] * n if tensor is None else [real(v) for v in integers(tensor)]
 
 
+@in_balls
 def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
     """Worst scaled error of y, dx, dweight, dbias (and of s, dinput_bias where they exist).
 
@@ -137,14 +157,14 @@ def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
     dy = [real(v) for v in integers(upstream[0])]
     ds = None if len(upstream) == 1 else [real(v) for v in integers(upstream[1])]
     dx = gradients["x"].double().flatten().tolist()
-    pairs, totals, magnitudes = [], [CONTEXT.mpf(0)] * n, [CONTEXT.mpf(0)] * n
+    pairs, totals, magnitudes = [], [flint.arb(0)] * n, [flint.arb(0)] * n
     for i, row in enumerate(rows):
         g = [dy[i * n + j] * w[j] for j in range(n)]
         h = [row.xhat(j) for j in range(n)]
         gh = [p * q for p, q in zip(g, h, strict=True)]
-        c1, c2 = CONTEXT.fsum(g) / n, CONTEXT.fsum(gh) / n
-        a1 = CONTEXT.fsum(map(abs, g)) / n
-        a2 = CONTEXT.fsum(map(abs, gh)) / n
+        c1, c2 = sum(g) / n, sum(gh) / n
+        a1 = sum(map(abs, g)) / n
+        a2 = sum(map(abs, gh)) / n
         for j in columns:
             truth = row.rstd * (g[j] - c1 - h[j] * c2)
             scale = row.rstd * (abs(g[j]) + a1 + abs(h[j]) * a2)
@@ -166,14 +186,14 @@ def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
         pairs = []
         for j in columns:
             terms = [dy[i * n + j] * row.xhat(j) for i, row in enumerate(rows)]
-            pairs.append((got[j], CONTEXT.fsum(terms), CONTEXT.fsum(map(abs, terms))))
+            pairs.append((got[j], sum(terms), sum(map(abs, terms))))
         found["weight"] = worst(pairs, weight.dtype)
     if bias is not None:
         got = gradients["bias"].double().tolist()
         pairs = []
         for j in columns:
             terms = [dy[i * n + j] for i in range(m)]
-            pairs.append((got[j], CONTEXT.fsum(terms), CONTEXT.fsum(map(abs, terms))))
+            pairs.append((got[j], sum(terms), sum(map(abs, terms))))
         found["bias"] = worst(pairs, bias.dtype)
     return found
 
@@ -348,7 +368,7 @@ def test_paired_kernel_sums_dbias_without_drift(monkeypatch):
     monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
     monkeypatch.setattr(plan, "PAIRED_PROGRAMS", 1)
     dy = torch.full((m, n), 1 / 3)
-    truth = CONTEXT.mpf(float(dy[0, 7])) * m
+    truth = flint.arb(float(dy[0, 7])) * m
     naive = sum(dy[1:, 7], dy[0, 7])
     assert error(float(naive), truth, truth, torch.float32) > 2
     _, gradients = run(draw(m, n).float(), None, torch.zeros(n), dy, 1e-5)

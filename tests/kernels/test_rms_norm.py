@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import math
 
-import mpmath
+import flint
 import pytest
 import torch
 
 from kernels import rms_norm as module
 from kernels.layer_norm import launch, plan
 from kernels.rms_norm import rms_norm, rms_norm_residual
-from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, draw, name_of, worst
+from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, draw, in_balls, name_of, worst
 
-CONTEXT = mpmath.mp.clone()
-CONTEXT.prec = 250
 Y_BOUND = {torch.float64: 4.0, torch.float32: 0.501, torch.float16: 0.502, torch.bfloat16: 0.5002}
 X_BOUND = {torch.float64: 8.0, torch.float32: 0.501, torch.float16: 0.51, torch.bfloat16: 0.502}
 
@@ -29,7 +27,7 @@ def _plans_are_not_kept(monkeypatch):
 
 
 def reals(tensor):
-    return [CONTEXT.mpf(v) for v in tensor.detach().cpu().double().flatten().tolist()]
+    return [flint.arb(v) for v in tensor.detach().cpu().double().flatten().tolist()]
 
 
 def run(x, weight, dy, eps, residual=None, ds=None):
@@ -45,6 +43,7 @@ def run(x, weight, dy, eps, residual=None, ds=None):
     return [o.detach().cpu() for o in outputs], {k: g.cpu() for k, g in zip(leaves, grads, strict=True)}
 
 
+@in_balls
 def exact_errors(x, weight, dy, eps, outputs, gradients, residual=None, ds=None, pick=None):
     """The worst scaled error of each result; pick: the columns that are judged."""
     n = x.shape[-1]
@@ -53,15 +52,15 @@ def exact_errors(x, weight, dy, eps, outputs, gradients, residual=None, ds=None,
     v = reals(x)
     if residual is not None:
         v = [a + b for a, b in zip(v, reals(residual), strict=True)]
-    w = [CONTEXT.mpf(1)] * n if weight is None else reals(weight)
+    w = [flint.arb(1)] * n if weight is None else reals(weight)
     up, added = reals(dy), None if ds is None else reals(ds)
     results = {"y": (outputs[0], []), "x": (gradients["x"], [])}
     totals = [[] for _ in range(n)]
     for i in range(m):
         row, g = v[i * n : i * n + n], [up[i * n + j] * w[j] for j in range(n)]
-        rstd = 1 / CONTEXT.sqrt(CONTEXT.fsum(a * a for a in row) / n + CONTEXT.mpf(eps))
-        c2 = CONTEXT.fsum(a * b for a, b in zip(g, row, strict=True)) * rstd / n
-        size = CONTEXT.fsum(abs(a * b) for a, b in zip(g, row, strict=True)) * rstd / n
+        rstd = 1 / (sum(a * a for a in row) / n + flint.arb(eps)).sqrt()
+        c2 = sum(a * b for a, b in zip(g, row, strict=True)) * rstd / n
+        size = sum(abs(a * b) for a, b in zip(g, row, strict=True)) * rstd / n
         for j in columns:
             xhat = row[j] * rstd
             results["y"][1].append((i * n + j, xhat * w[j], abs(xhat * w[j])))
@@ -74,7 +73,7 @@ def exact_errors(x, weight, dy, eps, outputs, gradients, residual=None, ds=None,
         results["s"] = outputs[1], [(k, t, abs(t)) for k, t in enumerate(v)]
         results["residual"] = gradients["residual"], results["x"][1]
     if weight is not None:
-        sums = [(j, CONTEXT.fsum(totals[j]), CONTEXT.fsum(map(abs, totals[j]))) for j in columns]
+        sums = [(j, sum(totals[j]), sum(map(abs, totals[j]))) for j in columns]
         results["weight"] = gradients["weight"], sums
     found = {}
     for name, (got, wanted) in results.items():
