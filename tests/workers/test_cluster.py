@@ -224,6 +224,6 @@ def test_what_must_be_equal_holds_the_files(cluster: Cluster, target: Path, tmp_
 
 
 def test_an_address_without_a_scheduler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify.workers.cluster.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("verify.workers.cluster.CONNECT_SECONDS", 0.2)
     with pytest.raises(UsageError, match="no Dask scheduler answers at 'tcp://127.0.0.1:1'"):
         Cluster.connect("tcp://127.0.0.1:1", "interpreter")
