@@ -12,7 +12,6 @@ import functools
 import math
 import operator
 import os
-import pickle
 import random
 import signal
 import sys
@@ -119,7 +118,8 @@ def _folder() -> str:
 def _random() -> Iterator[tuple[str, Any]]:
     yield "random", random.getstate()
     if (numpy := sys.modules.get("numpy")) is not None:
-        yield "numpy.random", pickle.dumps(numpy.random.get_state())
+        kind, key, *rest = numpy.random.get_state()
+        yield "numpy.random", (kind, key.tobytes(), *rest)
     yield "torch", torch.get_rng_state().numpy().tobytes()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield "torch.cuda", [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]

@@ -30,7 +30,7 @@ def crossing(function: Callable[[Any], Any], level: Any, low: float, high: float
     def beyond(x: Any) -> Any:
         """Negative below the crossing, and not far from a line: tails decay exponentially."""
         value = function(x)
-        return value - level if level == 0 or value == 0 else mp.log(value / level) * mp.sign(level)
+        return mp.log(value / level) * mp.sign(level) if level and value / level > 0 else value - level
 
     with mp.workprec(_PREC):
         below, above = mp.mpf(low), mp.mpf(high)
