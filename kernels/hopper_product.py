@@ -121,6 +121,20 @@ def send(y, desc, buf, row, col):
 
 
 @gluon.jit
+def plain_finish(
+    x, row, col, y_desc, pre_desc, extra, out_bufs, M, N,
+    WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
+):  # fmt: skip
+    """The FINISH of a product and no more: the sums are rounded and sent."""
+    lo, hi = halves(x)
+    if PART == 0:
+        v = lo
+    else:
+        v = hi
+    send(v, y_desc, out_bufs.index(2 * WG + PART), row, col + 128 * PART + 64 * LATE)
+
+
+@gluon.jit
 def _consume(
     y_desc, pre_desc, extra, bias_ptr, a_bufs, b_bufs, out_bufs, ready, free, M, N, K,
     tiles, gap, bias_size, WG: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr,

@@ -37,7 +37,7 @@ from triton.experimental.gluon import language as gl
 from kernels import hopper_product
 from kernels.checks import check_approximate
 from kernels.gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B, gelu_slope, times_gelu, unlifted
-from kernels.hopper_product import halves, send
+from kernels.hopper_product import halves, plain_finish, send
 from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
 from kernels.linear_layers import (
@@ -141,14 +141,10 @@ def _finish(
     WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """64 x 64 results: of the two halves in x, or, in a plain product, of one of them."""
-    lo, hi = halves(x)
     if MODE % 4 == 0:
-        if PART == 0:
-            v = lo
-        else:
-            v = hi
-        send(v, y_desc, out_bufs.index(2 * WG + PART), row, col + 128 * PART + 64 * LATE)
+        plain_finish(x, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, LATE, PART, MODE)
     elif PART == 0:
+        lo, hi = halves(x)
         at = col + 64 * LATE
         v = times_gelu(lo, hi, MODE % 4 == 2, y_desc.dtype == gl.bfloat16)
         send(v, y_desc, out_bufs.index(2 * WG + LATE), row, at)

@@ -39,11 +39,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from kernels import hopper_product
-from kernels.hopper_product import halves, send
 from kernels.launch import of_any_alignment
 from kernels.linear_layers import PRODUCT_CONFIGS, WIDE, Config, choose, configs_of, few, parts_added, tile_of
 from kernels.operators import operator
@@ -125,23 +122,6 @@ def _weight_kernel(
 
 _strided_weight_kernel = of_any_alignment(_weight_kernel)
 
-# -------------------------------------------- the end of a tile of hopper_product.py: one part of 16 bits
-
-
-@gluon.jit
-def _finish(
-    x, row, col, y_desc, pre_desc, extra, out_bufs, M, N,
-    WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
-):  # fmt: skip
-    """64 x 64 sums, rounded and sent."""
-    lo, hi = halves(x)
-    if PART == 0:
-        v = lo
-    else:
-        v = hi
-    send(v, y_desc, out_bufs.index(2 * WG + PART), row, col + 128 * PART + 64 * LATE)
-
-
 # ---------------------------------------------------------------------------------------- launchers
 
 
@@ -167,7 +147,7 @@ def _launch_weight(g, x, w, sums, allow_tf32) -> None:
             units = torch.cuda.get_device_properties(g.device).multi_processor_count
             hopper_product.launch(
                 g.t(), x.t(), transposed, w, w, w, w, triton.cdiv(n, 128) * triton.cdiv(k, 256), units,
-                gap=128, mode=0, has_bias=False, step=256, group=_GROUP, finish=_finish,
+                gap=128, mode=0, has_bias=False, step=256, group=_GROUP, finish=hopper_product.plain_finish,
             )  # fmt: skip
         else:
             tf32 = allow_tf32 and g.dtype == torch.float32

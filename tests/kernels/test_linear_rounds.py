@@ -235,7 +235,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from kernels import hopper_product, linear_act, linear_geglu, linear_weight
+from kernels import hopper_product, linear_act, linear_geglu
 
 triton.knobs.nvidia.dump_ptxas_log = True
 
@@ -268,7 +268,7 @@ for module, step in ((linear_act, 256), (linear_geglu, 128)):
     compiled(GluonASTSource, hopper_product.hopper_kernel, types, constants, dict(num_warps=4))
 # the weight's gradient: both operands transposed
 types |= {"a_desc": boxes[64, 128], "b_desc": boxes[64, 128], "extra": "*bf16"}
-constants |= dict(MODE=0, HAS_BIAS=False, STEP=256, A_T=True, B_T=True, FINISH=linear_weight._finish)
+constants |= dict(MODE=0, HAS_BIAS=False, STEP=256, A_T=True, B_T=True, FINISH=hopper_product.plain_finish)
 compiled(GluonASTSource, hopper_product.hopper_kernel, types, constants, dict(num_warps=4))
 bm, bn, bk = linear_act._TINY
 for pointer, launches in (  # of float16 another type stands in the same code
