@@ -142,12 +142,12 @@ def _by_program(
         for each in found
     ]
     others = []
-    for whole in wholes:
-        made = whole.result.to(got.dtype).to(got.device)
+    for dtype, whole in zip(dtypes, wholes, strict=True):
+        made = whole.to(got.dtype).to(got.device)
         same = int(_same_bits(made, got).sum())
         others.append(
             Other(
-                f"every step of the program in {_name(whole.dtype)}, each sum rounded once",
+                f"every step of the program in {_name(dtype)}, each sum rounded once",
                 number(unit.error(pattern_at(made.contiguous(), index))),
                 same,
             )

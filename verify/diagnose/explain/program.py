@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.spans import point
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import Leaf, Move, Places, Plain, Run, Step
+from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
 
 _EXACT = ("where", "negative", "magnitude", "maximum", "minimum", "integer", "number")
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
@@ -42,24 +41,16 @@ class Rounding:
     moves: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Whole:
-    """The result with every step rounded to a format."""
-
-    dtype: torch.dtype
-    result: Tensor
-
-
 def roundings(
     program: Program, run: Run, result: str, index: int, dtypes: Sequence[torch.dtype]
-) -> tuple[list[Rounding], list[Whole]]:
-    """Every step that rounds and that an element of a result depends on, in order, and the results of all together."""
+) -> tuple[list[Rounding], list[Tensor]]:
+    """Every step that rounds and that an element depends on, in order; for each format the result with all rounded."""
     run.opens = "face"  # decisions stay as the exact numbers have them
     end, steps = program.results[result], program.needed_for([result])
     held: dict[int, Any] = {}
     for step in steps:
         held[id(step)] = step.span(run, [held[id(each)] for each in step.inputs])
-    places = _places(steps, run, end, index)
+    places = program.places(run, result, [index], {})
     before = _at(held[id(end)], index)
     found = []
     names = _names(steps)
@@ -69,14 +60,14 @@ def roundings(
             changed = {id(step): _rounded(held[id(step)], dtype)}
             _follow(steps, run, held, changed, lambda step, span: span)
             moves.append(_at(changed.get(id(end), held[id(end)]), index) - before)
-        mine = places[id(step)]
+        mine, _ = places[id(step)]
         value = _at(held[id(step)], int(mine[0])) if mine.size == 1 else None
         found.append(Rounding(names[id(step)], value, int(mine.size), tuple(moves)))
     wholes = []
     for dtype in dtypes:
         changed = {id(step): held[id(step)] for step in steps if isinstance(step, Leaf | Plain)}
         _follow(steps, run, held, changed, partial(_if_it_rounds, dtype))
-        wholes.append(Whole(dtype, changed[id(end)].mid()))
+        wholes.append(changed[id(end)].mid())
     return found, wholes
 
 
@@ -114,19 +105,6 @@ def _follow(
         if id(step) not in changed and any(id(each) in changed for each in step.inputs):
             given = [changed.get(id(each), held[id(each)]) for each in step.inputs]
             changed[id(step)] = made(step, step.span(run, given))
-
-
-def _places(steps: Sequence[Step], run: Run, end: Step, index: int) -> dict[int, Places]:
-    """Which elements of every step the element needs."""
-    asked: dict[int, list[Places]] = {id(end): [np.array([index], dtype=np.int64)]}
-    found = {}
-    for step in reversed(steps):
-        if id(step) in asked:
-            places = np.unique(np.concatenate([each.reshape(-1) for each in asked[id(step)]]))
-            found[id(step)] = places = places[places >= 0]
-            for each, needed in zip(step.inputs, step.sources(run, places), strict=True):
-                asked.setdefault(id(each), []).append(needed)
-    return found
 
 
 # -- names ---------------------------------------------------------------------------------------------

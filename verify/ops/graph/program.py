@@ -121,36 +121,43 @@ class Program:
 
         `known` has, by the identity of a step, the elements of the same run that were evaluated before.
         """
-        steps = self.needed_for([result])
         known = {} if known is None else known
+        places_of = self.places(run, result, wanted, known)
+        for step in self.needed_for([result]):
+            if id(step) not in places_of:
+                continue
+            given = []
+            wanted_of_step, sources = places_of[id(step)]
+            for each, places in zip(step.inputs, sources, strict=True):
+                held = known.get(id(each), {})
+                given.append([held[place] if place >= 0 else ABSENT for place in places.reshape(-1).tolist()])
+            made = step.elements(run, arithmetic, wanted_of_step, given)
+            known.setdefault(id(step), {}).update(zip(wanted_of_step.tolist(), made, strict=True))
+        held = known[id(self.results[result])]
+        return [held[place] for place in wanted]
+
+    def places(
+        self, run: Run, result: str, wanted: Sequence[int], known: dict[int, dict[int, Any]]
+    ) -> dict[int, tuple[Places, list[Places]]]:
+        """Which elements of every step, but those of `known`, the wanted ones need, and what these need of its inputs.
+
+        By the identity of a step; one of which nothing is needed is not there.
+        """
         demands: dict[int, list[Places]] = {id(self.results[result]): [np.asarray(wanted, dtype=np.int64)]}
-        fresh: dict[int, Places] = {}
-        sources: dict[int, list[Places]] = {}
-        for step in reversed(steps):
+        found: dict[int, tuple[Places, list[Places]]] = {}
+        for step in reversed(self.needed_for([result])):
             if id(step) not in demands:
                 continue
             places = np.unique(np.concatenate([each.reshape(-1) for each in demands.pop(id(step))]))
-            held = known.setdefault(id(step), {})
             places = places[np.searchsorted(places, 0) :]
-            if held:
+            if held := known.get(id(step)):
                 places = np.array([place for place in places.tolist() if place not in held], dtype=np.int64)
             if not places.size:
                 continue
-            fresh[id(step)] = places
-            sources[id(step)] = step.sources(run, places)
-            for each, found in zip(step.inputs, sources[id(step)], strict=True):
-                demands.setdefault(id(each), []).append(found)
-        for step in steps:
-            if id(step) not in fresh:
-                continue
-            given = []
-            for each, places in zip(step.inputs, sources[id(step)], strict=True):
-                held = known.get(id(each), {})
-                given.append([held[place] if place >= 0 else ABSENT for place in places.reshape(-1).tolist()])
-            made = step.elements(run, arithmetic, fresh[id(step)], given)
-            known[id(step)].update(zip(fresh[id(step)].tolist(), made, strict=True))
-        held = known[id(self.results[result])]
-        return [held[place] for place in wanted]
+            found[id(step)] = places, step.sources(run, places)
+            for each, needed in zip(step.inputs, found[id(step)][1], strict=True):
+                demands.setdefault(id(each), []).append(needed)
+        return found
 
     def needed_for(self, wanted: Sequence[str]) -> list[Step]:
         """The steps that some results depend on, in order."""
