@@ -210,7 +210,7 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
 
 def accuracy(night: Night, until: float | None) -> Run:
     """Every kernel measured against the exact answer, and the peers beside them."""
-    return _kernels(night, until, "accuracy", (*night.targets, *night.peers))
+    return _kernels(night, until, "accuracy", (*night.targets, *night.peers), pool=night.pool)
 
 
 def laws(night: Night, until: float | None) -> Run:
@@ -298,8 +298,6 @@ def bench(night: Night, until: float | None) -> Run:
     if _about(night).backend != "cuda":
         raise NothingToDoError("speed is measured on a GPU only")
 
-    say = partial(_said, night, "bench")
-
     def timings() -> Run:
         own = night.pool is None  # else others may measure, on other machines, with other caches on their disks
         session = Session(
@@ -308,7 +306,7 @@ def bench(night: Night, until: float | None) -> Run:
             timeout=night.timeout,
             pool=_pool(night) if own else None,  # says what the environment is
             deadline=_share(until, TIMING),
-            progress=say,
+            progress=partial(_said, night, "bench"),
         )
         ahead = (night.jobs or _about(night).workers) if own else 0
         wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False, ahead=ahead)
@@ -320,20 +318,7 @@ def bench(night: Night, until: float | None) -> Run:
     stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
 
     def accuracies() -> Run:
-        kept = Kept(night.folder / "bench")
-        session = Session(
-            backend=night.backend,
-            seed=night.seed,
-            timeout=night.timeout,
-            jobs=night.jobs,
-            deadline=until,
-            by_dtype=True,
-            kept=kept,
-            progress=say,
-        )
-        measured = run_kernels(stand_ins, session, "verify nightly: bench")
-        night.usage += session.usage
-        night.lost = night.lost or kept.lost
+        measured = _kernels(night, until, "bench", stand_ins, pool=None)  # here, where they were timed
         return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
     measured = unit(night, "bench", "accuracy of PyTorch", accuracies)
@@ -372,7 +357,7 @@ def _said(night: Night, stage: str, text: str) -> None:
     night.progress(f"{stage} {text}")
 
 
-def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str]) -> Run:
+def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None) -> Run:
     """`verify run` with a memory: a dtype of a kernel that an earlier start finished is not measured again."""
     kept = Kept(night.folder / stage)
     session = Session(
@@ -381,7 +366,7 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         timeout=night.timeout,
         profile=night.profile,
         jobs=night.jobs,
-        pool=night.pool,
+        pool=pool,
         deadline=until,
         by_dtype=True,
         kept=kept,
