@@ -347,7 +347,7 @@ def _share(until: float | None, share: float) -> float | None:
 STAGES = (
     PlannedStage("accuracy", 2.0, accuracy),
     PlannedStage("sweep", 1.0, sweep),
-    PlannedStage("bench", 3.0, bench),
+    PlannedStage("bench", 5.0, bench),
     PlannedStage("hunt", 1.5, hunt),
     PlannedStage("laws", 3.5, laws),
 )
