@@ -288,9 +288,9 @@ def test_many_equal_rows_on_a_gpu(dtype):
     for m in (65_537, 1 << 20):
         values = (1 + torch.rand(2, 1, 256, generator=generator)).to(dtype).cuda()
         values[0] *= 2.0**-13  # float16 has to hold the sums
+        if dtype == torch.float16 and m > 65_537:
+            values[0] /= 16  # rounds: they become subnormal
         g, x = (v.expand(m, 256).contiguous() for v in values)
         truth = m * (values[0].double().t() @ values[1].double()).cpu()
-        if dtype == torch.float16 and m > 65_537:
-            g, truth = g / 16, truth / 16
         limit = 97 if dtype == torch.float32 else 0.5 + 0.47
         assert ulps(weight_gradient(g, x, False), truth, FRACTION[dtype]) <= limit
