@@ -60,8 +60,10 @@ def classed(
     if segments is None:
         return None, tuple((regime, class_of_recipe(case.regime or case.fill)) for regime in regimes)
     level = by_element(problem, result, shape, _level).reshape(-1)
-    used, places = torch.unique(segments * len(CLASSES) + level, return_inverse=True)
-    found = (divmod(part, len(CLASSES)) for part in used.tolist())
+    part = segments * len(CLASSES) + level
+    used = torch.zeros(len(regimes) * len(CLASSES), dtype=torch.bool, device=part.device).index_fill_(0, part, True)
+    places = (used.cumsum(0) - 1)[part]  # parts that hold something, numbered in their order
+    found = (divmod(each, len(CLASSES)) for each in torch.nonzero(used).reshape(-1).tolist())
     return places, tuple((regimes[regime], CLASSES[name]) for regime, name in found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import torch
@@ -14,6 +15,11 @@ from verify.truth.ulp import Errors
 
 _FLAGS = ("misrounded", "undecided", "nonfinite", "nan")
 _COMBINATIONS = 1 << len(_FLAGS)
+
+ROW = 1024  # neighbours that are reduced together where they have one owner
+COPIES = 1024  # of every count on a GPU, at most
+_NUMBERS = 1 << 21  # in all copies together: 16 MiB
+_MANY = 1 << 16  # elements; fewer are counted without copies
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,40 @@ def bin_of(magnitude: Tensor) -> Tensor:
     return shifted.clamp(0, BINS - 1)
 
 
+def counted(key: Tensor, size: int, copies: int | None = None) -> Tensor:
+    """How many elements have each key in 0 .. size - 1.
+
+    Atomics on one number wait for each other, and most elements may have the same key. So on a GPU neighbours count in
+    different copies of the counts, which are added in the end.
+    """
+    if copies is None:
+        copies = min(COPIES, _NUMBERS // size) if key.is_cuda and key.numel() >= _MANY else 1
+    if copies < 2:
+        return torch.bincount(key, minlength=size)
+    copy = torch.arange(key.numel(), device=key.device) % copies
+    return torch.bincount(key * copies + copy, minlength=size * copies).reshape(size, copies).sum(1)
+
+
+def reduced(values: Tensor, owner: Tensor, size: int, how: Literal["amax", "amin", "sum"], start: int) -> Tensor:
+    """The largest, the least or the sum of `start` and the values (int64, flat) of each owner in 0 .. size - 1.
+
+    On a GPU atomics on one number wait for each other, and an owner may have millions of elements in a row. So rows
+    that have one owner are reduced first, and only their results scattered; integers make the order irrelevant.
+    """
+    found = torch.full((size,), start, dtype=torch.int64, device=values.device)
+    whole = values.numel() // ROW * ROW
+    if whole < 2 * ROW:
+        return found.scatter_reduce_(0, owner, values, how)
+    rows, owners = values[:whole].reshape(-1, ROW), owner[:whole].reshape(-1, ROW)
+    first = owners[:, 0]
+    same = (owners == owners[:, :1]).all(1)
+    one, mixed = torch.nonzero(same).reshape(-1), torch.nonzero(~same).reshape(-1)
+    dense: Tensor = getattr(rows, how)(1)
+    found.scatter_reduce_(0, first[one], dense[one], how)
+    found.scatter_reduce_(0, owners[mixed].reshape(-1), rows[mixed].reshape(-1), how)
+    return found.scatter_reduce_(0, owner[whole:], values[whole:], how)
+
+
 def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int = 1) -> Counts:
     """The counts of each segment. `segments` (int64, flat) assigns each element; -1 leaves an element out."""
     magnitude = found.ulp.abs()
@@ -71,8 +111,8 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
 
     def per_segment(key: Tensor, size: int) -> Tensor:
         if owner is None:
-            return torch.bincount(key, minlength=size).reshape(1, size)
-        rows = torch.bincount(owner * size + key, minlength=(n_segments + 1) * size)
+            return counted(key, size).reshape(1, size)
+        rows = counted(owner * size + key, (n_segments + 1) * size)
         return rows.reshape(n_segments + 1, size)[:n_segments]
 
     flags = torch.zeros_like(found.ulp, dtype=torch.int64)
@@ -82,8 +122,7 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
     if owner is None:
         capped = fixed.sum().reshape(1)
     else:
-        capped = torch.zeros(n_segments + 1, dtype=torch.int64, device=fixed.device)
-        capped = capped.index_add_(0, owner, fixed)[:n_segments]
+        capped = reduced(fixed, owner, n_segments + 1, "sum", 0)[:n_segments]
     return Counts(
         flags=per_segment(flags, _COMBINATIONS),
         capped=capped,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from verify.measure.counting import counted, reduced
 from verify.measure.tally import Peak, worse
 from verify.ops.op import Op, Params
 from verify.records.record import Curve, number, value_of
@@ -61,15 +62,14 @@ def peaks(
     format, of the inputs at some positions.
     """
     owner = torch.where((bins < 0) | (bins >= size), size, bins)  # one bin more, for what is left out
-    counts = torch.bincount(owner, minlength=size + 1)[:size]
+    counts = counted(owner, size + 1)[:size]
     # the bits of non-negative numbers are in the order of the numbers, those of NaN above infinity
     rank = error.abs().view(torch.int64)
-    best = torch.full((size + 1,), -1, dtype=torch.int64, device=rank.device).scatter_reduce_(0, owner, rank, "amax")
-    nowhere = torch.full((size + 1,), rank.numel(), dtype=torch.int64, device=rank.device)
+    best = reduced(rank, owner, size + 1, "amax", -1)
     position = torch.arange(rank.numel(), device=rank.device)
     at_peak = torch.where(rank == best[owner], position, rank.numel())
     used = torch.nonzero(counts).reshape(-1)
-    first = nowhere.scatter_reduce_(0, owner, at_peak, "amin")[used]
+    first = reduced(at_peak, owner, size + 1, "amin", rank.numel())[used]
     columns = (used, counts[used], best[used].view(torch.float64), first, bits(first))
     mask = (1 << fmt.bits) - 1
     return [
