@@ -219,12 +219,15 @@ def test_what_a_measurement_supports() -> None:
     assert proposed(0.50012345, ALL) == 0.5002
     assert proposed(0.50012345, PROVEN) == 0.5002
     assert proposed(0.50012345, SEEN) == 0.6252  # 1.25 * 0.50012345 = 0.62515...
-    assert proposed(0.7, SEEN) == 0.875
+    assert proposed(0.6, SEEN) == 0.75
+    assert proposed(1.5, SEEN) == 3.0  # 0.5 is rounding, 1.0 varies from seed to seed
     assert proposed(0.0, ALL) == 0.5  # no correctly rounded result is excluded
     assert proposed(0.0, SEEN) == 0.625
     few = Basis("observed", bounds.FEW - 1, 0)
     assert proposed(0.7, few) == 2.1  # maxima of few cases differ far more from seed to seed
-    assert proposed(0.7, Basis("observed", bounds.FEW, 0)) == 0.875
+    assert proposed(0.7, Basis("observed", bounds.FEW, 0)) == 1.0
+    assert proposed(0.7, Basis("observed", bounds.MANY - 1, 0)) == 1.0
+    assert proposed(0.7, Basis("observed", bounds.MANY, 0)) == 0.875
     [reading] = readings(run(kernel(result(0.7, basis=few))))
     assert bounds.proposal(reading, 0.5) == 1.05  # what was asked for
 

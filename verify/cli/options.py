@@ -121,7 +121,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--headroom": {
         "type": share,
         "metavar": "SHARE",
-        "help": "what is added to observed maxima: other seeds find larger ones (default 0.25, below 10,000 cases 2)",
+        "help": "added to observed maxima: other seeds find larger ones (default: 0.25 or more, by cases)",
     },
     "--on-ci": {"action": "store_true", "help": "write although this is a CI machine"},
     "--resume": {"metavar": "PATH", "help": "keep what is finished there, and go on from what an earlier start kept"},
