@@ -55,7 +55,8 @@ def _merged(runs: Sequence[Run]) -> dict[str, KernelRun]:
         now = msgspec.structs.replace(kernel, seconds=kernel.seconds / max(len(dtypes), 1))
         known = found.get(kernel.target)
         if known is None or not known.results:
-            found[kernel.target] = now if now.results or known is None else known
+            told = now.results or known is None or known.status == "interrupted"
+            found[kernel.target] = now if told else known
             continue
         have = {(result.output, result.dtype) for result in known.results}
         more = [result for result in kernel.results if (result.output, result.dtype) not in have]
