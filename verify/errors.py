@@ -38,6 +38,10 @@ class TruthError(VerifyError):
     """Two routes to the exact value disagree, or precision ran out: an error of the harness; stops the run."""
 
 
+class BeyondEffort(TruthError):
+    """The exact value of one element depends on more numbers than its problem is given time for."""
+
+
 class KernelError(VerifyError):
     """A kernel broke its contract (wrong shape, dtype, device, not a tensor, raised): that kernel's result."""
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from verify.cases import counter
-from verify.errors import KernelError
+from verify.errors import BeyondEffort, KernelError
 from verify.measure.counting import tally, top
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Op, Problem
 from verify.records.record import number
-from verify.truth.exact import Judged, judge
+from verify.truth.exact import Judged, judge, judge_within
 from verify.truth.fast import Truth, check_bound
 from verify.truth.formats import Format, named
 from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bits
@@ -99,8 +99,11 @@ def judge_result(
         bits = patterns[torch.tensor(fresh, device=patterns.device)].tolist()
         for index, point, pattern in zip(fresh, points, bits, strict=True):
             given[index] = pattern & ((1 << fmt.bits) - 1)
-            exact[index] = judge(point, fmt, given[index], both=both, policy=policy)
-        return {index: exact[index] for index in fresh}
+            try:
+                exact[index] = judge(point, fmt, given[index], both=both, policy=policy)
+            except BeyondEffort:  # its interval stays what is known of it
+                exact[index] = judge_within(near.interval(index), fmt, given[index], policy)
+        return {index: exact[index] for index in fresh if exact[index].routes}
 
     if size and sample and truth.certificate != "exact":
         chosen = sorted(set(counter.below(seed, f"check/{result}", sample, size).tolist()))
@@ -116,7 +119,7 @@ def judge_result(
     # the ones that will be printed go through both routes
     leaders = _worst_indices(found, members, keep)
     for index in leaders & exact.keys():
-        if exact[index].routes < 2:
+        if exact[index].routes == 1:
             del exact[index]
     found = settled(found, escalate(sorted(leaders), both=True))
     lost = torch.isinf(_metrics(found)[-1][1])
@@ -129,7 +132,8 @@ def judge_result(
         tallies = [msgspec.structs.replace(part, open=count) for part, count in zip(tallies, left, strict=True)]
     if exact:
         tallies = _of_judged(tallies, found, segments, {index: given[index] for index in exact})
-    return JudgedResult(tallies=tallies, exact=exact, escalated=len(exact), certificate=truth.certificate, errors=found)
+    escalated = sum(1 for each in exact.values() if each.routes)
+    return JudgedResult(tallies=tallies, exact=exact, escalated=escalated, certificate=truth.certificate, errors=found)
 
 
 def demand_known_answers(device: torch.device | str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from verify.errors import TruthError
+from verify.errors import BeyondEffort, TruthError
 from verify.ops.op import Point
 from verify.truth.enclosure import Enclosure, from_arb, from_mpmath
 from verify.truth.formats import Format, floor_log2, power_of_two, quotient
@@ -137,6 +137,14 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
     told = error if isinstance(error, Fraction) else None
     return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
+
+
+def judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -> Judged:
+    """The verdict by an interval that nothing narrows: its middle, and no route that says more."""
+    right, error, exponent = _compare(fmt, got, enclosure, policy, None)
+    told = error if isinstance(error, Fraction) else None
+    ulp = _to_float(error) if isinstance(error, Fraction) else error
+    return Judged(ulp, exponent, False, right, enclosure, 53, 0, told)
 
 
 def _is_rounded(point: Point) -> bool:
@@ -264,7 +272,7 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
 def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> str:
     """The exact value in decimal, `count` significant digits; of several right ones the two ends.
 
-    From what it was judged by where that is `known` and narrow enough, else from mpmath.
+    From what it was judged by where that is `known` and narrow enough, or too much to narrow; else from mpmath.
     """
     import mpmath
 
@@ -277,12 +285,18 @@ def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> 
         return str(mpmath.nstr(value, count, strip_zeros=True, min_fixed=-5, max_fixed=count))
 
     bits = int(count * 3.4) + 40
+    ends: list[str] = []
     if known is not None and known.kind == "real":
         with mpmath.workprec(bits):
-            ends = {written(mpmath.mpf(end.numerator) / end.denominator) for end in (known.low, known.high)}
-        if len(ends) == 1:
-            return ends.pop()
-    value: Any = point.mp(bits)
+            ends = [written(mpmath.mpf(end.numerator) / end.denominator) for end in (known.low, known.high)]
+        if ends[0] == ends[1]:
+            return ends[0]
+    try:
+        value: Any = point.mp(bits)
+    except BeyondEffort:
+        if known is None:
+            raise
+        return " to ".join(ends) or known.kind
     if mpmath.isnan(value):
         return "nan"
     if mpmath.isinf(value):

@@ -10,6 +10,7 @@ rows (`Op.whole_rows`), unless the tensor is very large.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.errors import TruthError
+from verify.errors import BeyondEffort, TruthError
 from verify.ops.agreement import TOLERANCE
 from verify.ops.compensated import at_hand, library, tensor_of
 from verify.ops.elements import whole
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.truth import certificate
-from verify.truth.enclosure import Enclosure, narrow_pair, to_double_double
+from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
 from verify.truth.exact import START_PRECISION, settle
 from verify.truth.formats import Format
 from verify.truth.ulp import ulp_exponent, usable_scale, widen
@@ -67,6 +68,22 @@ class Truth:
         """The exponent of the unit in which the scaled error of one element is told."""
         scale, value = (each.reshape(-1)[index : index + 1] for each in (self.scale, self.value))
         return int(ulp_exponent(usable_scale(scale, value), fmt)[0])
+
+    def interval(self, index: int) -> Enclosure:
+        """What is known of one element, cut at the largest numbers of float64."""
+        largest = sys.float_info.max
+        ends = (self.value, self.value) if self.ends is None else self.ends
+        least, greatest = (float(end.reshape(-1)[index]) for end in ends)
+        if math.isnan(least) or math.isnan(greatest):
+            return NAN
+        if math.isinf(least) and least == greatest:
+            return PLUS_INFINITY if least > 0 else MINUS_INFINITY
+        low = Fraction(0 if self.low is None else float(self.low.reshape(-1)[index]))
+        bound = Fraction(min(float(self.bound.reshape(-1)[index]), largest))
+        return Enclosure(
+            Fraction(max(least, -largest)) + low - bound,
+            Fraction(min(greatest, largest)) + low + bound,
+        )
 
     def cpu(self) -> Truth:
         """The same truth in the memory of the host."""
@@ -265,7 +282,10 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
         span = None  # a truth that cancels to nothing has no digits to wait for: that it is this near is enough
         if math.isfinite(least) and math.isfinite(greatest):
             span = Fraction(least) - Fraction(bound), Fraction(greatest) + Fraction(bound)
-        enclosure = _tight(point, span)
+        try:
+            enclosure = _tight(point, span)
+        except BeyondEffort:
+            continue
         if span is not None and _is_inside(enclosure, span):
             continue
         high, low = to_double_double(enclosure)

@@ -17,15 +17,17 @@ from mpmath import mp
 from torch import Tensor
 from torch.nn import functional
 
-from verify.errors import UsageError
+from verify.errors import BeyondEffort, UsageError
 from verify.measure.judge import judge_result
+from verify.ops.graph import single
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.like import like_op
 from verify.ops.graph.program import silence_traces, trace
 from verify.ops.graph.shapes import Shapes, sizes_within
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
-from verify.truth.exact import judge
+from verify.records.record import value_of
+from verify.truth.exact import digits, judge
 from verify.truth.fast import check_bound, evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import Policy
@@ -496,6 +498,43 @@ def test_intervals_of_gelu_are_as_narrow_where_its_share_is_one() -> None:
     x = torch.tensor([0.5, 3.0, 1e2, 1e4, 1e19])
     found = like_op(functional.gelu, ["x"]).fast(Problem({"x": x}, {}, {"y": torch.ones(5)}, ("y", "dx")))
     assert all(fast.bound is not None and bool((fast.bound <= 1e-14 * fast.value).all()) for fast in found.values())
+
+
+def test_what_depends_on_too_many_numbers_keeps_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One element of a gradient of attention over 1,024 positions would take minutes and gigabytes."""
+    op = like_op(lambda x: torch.softmax(x, -1).cumsum(-1), ["x"], shapes={"x": "n d"})
+    problem = Problem({"x": _random(8, 24).float()}, {}, {}, ("y",))
+    fmt = named("float32")
+    truth = evaluate(op, problem, {"y": fmt})["y"]
+    got = truth.value.float() * (1 + 1e-6 * _random(8, 24, seed=1)).float()
+
+    def judged() -> Any:
+        fresh = Problem(problem.inputs, {}, {}, ("y",))
+        return judge_result(op, fresh, "y", got, truth, fmt, policy=Policy())
+
+    whole = judged()
+    assert {each.routes for each in whole.exact.values()} == {1, 2} and whole.escalated == len(whole.exact)
+    monkeypatch.setattr(single, "_CHEAP", 4)
+    for effort, some in ((2000, True), (10, False)):
+        monkeypatch.setattr(single, "_EFFORT", effort)
+        part = judged()
+        assert part.exact == judged().exact  # no clock decides
+        left = {index: each for index, each in part.exact.items() if not each.routes}
+        assert left and (len(left) < len(part.exact)) == some and part.escalated == len(part.exact) - len(left)
+        for index, each in left.items():
+            known, middle = whole.exact[index], (each.enclosure.low + each.enclosure.high) / 2
+            assert each.enclosure.low <= known.enclosure.low <= known.enclosure.high <= each.enclosure.high
+            assert float(middle) == truth.value.reshape(-1)[index]
+            if fmt.ulp_exponent(each.enclosure.low) == fmt.ulp_exponent(each.enclosure.high):
+                assert each.ulp == pytest.approx(known.ulp, abs=1e-6)
+            point = op.points(Problem(problem.inputs, {}, {}, ("y",)), "y", [index])[0]
+            if not some:
+                assert " to " in digits(point, known=each.enclosure)
+                with pytest.raises(BeyondEffort, match="an exact value of y depends on too many numbers"):
+                    judge(point, fmt, 0)
+        [tally], [all_known] = part.tallies, whole.tallies
+        assert tally.n == all_known.n == 192 and tally.misrounded + tally.undecided >= all_known.misrounded
+        assert value_of(tally.plain.seen) <= value_of(all_known.plain.upper) <= value_of(tally.plain.upper)
 
 
 def test_what_no_route_finds_a_number_for_is_open() -> None:

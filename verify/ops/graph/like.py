@@ -25,7 +25,7 @@ from verify.errors import UsageError
 from verify.ops.graph.answers import demand_answers, settled
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
-from verify.ops.graph.single import Asked
+from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run, Truths
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
@@ -378,7 +378,7 @@ class _Like:
         places = torch.nonzero(torch.isinf(fast.bound).reshape(-1)).reshape(-1)[:most_asked].tolist()
         if not places or not program.results[result].real:
             return fast
-        asked = Asked(program, Run(run.leaves, run.device), result, places, None, result[1:] in run.leaves, {})
+        asked = Asked(program, Run(run.leaves, run.device), result, places, None, result[1:] in run.leaves, Shared())
         value, bound = (each.clone(memory_format=torch.contiguous_format) for each in (fast.value, fast.bound))
         free = torch.zeros(value.shape, dtype=torch.bool, device=value.device)  # a gradient may lie transposed
         for n, place in enumerate(places):
@@ -426,12 +426,12 @@ class _Like:
         key = ("followed", problem.results)
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
-            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.followed(problem), {})
-        program, run, slices = held[2:]
+            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.followed(problem), Shared())
+        program, run, shared = held[2:]
         if "opened" not in problem.cache:
             self.fast(problem)
         gradient = result in self._gradients(problem)
-        asked = Asked(program, run, result, list(indices), problem.cache["opened"].get(result), gradient, slices)
+        asked = Asked(program, run, result, list(indices), problem.cache["opened"].get(result), gradient, shared)
         return [asked.point(place) for place in range(len(asked.indices))]
 
 

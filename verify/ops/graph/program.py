@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.errors import UsageError
+from verify.errors import BeyondEffort, UsageError
 from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
@@ -34,6 +34,7 @@ from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
+Needed = dict[int, tuple[Places, list[Places]]]  # by step: elements to evaluate, and what each needs of the inputs
 
 
 @dataclass
@@ -116,13 +117,14 @@ class Program:
         result: str,
         wanted: Sequence[int],
         known: dict[int, dict[int, Any]] | None = None,
+        places_of: Needed | None = None,
     ) -> list[Any]:
-        """Single elements of a result, from those elements of every step that they need.
+        """Single elements of a result, from those elements of every step that they need: `places_of`, where known.
 
         `known` has, by the identity of a step, the elements of the same run that were evaluated before.
         """
         known = {} if known is None else known
-        places_of = self.places(run, result, wanted, known)
+        places_of = self.places(run, result, wanted, known) if places_of is None else places_of
         for step in self.needed_for([result]):
             if id(step) not in places_of:
                 continue
@@ -137,14 +139,20 @@ class Program:
         return [held[place] for place in wanted]
 
     def places(
-        self, run: Run, result: str, wanted: Sequence[int], known: dict[int, dict[int, Any]]
-    ) -> dict[int, tuple[Places, list[Places]]]:
+        self,
+        run: Run,
+        result: str,
+        wanted: Sequence[int],
+        known: dict[int, dict[int, Any]],
+        most: float = math.inf,
+    ) -> Needed:
         """Which elements of every step, but those of `known`, the wanted ones need, and what these need of its inputs.
 
-        By the identity of a step; one of which nothing is needed is not there.
+        By the identity of a step; one of which nothing is needed is not there. BeyondEffort where they are more than
+        `most` in all.
         """
         demands: dict[int, list[Places]] = {id(self.results[result]): [np.asarray(wanted, dtype=np.int64)]}
-        found: dict[int, tuple[Places, list[Places]]] = {}
+        found: Needed = {}
         for step in reversed(self.needed_for([result])):
             if id(step) not in demands:
                 continue
@@ -154,6 +162,9 @@ class Program:
                 places = np.array([place for place in places.tolist() if place not in held], dtype=np.int64)
             if not places.size:
                 continue
+            most -= places.size
+            if most < 0:
+                raise BeyondEffort(f"the elements that {result} needs are more than may be evaluated")
             found[id(step)] = places, step.sources(run, places)
             for each, needed in zip(step.inputs, found[id(step)][1], strict=True):
                 demands.setdefault(id(each), []).append(needed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import flint
@@ -10,10 +11,11 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
+from verify.errors import BeyondEffort
 from verify.ops.elements import to_arb
 from verify.ops.graph.answers import settled
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals, Pole
-from verify.ops.graph.program import Program
+from verify.ops.graph.program import Needed, Program
 from verify.ops.graph.steps import Run
 from verify.ops.op import Point
 from verify.ops.precision import GUARD, mp_bits
@@ -25,6 +27,22 @@ _VANISHED = flint.arb(2) ** -1_300
 _TOGETHER = 1024  # elements that are evaluated together
 _LIMIT = 1 << 14  # bits at which a ball that still has no relative accuracy is a zero
 _KEPT = 1 << 19  # elements of all steps that are kept for later ones of the same problem: a network shares its layers
+_EFFORT = 1 << 22  # elements of steps that a problem's exact values may cost: a microsecond or two each
+_CHEAP = 1 << 12  # of one exact value that are not counted: a row of a norm, a window of a convolution
+
+Slices = dict[int, dict[int, Any]]  # by step: the elements that are known
+
+
+@dataclass
+class Shared:
+    """What the exact values of one problem share: what is known of each step, and what may still be evaluated.
+
+    The same questions in the same order cost the same everywhere, so what is `refused` does not depend on a clock.
+    """
+
+    slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)
+    left: int = field(default_factory=lambda: _EFFORT)
+    refused: set[str] = field(default_factory=set)  # results of which one element was too much
 
 
 class Asked:
@@ -38,10 +56,10 @@ class Asked:
         indices: list[int],
         opened: Any,
         gradient: bool,
-        slices: dict[tuple[type[Arithmetic], int], dict[int, dict[int, Any]]],
+        shared: Shared,
     ) -> None:
         self.program, self.run, self.result, self.indices, self.opened = program, run, result, indices, opened
-        self.gradient, self.slices = gradient, slices
+        self.gradient, self.shared = gradient, shared
         self.shape = program.results[result].shape
         self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}
         self.span: Any = None
@@ -58,16 +76,32 @@ class Asked:
             places = [
                 n for n in range(len(self.indices)) if n not in known and all(_is_vague(old.get(n)) for old in before)
             ]
-            places = sorted({place, *places[:_TOGETHER]})
+            slices = self.shared.slices.setdefault((kind, bits), {})
+            places, needed = self._affordable(place, sorted({place, *places[:_TOGETHER]}), slices)
             arithmetic = kind()
             with arithmetic.bits(bits):
                 wanted = [self.indices[n] for n in places]
-                slices = self.slices.setdefault((kind, bits), {})
-                made = self.program.elements(self.run, arithmetic, self.result, wanted, slices)
+                made = self.program.elements(self.run, arithmetic, self.result, wanted, slices, needed)
                 known.update(zip(places, made, strict=True))
                 if sum(map(len, slices.values())) > _KEPT:
                     slices.clear()
         return known[place]
+
+    def _affordable(self, place: int, places: list[int], slices: Slices) -> tuple[list[int], Needed]:
+        """The places if their problem has the effort left, else the one; and what has to be evaluated for them."""
+        shared = self.shared
+        refused = self.result in shared.refused
+        for some in [[place]] if refused else [places, [place]]:
+            free = _CHEAP * len(some)
+            most = free + (0 if refused else shared.left)
+            try:
+                needed = self.program.places(self.run, self.result, [self.indices[n] for n in some], slices, most)
+            except BeyondEffort:
+                continue
+            shared.left -= max(0, sum(len(wanted) for wanted, _ in needed.values()) - free)
+            return some, needed
+        shared.refused.add(self.result)
+        raise BeyondEffort(f"an exact value of {self.result} depends on too many numbers to be evaluated alone")
 
     def point(self, place: int) -> Point:
         if not self.program.results[self.result].real:
@@ -126,9 +160,12 @@ class Asked:
         return self.span
 
     def enclosed(self, place: int) -> tuple[float, float] | None:
-        """A number and how far the real one may be from it; None where Arb finds none either."""
+        """A number and how far the real one may be from it; None where Arb finds none either, or not in time."""
         for bits in _STEPS:
-            ball = self._signed(place, self.ball(place, bits))
+            try:
+                ball = self._signed(place, self.ball(place, bits))
+            except BeyondEffort:
+                return None
             if isinstance(ball, float):
                 return ball, 0.0
             if ball.is_finite() and (ball.rel_accuracy_bits() > _SHARP or bits == _STEPS[-1]):
