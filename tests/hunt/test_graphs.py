@@ -30,7 +30,8 @@ from verify.hunt.space import one_of, searchable, space_of
 from verify.laws.law import Subject
 from verify.laws.shrink import shrink_element
 from verify.measure.kernel import measure_kernel
-from verify.records.record import replay_command
+from verify.ops.graph import single
+from verify.records.record import replay_command, value_of
 
 FILE = Path(__file__).parent / "graphs.py"
 
@@ -45,6 +46,26 @@ def hunted(backend: Backend, name: str, evaluations: int, result: str = "y", **r
     population = rest.pop("population", 0)
     settings = Settings(evaluations=evaluations, **rest)  # type: ignore[arg-type]
     return hunt(kernels()[name], f"k.py::{name}", backend, "float32", result, settings, population=population)  # type: ignore[arg-type]
+
+
+def test_a_wrong_element_is_found_and_replayed_by_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an exact value would depend on too many numbers."""
+    kernel = kernels()["one_pair"]
+    monkeypatch.setattr(single, "_EFFORT", 0)
+    monkeypatch.setattr(single, "_CHEAP", 0)
+    [result] = measure_kernel(kernel, "k.py::one_pair", CPU).results
+    monkeypatch.undo()
+    [known] = measure_kernel(kernel, "k.py::one_pair", CPU).results
+    assert result.escalated == 0 < known.escalated
+    assert value_of(result.figures.max_upper) == pytest.approx(value_of(known.figures.max_upper), rel=1e-6)
+    worst = known.worst[0].origin
+    exact = replay(kernel, "k.py::k", CPU, Case.from_json(worst.case), result="y", index=worst.index)
+    monkeypatch.setattr(single, "_EFFORT", 0)
+    monkeypatch.setattr(single, "_CHEAP", 0)
+    seen = replay(kernel, "k.py::k", CPU, Case.from_json(worst.case), result="y", index=worst.index)
+    low, high = map(float, seen.worst.truth.split(" to "))
+    assert low <= float(exact.worst.truth) <= high
+    assert value_of(seen.worst.ulp) == pytest.approx(value_of(exact.worst.ulp), abs=1e-6)
 
 
 def test_what_cases_do_not_meet_a_hunt_climbs_to_replays_and_makes_smaller(backend: Backend) -> None:

@@ -22,8 +22,8 @@ from verify.measure.element import describe
 from verify.measure.judge import judge_result
 from verify.ops.op import Problem
 from verify.records.record import Worst
-from verify.truth.exact import Judged, judge
-from verify.truth.fast import Truth, evaluate
+from verify.truth.exact import Judged
+from verify.truth.fast import Truth, evaluate, judge_known
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import from_bits
 
@@ -108,7 +108,8 @@ def _as_seen(space: SearchSpace, target: str, device: str, case: Case, member: E
     got[member.element] = from_bits(bits, space.fmt).to(torch_dtype(space.fmt))[0]
     got = got.reshape(measured.shape)
     point = space.kernel.op.points(problem, space.result, [member.element])[0]
-    judged = judge(point, space.fmt, member.got, both=True, policy=space.kernel.policy)
+    near = truth.for_result(got)
+    judged = judge_known(point, near, member.element, space.fmt, member.got, both=True, policy=space.kernel.policy)
     return _find(space, target, case, problem, got, truth, member.element, judged, alone=False)
 
 

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from verify.cases.classes import class_of, classed
 from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
-from verify.errors import KernelError
+from verify.errors import BeyondEffort, KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case, said_of
 from verify.measure.call import Measured, alone, inferred, run_kernel
 from verify.measure.element import describe
@@ -325,13 +326,10 @@ def _exact_where_open(
                 continue
             fmt, flat = formats.of(result.dtype), [owners[at][1] for at in mine]
             patterns = bits_of(result.reshape(-1)[torch.tensor(flat, device=result.device)]).tolist()
-            points = kernel.op.points(problem, name, flat)
-            exact = [
-                abs(judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy).ulp)
-                for point, pattern in zip(points, patterns, strict=True)
-            ]
-            magnitude[mine] = torch.tensor(exact, dtype=magnitude.dtype, device=magnitude.device)
-            width[mine] = 0.0
+            for at, point, pattern in zip(mine, kernel.op.points(problem, name, flat), patterns, strict=True):
+                with contextlib.suppress(BeyondEffort):  # the interval stays what is known
+                    verdict = judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy)
+                    magnitude[at], width[at] = abs(verdict.ulp), 0.0
 
     judged: set[int] = set()
     reach, least = limit, 0.0

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from verify.cases import counter
-from verify.errors import BeyondEffort, KernelError
+from verify.errors import KernelError
 from verify.measure.counting import tally, top
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Op, Problem
 from verify.records.record import number
-from verify.truth.exact import Judged, judge, judge_within
-from verify.truth.fast import Truth, check_bound
+from verify.truth.exact import Judged
+from verify.truth.fast import Truth, check_bound, judge_known
 from verify.truth.formats import Format, named
 from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bits
 
@@ -99,10 +99,8 @@ def judge_result(
         bits = patterns[torch.tensor(fresh, device=patterns.device)].tolist()
         for index, point, pattern in zip(fresh, points, bits, strict=True):
             given[index] = pattern & ((1 << fmt.bits) - 1)
-            try:
-                exact[index] = judge(point, fmt, given[index], both=both, policy=policy)
-            except BeyondEffort:  # its interval stays what is known of it
-                exact[index] = judge_within(near.interval(index), fmt, given[index], policy)
+            exact[index] = judge_known(point, near, index, fmt, given[index], both=both, policy=policy)
+        # where no route was affordable, the interval stays what is known
         return {index: exact[index] for index in fresh if exact[index].routes}
 
     if size and sample and truth.certificate != "exact":
