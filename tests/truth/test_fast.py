@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import flint
 import pytest
@@ -13,14 +14,15 @@ from mpmath import mp
 
 from verify import ops
 from verify.cases import Case
-from verify.errors import TruthError
+from verify.errors import BeyondEffort, TruthError
 from verify.measure.certify import build
 from verify.ops.op import Fast, Point, Problem
 from verify.truth import certificate
+from verify.truth.enclosure import Enclosure
 from verify.truth.exact import judge, nearest, settle
-from verify.truth.fast import Truth, check_bound, evaluate
+from verify.truth.fast import Truth, check_bound, evaluate, judge_known
 from verify.truth.formats import named
-from verify.truth.ulp import bits_of, errors, from_bits
+from verify.truth.ulp import Policy, bits_of, errors, from_bits
 
 GELU = ops.get("gelu")
 
@@ -237,3 +239,31 @@ def test_an_op_with_whole_rows_is_evaluated_exactly_up_to_a_size(monkeypatch: py
     truth = evaluate(off, problem, kinds)["y"]
     with pytest.raises(TruthError):
         check_bound(off.points(problem, "y", [0]), truth, [0])
+
+
+def test_where_mpmath_is_too_much_arb_has_to_lie_within_the_interval() -> None:
+    def too_much(precision: int) -> Any:
+        raise BeyondEffort("too many numbers")
+
+    fmt, one = named("float32"), torch.ones(1, dtype=torch.float64)
+    truth = Truth(one, None, one * 2.0**-40, one, "an interval")
+    got = 0x3F800001  # the number after 1
+    by_arb = Point(too_much, lambda precision: flint.arb(1) + flint.arb(2) ** -41)
+    judged = judge_known(by_arb, truth, 0, fmt, got, both=True, policy=Policy())
+    assert judged.routes == 1 and judged.ulp == 1 - 2.0**-18 and judged.misrounded
+    by_none = Point(too_much, too_much)
+    judged = judge_known(by_none, truth, 0, fmt, got, both=True, policy=Policy())
+    assert judged.routes == 0 and judged.enclosure == Enclosure(1 - Fraction(1, 1 << 40), 1 + Fraction(1, 1 << 40))
+    elsewhere = Point(too_much, lambda precision: flint.arb(1) + flint.arb(2) ** -39)
+    with pytest.raises(TruthError, match="two routes to one exact value disagree: float64 gives"):
+        judge_known(elsewhere, truth, 0, fmt, got, both=True, policy=Policy())
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "kind"),
+    [(math.nan, 0.0, "nan"), (math.inf, 0.0, "inf"), (-math.inf, 0.0, "-inf"), (0.0, math.inf, "real")],
+)
+def test_the_interval_of_an_element_without_a_number_or_a_bound(value: float, bound: float, kind: str) -> None:
+    values, bounds = torch.tensor([value], dtype=torch.float64), torch.tensor([bound], dtype=torch.float64)
+    found = Truth(values, None, bounds, bounds, "an interval").interval(0)
+    assert found.kind == kind and found.low <= found.high

@@ -65,12 +65,12 @@ def enclose(point: Point, precision: int, *, both: bool) -> tuple[Enclosure | No
         # one formula only: the second route is the same one at more than twice the precision
         finer = from_mpmath(point.mp(2 * precision + 64), 2 * precision + 64)
         if not number.meets(finer):
-            raise TruthError(_disagreement("mpmath", number, "mpmath at twice the precision", finer))
+            raise TruthError(disagreement("mpmath", number, "mpmath at twice the precision", finer))
         return finer, 1
     if ball is None:
         return None, 2
     if not number.meets(ball):
-        raise TruthError(_disagreement("mpmath", number, "Arb", ball))
+        raise TruthError(disagreement("mpmath", number, "Arb", ball))
     if number.kind != "real":
         return number, 2
     return Enclosure(max(number.low, ball.low), min(number.high, ball.high)), 2
@@ -335,7 +335,7 @@ def _to_float(error: Fraction) -> float:
         return float("inf") if error > 0 else float("-inf")
 
 
-def _disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
+def disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
     def show(item: Enclosure) -> str:
         return item.kind if item.kind != "real" else f"{float_or_text(item.low)}..{float_or_text(item.high)}"
 

@@ -26,7 +26,7 @@ from verify.ops.elements import whole
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
-from verify.truth.exact import START_PRECISION, Judged, judge, judge_within, settle
+from verify.truth.exact import START_PRECISION, Judged, disagreement, judge, judge_within, settle
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, ulp_exponent, usable_scale, widen
 
@@ -266,11 +266,19 @@ def _is_near(probe: Any, value: float, bound: float) -> bool:
 
 
 def judge_known(point: Point, truth: Truth, index: int, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
-    """The verdict on one element, by what `truth` says of it where its exact value would take too much."""
+    """The verdict on one element. Where mpmath would take too much, by Arb and the interval that `truth` has for it;
+    where Arb would too, by the interval alone."""
     try:
         return judge(point, fmt, got, both=both, policy=policy)
     except BeyondEffort:
-        return judge_within(truth.interval(index), fmt, got, policy)
+        known = truth.interval(index)
+    try:
+        judged = judge(point, fmt, got, both=False, policy=policy)
+    except BeyondEffort:
+        return judge_within(known, fmt, got, policy)
+    if "real" == known.kind == judged.enclosure.kind and not known.meets(judged.enclosure):
+        raise TruthError(disagreement("float64", known, "Arb", judged.enclosure))
+    return judged
 
 
 def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -> None:
