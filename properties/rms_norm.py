@@ -42,9 +42,10 @@ def torch_rms_norm(x, weight, *, eps):
 
 
 # The kernels, their launcher, memory and layouts are layer norm's, and have its laws: here it is what has other
-# formulas, and of gradients those of the residual kernel, which have every term of the plain one's. `verify run
-# --profile ci` takes every law to every dtype.
-LAWS = ["accuracy", "special values", "shapes"]
+# formulas. Sums and gradients are those of the residual kernel, which have every term of the plain one's, whose sums
+# are in tests/kernels/test_rms_norm.py (test_every_regime_is_within_its_bound). `verify run --profile ci` takes every
+# law to every dtype.
+LAWS = ["special values", "shapes"]
 OF_SUMS = ["accuracy", "nothing overwritten"]
 GRADIENTS = ["gradcheck", "gradgradcheck"]
 
