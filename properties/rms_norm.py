@@ -42,12 +42,13 @@ def torch_rms_norm(x, weight, *, eps):
 
 
 # The kernels, their launcher, memory and layouts are layer norm's, and have its laws: here it is what has other
-# formulas. `verify run --profile ci` takes every law to every dtype.
-LAWS = ["accuracy", "special values", "shapes"]
+# formulas. Sums and gradients are those of the residual kernel, which have every term of the plain one's, whose sums
+# are in tests/kernels/test_rms_norm.py (test_every_regime_is_within_its_bound). `verify run --profile ci` takes every
+# law to every dtype.
+LAWS = ["special values", "shapes"]
 OF_SUMS = ["accuracy", "nothing overwritten"]
 GRADIENTS = ["gradcheck", "gradgradcheck"]
 
 test_rms_norm = verify.laws_for(rms_norm, dtypes=["bfloat16"], laws=LAWS)
-test_rms_norm_float64 = verify.laws_for(rms_norm, dtypes=["float64"], laws=GRADIENTS)
 test_rms_norm_residual = verify.laws_for(rms_norm_residual, dtypes=["bfloat16"], laws=OF_SUMS)
 test_rms_norm_residual_float64 = verify.laws_for(rms_norm_residual, dtypes=["float64"], laws=GRADIENTS)

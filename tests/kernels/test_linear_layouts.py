@@ -114,8 +114,11 @@ def test_the_upstream_gradients_layout_changes_no_launch_and_no_bit(backend, mon
     for name, one in (("one row", dy[:1]), ("one column", dy[:, :1]), ("one number", dy[:1, :1])):
         expanded = one.expand(dy.shape)
         layouts[f"expanded from {name}"] = expanded.clone(memory_format=torch.contiguous_format), expanded
+    before = None
     for name, (dense, view) in layouts.items():
-        want, reducing, tiles = results(module, monkeypatch, x, weight, bias, dense, activation)
+        if dense is not before:
+            want, reducing, tiles = results(module, monkeypatch, x, weight, bias, dense, activation)
+            before = dense
         got, other_reducing, other_tiles = results(module, monkeypatch, x, weight, bias, view, activation)
         assert other_reducing == reducing, name
         assert len(reducing) == 1

@@ -379,7 +379,10 @@ def test_what_no_regime_covers_is_judged_and_counted(monkeypatch: pytest.MonkeyP
 
 
 def test_a_kernel_may_return_any_slope_at_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 0 ReLU has the derivatives 0 and 1, and at NaN PyTorch's own has a number."""
+    """At 0 ReLU has the derivatives 0 and 1, and at NaN PyTorch's own has a number.
+
+    Both ends of a kink, and what lies just beyond, are judged in tests/ops/test_op_define.py.
+    """
     monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
     relu = verify.op("kinked", exact=lambda x: max(x, mp.zero), reference=torch.relu)
 
@@ -395,7 +398,7 @@ def test_a_kernel_may_return_any_slope_at_a_kink(monkeypatch: pytest.MonkeyPatch
             (x,) = ctx.saved_tensors
             return torch.where(x == 0, ctx.at_zero * dy, torch.where(x > 0, dy, 0 * dy)), None
 
-    for at_zero, right in ((0.0, True), (0.5, True), (1.0, True), (2.0, False), (-0.25, False)):
+    for at_zero, right in ((0.5, True), (2.0, False)):
 
         @verify.kernel(op=relu, dtypes=["float16"], max_ulp=1, name=f"slope {at_zero}")
         def kernel(x: torch.Tensor, at_zero: float = at_zero) -> torch.Tensor:

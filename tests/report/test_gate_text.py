@@ -180,20 +180,21 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
             for part in range(8)
         )
     )
-    text = gate_markdown.render(judge([item], held), compare(base, item))
+    judged, compared = judge([item], held), compare(base, item)
+    text = gate_markdown.render(judged, compared)
     assert 20_000 < len(text) <= len(text.encode()) <= 60_000
     assert text.startswith("### ✗ verify gate: **fail:** ") and "\nBounds: 2,880 bounds breached; " in text
     assert re.search(r"[\d,]+ more rows left out for length", text)
     assert re.search(r"[\d,]+ more breaches left out for length", text)
     assert re.search(r"[\d,]+ more changed figures left out for length", text)
     for limit in (0, 10, 100, 1000, 5000):
-        for other in (None, compare(base, item)):
-            assert len(gate_markdown.render(judge([item], held), other, limit=limit).encode()) <= limit
+        for other in (None, compared):
+            assert len(gate_markdown.render(judged, other, limit=limit).encode()) <= limit
         calm = judge([run(kernel(result(0.5)))], book(bound(0.5)))
         assert len(gate_markdown.render(calm, limit=limit).encode()) <= limit
     # many that have no counterpart are a line: as rows they would leave no room for what changed
     none = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
-    text = gate_markdown.render(judge([item], held), compare(none, item))
+    text = gate_markdown.render(judged, compare(none, item))
     assert "- only in head&#58; 2,880 figures of kernel_0, kernel_1, kernel_2\n" in text and " added |" not in text
 
 

@@ -29,6 +29,13 @@ GELU = ops.get("gelu")
 FORMS, RESULTS, DTYPES = ("none", "tanh"), ("y", "dx"), ("bfloat16", "float16")
 FUNCTIONS = list(itertools.product(DTYPES, FORMS, RESULTS))
 INPUTS = 1 << 16
+# Each function in one dtype, each dtype with each form and each result; the slow tests take the other four too.
+PAIRED = [
+    each
+    if (each[0] == "float16") == ((each[1] == "tanh") == (each[2] == "y"))
+    else pytest.param(*each, marks=pytest.mark.slow)
+    for each in FUNCTIONS
+]
 
 
 def problem(dtype: str, form: str) -> Problem:
@@ -89,7 +96,7 @@ def same(fmt: Format, a: int, b: int) -> bool:
     return a == b or (a | b) & ~fmt.sign_bit == 0 or (fmt.is_nan(a) and fmt.is_nan(b))
 
 
-@pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
+@pytest.mark.parametrize(("dtype", "form", "result"), PAIRED)
 def test_every_input_by_arb_against_the_certified_fast_reference(dtype: str, form: str, result: str) -> None:
     """All 65,536; where the bound of `fast` leaves the rounding open, mpmath decides."""
     fmt, whole = named(dtype), problem(dtype, form)
@@ -111,8 +118,9 @@ def test_every_input_by_arb_against_the_certified_fast_reference(dtype: str, for
 
 
 @pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
-def test_2000_inputs_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
-    compare_routes(dtype, form, result, sample(named(dtype), 2000))
+def test_500_inputs_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
+    """Seven or eight in each binade of float16, one in each of bfloat16; the slow test takes them all."""
+    compare_routes(dtype, form, result, sample(named(dtype), 500))
 
 
 @pytest.mark.slow
