@@ -15,7 +15,7 @@ independence, memory bounds, initialised memory, nothing overwritten, no stale r
 rows, exact identities, linear backward, monotone, configuration independence, error contract, compiled, custom \
 operators, autocast, side stream, CUDA graph, other device, large offsets, large tensors""".split(", ")
 )
-EXAMPLES = {"quick": 5, "ci": 12, "nightly": 400, "exhaustive": 4000}
+EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}
 
 
 def seed_of_today() -> int:
