@@ -37,7 +37,7 @@ verify: $(STAMP)
 	@$(BIN)/verify run --json $(OUT)/run.json --html $(OUT)/report.html; code=$$?; \
 	test ! -f $(OUT)/report.html || echo "report: $(abspath $(OUT)/report.html)"; exit $$code
 
-# Types beside the tests: alone they keep one core for 17 s on a machine that has no cache of them.
+# Types beside the tests: alone they keep one core for 10 s on a machine that has no cache of them.
 test: lint
 	@$(MAKE) --no-print-directory -j2 types unit
 
