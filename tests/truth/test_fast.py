@@ -19,8 +19,8 @@ from verify.measure.certify import build
 from verify.ops.op import Fast, Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure
-from verify.truth.exact import judge, nearest, settle
-from verify.truth.fast import Truth, check_bound, evaluate, judge_known
+from verify.truth.exact import judge, judge_known, nearest, settle
+from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import Policy, bits_of, errors, from_bits
 
@@ -249,14 +249,14 @@ def test_where_mpmath_is_too_much_arb_has_to_lie_within_the_interval() -> None:
     truth = Truth(one, None, one * 2.0**-40, one, "an interval")
     got = 0x3F800001  # the number after 1
     by_arb = Point(too_much, lambda precision: flint.arb(1) + flint.arb(2) ** -41)
-    judged = judge_known(by_arb, truth, 0, fmt, got, both=True, policy=Policy())
+    judged = judge_known(by_arb, lambda: truth.interval(0), fmt, got, both=True, policy=Policy())
     assert judged.routes == 1 and judged.ulp == 1 - 2.0**-18 and judged.misrounded
     by_none = Point(too_much, too_much)
-    judged = judge_known(by_none, truth, 0, fmt, got, both=True, policy=Policy())
+    judged = judge_known(by_none, lambda: truth.interval(0), fmt, got, both=True, policy=Policy())
     assert judged.routes == 0 and judged.enclosure == Enclosure(1 - Fraction(1, 1 << 40), 1 + Fraction(1, 1 << 40))
     elsewhere = Point(too_much, lambda precision: flint.arb(1) + flint.arb(2) ** -39)
     with pytest.raises(TruthError, match="two routes to one exact value disagree: float64 gives"):
-        judge_known(elsewhere, truth, 0, fmt, got, both=True, policy=Policy())
+        judge_known(elsewhere, lambda: truth.interval(0), fmt, got, both=True, policy=Policy())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Hypothesis loads only where a law is tried or a case made smaller.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,8 +20,8 @@ from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import describe
 from verify.records.record import LawRun, Worst
 from verify.truth import formats
-from verify.truth.exact import Judged
-from verify.truth.fast import evaluate, judge_known
+from verify.truth.exact import Judged, judge_known
+from verify.truth.fast import Truth, evaluate
 from verify.truth.ulp import bits_of, pattern_at
 
 if TYPE_CHECKING:
@@ -109,10 +110,15 @@ def _judge(
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
     pattern = pattern_at(got, index)
-    # judged as float64, all of the result would be evaluated exactly
-    truth = evaluate(kernel.op, problem, {result: formats.named("float32")})[result].for_result(got)
+
+    @cache
+    def truth() -> Truth:  # judged as float64, all of the result would be evaluated exactly
+        return evaluate(kernel.op, problem, {result: formats.named("float32")})[result]
+
     point = kernel.op.points(problem, result, [index])[0]
-    judged = judge_known(point, truth, index, fmt, pattern, both=True, policy=kernel.policy)
-    scaled = judged.scaled(truth.scale_exponent(index, fmt)) if kernel.op.gate == "scaled" else None
+    judged = judge_known(
+        point, lambda: truth().for_result(got).interval(index), fmt, pattern, both=True, policy=kernel.policy
+    )
+    scaled = judged.scaled(truth().scale_exponent(index, fmt)) if kernel.op.gate == "scaled" else None
     worst = describe(kernel.op, case, problem, result, got, index, judged, target, scaled=scaled)
     return worst, judged

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ from verify.measure.element import describe
 from verify.measure.judge import judge_result
 from verify.ops.op import Problem
 from verify.records.record import Worst
-from verify.truth.exact import Judged
-from verify.truth.fast import Truth, evaluate, judge_known
+from verify.truth.exact import Judged, judge_known
+from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import from_bits
 
@@ -108,8 +109,8 @@ def _as_seen(space: SearchSpace, target: str, device: str, case: Case, member: E
     got[member.element] = from_bits(bits, space.fmt).to(torch_dtype(space.fmt))[0]
     got = got.reshape(measured.shape)
     point = space.kernel.op.points(problem, space.result, [member.element])[0]
-    near = truth.for_result(got)
-    judged = judge_known(point, near, member.element, space.fmt, member.got, both=True, policy=space.kernel.policy)
+    known = partial(truth.for_result(got).interval, member.element)
+    judged = judge_known(point, known, space.fmt, member.got, both=True, policy=space.kernel.policy)
     return _find(space, target, case, problem, got, truth, member.element, judged, alone=False)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import torch
@@ -22,8 +23,8 @@ from verify.measure.counting import tally, top
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Op, Problem
 from verify.records.record import number
-from verify.truth.exact import Judged
-from verify.truth.fast import Truth, check_bound, judge_known
+from verify.truth.exact import Judged, judge_known
+from verify.truth.fast import Truth, check_bound
 from verify.truth.formats import Format, named
 from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bits
 
@@ -99,7 +100,9 @@ def judge_result(
         bits = patterns[torch.tensor(fresh, device=patterns.device)].tolist()
         for index, point, pattern in zip(fresh, points, bits, strict=True):
             given[index] = pattern & ((1 << fmt.bits) - 1)
-            exact[index] = judge_known(point, near, index, fmt, given[index], both=both, policy=policy)
+            exact[index] = judge_known(
+                point, partial(near.interval, index), fmt, given[index], both=both, policy=policy
+            )
         # where no route was affordable, the interval stays what is known
         return {index: exact[index] for index in fresh if exact[index].routes}
 

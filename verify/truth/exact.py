@@ -65,12 +65,12 @@ def enclose(point: Point, precision: int, *, both: bool) -> tuple[Enclosure | No
         # one formula only: the second route is the same one at more than twice the precision
         finer = from_mpmath(point.mp(2 * precision + 64), 2 * precision + 64)
         if not number.meets(finer):
-            raise TruthError(disagreement("mpmath", number, "mpmath at twice the precision", finer))
+            raise TruthError(_disagreement("mpmath", number, "mpmath at twice the precision", finer))
         return finer, 1
     if ball is None:
         return None, 2
     if not number.meets(ball):
-        raise TruthError(disagreement("mpmath", number, "Arb", ball))
+        raise TruthError(_disagreement("mpmath", number, "Arb", ball))
     if number.kind != "real":
         return number, 2
     return Enclosure(max(number.low, ball.low), min(number.high, ball.high)), 2
@@ -139,7 +139,25 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
     return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
 
 
-def judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -> Judged:
+def judge_known(
+    point: Point, known: Callable[[], Enclosure], fmt: Format, got: int, *, both: bool, policy: Policy
+) -> Judged:
+    """The verdict on one element. Where mpmath would take too much, by Arb and the interval that is `known` anyway;
+    where Arb would too, by the interval alone."""
+    try:
+        return judge(point, fmt, got, both=both, policy=policy)
+    except BeyondEffort:
+        interval = known()
+    try:
+        judged = judge(point, fmt, got, both=False, policy=policy)
+    except BeyondEffort:
+        return _judge_within(interval, fmt, got, policy)
+    if "real" == interval.kind == judged.enclosure.kind and not interval.meets(judged.enclosure):
+        raise TruthError(_disagreement("float64", interval, "Arb", judged.enclosure))
+    return judged
+
+
+def _judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -> Judged:
     """The verdict by an interval that nothing narrows: its middle, and no route that says more."""
     right, error, exponent = _compare(fmt, got, enclosure, policy, None)
     told = error if isinstance(error, Fraction) else None
@@ -335,7 +353,7 @@ def _to_float(error: Fraction) -> float:
         return float("inf") if error > 0 else float("-inf")
 
 
-def disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
+def _disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
     def show(item: Enclosure) -> str:
         return item.kind if item.kind != "real" else f"{float_or_text(item.low)}..{float_or_text(item.high)}"
 

@@ -26,9 +26,9 @@ from verify.ops.elements import whole
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
-from verify.truth.exact import START_PRECISION, Judged, disagreement, judge, judge_within, settle
+from verify.truth.exact import START_PRECISION, settle
 from verify.truth.formats import Format
-from verify.truth.ulp import Policy, ulp_exponent, usable_scale, widen
+from verify.truth.ulp import ulp_exponent, usable_scale, widen
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
@@ -263,22 +263,6 @@ def _is_near(probe: Any, value: float, bound: float) -> bool:
     except OverflowError:
         return False
     return there == value or (there != there and value != value) or abs(there - value) <= bound
-
-
-def judge_known(point: Point, truth: Truth, index: int, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
-    """The verdict on one element. Where mpmath would take too much, by Arb and the interval that `truth` has for it;
-    where Arb would too, by the interval alone."""
-    try:
-        return judge(point, fmt, got, both=both, policy=policy)
-    except BeyondEffort:
-        known = truth.interval(index)
-    try:
-        judged = judge(point, fmt, got, both=False, policy=policy)
-    except BeyondEffort:
-        return judge_within(known, fmt, got, policy)
-    if "real" == known.kind == judged.enclosure.kind and not known.meets(judged.enclosure):
-        raise TruthError(disagreement("float64", known, "Arb", judged.enclosure))
-    return judged
 
 
 def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -> None:
