@@ -5,6 +5,9 @@
     python docs/generate_findings.py --measure PATH        ask every kernel on this machine, write the answers
     python docs/generate_findings.py --merge PATH          take such answers into findings.json, and write the page
 
+`--measure PATH --only ID ...` asks for some. Answers of the environment that findings.json has for a backend join those
+that it has; those of another one take their place.
+
 Answers of a GPU and of the interpreter stand side by side; a kernel whose package is not installed is left out, as is
 one that this backend does not run (`backend = "cuda"`).
 """
@@ -47,10 +50,13 @@ def findings() -> list[dict[str, Any]]:
 # -- measuring ------------------------------------------------------------------------------------------
 
 
-def measure(backend: Any) -> dict[str, Any]:
-    """Every question put to its kernel, on this backend."""
+def measure(backend: Any, only: list[str] | None = None) -> dict[str, Any]:
+    """Every question, or `only` those of these ids, put to its kernel on this backend."""
+    asked = [finding for finding in findings() if only is None or finding["id"] in only]
+    if unknown := set(only or ()) - {finding["id"] for finding in asked}:
+        raise SystemExit(f"{TEXT.name} has no finding {', '.join(sorted(unknown))}; its ids are the `id` of each entry")
     answers = {}
-    for finding in findings():
+    for finding in asked:
         answer = ask(finding, backend)
         if answer is not None:
             answers[finding["id"]] = answer
@@ -270,6 +276,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="docs/findings.md: measure, merge, write, check.")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--measure", metavar="PATH")
+    parser.add_argument("--only", metavar="ID", nargs="+", help="with --measure: these findings")
     parser.add_argument("--merge", metavar="PATH")
     parser.add_argument("--backend", choices=("cuda", "interpreter"))
     options = parser.parse_args(arguments)
@@ -278,11 +285,14 @@ def main(arguments: list[str]) -> int:
 
         backend = backends.select(options.backend)
         backends.activate(backend)
-        Path(options.measure).write_text(json.dumps(measure(backend), indent=1) + "\n", encoding="utf-8")
+        Path(options.measure).write_text(json.dumps(measure(backend, options.only), indent=1) + "\n", encoding="utf-8")
         return 0
     if options.merge:
         places = json.loads(ANSWERS.read_text(encoding="utf-8")) if ANSWERS.exists() else {}
         new = json.loads(Path(options.merge).read_text(encoding="utf-8"))
+        known = places.get(new["environment"]["backend"])
+        if known and known["environment"] == new["environment"]:
+            new["answers"] = known["answers"] | new["answers"]
         places[new["environment"]["backend"]] = new
         ANSWERS.write_text(json.dumps(places, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if options.check:
