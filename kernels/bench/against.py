@@ -166,14 +166,16 @@ def main() -> int:
     parser.add_argument("--function", nargs="+", default=list(PUBLIC), choices=PUBLIC, help="modules; default: all")
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--bits", action="store_true", help="only whether bits are the same: right beside other work")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--bits", action="store_true", help="only whether bits are the same: right beside other work")
+    only.add_argument("--times", action="store_true", help="only speed")
     parser.add_argument("--json", help="default: $OUT/against.json if OUT is set")
     options = parser.parse_args()
     device = report.device("kernels.bench.against")
     trees = [loaded(pathlib.Path(__file__).resolve().parents[2], "this"), loaded(options.other.resolve(), "other")]
     wanted = {f for module in options.function for f in PUBLIC[module]}
     bits, timings = [], []
-    for row in compare_bits(trees, options.dtype, wanted, SHAPES, "cuda"):
+    for row in () if options.times else compare_bits(trees, options.dtype, wanted, SHAPES, "cuda"):
         bits.append(row)
         if not row["equal"]:
             print("bits differ:", *row.values(), flush=True)
