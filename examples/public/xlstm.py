@@ -27,7 +27,7 @@ def mlstm(q, k, v, i, f):
 @verify.kernel(
     like=mlstm,
     shapes={"q": "b h s d", "k": "b h s d", "v": "b h s d", "i": "b h s", "f": "b h s"},
-    where="d in (16, 32) and s % 64 == 0",
+    where="d in (32, 64) and s % 64 == 0",
     requires="mlstm_kernels",
     backends=["cuda"],
 )
