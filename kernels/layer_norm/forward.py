@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 
 from kernels.arithmetic import float64_of
-from kernels.layer_norm.hard_rows import forward_hard_row
+from kernels.layer_norm.hard_rows import forward_hard_row, moments_around
 from kernels.layer_norm.moments import (
     FAR,
+    is_outlier,
     mark_of,
     mean_square,
     moments,
@@ -147,6 +148,16 @@ def forward_kernel(
         s1, s2 = sums(d, d * d)
         n = row.to(tl.float64) * 0.0 + n_cols  # n_cols itself is no tensor when it is 1
         mean, mean_low, var = moments(s1, s2, shift, n, float64_of(inv_bits))
+        if not FAST:  # noqa: SIM102 (decided when the kernel is compiled)
+            if is_outlier(shift, mean, var):
+                if AGAIN:
+                    mean, mean_low, var = moments_around(
+                        mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, float64_of(inv_bits), 512, HAS_R, HAS_I
+                    )
+                else:
+                    d = v - mean if FULL else tl.where(mask, v - mean, 0.0)
+                    s1, s2 = sums(d, d * d)
+                    mean, mean_low, var = moments(s1, s2, mean, n, float64_of(inv_bits))
     else:
         mean, mean_low, var = mean_square(d * d, float64_of(inv_bits))
     rstd = tl.rsqrt(var + float64_of(eps_bits))

@@ -15,7 +15,17 @@ import triton.language as tl
 
 from kernels.arithmetic import exponent, float64_of, power_of_two
 from kernels.float_pairs import cut, two_sum
-from kernels.layer_norm.moments import lifted_xhat, mark_of, mean_square, moments, store_stats, sums, xhat_of
+from kernels.layer_norm.hard_rows import moments_around
+from kernels.layer_norm.moments import (
+    is_outlier,
+    lifted_xhat,
+    mark_of,
+    mean_square,
+    moments,
+    store_stats,
+    sums,
+    xhat_of,
+)
 from kernels.layer_norm.operands import affine, rounded, value_of, value_pair
 
 
@@ -134,6 +144,10 @@ def forward_blocks_kernel(
         if CENTRE:
             s1, s2 = sums(acc, acc_low)
             mean, mean_low, var = moments(s1, s2, shift, n, inv)
+            if is_outlier(shift, mean, var):
+                mean, mean_low, var = moments_around(
+                    mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK, HAS_R, HAS_I
+                )
         else:
             mean, mean_low, var = mean_square(acc_low, inv)
         rstd = tl.rsqrt(var + eps)

@@ -13,8 +13,35 @@ import triton
 import triton.language as tl
 
 from kernels.arithmetic import float64_of
-from kernels.layer_norm.moments import load_stats, mean_square, moments, one_column, store_stats, sums, xhat_of
+from kernels.layer_norm.moments import (
+    is_outlier,
+    load_stats,
+    mean_square,
+    moments,
+    one_column,
+    store_stats,
+    sums,
+    xhat_of,
+)
 from kernels.layer_norm.operands import affine, rounded, value_pair
+
+
+@triton.jit
+def moments_around(
+    mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr
+):  # fmt: skip
+    """Mean (a pair) and variance of a row from sums around a pair that is nearly its mean, read block by block."""
+    acc1 = tl.zeros((BLOCK,), tl.float64)
+    acc2 = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
+        d = tl.where(cols < n_cols, (v - mean) + (low - mean_low), 0.0)
+        acc1 += d
+        acc2 = tl.fma(d, d, acc2)
+    s1, s2 = sums(acc1, acc2)
+    mean, rest, var = moments(s1, s2, mean, n, inv)
+    return mean, mean_low + rest, var
 
 
 @triton.jit
@@ -38,6 +65,8 @@ def forward_hard_row(
         s1, s2 = sums(acc1, acc2)
         mean, mean_low, var = moments(s1, s2, shift, n, inv)
         mean_low += shift_low
+        if is_outlier(shift, mean, var):
+            mean, mean_low, var = moments_around(mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK, 1, HAS_I)
     else:
         mean, mean_low, var = mean_square(acc2, inv)
     rstd = tl.rsqrt(var + eps)

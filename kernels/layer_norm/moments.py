@@ -5,7 +5,9 @@ unevaluated pair (the quotient is corrected by its FMA remainder, so that a cons
 N var = S2 - S1^2/N, with the pair and FMAs.
 - float32 rows take k = v[0]. v - k is exact unless exponents lie more than 29 binades apart, and
   S2 / (N var) = 1 + (k - mean)^2 / var <= 1 + N because k is one of the N values. So var is off by
-  less than about 8 N 2^-53: 2^-38 at N = 4,096, 2^-34 at N = 65,537.
+  less than about 8 N 2^-53: 2^-38 at N = 4,096, 2^-34 at N = 65,537. The mean is off by 2^-53 |k - mean| and more,
+  which an element that lies within 2^-24 deviations of it shows: where k is an outlier, sums are made once more around
+  the mean (is_outlier).
 - Sums of 16-bit operands likewise.
 - Other sums are rounded to float64, off by 2^-53 |v|. Where mean^2 > 2^20 var, one operand may hide
   another: such rows are marked in the statistics and redone in float64 pairs (hard_rows.py). Constant rows are among
@@ -52,6 +54,12 @@ def moments(s1, s2, shift, n, inv):
     var = (tl.fma(-s1, m, s2) - s1 * m_low) * inv
     mean, e = two_sum(shift, m)
     return mean, e + m_low, tl.where(var < 0, 0.0, var)  # keeps NaN, which maximum() would not
+
+
+@triton.jit
+def is_outlier(shift, mean, var):
+    """Whether sums of v - shift know the mean too badly: the shift lies beyond three standard deviations. No NaN is."""
+    return (shift - mean) * (shift - mean) > 9.0 * var
 
 
 @triton.jit

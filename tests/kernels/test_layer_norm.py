@@ -317,6 +317,30 @@ def test_rows_beyond_one_block_forward(name, dtype):
     assert found["y"] <= Y_BOUND[dtype], found
 
 
+@in_balls
+def at_the_mean(row, got):
+    """The error of one element in ulp of its scale, which is at least 2^-24 deviations (docs/reductions.md)."""
+    truth = row.xhat(len(row.deviations) - 1)
+    return error(got, truth, max(abs(truth), flint.arb(2) ** -24), torch.float32)
+
+
+@pytest.mark.parametrize("n", [128, 1_024, 8_192, 20_000])  # in registers, twice those, read twice, in blocks
+@pytest.mark.parametrize("residual", [False, True])
+def test_an_element_at_the_mean_of_a_row_that_begins_with_an_outlier(n, residual):
+    x = draw(6, n, seed=n)
+    x[:, 0] = 1e3
+    x = x.float()
+    for _ in range(3):  # the last element moves the mean by less each time
+        x[:, -1] = x.double().mean(-1).float()
+    if residual:
+        outputs = layer_norm_residual(x.to(DEVICE), torch.zeros_like(x).to(DEVICE), eps=0.0)
+    else:
+        outputs = (layer_norm(x.to(DEVICE), eps=0.0),)
+    y = outputs[0].cpu().double()
+    errors = [at_the_mean(Row(integers(x[i]), 0.0), float(y[i, -1])) for i in range(len(x))]
+    assert max(errors) <= 0.55, errors
+
+
 @pytest.mark.parametrize("name", ["randn", "mean 1e4", "outlier", "first far"])
 def test_float32_rows_that_are_read_twice(name):
     n = 8_192
