@@ -17,7 +17,7 @@ from mpmath import mp
 from verify import ops
 from verify.cases import Case, inputs_of, problem_of, upstream_of
 from verify.ops import compensated
-from verify.ops.compensated import add, deviations, divide, tree_sum, two_sum
+from verify.ops.compensated import add, deviations, divide, is_exact, tree_sum, two_sum
 from verify.ops.dyadic import add_rows, at_exponent, dot, dyadic, dyadics, multiply_rows
 from verify.ops.elements import mpf_to_arb, pick, to_arb
 from verify.ops.numeric import derivative_at, limit_at, value_at
@@ -65,6 +65,26 @@ def test_dyadic_is_the_float(number: float) -> None:
 def test_two_sum_is_exact(a: float, b: float) -> None:
     high, low = two_sum(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
     assert Fraction(high.item()) + Fraction(low.item()) == Fraction(a) + Fraction(b)
+
+
+@deterministic
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
+def test_a_sum_that_is_called_exact_is_the_sum(values: list[float]) -> None:
+    terms = torch.tensor(values, dtype=torch.float64)[:, None]
+    for given_terms in (terms, terms.numpy()):
+        if bool(is_exact(given_terms, 24, 0)[0]):
+            assert Fraction(sum(values)) == sum(map(Fraction, values))
+            assert Fraction(terms.sum().item()) == sum(map(Fraction, values))
+
+
+def test_sums_of_ordinary_numbers_are_called_exact_and_those_that_lose_a_bit_are_not() -> None:
+    ordinary = torch.randn(257, 64, generator=torch.Generator().manual_seed(1)).double()
+    assert is_exact(ordinary, 24, 0).double().mean() > 0.9
+    unit = 2.0**-23  # the last place of 1 in float32
+    edge = torch.tensor([[1.0, 2.0**29, 2.0**30], [unit, 1 + unit, 1 + unit]], dtype=torch.float64)
+    assert is_exact(edge, 24, 0).tolist() == [True, False, False]
+    assert Fraction(float(edge[:, 2].sum())) != sum(map(Fraction, edge[:, 2].tolist()))
+    assert is_exact(torch.zeros(3, 2, dtype=torch.float64), 24, 0).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 1000, 65537])

@@ -12,7 +12,9 @@ from mpmath import mp
 
 from verify.errors import UsageError
 from verify.ops import Problem, get
+from verify.ops.elements import mpf_to_arb
 from verify.ops.linear import exact_dot
+from verify.ops.precision import mp_bits
 
 PAIRS = [("geglu", "geglu_split"), ("swiglu", "swiglu_split")]
 LARGEST = torch.finfo(torch.float32).max
@@ -117,6 +119,26 @@ def test_linear_fast_is_close(activation: str) -> None:
             for index, point in zip(indices, op.points(problem, result, indices), strict=True):
                 exact = point.mp(120)
                 assert same(values[index], scales[index], exact, 12), (recipe, result, k)
+
+
+@pytest.mark.parametrize("activation", get("linear").choices["activation"])
+def test_elements_that_share_terms_are_what_each_is_alone(activation: str) -> None:
+    """Terms of a gradient are kept by steps of precision: what was made for few bits first must not serve for more."""
+    op, params = get("linear"), {"activation": activation}
+    generator = torch.Generator().manual_seed(7)
+    inputs = {name: torch.randn(at, generator=generator) for name, at in op.shapes((5, 4, 3), params).items()}
+    upstream = {"y": torch.randn(5, 3, generator=generator)}
+    shared = Problem(inputs, params, upstream, op.outputs + op.gradients)
+    for result in op.gradients:
+        for prec, index in itertools.product((120, 140, 300, 200), (1, 0, 2)):
+            alone = Problem(inputs, params, upstream, op.outputs + op.gradients)
+            (kept,), (fresh,) = (op.points(problem, result, [index]) for problem in (shared, alone))
+            assert kept.arb is not None
+            ball, exact = kept.arb(prec), fresh.mp(prec + 100)
+            with mp_bits(prec + 100):
+                assert abs(kept.mp(prec) - exact) <= abs(exact) * mp.mpf(2) ** -(prec - 8), (result, prec)
+            assert ball.contains(mpf_to_arb(fresh.mp(prec + 200)))
+            assert ball.rel_accuracy_bits() > prec - 20, (result, prec, ball.rel_accuracy_bits())
 
 
 @pytest.mark.parametrize("place", ["x", "weight", "bias", "y"])

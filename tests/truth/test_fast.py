@@ -16,6 +16,7 @@ from verify import ops
 from verify.cases import Case
 from verify.errors import BeyondEffort, TruthError
 from verify.measure.certify import build
+from verify.measure.judge import judge_result
 from verify.ops.op import Fast, Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure
@@ -220,6 +221,24 @@ def test_the_bound_covers_every_element_of_a_small_case(name: str) -> None:
     for result, truth in evaluate(op, whole, kinds).items():
         indices = list(range(truth.value.numel()))
         check_bound(op.points(whole, result, indices), truth, indices)
+
+
+@pytest.mark.parametrize("name", ["layer_norm_residual", "rms_norm_residual"])
+def test_exact_sums_have_no_bound_and_their_ties_are_not_open(name: str) -> None:
+    """bfloat16 sums lie between two bfloat16 numbers in the middle so often that each would be asked of Arb."""
+    op, bf16 = ops.get(name), named("bfloat16")
+    generator = torch.Generator().manual_seed(5)
+    x, residual = (torch.randn(64, 33, generator=generator).bfloat16() for _ in range(2))
+    x[0, 0], residual[0, 0] = 2.0**120, 2.0**-120  # a sum that float64 cannot hold
+    inputs = {"x": x, "residual": residual, "weight": None, "bias": None}
+    problem = Problem({operand.name: inputs[operand.name] for operand in op.operands}, op.resolve({}), results=("s",))
+    truth = evaluate(op, problem, {"s": bf16})["s"]
+    assert truth.bound.view(-1)[0] > 0
+    assert not truth.bound.view(-1)[1:].any()
+    judged = judge_result(op, problem, "s", x + residual, truth, bf16, policy=Policy())
+    assert judged.escalated <= 20
+    total = judged.tallies[0]
+    assert (total.figures().misrounded, total.figures().max_ulp) == (0, 0.5)
 
 
 def test_an_op_with_whole_rows_is_evaluated_exactly_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:

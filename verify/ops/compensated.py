@@ -58,6 +58,15 @@ def add(a: Pair, b: Pair) -> Pair:
     return total, low - (total - high)
 
 
+def is_exact(terms: Values, digits: int, dim: int) -> Values:
+    """Where float64 rounds nothing in any sum of these numbers over `dim`, each of so many bits: all partial sums are
+    multiples of their last places, and fit."""
+    lib = library(terms)
+    exponents = lib.frexp(terms)[1]
+    least = lib.amin(lib.where(terms == 0, 4096, exponents), dim)
+    return lib.frexp(lib.sum(abs(terms), dim))[1] - least + digits < 53
+
+
 def tree_sum(values: Values | Pair, dim: int) -> Pair:
     """The sum over `dim` (kept, of size 1). Where it is not finite: what a plain sum gives."""
     high, low = values if isinstance(values, tuple) else (values, None)

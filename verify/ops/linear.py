@@ -106,6 +106,8 @@ _GATED = ("geglu", "geglu_tanh")
 
 # ----------------------------------------------------------------------------------- exact elements
 
+STEP = 128  # bits
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -192,6 +194,23 @@ class Layer:
 
     def back_mp(self, row: int, column: int, prec: int) -> list[Any]:
         """The terms of dpre at a column of pre."""
+        found: list[Any] = self._shared("mpmath", self._back_mp, row, column, prec)
+        return found
+
+    def back_arb(self, row: int, column: int, prec: int) -> Any:
+        """dpre at a column of pre."""
+        return self._shared("Arb", self._back_arb, row, column, prec)
+
+    def _shared(self, route: str, make: Callable[[int, int, int], Any], row: int, column: int, prec: int) -> Any:
+        """A term of dpre, which a whole row of dx or dweight needs: made once for each STEP of precision."""
+        prec = -(-prec // STEP) * STEP
+        key = (route, row, column, prec)
+        if key not in self.problem.cache:
+            with arb_bits(prec):
+                self.problem.cache[key] = make(row, column, prec)
+        return self.problem.cache[key]
+
+    def _back_mp(self, row: int, column: int, prec: int) -> list[Any]:
         width = self.width
         dy = to_mp(self.upstream("y", row, column % width, width))
         direct = to_mp(self.upstream("pre", row, column, self.sizes[2]))
@@ -205,7 +224,7 @@ class Layer:
             term = exact_product(dy, self.pre(row, column - width), slope)
         return [term] if direct == 0 else [term, direct]
 
-    def back_arb(self, row: int, column: int, prec: int) -> Any:
+    def _back_arb(self, row: int, column: int, prec: int) -> Any:
         width = self.width
         dy = to_arb(self.upstream("y", row, column % width, width))
         direct = to_arb(self.upstream("pre", row, column, self.sizes[2]))

@@ -22,7 +22,9 @@ beside an infinity has the limit 0. The infinity itself stands for infinity / in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from verify.ops.compensated import (
     at_hand,
     deviations,
     divide,
+    is_exact,
     library,
     tensor_of,
     tree_sum,
@@ -109,6 +112,7 @@ class _Row:
         rounded = pair[0] + pair[1]
         self.sum = lib.where(lib.isfinite(rounded), rounded, plain)
         self.sum_scale = sum((abs(part) for part in parts[1:]), abs(parts[0]))
+        self.parts = parts
 
         largest = _largest(abs(self.sum))
         plain_eps = float(problem.params["eps"])
@@ -216,11 +220,15 @@ def _evaluated(problem: Problem, row: _Row, centre: bool) -> dict[str, Fast]:
     slopes: tuple[Values, Values] | None = None
     results: dict[str, Fast] = {}
     sums: dict[str, tuple[Values, Values]] = {}
+    given = [each for each in (*problem.inputs.values(), *problem.upstream.values()) if each is not None]
+    digits = max(1 - int(math.log2(torch.finfo(each.dtype).eps)) for each in given)
     for result in problem.results:
         if result == "y":
             results[result] = _forward(problem, row)
         elif result == "s":
-            results[result] = Fast(tensor_of(row.sum), tensor_of(row.sum_scale))
+            parts = row.lib.stack([row.lib.broadcast_to(part, row.sum.shape) for part in row.parts])
+            exact = tensor_of(is_exact(parts, digits, 0))
+            results[result] = Fast(tensor_of(row.sum), tensor_of(row.sum_scale), exact=exact)
         elif result == "dweight":
             sums[result] = dy * row.xhat, abs(dy) * row.size
         elif result == "dbias":
@@ -234,6 +242,9 @@ def _evaluated(problem: Problem, row: _Row, centre: bool) -> dict[str, Fast]:
                 results[result] = Fast(value, scale)
     if sums:
         results |= zip(sums, _columns(list(sums.values())), strict=True)
+    if "dbias" in results:
+        exact = tensor_of(is_exact(dy.reshape(-1, dy.shape[-1]), digits, 0))
+        results["dbias"] = replace(results["dbias"], exact=exact)
     return results
 
 

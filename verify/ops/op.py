@@ -80,14 +80,15 @@ class Fast:
 
     `ends` are the least and the greatest right answer of every element, equal where there is only one (see `Point`);
     None where there is nowhere more than one. `bound` is how far the exact value may be, where the reference knows it
-    itself; else the certificate does. `unknown` marks elements whose value no route finds: nothing is said against any
-    answer there, and they count as undecided.
+    itself; else the certificate does, but for `exact` elements, which are the exact value to its last bit. `unknown`
+    marks elements whose value no route finds: nothing is said against any answer there, and they count as undecided.
     """
 
     value: Tensor
     scale: Tensor
     ends: tuple[Tensor, Tensor] | None = None
     bound: Tensor | None = None
+    exact: Tensor | None = None
     unknown: Tensor | None = None
 
 

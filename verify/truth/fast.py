@@ -119,6 +119,8 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
         lib = library(value)
         bound = abs(scale) * (units * 2.0**-53) + certificate.SLACK
         bound = tensor_of(lib.where(lib.isfinite(value), bound, 0.0))
+        if reference.exact is not None:
+            bound = torch.where(reference.exact, 0.0, bound)
         sentence += f"; exact and reference compared at {op.compared}" if op.compared else ""
         truths[result] = Truth(reference.value, None, bound, reference.scale, sentence, reference.ends)
     return truths
