@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, reduce
 from math import isfinite, isinf, isnan
+from operator import add, mul
 from typing import Any, NamedTuple
 
 import flint
@@ -201,8 +203,9 @@ class Normalization:
     # --- balls (Arb)
 
     def ball_row(self, row: int) -> list[Any]:
-        columns = zip(*self.parts(row), strict=True)
-        return [sum((to_arb(value) for value in column), flint.arb(0)) for column in columns]
+        """The row in balls; all of it is finite, as it has moments."""
+        first, *others = (map(flint.arb, part) for part in self.parts(row))
+        return list(reduce(partial(map, add), others, first))
 
     def ball_moments(self, row: int) -> BallMoments:
         """Mean and rstd at Arb's current precision."""
@@ -211,7 +214,8 @@ class Normalization:
             values = self.ball_row(row)
             width = len(values)
             mean = sum(values, flint.arb(0)) / width if self.centre else flint.arb(0)
-            square = sum(((value - mean) ** 2 for value in values), flint.arb(0)) / width
+            deviations = [value - mean for value in values]
+            square = sum(map(mul, deviations, deviations), flint.arb(0)) / width
             return BallMoments(mean, 1 / (square + flint.arb(self.eps)).sqrt())
 
         moments: BallMoments = self.rows.cached(("ball moments", row, flint.ctx.prec), make)
@@ -223,10 +227,10 @@ class Normalization:
         def make() -> tuple[Any, Any]:
             mean, rstd = self.ball_moments(row)
             weight, dy = self.products(row)
-            grown = [to_arb(w) * to_arb(d) for w, d in zip(weight, dy, strict=True)]
+            grown = list(map(mul, map(flint.arb, weight), map(flint.arb, dy)))
             width = len(grown)
-            values = self.ball_row(row)
-            product = sum((g * (value - mean) for g, value in zip(grown, values, strict=True)), flint.arb(0))
+            deviations = [value - mean for value in self.ball_row(row)]
+            product = sum(map(mul, grown, deviations), flint.arb(0))
             first = sum(grown, flint.arb(0)) / width if self.centre else flint.arb(0)
             return first, product * rstd / width
 
