@@ -1,8 +1,9 @@
 """Shipped ops against PyTorch programs of the same function: python -m benchmarks.like_equal docs/like.md
 
 Elementwise ops at all inputs of 16 bits and at random float32 ones of all exponents, the others at random ones: the
-interval of the program and the certified float64 reference of the op must overlap at every element, and so must the Arb
-balls of both at some.
+interval of the program and the certified float64 reference of the op must overlap at every element; at some the number
+that the op's formulas have in mpmath must lie in the program's Arb ball, and in the op's own where Arb has formulas of
+its own (row-wise ops).
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
+import flint
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.like_rules import write
 from verify.ops import registry
+from verify.ops.elements import mpf_to_arb
 from verify.ops.graph.like import like_op
 from verify.ops.op import Problem
+from verify.ops.precision import arb_bits
 from verify.truth import formats
 from verify.truth.fast import evaluate
 
@@ -127,15 +131,21 @@ def _compared(pair: Pair, ours: Problem, theirs: Problem, sample: int) -> dict[s
         places = finite.reshape(-1).nonzero().flatten()
         places = places[torch.linspace(0, len(places) - 1, sample).long()].tolist()
         pairs = zip(op.points(ours, name, places), like.points(theirs, name, places), strict=True)
-        # a ball of a zero that cancels needs no end: 600 bits enclose it by less than any format resolves
-        apart = sum(not _ball(first).overlaps(_ball(second)) for first, second in pairs)
+        apart = sum(not (_holds(second, first) and _holds(first, first)) for first, second in pairs)
         count = a.value.numel()
         found[name] = Compared(count, int((~same & ~one_sided).sum()), int(one_sided.sum()), sample, apart)
     return found
 
 
-def _ball(point: Any) -> Any:
-    return point.arb(600)
+def _holds(point: Any, other: Any) -> bool:
+    """Whether a ball has room for the other's number, which is right to 2^-592 of itself.
+
+    A ball of a zero that cancels needs no end: 600 bits enclose it by less than any format resolves.
+    """
+    ball = point.arb(600)
+    with arb_bits(1200):
+        number = mpf_to_arb(other.mp(600))
+        return bool(ball.overlaps(number + flint.arb(0, abs(number).upper() * flint.arb(2) ** -592)))
 
 
 def main() -> None:
@@ -143,7 +153,7 @@ def main() -> None:
     options.add_argument("page", type=Path)
     page = options.parse_args().page
     lines = [
-        "| op | result | elements | apart | only one has a value | Arb balls | apart |",
+        "| op | result | elements | apart | only one has a value | mpmath beside balls | apart |",
         "|---|---|---|---|---|---|---|",
     ]
     bad = 0

@@ -2,6 +2,7 @@
 
 from verify.ops.geglu import GEGLU, GEGLU_SPLIT
 from verify.ops.gelu import GELU
+from verify.ops.graph.second import by_program
 from verify.ops.layer_norm import LAYER_NORM, LAYER_NORM_RESIDUAL, LAYER_NORM_RESIDUAL_BIAS
 from verify.ops.linear import LINEAR
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime
@@ -12,19 +13,14 @@ from verify.ops.softmax import SOFTMAX
 from verify.ops.swiglu import SWIGLU, SWIGLU_SPLIT
 
 for _op in (
-    GELU,
-    GEGLU,
-    GEGLU_SPLIT,
-    SILU,
-    SWIGLU,
-    SWIGLU_SPLIT,
+    *map(by_program, (GELU, GEGLU, GEGLU_SPLIT, SILU, SWIGLU, SWIGLU_SPLIT)),
+    by_program(LINEAR, summed=("dweight", "dbias")),
     LAYER_NORM,
     LAYER_NORM_RESIDUAL,
     LAYER_NORM_RESIDUAL_BIAS,
     RMS_NORM,
     RMS_NORM_RESIDUAL,
     SOFTMAX,
-    LINEAR,
 ):
     register(_op)
 seal()

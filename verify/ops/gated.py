@@ -15,7 +15,7 @@ from verify.ops.elements import pick
 from verify.ops.elementwise import apply_upstream, pointwise, scalar_point
 from verify.ops.formula import Curve, Formula
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
-from verify.ops.precision import GUARD, arb_bits, exact_product
+from verify.ops.precision import exact_product
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,17 +25,9 @@ _SMALLEST = 2.0**-1074
 
 def _times_first(factor: Formula) -> Formula:
     """x1 * factor(x2)."""
-    assert factor.arb is not None
-    ball = factor.arb
 
     def by_mp(x1: Any, x2: Any, *, prec: int) -> Any:
         return exact_product(x1, factor.mp(x2, prec=prec))
-
-    def by_arb(x1: Any, x2: Any, *, prec: int) -> Any:
-        result = ball(x2, prec=prec)
-        with arb_bits(prec + GUARD):
-            # Arb says 0 * inf = nan, which is what the limit is.
-            return x1 * result
 
     def by_float(x1: Tensor, x2: Tensor) -> Fast:
         fast = factor.fast(x2)
@@ -45,24 +37,19 @@ def _times_first(factor: Formula) -> Formula:
         tiny = torch.copysign(torch.full_like(product, _SMALLEST), product)
         return Fast(torch.where(vanished, tiny, product), x1.abs() * fast.scale)
 
-    return Formula(mp=by_mp, arb=by_arb, fast=by_float)
+    return Formula(mp=by_mp, fast=by_float)
 
 
 def _second_alone(factor: Formula) -> Formula:
     """factor(x2): the gradient of the product with respect to x1. A NaN in x1 stays out of it."""
-    assert factor.arb is not None
-    ball = factor.arb
 
     def by_mp(x1: Any, x2: Any, *, prec: int) -> Any:
         return factor.mp(x2, prec=prec)
 
-    def by_arb(x1: Any, x2: Any, *, prec: int) -> Any:
-        return ball(x2, prec=prec)
-
     def by_float(x1: Tensor, x2: Tensor) -> Fast:
         return factor.fast(x2)
 
-    return Formula(mp=by_mp, arb=by_arb, fast=by_float)
+    return Formula(mp=by_mp, fast=by_float)
 
 
 def _formulas(curve: Curve) -> dict[str, Formula]:

@@ -17,19 +17,16 @@ import math
 from functools import lru_cache
 from typing import Any
 
-import flint
 import torch
 from mpmath import mp
 from torch import Tensor
 
 from verify.ops.elementwise import unary
 from verify.ops.formula import Curve, Formula
-from verify.ops.limits import arb_limit, mp_limit
+from verify.ops.limits import mp_limit
 from verify.ops.op import Fast, Params, Regime
 from verify.ops.precision import (
     GUARD,
-    arb_bits,
-    arb_magnitude,
     exact_product,
     magnitude,
     mp_bits,
@@ -92,37 +89,6 @@ def _erf_slope_mp(x: Any, *, prec: int) -> Any:
     if not mp.isfinite(x):
         return mp_limit(x, mp.zero, mp.one)
     return summed(lambda bits: (_cdf(x, bits), x * _density(x)), prec)
-
-
-# ------------------------------------------------------------------------------------ erf form, Arb
-
-
-def _cdf_arb(x: Any) -> Any:
-    """Phi(x) in balls. 1 + erf loses x^2 / (2 ln 2) bits, added while that is affordable."""
-    if x > -32:
-        size = float(x) if x < 0 else 0.0
-        with arb_bits(flint.ctx.prec + int(0.75 * size * size) + 16):
-            return (1 + (x / flint.arb(2).sqrt()).erf()) / 2
-    # Phi(x) = Q(1/2, x^2 / 2) / 2: the argument is an exact square, no root of two enters.
-    return (x * x / 2).gamma_upper(flint.arb(1) / 2, regularized=1) / 2
-
-
-def _density_arb(x: Any) -> Any:
-    return (-x * x / 2).exp() / (2 * flint.arb.pi()).sqrt()
-
-
-def _erf_value_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), x)
-    with arb_bits(prec + GUARD + 2 * max(0, arb_magnitude(x))):
-        return x * _cdf_arb(x)
-
-
-def _erf_slope_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), flint.arb(1))
-    with arb_bits(prec + 2 * GUARD + 2 * max(0, arb_magnitude(x))):
-        return _cdf_arb(x) + x * _density_arb(x)
 
 
 # -------------------------------------------------------------------------------- erf form, float64
@@ -208,40 +174,6 @@ def _tanh_slope_mp(x: Any, *, prec: int) -> Any:
     return summed(terms, prec)
 
 
-def _u_arb(x: Any) -> tuple[Any, Any]:
-    """u and u' in balls."""
-    slope = (flint.arb(2) / flint.arb.pi()).sqrt()
-    cubic = flint.arb(flint.fmpq(_CUBIC_NUMERATOR, _CUBIC_DENOMINATOR))
-    square = x * x
-    return slope * x * (1 + cubic * square), slope * (1 + 3 * cubic * square)
-
-
-def _logistic_arb(x: Any, u: Any) -> Any:
-    """(1 + tanh u) / 2 loses 2|u| / ln 2 bits on the left; far out, exp(u) / (2 cosh u) none."""
-    if x > -16:
-        size = abs(float(u.mid())) if x < 0 else 0.0
-        with arb_bits(flint.ctx.prec + int(3 * size) + 16):
-            wide, _ = _u_arb(x)
-            return (1 + wide.tanh()) / 2
-    return u.exp() * u.sech() / 2
-
-
-def _tanh_value_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), x)
-    with arb_bits(prec + GUARD + 4 * max(0, arb_magnitude(x))):
-        u, _ = _u_arb(x)
-        return x * _logistic_arb(x, u)
-
-
-def _tanh_slope_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), flint.arb(1))
-    with arb_bits(prec + 2 * GUARD + 4 * max(0, arb_magnitude(x))):
-        u, slope = _u_arb(x)
-        return _logistic_arb(x, u) + x * slope * u.sech() ** 2 / 2
-
-
 # Beyond, exp(v) leaves the normal float64 range; see _ERF_EDGE.
 _TANH_EDGE = 21.0
 
@@ -280,14 +212,14 @@ def _tanh_bend(x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------- the op
 
 ERF = Curve(
-    value=Formula(mp=_erf_value_mp, arb=_erf_value_arb, fast=_erf_value_fast),
-    slope=Formula(mp=_erf_slope_mp, arb=_erf_slope_arb, fast=_erf_slope_fast),
+    value=Formula(mp=_erf_value_mp, fast=_erf_value_fast),
+    slope=Formula(mp=_erf_slope_mp, fast=_erf_slope_fast),
     bend=_erf_bend,
     steep=(-math.sqrt(2.0), math.sqrt(2.0)),  # gelu'' = phi(x) (2 - x^2)
 )
 TANH = Curve(
-    value=Formula(mp=_tanh_value_mp, arb=_tanh_value_arb, fast=_tanh_value_fast),
-    slope=Formula(mp=_tanh_slope_mp, arb=_tanh_slope_arb, fast=_tanh_slope_fast),
+    value=Formula(mp=_tanh_value_mp, fast=_tanh_value_fast),
+    slope=Formula(mp=_tanh_slope_mp, fast=_tanh_slope_fast),
     bend=_tanh_bend,
     steep=(-1.4185040087908284, 1.4185040087908284),
 )

@@ -1,4 +1,4 @@
-"""Values at infinite arguments, in mpmath and in Arb."""
+"""Values at infinite arguments, in mpmath."""
 
 from __future__ import annotations
 
@@ -10,12 +10,5 @@ from mpmath import mp
 def mp_limit(x: Any, left: Any, right: Any) -> Any:
     """For an x that is not finite: `left` at -inf, `right` at +inf, NaN at NaN."""
     if mp.isnan(x):
-        return x
-    return right if x > 0 else left
-
-
-def arb_limit(x: Any, left: Any, right: Any) -> Any:
-    """The same for a ball."""
-    if x.is_nan():
         return x
     return right if x > 0 else left

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import flint
 import torch
 from mpmath import mp
 from torch import Tensor
@@ -27,11 +26,10 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops import gelu
 from verify.ops.dyadic import Dyadics, dot, dyadic, dyadics
-from verify.ops.elements import mpf_to_arb, pick, to_arb, to_mp
+from verify.ops.elements import pick, to_mp
 from verify.ops.formula import Curve, Formula
-from verify.ops.limits import arb_limit
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
-from verify.ops.precision import GUARD, arb_bits, exact_product, mp_bits, summed
+from verify.ops.precision import exact_product, mp_bits, summed
 from verify.ops.rowwise import merged
 
 # ---------------------------------------------------------------------------------- the activations
@@ -42,10 +40,9 @@ def _identity_fast(x: Tensor) -> Fast:
 
 
 IDENTITY = Curve(
-    value=Formula(mp=lambda x, prec: x, arb=lambda x, prec: x, fast=_identity_fast),
+    value=Formula(mp=lambda x, prec: x, fast=_identity_fast),
     slope=Formula(
         mp=lambda x, prec: mp.one,
-        arb=lambda x, prec: flint.arb(1),
         fast=lambda x: Fast(torch.ones_like(x), torch.ones_like(x)),
     ),
     bend=torch.zeros_like,
@@ -58,25 +55,10 @@ def _squared_relu_mp(x: Any, *, prec: int) -> Any:
     return mp.zero
 
 
-def _squared_relu_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), x)
-    with arb_bits(prec + GUARD):
-        # A third formula for max(x, 0)^2, without a branch.
-        return x * (x + abs(x)) / 2
-
-
 def _squared_relu_slope_mp(x: Any, *, prec: int) -> Any:
     if mp.isnan(x) or x > 0:
         return exact_product(mp.mpf(2), x)
     return mp.zero
-
-
-def _squared_relu_slope_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), x)
-    with arb_bits(prec + GUARD):
-        return x + abs(x)
 
 
 def _squared_relu_fast(x: Tensor) -> Fast:
@@ -90,8 +72,8 @@ def _squared_relu_slope_fast(x: Tensor) -> Fast:
 
 
 SQUARED_RELU = Curve(
-    value=Formula(mp=_squared_relu_mp, arb=_squared_relu_arb, fast=_squared_relu_fast),
-    slope=Formula(mp=_squared_relu_slope_mp, arb=_squared_relu_slope_arb, fast=_squared_relu_slope_fast),
+    value=Formula(mp=_squared_relu_mp, fast=_squared_relu_fast),
+    slope=Formula(mp=_squared_relu_slope_mp, fast=_squared_relu_slope_fast),
     bend=lambda x: torch.full_like(x, 2.0),
 )
 _CURVES = {
@@ -184,33 +166,16 @@ class Layer:
         gate = self.curve.value.mp(self.pre(row, column + self.width), prec=prec)
         return exact_product(self.pre(row, column), gate)
 
-    def output_arb(self, row: int, column: int, prec: int) -> Any:
-        value = _ball(self.curve.value)
-        if not self.gated:
-            return value(mpf_to_arb(self.pre(row, column)), prec=prec)
-        gate = value(mpf_to_arb(self.pre(row, column + self.width)), prec=prec)
-        with arb_bits(prec + GUARD):
-            return mpf_to_arb(self.pre(row, column)) * gate
-
     def back_mp(self, row: int, column: int, prec: int) -> list[Any]:
-        """The terms of dpre at a column of pre."""
-        found: list[Any] = self._shared("mpmath", self._back_mp, row, column, prec)
+        """The terms of dpre at a column of pre, which a whole row of dx or dweight needs: made once for each STEP."""
+        prec = -(-prec // STEP) * STEP
+        key = ("back", row, column, prec)
+        if key not in self.problem.cache:
+            self.problem.cache[key] = self._back(row, column, prec)
+        found: list[Any] = self.problem.cache[key]
         return found
 
-    def back_arb(self, row: int, column: int, prec: int) -> Any:
-        """dpre at a column of pre."""
-        return self._shared("Arb", self._back_arb, row, column, prec)
-
-    def _shared(self, route: str, make: Callable[[int, int, int], Any], row: int, column: int, prec: int) -> Any:
-        """A term of dpre, which a whole row of dx or dweight needs: made once for each STEP of precision."""
-        prec = -(-prec // STEP) * STEP
-        key = (route, row, column, prec)
-        if key not in self.problem.cache:
-            with arb_bits(prec):
-                self.problem.cache[key] = make(row, column, prec)
-        return self.problem.cache[key]
-
-    def _back_mp(self, row: int, column: int, prec: int) -> list[Any]:
+    def _back(self, row: int, column: int, prec: int) -> list[Any]:
         width = self.width
         dy = to_mp(self.upstream("y", row, column % width, width))
         direct = to_mp(self.upstream("pre", row, column, self.sizes[2]))
@@ -223,23 +188,6 @@ class Layer:
             slope = curve.slope.mp(self.pre(row, column), prec=prec)
             term = exact_product(dy, self.pre(row, column - width), slope)
         return [term] if direct == 0 else [term, direct]
-
-    def _back_arb(self, row: int, column: int, prec: int) -> Any:
-        width = self.width
-        dy = to_arb(self.upstream("y", row, column % width, width))
-        direct = to_arb(self.upstream("pre", row, column, self.sizes[2]))
-        value, slope = _ball(self.curve.value), _ball(self.curve.slope)
-        if not self.gated:
-            return dy * slope(mpf_to_arb(self.pre(row, column)), prec=prec) + direct
-        if column < width:
-            return dy * value(mpf_to_arb(self.pre(row, column + width)), prec=prec) + direct
-        gate = slope(mpf_to_arb(self.pre(row, column)), prec=prec)
-        return dy * mpf_to_arb(self.pre(row, column - width)) * gate + direct
-
-
-def _ball(formula: Formula) -> Callable[..., Any]:
-    assert formula.arb is not None
-    return formula.arb
 
 
 def exact_dot(a: Sequence[float], b: Sequence[float], offset: float) -> Any:
@@ -263,27 +211,23 @@ def _point(layer: Layer, result: str, index: int) -> Point:
     rows, inner, columns = layer.sizes
     if result == "pre":
         pre = layer.pre(*divmod(index, columns))
-        return Point(mp=lambda prec: pre, arb=lambda prec: mpf_to_arb(pre))
+        return Point(mp=lambda prec: pre)
     if result == "y":
         row, column = divmod(index, layer.width)
-        return Point(
-            mp=lambda prec: layer.output_mp(row, column, prec),
-            arb=lambda prec: layer.output_arb(row, column, prec),
-        )
+        return Point(mp=lambda prec: layer.output_mp(row, column, prec))
     # A gradient is a sum of dpre times a factor over the rows or over the columns of pre.
-    if result == "dx":
-        row, column = divmod(index, inner)
-        places = [(row, each) for each in range(columns)]
-        factors = pick(layer.tensor("weight"), [each * inner + column for each in range(columns)])
-    elif result == "dweight":
-        row, column = divmod(index, inner)
-        places = [(each, row) for each in range(rows)]
-        factors = pick(layer.tensor("x"), [each * inner + column for each in range(rows)])
-    else:
-        places = [(each, index) for each in range(rows)]
-        factors = [1.0] * rows
+    row, column = (index, index) if result == "dbias" else divmod(index, inner)
 
     def by_mp(prec: int) -> Any:
+        if result == "dx":
+            places = [(row, each) for each in range(columns)]
+            factors = pick(layer.tensor("weight"), [each * inner + column for each in range(columns)])
+        else:
+            places = [(each, row) for each in range(rows)]
+            factors = [1.0] * rows
+        if result == "dweight":
+            factors = pick(layer.tensor("x"), [each * inner + column for each in range(rows)])
+
         def terms(bits: int) -> list[Any]:
             return [
                 exact_product(to_mp(factor), term)
@@ -293,15 +237,7 @@ def _point(layer: Layer, result: str, index: int) -> Point:
 
         return summed(terms, prec)
 
-    def by_arb(prec: int) -> Any:
-        with arb_bits(prec + 2 * GUARD):
-            products = [
-                to_arb(factor) * layer.back_arb(*place, prec + 2 * GUARD)
-                for place, factor in zip(places, factors, strict=True)
-            ]
-            return sum(products, flint.arb(0))
-
-    return Point(mp=by_mp, arb=by_arb)
+    return Point(mp=by_mp)
 
 
 def _points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:

@@ -47,14 +47,6 @@ def magnitude(value: Any) -> int:
     return int(mp.mag(value))
 
 
-def arb_magnitude(ball: Any) -> int:
-    """The exponent e with |ball| < 2^e of an exact ball; 0 for zero and for what is not finite."""
-    if not ball.is_finite() or ball.is_zero():
-        return 0
-    mantissa, exponent = ball.man_exp()
-    return int(mantissa).bit_length() + int(exponent)
-
-
 def exact_product(*factors: Any) -> Any:
     """The product without any rounding (NaN for zero times infinity)."""
     result = factors[0]

@@ -1,7 +1,4 @@
-"""SiLU: y = x s with s = 1 / (1 + exp(-x)); y' = s + x s (1 - s).
-
-mpmath takes these forms. Arb takes s = (1 + tanh(x/2)) / 2 and s (1 - s) = sech(x/2)^2 / 4.
-"""
+"""SiLU: y = x s with s = 1 / (1 + exp(-x)); y' = s + x s (1 - s)."""
 
 from __future__ import annotations
 
@@ -9,16 +6,15 @@ import math
 from functools import lru_cache
 from typing import Any
 
-import flint
 import torch
 from mpmath import mp
 from torch import Tensor
 
 from verify.ops.elementwise import unary
 from verify.ops.formula import Curve, Formula
-from verify.ops.limits import arb_limit, mp_limit
+from verify.ops.limits import mp_limit
 from verify.ops.op import Fast, Params, Regime
-from verify.ops.precision import GUARD, arb_bits, arb_magnitude, mp_bits, summed
+from verify.ops.precision import GUARD, mp_bits, summed
 from verify.ops.thresholds import gate_boundaries, gate_regimes
 
 
@@ -44,29 +40,6 @@ def _slope_mp(x: Any, *, prec: int) -> Any:
         return logistic, x * logistic * grown / (1 + grown)
 
     return summed(terms, prec)
-
-
-def _logistic_arb(x: Any) -> Any:
-    """(1 + tanh(x/2)) / 2 loses |x| / ln 2 bits on the left; exp(x/2) sech(x/2) / 2 loses none."""
-    if x > -256:
-        size = -float(x.mid()) if x < 0 else 0.0
-        with arb_bits(flint.ctx.prec + int(1.5 * size) + 16):
-            return (1 + (x / 2).tanh()) / 2
-    return (x / 2).exp() * (x / 2).sech() / 2
-
-
-def _value_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), x)
-    with arb_bits(prec + GUARD + 2 * max(0, arb_magnitude(x))):
-        return x * _logistic_arb(x)
-
-
-def _slope_arb(x: Any, *, prec: int) -> Any:
-    if not x.is_finite():
-        return arb_limit(x, flint.arb(0), flint.arb(1))
-    with arb_bits(prec + 2 * GUARD + 2 * max(0, arb_magnitude(x))):
-        return _logistic_arb(x) + x * (x / 2).sech() ** 2 / 4
 
 
 # Beyond, exp(-x) leaves the float64 range. The argument stops here so that a finite x never gives
@@ -98,8 +71,8 @@ def _bend(x: Tensor) -> Tensor:
 
 
 CURVE = Curve(
-    value=Formula(mp=_value_mp, arb=_value_arb, fast=_value_fast),
-    slope=Formula(mp=_slope_mp, arb=_slope_arb, fast=_slope_fast),
+    value=Formula(mp=_value_mp, fast=_value_fast),
+    slope=Formula(mp=_slope_mp, fast=_slope_fast),
     bend=_bend,
 )
 # |y| is below 2^-200 at -150; the left tail is said to begin at -16.

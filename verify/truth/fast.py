@@ -35,7 +35,7 @@ _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subn
 _EXACT_ELEMENTS = 1 << 17  # of `Op.whole_rows`: about 20 seconds on a CPU
 _ANYTHING = (-math.inf, math.inf)  # the ends of an element of which every answer is right
 _AT_ONCE = 512  # points that are made before any is asked: all at once keep the garbage collector busy
-_VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters
+_VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters, which the reference knows
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
     both = torch.tensor(pairs, dtype=torch.float64, device=scale.device).reshape(count, 2)
     value = both[:, 0].reshape(scale.shape)
     low = both[:, 1].reshape(scale.shape)
+    # the ball of a value below every format has zero within: the reference says on which side it is
+    value = torch.where((value == 0) & (low == 0), torch.copysign(value, reference.value), value)
     bound = value.abs() * 2.0**-104
     # a pair cannot hold a tiny truth: `low` is then rounded to the spacing of subnormals
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
@@ -173,8 +175,7 @@ def _tight(point: Point, span: tuple[Fraction, Fraction] | None = None) -> Enclo
             return True
         if span is not None and (_is_inside(enclosure, span) or enclosure.high < span[0] or enclosure.low > span[1]):
             return True
-        one_side = enclosure.low >= 0 or enclosure.high <= 0
-        return one_side and max(abs(enclosure.low), abs(enclosure.high)) <= _VANISHED
+        return max(abs(enclosure.low), abs(enclosure.high)) <= _VANISHED
 
     return settle(point, narrow, both=False)[0]
 

@@ -78,7 +78,17 @@ def square_above(x: Tensor) -> Tensor:
 
 
 def _arb_sigmoid(x: Any) -> Any:
-    return (x / 2).exp() * (x / 2).sech() / 2
+    """By the exponential that is below 1, of any number, and without a difference."""
+    if x < 0:
+        grown = x.exp()
+        return grown / (1 + grown)
+    return 1 / (1 + (-x).exp())
+
+
+def _arb_bell(x: Any) -> Any:
+    """The slope of the sigmoid; by Arb's sech there is none of a wide ball far out."""
+    grown = (-abs(x)).exp()
+    return grown / ((1 + grown) * (1 + grown))
 
 
 def _mp_sech_squared(x: Any) -> Any:
@@ -191,7 +201,7 @@ add(
 add(
     "sech squared",
     _torch_sech_squared,
-    lambda x: x.sech() ** 2,
+    lambda x: 4 * _arb_bell(2 * x),
     _mp_sech_squared,
     (0.0, 0.0),
     shape="even down",
@@ -202,7 +212,7 @@ add(
 add(
     "sigmoid slope",
     _torch_bell,
-    lambda x: (x / 2).sech() ** 2 / 4,
+    _arb_bell,
     lambda x: mp.exp(-abs(x)) / (1 + mp.exp(-abs(x))) ** 2,
     (0.0, 0.0),
     shape="even down",

@@ -41,7 +41,7 @@ class Shared:
     """
 
     slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)
-    left: int = field(default_factory=lambda: _EFFORT)
+    left: float = field(default_factory=lambda: _EFFORT)
     refused: set[str] = field(default_factory=set)  # results of which one element was too much
 
 
@@ -67,6 +67,10 @@ class Asked:
     def ball(self, place: int, bits: int) -> Any:
         """The enclosure of one element, or a special value."""
         return self._element(place, bits, Balls)
+
+    def enclosure(self, place: int, prec: int) -> Any:
+        """The same as a ball of Arb's."""
+        return _as_ball(self._signed(place, self.ball(place, max(prec, _FEWEST))))
 
     def _element(self, place: int, bits: int, kind: type[Arithmetic]) -> Any:
         """One element; others that are likely to be asked for at this precision are evaluated with it."""
@@ -110,7 +114,7 @@ class Asked:
             )
         return Point(
             lambda prec: self._decimal(place, prec),
-            lambda prec: _as_ball(self._signed(place, self.ball(place, max(prec, _FEWEST)))),
+            lambda prec: self.enclosure(place, prec),
             lambda: self._ends(place),
         )
 

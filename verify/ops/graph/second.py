@@ -1,0 +1,84 @@
+"""The second route to the exact values of a shipped op: Arb, through the program of its baseline, PyTorch's function.
+
+The op's own formulas are the first, in mpmath, and nothing is shared with them. They also say what the limit is where
+an operand is infinite: a program has NaN there, or none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.ops.elements import mpf_to_arb
+from verify.ops.graph.program import Program, trace
+from verify.ops.graph.single import Asked, Shared
+from verify.ops.graph.steps import Run
+from verify.ops.op import Op, Point, Problem, Shape
+from verify.ops.precision import GUARD
+from verify.ops.rowwise import merged
+
+_HOLDS = 32  # programs kept: one for each set of shapes
+
+Programs = Callable[[tuple[tuple[str, Any], ...], tuple[tuple[str, Shape], ...], tuple[str, ...]], Program]
+
+
+def by_program(op: Op, summed: Sequence[str] = ()) -> Op:
+    """The op with Arb by its program. `summed` are results that add up over rows, of which equal ones are one."""
+
+    @lru_cache(maxsize=_HOLDS)
+    def program(
+        params: tuple[tuple[str, Any], ...], shapes: tuple[tuple[str, Shape], ...], gradients: tuple[str, ...]
+    ) -> Program:
+        names = [name for name, _ in shapes]
+
+        def function(*values: Tensor) -> Any:
+            given = dict(zip(names, values, strict=True))
+            return op.baseline(*(given.get(operand.name) for operand in op.operands), **dict(params))
+
+        return trace(
+            function,
+            {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes},
+            outputs=op.outputs,
+            differentiable=gradients,
+        )
+
+    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        own = op.points(problem, result, indices)
+        asked, limits = _asked(program, merged(problem, ["x"]) if result in summed else problem, result, indices)
+        return [replace(point, arb=partial(_ball, asked, at, point, limits)) for at, point in enumerate(own)]
+
+    return replace(op, points=points)
+
+
+def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[int]) -> tuple[Asked, bool]:
+    """The elements, by the program of the problem; and whether anything in the problem is not finite."""
+    if "program" not in problem.cache:
+        present = {name: value for name, value in problem.inputs.items() if value is not None}
+        gradients = tuple(name for name in present if "d" + name in problem.results)
+        shapes = tuple((name, tuple(value.shape)) for name, value in present.items())
+        program = programs(tuple(sorted(problem.params.items())), shapes, gradients)
+        leaves = dict(present)
+        for name in (each for each in program.leaves if each.startswith("grad ")):
+            output = name.removeprefix("grad ")
+            zero = torch.zeros(program.results[output].shape, dtype=torch.float64)
+            leaves[name] = problem.upstream.get(output, zero)
+        limits = not all(bool(torch.isfinite(value).all()) for value in leaves.values())
+        run = Run(leaves, next(iter(present.values())).device)
+        # a row of any length is worth its time: the op's own formulas have no limit either
+        problem.cache["program"] = program, run, Shared(left=math.inf), limits
+    program, run, shared, limits = problem.cache["program"]
+    gradient = result.startswith("d") and result[1:] in problem.inputs
+    return Asked(program, run, result, list(indices), None, gradient, shared), limits
+
+
+def _ball(asked: Asked, place: int, point: Point, limits: bool, prec: int) -> Any:
+    ball = asked.enclosure(place, prec + 2 * GUARD)
+    if limits and not ball.is_finite():
+        return mpf_to_arb(point.mp(prec))
+    return ball
