@@ -65,6 +65,17 @@ def _layer_norm(
     return y if bias is None else y + bias, mean, rstd
 
 
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, shape: _Sizes, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, mask: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    outer, inner = list(range(x.ndim - len(shape))), list(range(x.ndim - len(shape), x.ndim))
+    count = math.prod(shape)
+    hat = (x - mean) * rstd
+    inward = grad if weight is None else grad * weight
+    dx = (rstd / count) * (inward * count - inward.sum(inner, True) - hat * (inward * hat).sum(inner, True))
+    return (dx, (grad * hat).sum(outer), grad.sum(outer)) if outer else (dx, grad * hat, grad.clone())
+
+
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,8 +133,13 @@ def _batch_norm_no_training(x: Tensor, w: Any, b: Any, mean: Any, var: Any, m: f
     return _batch_norm(x, w, b, mean, var, False, m, eps)
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Of matrices, batches of them, or a matrix and a vector. PyTorch's own matmul imports sympy here."""
+    return torch.mv(a, b) if b.ndim == 1 else (torch.mm if a.ndim == 2 else torch.bmm)(a, b)
+
+
 def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = a @ b
+    product = _product(a, b)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (c if beta == 1 else c * beta)
 
@@ -248,7 +264,7 @@ def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: An
     n, kernel = x.shape[0], weight.shape[2:]
     count = _counted(x.shape[2:], kernel, stride, padding, dilation)
     columns = _columns(_padded(x, padding, padding), kernel, stride, dilation, count)
-    y = _grouped(columns, groups) @ _matrix(weight, groups).transpose(1, 2)
+    y = torch.bmm(_grouped(columns, groups), _matrix(weight, groups).transpose(1, 2))
     return _ungrouped(y, n, 1).reshape(n, weight.shape[0], *count)
 
 
@@ -256,7 +272,7 @@ def _scattered(x: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, 
     """A transposed convolution, to an output of `size`."""
     n, kernel = x.shape[0], weight.shape[2:]
     flat = x.reshape(n, x.shape[1], math.prod(x.shape[2:]), 1)
-    columns = _ungrouped(_grouped(flat, groups) @ _matrix(weight, groups), n, math.prod(kernel))
+    columns = _ungrouped(torch.bmm(_grouped(flat, groups), _matrix(weight, groups)), n, math.prod(kernel))
     whole = [a + 2 * p for a, p in zip(size, padding, strict=True)]
     return _cut(_summed_columns(columns, whole, kernel, stride, dilation, x.shape[2:]), padding, size)
 
@@ -292,7 +308,7 @@ def _convolution_backward(
             _columns(_padded(wide, padding, padding), kernel, stride, dilation, narrow.shape[2:]), groups
         )
         flat = _grouped(narrow.reshape(*narrow.shape[:2], math.prod(narrow.shape[2:]), 1), groups)
-        dw = (flat.transpose(1, 2) @ columns).reshape(weight.shape)
+        dw = torch.bmm(flat.transpose(1, 2), columns).reshape(weight.shape)
     if mask[2]:
         db = grad.sum([0, *range(2, grad.ndim)])
     return dx, dw, db
@@ -400,6 +416,16 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
     return backward
 
 
+def _triangle(lower: bool) -> Callable[..., Tensor]:
+    def part(x: Tensor, diagonal: int = 0) -> Tensor:
+        rows, columns = (torch.arange(size, device=x.device) for size in x.shape[-2:])
+        apart = columns - rows.unsqueeze(-1)
+        kept = apart <= diagonal if lower else apart >= diagonal
+        return kept & x if x.dtype == torch.bool else torch.where(kept, x, 0)
+
+    return part
+
+
 def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 
@@ -436,6 +462,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.var.correction: _var,
         _aten.var_mean.correction: _var_mean,
         _aten.native_layer_norm.default: _layer_norm,
+        _aten.native_layer_norm_backward.default: _layer_norm_backward,
         _aten.native_group_norm.default: _group_norm,
         _aten.native_group_norm_backward.default: _group_norm_backward,
         _aten.native_batch_norm.default: _batch_norm,
@@ -457,6 +484,10 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.avg_pool3d.default: _avg_pool(3),
         _aten.avg_pool2d_backward.default: _avg_pool_backward(2),
         _aten.avg_pool3d_backward.default: _avg_pool_backward(3),
+        _aten.stack.default: lambda tensors, dim=0: torch.cat([each.unsqueeze(dim) for each in tensors], dim),
+        _aten.fill.Tensor: lambda x, value: _aten.copy.default(x, value),
+        _aten.tril.default: _triangle(True),
+        _aten.triu.default: _triangle(False),
         _aten.softshrink_backward.default: _softshrink_backward,
         _aten.hardshrink_backward.default: _softshrink_backward,
         _aten.cumprod.default: cumprod,
@@ -485,7 +516,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     own[_aten.upsample_bicubic2d.default] = resampling.upsample(2, cubic=True)
     own[_aten.upsample_bicubic2d_backward.default] = resampling.upsample_backward(2, cubic=True)
     made.update(own)
-    for kept in KEPT:
+    for kept in (*KEPT, *WHOLE):
         for overload in getattr(_aten, kept).overloads():
             made.pop(getattr(getattr(_aten, kept), overload), None)
     return made
@@ -511,3 +542,5 @@ KEPT = (
     "index_add",
     "native_dropout",
 )
+# it has a rule for these as they are, or PyTorch takes them apart by itself
+WHOLE = ("zeros", "ones", "split", "split_with_sizes", "unbind", "mv", "dot")

@@ -1,19 +1,20 @@
 """The shape, dtype and layout of what an operator returns, asked of tensors on the meta device, which hold no numbers.
 
-Operators on single elements are most of a program. PyTorch's own answer for them takes a tenth of a millisecond, and
-imports sympy; theirs is the shape that all operands are broadcast to, and the dtype that one element has.
+PyTorch answers for all operators, but in a tenth of a millisecond each, and imports sympy for it, half a second. So the
+operators that programs are made of have an answer here: those on single elements return what all operands are broadcast
+to, in the dtype that one element has; others have one in `_KNOWN` where all that they are given lies in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from verify.ops.graph.operators import arguments_of
+from verify.ops.graph.operators import arguments_of, base_name
 
 _META = torch.device("meta")
 
@@ -22,6 +23,12 @@ def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an operator returns for tensors of the meta device: such tensors, or what else it says."""
     if _is_pointwise(func):
         return _pointwise(func, args, kwargs)
+    name = base_name(func)
+    known = _KNOWN.get(name) if func.namespace == "aten" else None
+    if known is not None and (name in _FRESH or _in_order([*args, *kwargs.values()])):
+        made = known(func, *args, **kwargs)
+        if made is not None:
+            return made
     if "device" in arguments_of(func):
         kwargs = {**kwargs, "device": _META}
     try:
@@ -125,6 +132,104 @@ def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
             elif found < 0:
                 break
     return order[::-1]
+
+
+# -- others, of operands that lie in order ----------------------------------------------------------------
+
+
+def _in_order(values: Sequence[Any]) -> bool:
+    return all(
+        each.is_contiguous() if isinstance(each, Tensor) else not isinstance(each, list | tuple) or _in_order(each)
+        for each in values
+    )
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, device=_META)
+
+
+def _like(func: Any, a: Tensor, *args: Any, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Any:
+    wider = base_name(func) == "cumsum" and not a.is_floating_point()
+    if wider or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+        return None
+    return _empty(a.shape, dtype or a.dtype)
+
+
+def _arange(func: Any, *args: Any, **kwargs: Any) -> Any:
+    kwargs.pop("device", None)
+    made: Tensor = func(*args, **kwargs)
+    return _empty(made.shape, made.dtype)
+
+
+def _reduced(func: Any, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    name = base_name(func)
+    wider = name in ("sum", "prod") and not a.is_floating_point()
+    if wider or dtype is not None or not a.ndim:
+        return None
+    dims = range(a.ndim) if dim is None or dim == [] else [each % a.ndim for each in ([dim] if _whole(dim) else dim)]
+    shape = [1 if at in dims else size for at, size in enumerate(a.shape) if keepdim or at not in dims]
+    kind = torch.bool if name in ("any", "all") else torch.int64 if name.startswith("arg") else a.dtype
+    return _empty(shape, kind)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int)
+
+
+def _product(func: Any, a: Tensor, b: Tensor, out_dtype: Any = None) -> Any:
+    return _empty((*a.shape[:-1], b.shape[-1]), out_dtype or a.dtype)
+
+
+def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    first = tensors[0]
+    if any(each.ndim != first.ndim or each.dtype != first.dtype or not each.numel() for each in tensors):
+        return None
+    shape = list(first.shape)
+    shape[dim] = sum(each.shape[dim] for each in tensors)
+    return _empty(shape, first.dtype)
+
+
+def picked_shape(shape: Sequence[int], indices: Sequence[Any]) -> tuple[int, ...]:
+    """The shape of what integer indices pick of a tensor of this shape; None stands for a whole dimension."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    picked = broadcast_shape([indices[dim].shape for dim in dims])
+    first = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    rest = [size for dim, size in enumerate(shape) if dim not in dims]
+    return *rest[:first], *picked, *rest[first:]
+
+
+def _picked(func: Any, a: Tensor, indices: Sequence[Any]) -> Any:
+    return _empty(picked_shape(a.shape, indices), a.dtype)
+
+
+def _best(func: Any, a: Tensor, k: int, dim: int = -1, *args: Any) -> Any:
+    shape = [k if at == dim % a.ndim else size for at, size in enumerate(a.shape)] if a.ndim else []
+    return _empty(shape, a.dtype), _empty(shape, torch.int64)
+
+
+def _ordered(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return (_empty(a.shape, a.dtype), _empty(a.shape, torch.int64)) if "stable" not in kwargs else None
+
+
+_KNOWN: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys("full_like empty_like flip scatter scatter_add index_add index_put cumsum".split(), _like),
+    **dict.fromkeys("slice_scatter diagonal_scatter".split(), _like),
+    **dict.fromkeys("sum amax amin any all prod argmax argmin".split(), _reduced),
+    "_softmax": lambda func, a, dim, half: _empty(a.shape, a.dtype),
+    "_log_softmax": lambda func, a, dim, half: _empty(a.shape, a.dtype),
+    "log_sigmoid_forward": lambda func, a: (_empty(a.shape, a.dtype), _empty(a.shape, a.dtype)),
+    "log_sigmoid_backward": lambda func, grad, a, buffer: _empty(a.shape, a.dtype),
+    "arange": _arange,
+    "mm": _product,
+    "bmm": _product,
+    "cat": _joined,
+    "index": _picked,
+    "gather": lambda func, a, dim, index, **kwargs: _empty(index.shape, a.dtype),
+    "embedding": lambda func, a, index, *args, **kwargs: _empty((*index.shape, *a.shape[1:]), a.dtype),
+    "sort": _ordered,
+    "topk": _best,
+}
+_FRESH = ("mm", "bmm", "arange")  # whose results lie in order, however the operands do
 
 
 # -- memory -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -72,18 +71,21 @@ def writing_of(func: Any) -> Writing:
 
 
 @cache
-def _bare(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula of PyTorch without what is wrapped around it, where that imports the compiler: seconds."""
-    around = formula
-    while hasattr(around, "__wrapped__"):
-        if around.__code__.co_filename == _disable_dynamo.__code__.co_filename:
-            made: Callable[..., Any] = inspect.unwrap(formula)
-            return made
-        around = around.__wrapped__
-    return formula
+def _bare(formula: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """What PyTorch has wrapped, and whether one of the wrappings brings integers to a dtype too."""
+    whole, made = False, formula
+    while hasattr(made, "__wrapped__"):
+        whole = whole or made.__code__.co_filename == _disable_dynamo.__code__.co_filename
+        made = made.__wrapped__
+    return made, whole
 
 
 def formula_of(formula: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """A formula of PyTorch for operands: they are brought to one dtype only where they differ from float64."""
-    tensors = [each for each in args if isinstance(each, Tensor)]
-    return _bare(formula) if all(each.dtype == torch.float64 for each in tensors) else formula
+    """A formula of PyTorch for operands.
+
+    What PyTorch wraps around it brings operands to one dtype, and imports its compiler and sympy: it is left out where
+    all are float64.
+    """
+    bare, whole = _bare(formula)
+    kinds = {each.dtype for each in args if isinstance(each, Tensor) and (whole or each.is_floating_point())}
+    return bare if kinds <= {torch.float64} else formula

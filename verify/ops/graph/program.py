@@ -228,12 +228,11 @@ def trace(
             with Real():
                 made = _called(function, values)
             ends = [(made[place], gradient) for place, gradient in zip(smooth, upstream, strict=True)]
-            ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
-            found: Sequence[Tensor | None]
-            if not ends:
+            sums = [_ending(value, gradient) for value, gradient in ends if value.requires_grad]
+            if not sums:
                 raise UsageError("like= has no gradient: PyTorch has none for what it returns")
             wanted = [values[names.index(name)] for name in differentiable]
-            found = torch.autograd.grad([end[0] for end in ends], wanted, [end[1] for end in ends], allow_unused=True)
+            found = torch.autograd.grad(sums, wanted, allow_unused=True)
         return [value.detach() for value in made], list(found)
 
     with ExitStack() as around:
@@ -300,6 +299,13 @@ def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tens
             "the tensors",
         )
     return made
+
+
+def _ending(value: Tensor, gradient: Tensor) -> Tensor:
+    """A number whose gradient is that of a result: gradients that are given to PyTorch make it import sympy."""
+    end: Tensor = torch.ops.aten.alias.default(value)
+    end.register_hook(lambda _: gradient)  # type: ignore[no-untyped-call]
+    return end.sum()
 
 
 class _no_functions:  # noqa: N801

@@ -116,7 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if base_name(func).removesuffix("_") in RANDOM:
             raise UsageError(
-                f"like= uses random numbers: {func}{_line()}",
+                f"like= uses random numbers: {func}{at_line()}",
                 hint="pass them as an operand, or switch dropout off with .eval()",
             )
         if func in _LIFTS and not isinstance(args[0], Traced):
@@ -131,10 +131,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        data = func is _aten._has_compatible_shallow_copy_type.default  # asked for before tensor.data is set
-        if func._schema.is_mutable or (data and any(isinstance(each, Traced) for each in args)):
+        if func._schema.is_mutable:
             raise UsageError(
-                f"like= cannot be followed: {func} changes what it is given{_line()}",
+                f"like= cannot be followed: {func} changes what it is given{at_line()}",
                 hint="an operator that returns its result",
             )
         return self._called(func, args, kwargs)
@@ -170,7 +169,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*mapped(args, self.value), **mapped(kwargs, self.value)) if fixed else None
         if not fixed or (isinstance(found, Tensor) and found.is_floating_point()):
             raise UsageError(
-                f"like= cannot be followed: {func} looks at the values of a tensor{_line()}",
+                f"like= cannot be followed: {func} looks at the values of a tensor{at_line()}",
                 hint="a program without branches on the values of tensors; docs/like.md says what can be followed",
             )
         return mapped(found, self._traced)
@@ -185,7 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made += map(self._traced, self.value(self.node(index)).nonzero(as_tuple=True))
             else:
                 raise UsageError(
-                    f"like= picks elements by positions that it computes from its values: {func}{_line()}",
+                    f"like= picks elements by positions that it computes from its values: {func}{at_line()}",
                     hint="pass the positions as an integer operand: integers={...}",
                 )
         return made
@@ -236,7 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if overlaps(meta):
             raise UsageError(
-                f"like= cannot be followed: it writes to a tensor of which several elements lie in one place{_line()}",
+                f"like= cannot be followed: it writes to a tensor of which several elements lie in one place{at_line()}",
                 hint="clone() the tensor before",
             )
         with self:
@@ -264,7 +263,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes, strides = memory.layout
         if overlaps(shadow := torch.empty_strided(sizes, strides, device="meta")) or shadow.numel() != memory.numel:
             raise UsageError(
-                f"like= cannot be followed: it writes to a part of a tensor that does not fill its memory{_line()}",
+                f"like= cannot be followed: it writes to a part of a tensor that does not fill its memory{at_line()}",
                 hint="clone() the tensor before",
             )
         order = in_order(strides, sizes)
@@ -285,7 +284,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _added(self, target: Any, args: Any, kwargs: dict[str, Any], value: Any) -> Node:
         inputs = nodes_in((args, kwargs))
         fixed = target == "constant" or (target != "operand" and all(each.fixed for each in inputs))
-        place = "" if isinstance(target, str) else _line()
+        place = "" if isinstance(target, str) else at_line()
         self.nodes.append(Node(target, args, kwargs, value, place, len(self.nodes), fixed))
         return self.nodes[-1]
 
@@ -351,7 +350,7 @@ def nodes_in(value: Any) -> list[Node]:
     )
 
 
-def _line() -> str:
+def at_line() -> str:
     """The line of the function that is followed: the innermost one that is neither PyTorch's nor this package's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):

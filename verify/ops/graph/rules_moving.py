@@ -11,6 +11,7 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
+from verify.ops.graph.inference import picked_shape
 from verify.ops.graph.reducing import Spread
 from verify.ops.graph.rewrite import (
     RULES,
@@ -198,10 +199,7 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
         return torch.arange(math.prod(shape), device=by[0].device).reshape(shape)[chosen_by]
 
     if accumulate:
-        shadows = [
-            slice(None) if e is None else torch.zeros(e.shape, dtype=torch.int64, device="meta") for e in indices
-        ]
-        target = torch.empty(shape, device="meta")[tuple(shadows)].shape
+        target = picked_shape(shape, indices)
         wide = moved(r.real(values), lambda tensor: tensor.expand(target))
         return Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen))
 
