@@ -258,7 +258,7 @@ def _data(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (_expanded, "several elements lie in one place|single memory location"),
+        (_expanded, "elements lie in one place|single memory location"),
         (_data, "sets tensor.data"),
         (lambda x: torch._foreach_add_([x.clone()], 1.0), "_foreach_add_.Scalar changes what it is given"),
         (lambda x: x.view(torch.int64), "reads the bits of numbers"),

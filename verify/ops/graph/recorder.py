@@ -235,7 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if overlaps(meta):
             raise UsageError(
-                f"like= cannot be followed: it writes to a tensor of which several elements lie in one place{at_line()}",
+                f"like= cannot be followed: it writes to a tensor whose elements lie in one place{at_line()}",
                 hint="clone() the tensor before",
             )
         with self:
