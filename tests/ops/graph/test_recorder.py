@@ -296,6 +296,30 @@ def test_batch_norm_in_training_leaves_its_module_as_it_was() -> None:
     assert all(torch.equal(value, buffers[name]) for name, value in module.named_buffers())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True}, {"padding_idx": 1, "scale_grad_by_freq": True}],
+    ids=str,
+)
+def test_gradients_of_an_embedding_are_those_of_pytorch(options: dict[str, Any]) -> None:
+    index = torch.tensor([[0, 2, 2], [1, 2, 0]])
+    _agrees(lambda w: functional.embedding(index, w, **options), _random(4, 3), gradient=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["even", "weighted"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 5, 3)], ids=str)
+def test_losses_of_labels_are_those_of_pytorch(shape: tuple[int, ...], reduction: str, weighted: bool) -> None:
+    label = torch.tensor([1, 4, 0, 3, 2, 1])[: max(torch.Size(shape).numel() // 5, 1)]
+    label = label.reshape(shape[:1] + shape[2:] if len(shape) > 1 else ())
+    weight = torch.tensor([0.5, 1, 2, 3, 4], dtype=torch.float64) if weighted else None
+
+    def function(x: Tensor) -> Tensor:
+        return functional.nll_loss(x, label, weight, ignore_index=4, reduction=reduction)
+
+    _agrees(function, _random(*shape), gradient=True)
+
+
 A, B = torch.empty(2, 3, 4, device="meta", dtype=torch.float64), torch.empty(4, 3, 2, device="meta").permute(2, 1, 0)
 I = torch.zeros(2, 5, device="meta", dtype=torch.int64)  # noqa: E741
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
@@ -310,14 +334,16 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (_aten.maximum.default, (A[:, :1], B[0]), {}),
     (_aten.sum.dim_IntList, (A, [-1], True), {}),
     (_aten.sum.dim_IntList, (I, [0]), {}),
-    (_aten.sum.default, (A,), {}),
+    (_aten.sum.default, (A > 0,), {}),
+    (_aten.sum.dim_IntList, (B, [1]), {"dtype": torch.float32}),
+    (_aten.mv.default, (A[0].t(), A[0, :, 0]), {}),
     (_aten.amax.default, (A, [0, 2]), {}),
     (_aten.any.dim, (A > 0, 1, True), {}),
     (_aten.argmax.default, (A, 1), {}),
     (_aten.mm.default, (A[0], A[1].t()), {}),
     (_aten.bmm.default, (A, A.transpose(1, 2)), {}),
     (_aten.cat.default, ([A, A[:, :1].contiguous()], 1), {}),
-    (_aten.cat.default, ([A, B], -1), {}),
+    (_aten.cat.default, ([B, B * 2], -1), {}),
     (_aten.index.Tensor, (A, [None, I]), {}),
     (_aten.index.Tensor, (A, [I, None, I]), {}),
     (_aten.gather.default, (A[0].contiguous(), 1, I), {}),

@@ -416,6 +416,35 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
     return backward
 
 
+def _nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    dim = min(x.ndim, 2) - 1
+    kept = target != ignore_index
+    at = torch.where(kept, target, 0).unsqueeze(dim)
+    if weight is not None:
+        weight = weight.reshape([-1] + [1] * (x.ndim - 2)) if x.ndim > 1 else weight
+        x = x * weight
+    loss = torch.where(kept, -x.gather(dim, at).squeeze(dim), 0)
+    if reduction == 0 and x.ndim > 1:
+        return loss, x.new_full((), 0.0)
+    if weight is None:
+        total = kept.sum().to(x.dtype)
+    else:
+        total = torch.where(kept, weight.expand(x.shape).gather(dim, at).squeeze(dim), 0).sum()
+    return (loss, loss.sum() / total, loss.sum())[reduction], total
+
+
+def _embedding_backward(grad: Tensor, index: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
+    flat = index.reshape(-1)
+    if by_frequency:
+        met = torch.zeros(count, dtype=torch.int64, device=flat.device).index_add(0, flat, torch.ones_like(flat))
+        grad = grad / met[index].unsqueeze(-1)
+    if padding >= 0:
+        grad = torch.where((index == padding).unsqueeze(-1), 0, grad)
+    return grad.new_zeros(count, grad.shape[-1]).index_add(0, flat, grad.reshape(-1, grad.shape[-1]))
+
+
 def _triangle(lower: bool) -> Callable[..., Tensor]:
     def part(x: Tensor, diagonal: int = 0) -> Tensor:
         rows, columns = (torch.arange(size, device=x.device) for size in x.shape[-2:])
@@ -486,6 +515,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.avg_pool3d_backward.default: _avg_pool_backward(3),
         _aten.stack.default: lambda tensors, dim=0: torch.cat([each.unsqueeze(dim) for each in tensors], dim),
         _aten.fill.Tensor: lambda x, value: _aten.copy.default(x, value),
+        _aten.nll_loss_forward.default: _nll_loss,
+        _aten.embedding_dense_backward.default: _embedding_backward,
         _aten.tril.default: _triangle(True),
         _aten.triu.default: _triangle(False),
         _aten.softshrink_backward.default: _softshrink_backward,

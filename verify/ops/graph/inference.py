@@ -162,14 +162,15 @@ def _arange(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reduced(func: Any, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    name = base_name(func)
-    wider = name in ("sum", "prod") and not a.is_floating_point()
-    if wider or dtype is not None or not a.ndim:
+    if not a.ndim:
         return None
     dims = range(a.ndim) if dim is None or dim == [] else [each % a.ndim for each in ([dim] if _whole(dim) else dim)]
     shape = [1 if at in dims else size for at, size in enumerate(a.shape) if keepdim or at not in dims]
+    name = base_name(func)
     kind = torch.bool if name in ("any", "all") else torch.int64 if name.startswith("arg") else a.dtype
-    return _empty(shape, kind)
+    if name in ("sum", "prod") and not a.is_floating_point():
+        kind = torch.int64
+    return _empty(shape, dtype or kind)
 
 
 def _whole(value: Any) -> bool:
@@ -182,6 +183,8 @@ def _product(func: Any, a: Tensor, b: Tensor, out_dtype: Any = None) -> Any:
 
 def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     first = tensors[0]
+    if first.ndim in (4, 5) and not _in_order(tensors):
+        return None  # they may lie with their channels last, and the result as they do
     if any(each.ndim != first.ndim or each.dtype != first.dtype or not each.numel() for each in tensors):
         return None
     shape = list(first.shape)
@@ -222,6 +225,8 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "arange": _arange,
     "mm": _product,
     "bmm": _product,
+    "mv": lambda func, a, b: _empty(a.shape[:1], a.dtype),
+    "dot": lambda func, a, b: _empty((), a.dtype),
     "cat": _joined,
     "index": _picked,
     "gather": lambda func, a, dim, index, **kwargs: _empty(index.shape, a.dtype),
@@ -229,7 +234,8 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "sort": _ordered,
     "topk": _best,
 }
-_FRESH = ("mm", "bmm", "arange")  # whose results lie in order, however the operands do
+# Whose results lie in order, however the operands do.
+_FRESH = frozenset("mm bmm mv dot arange cat sum amax amin any all prod argmax argmin topk".split())
 
 
 # -- memory -----------------------------------------------------------------------------------------------
