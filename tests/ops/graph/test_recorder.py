@@ -284,6 +284,17 @@ def test_a_tensor_that_outlives_its_function_is_named() -> None:
         kept[-1] + 1
 
 
+def _statistics(x: Tensor) -> Any:
+    mean, variance = torch.zeros(5), torch.ones(5)
+    y = functional.batch_norm(x, mean, variance, training=True, momentum=0.25)
+    return y, mean, variance
+
+
+def test_batch_norm_in_training_writes_its_statistics() -> None:
+    _agrees(_statistics, _random(3, 5), gradient=False)
+    _agrees(lambda x: _statistics(x)[0], _random(3, 5, 2), gradient=True)
+
+
 def test_batch_norm_in_training_leaves_its_module_as_it_was() -> None:
     module = nn.BatchNorm1d(5).double()
     buffers = {name: value.clone() for name, value in module.named_buffers()}

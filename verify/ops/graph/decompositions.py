@@ -113,6 +113,9 @@ def _batch_norm(
     if training or running_mean is None or running_var is None:
         y, mean, rstd = _normalised(x, [0, *range(2, x.ndim)], eps)
         mean, rstd = mean.reshape(-1), rstd.reshape(-1)
+        if running_mean is not None and running_var is not None:
+            running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
+            running_var.copy_(running_var * (1 - momentum) + _var(x, [0, *range(2, x.ndim)], 1) * momentum)
     else:
         rstd = (running_var + eps).rsqrt()
         y = (x - running_mean.reshape(channels)) * rstd.reshape(channels)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 _aten = torch.ops.aten
+_COMPILER_OFF = _disable_dynamo(lambda: None).__code__  # of all that is wrapped in it
 RANDOM = frozenset(
     "bernoulli rand randn rand_like randn_like randint randint_like randperm uniform normal normal_functional "
     "multinomial native_dropout exponential geometric log_normal cauchy random poisson _fused_dropout "
@@ -75,7 +76,7 @@ def _bare(formula: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     """What PyTorch has wrapped, and whether one of the wrappings brings integers to a dtype too."""
     whole, made = False, formula
     while hasattr(made, "__wrapped__"):
-        whole = whole or made.__code__.co_filename == _disable_dynamo.__code__.co_filename
+        whole = whole or getattr(made, "__code__", None) is _COMPILER_OFF
         made = made.__wrapped__
     return made, whole
 

@@ -124,8 +124,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable and writing_of(func).without is not None:
             return self._written(func, args, kwargs)
         if func in self.table:
-            with self:
-                made = formula_of(self.table[func], args)(*args, **kwargs)
+            whole = self.table[func]
+            with self:  # what writes is taken whole: its wrapping does that
+                made = (whole if func._schema.is_mutable else formula_of(whole, args))(*args, **kwargs)
             if made is not NotImplemented:
                 return made
         if is_composite(func):
