@@ -193,7 +193,7 @@ def _cut(x: Tensor, before: _Sizes, size: _Sizes) -> Tensor:
 def _columns(x: Tensor, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes) -> Tensor:
     """(N, C, windows, elements of a window) of an x that is padded."""
     places = _places(x.shape[2:], kernel, stride, dilation, count, x.device)
-    return x.reshape(*x.shape[:2], math.prod(x.shape[2:]))[:, :, places]
+    return x.reshape(*x.shape[:2], math.prod(x.shape[2:])).contiguous()[:, :, places]
 
 
 def _summed_columns(
