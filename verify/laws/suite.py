@@ -14,7 +14,6 @@ from verify.laws import engine, registry
 from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
-from verify.ops.graph.program import silence_traces
 from verify.records.record import KernelRun, unrepeatable
 
 
@@ -46,7 +45,6 @@ def laws_for(
     def test(law: Any, dtype: str) -> None:
         from verify import backends
 
-        silence_traces()
         backend = backends.select()
         if backend.name not in kernel.backends:
             pytest.skip(f"declared for {', '.join(kernel.backends)}; this is {backend.name}")

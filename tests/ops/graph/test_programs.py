@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ from verify.measure.judge import judge_result
 from verify.ops.graph import single
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.like import like_op
-from verify.ops.graph.program import silence_traces, trace
+from verify.ops.graph.program import trace
 from verify.ops.graph.shapes import Shapes, sizes_within
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
@@ -566,10 +565,3 @@ def test_operands_without_a_gradient_in_pytorch_have_none_here() -> None:
 def test_outputs_by_name_are_those_of_a_mapping() -> None:
     op = like_op(lambda x: {"a": x * 2, "b": x.sum(-1)}, ["x"], shapes={"x": "n d"})
     assert op.outputs == ("y1", "y2") and [made.ndim for made in op.baseline(torch.ones(2, 3))] == [2, 1]
-
-
-def test_a_trace_is_not_logged_by_pytest(caplog: pytest.LogCaptureFixture) -> None:
-    log = logging.getLogger("torch.__trace")
-    log.addHandler(caplog.handler)
-    silence_traces()
-    assert caplog.handler not in log.handlers

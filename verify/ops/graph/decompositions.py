@@ -65,6 +65,17 @@ def _layer_norm(
     return y if bias is None else y + bias, mean, rstd
 
 
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, shape: _Sizes, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, mask: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    outer, inner = list(range(x.ndim - len(shape))), list(range(x.ndim - len(shape), x.ndim))
+    count = math.prod(shape)
+    hat = (x - mean) * rstd
+    inward = grad if weight is None else grad * weight
+    dx = (rstd / count) * (inward * count - inward.sum(inner, True) - hat * (inward * hat).sum(inner, True))
+    return (dx, (grad * hat).sum(outer), grad.sum(outer)) if outer else (dx, grad * hat, grad.clone())
+
+
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,6 +113,9 @@ def _batch_norm(
     if training or running_mean is None or running_var is None:
         y, mean, rstd = _normalised(x, [0, *range(2, x.ndim)], eps)
         mean, rstd = mean.reshape(-1), rstd.reshape(-1)
+        if running_mean is not None and running_var is not None:
+            running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
+            running_var.copy_(running_var * (1 - momentum) + _var(x, [0, *range(2, x.ndim)], 1) * momentum)
     else:
         rstd = (running_var + eps).rsqrt()
         y = (x - running_mean.reshape(channels)) * rstd.reshape(channels)
@@ -122,8 +136,13 @@ def _batch_norm_no_training(x: Tensor, w: Any, b: Any, mean: Any, var: Any, m: f
     return _batch_norm(x, w, b, mean, var, False, m, eps)
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Of matrices, batches of them, or a matrix and a vector. PyTorch's own matmul imports sympy here."""
+    return torch.mv(a, b) if b.ndim == 1 else (torch.mm if a.ndim == 2 else torch.bmm)(a, b)
+
+
 def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = a @ b
+    product = _product(a, b)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (c if beta == 1 else c * beta)
 
@@ -174,7 +193,7 @@ def _cut(x: Tensor, before: _Sizes, size: _Sizes) -> Tensor:
 def _columns(x: Tensor, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes) -> Tensor:
     """(N, C, windows, elements of a window) of an x that is padded."""
     places = _places(x.shape[2:], kernel, stride, dilation, count, x.device)
-    return x.reshape(*x.shape[:2], math.prod(x.shape[2:]))[:, :, places]
+    return x.reshape(*x.shape[:2], math.prod(x.shape[2:])).contiguous()[:, :, places]
 
 
 def _summed_columns(
@@ -248,7 +267,7 @@ def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: An
     n, kernel = x.shape[0], weight.shape[2:]
     count = _counted(x.shape[2:], kernel, stride, padding, dilation)
     columns = _columns(_padded(x, padding, padding), kernel, stride, dilation, count)
-    y = _grouped(columns, groups) @ _matrix(weight, groups).transpose(1, 2)
+    y = torch.bmm(_grouped(columns, groups), _matrix(weight, groups).transpose(1, 2))
     return _ungrouped(y, n, 1).reshape(n, weight.shape[0], *count)
 
 
@@ -256,7 +275,7 @@ def _scattered(x: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, 
     """A transposed convolution, to an output of `size`."""
     n, kernel = x.shape[0], weight.shape[2:]
     flat = x.reshape(n, x.shape[1], math.prod(x.shape[2:]), 1)
-    columns = _ungrouped(_grouped(flat, groups) @ _matrix(weight, groups), n, math.prod(kernel))
+    columns = _ungrouped(torch.bmm(_grouped(flat, groups), _matrix(weight, groups)), n, math.prod(kernel))
     whole = [a + 2 * p for a, p in zip(size, padding, strict=True)]
     return _cut(_summed_columns(columns, whole, kernel, stride, dilation, x.shape[2:]), padding, size)
 
@@ -292,7 +311,7 @@ def _convolution_backward(
             _columns(_padded(wide, padding, padding), kernel, stride, dilation, narrow.shape[2:]), groups
         )
         flat = _grouped(narrow.reshape(*narrow.shape[:2], math.prod(narrow.shape[2:]), 1), groups)
-        dw = (flat.transpose(1, 2) @ columns).reshape(weight.shape)
+        dw = torch.bmm(flat.transpose(1, 2), columns).reshape(weight.shape)
     if mask[2]:
         db = grad.sum([0, *range(2, grad.ndim)])
     return dx, dw, db
@@ -400,6 +419,45 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
     return backward
 
 
+def _nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    dim = min(x.ndim, 2) - 1
+    kept = target != ignore_index
+    at = torch.where(kept, target, 0).unsqueeze(dim)
+    if weight is not None:
+        weight = weight.reshape([-1] + [1] * (x.ndim - 2)) if x.ndim > 1 else weight
+        x = x * weight
+    loss = torch.where(kept, -x.gather(dim, at).squeeze(dim), 0)
+    if reduction == 0 and x.ndim > 1:
+        return loss, x.new_full((), 0.0)
+    if weight is None:
+        total = kept.sum().to(x.dtype)
+    else:
+        total = torch.where(kept, weight.expand(x.shape).gather(dim, at).squeeze(dim), 0).sum()
+    return (loss, loss.sum() / total, loss.sum())[reduction], total
+
+
+def _embedding_backward(grad: Tensor, index: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
+    flat = index.reshape(-1)
+    if by_frequency:
+        met = torch.zeros(count, dtype=torch.int64, device=flat.device).index_add(0, flat, torch.ones_like(flat))
+        grad = grad / met[index].unsqueeze(-1)
+    if padding >= 0:
+        grad = torch.where((index == padding).unsqueeze(-1), 0, grad)
+    return grad.new_zeros(count, grad.shape[-1]).index_add(0, flat, grad.reshape(-1, grad.shape[-1]))
+
+
+def _triangle(lower: bool) -> Callable[..., Tensor]:
+    def part(x: Tensor, diagonal: int = 0) -> Tensor:
+        rows, columns = (torch.arange(size, device=x.device) for size in x.shape[-2:])
+        apart = columns - rows.unsqueeze(-1)
+        kept = apart <= diagonal if lower else apart >= diagonal
+        return kept & x if x.dtype == torch.bool else torch.where(kept, x, 0)
+
+    return part
+
+
 def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 
@@ -436,6 +494,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.var.correction: _var,
         _aten.var_mean.correction: _var_mean,
         _aten.native_layer_norm.default: _layer_norm,
+        _aten.native_layer_norm_backward.default: _layer_norm_backward,
         _aten.native_group_norm.default: _group_norm,
         _aten.native_group_norm_backward.default: _group_norm_backward,
         _aten.native_batch_norm.default: _batch_norm,
@@ -457,6 +516,12 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.avg_pool3d.default: _avg_pool(3),
         _aten.avg_pool2d_backward.default: _avg_pool_backward(2),
         _aten.avg_pool3d_backward.default: _avg_pool_backward(3),
+        _aten.stack.default: lambda tensors, dim=0: torch.cat([each.unsqueeze(dim) for each in tensors], dim),
+        _aten.fill.Tensor: lambda x, value: _aten.copy.default(x, value),
+        _aten.nll_loss_forward.default: _nll_loss,
+        _aten.embedding_dense_backward.default: _embedding_backward,
+        _aten.tril.default: _triangle(True),
+        _aten.triu.default: _triangle(False),
         _aten.softshrink_backward.default: _softshrink_backward,
         _aten.hardshrink_backward.default: _softshrink_backward,
         _aten.cumprod.default: cumprod,
@@ -485,7 +550,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     own[_aten.upsample_bicubic2d.default] = resampling.upsample(2, cubic=True)
     own[_aten.upsample_bicubic2d_backward.default] = resampling.upsample_backward(2, cubic=True)
     made.update(own)
-    for kept in KEPT:
+    for kept in (*KEPT, *WHOLE):
         for overload in getattr(_aten, kept).overloads():
             made.pop(getattr(getattr(_aten, kept), overload), None)
     return made
@@ -511,3 +576,5 @@ KEPT = (
     "index_add",
     "native_dropout",
 )
+# it has a rule for these as they are, or PyTorch takes them apart by itself
+WHOLE = ("zeros", "ones", "split", "split_with_sizes", "unbind", "mv", "dot")

@@ -8,8 +8,6 @@ autograd. Two routes lead to its values, PyTorch's float64 arithmetic with a bou
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +25,9 @@ from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real
+from verify.ops.graph.recorder import Recorder
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
-from verify.ops.graph.rewrite import Rewriter, attribute, constant
+from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
@@ -60,7 +59,8 @@ class Program:
         follows: dict[int, frozenset[int]] = {}
         for step in self.steps:
             part = isinstance(step, Move) and (
-                math.prod(step.shape) < math.prod(step.inputs[0].shape) or not step.view  # others, as roll makes them
+                math.prod(step.shape) < math.prod(step.inputs[0].shape)
+                or not (step.view or step.within)  # others, as roll makes them
             )
             if isinstance(step, Leaf) or part:
                 follows[id(step)] = frozenset({id(step)})
@@ -88,7 +88,8 @@ class Program:
     def elementwise(self) -> bool:
         """Whether every element of every result depends on elements at its own place alone."""
         return all(
-            isinstance(step, Leaf | Plain | Map) or (isinstance(step, Move) and step.inputs[0].shape == step.shape)
+            isinstance(step, Leaf | Plain | Map)
+            or (isinstance(step, Move) and step.inputs[0].shape == step.shape and not step.within)
             for step in self.steps
         )
 
@@ -194,8 +195,6 @@ def trace(
 
     The program's leaves are the operands and, for each output with a gradient, "grad " + its name.
     """
-    from torch.func import functionalize
-    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     names = list(operands)
@@ -217,41 +216,38 @@ def trace(
             hint="name each tensor that the function returns, in its order",
         )
     smooth = [place for place, value in enumerate(plain) if value.is_floating_point()]
-    upstream = [torch.zeros_like(plain[place]) for place in smooth] if differentiable else []
 
-    def joint(*given: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
-        values, gradients = list(given[: len(names)]), given[len(names) :]
+    def joint(given: list[Tensor], upstream: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         if not differentiable:
             with Real():
-                return _called(function, values), []
+                return _called(function, given), []
         with torch.enable_grad():
-            for place, name in enumerate(names):
-                values[place] = values[place].detach().requires_grad_(name in differentiable)
+            values = [
+                value.detach().requires_grad_(name in differentiable) for name, value in zip(names, given, strict=True)
+            ]
             with Real():
                 made = _called(function, values)
-            ends = [(made[place], gradient) for place, gradient in zip(smooth, gradients, strict=True)]
-            ends = [(value, gradient) for value, gradient in ends if value.requires_grad]
-            found: Sequence[Tensor | None]
-            if not ends:
+            ends = [(made[place], gradient) for place, gradient in zip(smooth, upstream, strict=True)]
+            sums = [_ending(value, gradient) for value, gradient in ends if value.requires_grad]
+            if not sums:
                 raise UsageError("like= has no gradient: PyTorch has none for what it returns")
             wanted = [values[names.index(name)] for name in differentiable]
-            found = torch.autograd.grad([end[0] for end in ends], wanted, [end[1] for end in ends], allow_unused=True)
+            found = torch.autograd.grad(sums, wanted, allow_unused=True)
         return [value.detach() for value in made], list(found)
 
-    options: dict[str, Any] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True, "decomposition_table": table()}
-    if "record_stack_traces" in inspect.signature(make_fx).parameters:
-        options["record_stack_traces"] = True
-    everything = [*examples, *upstream]
-    silence_traces()
     with ExitStack() as around:
         around.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         around.enter_context(sdpa_kernel(SDPBackend.MATH))
         around.enter_context(_no_functions())
         try:
-            first = make_fx(joint, **options)(*everything)
-            constants = _lifted(first)
-            graph = make_fx(functionalize(first, remove="mutations_and_views"), **options)(*everything, *constants)
+            recorder = Recorder(table())
+            given = [recorder.operand(value.shape, value.dtype) for value in examples]
+            upstream = [recorder.operand(plain[place].shape, torch.float64) for place in smooth if differentiable]
+            first = [recorder.node(value) for value in (*given, *upstream)]
+            with recorder:
+                made, gradients = joint(given, upstream)
+            ends = [None if value is None else recorder.node(value) for value in (*made, *gradients)]
         except UsageError:
             raise
         except Exception as error:
@@ -259,52 +255,24 @@ def trace(
                 f"like= cannot be followed: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
                 hint="a program without branches on the values of tensors; docs/like.md says what can be followed",
             ) from error
-    for node in graph.graph.nodes:  # what is written back to an operand or a constant is no result
-        if node.target is torch.ops.aten.copy_.default and not node.users:
-            graph.graph.erase_node(node)
-    graph.graph.eliminate_dead_code()
 
     leaves: list[Step] = []
     for name, value in operands.items():
         leaves.append(Leaf(tuple(value.shape), (), value.is_floating_point(), name=name))
     for place in smooth if differentiable else []:
         leaves.append(Leaf(tuple(plain[place].shape), (), name=f"grad {labels[place]}", operand=False))
-    made, gradients = Rewriter(graph, [*leaves, *map(constant, constants)]).steps()
-    results: dict[str, Step] = dict(zip(labels, made, strict=True))
-    for name, step in zip(differentiable, gradients, strict=True):
-        shape = tuple(operands[name].shape)
-        nothing = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
-        results["d" + name] = nothing if step is None else step
+    known = dict(zip(first, leaves, strict=True))
+    steps = iter(Rewriter(known).steps(recorder.nodes, [node for node in ends if node is not None]))
+    results: dict[str, Step] = {}
+    for name, node in zip((*labels, *(f"d{name}" for name in differentiable)), ends, strict=True):
+        if node is None:
+            shape = tuple(operands[name.removeprefix("d")].shape)
+            results[name] = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
+        else:
+            results[name] = next(steps)
     integers = tuple(label for label, value in zip(labels, plain, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
     return Program(_in_order(results.values()), results, names_of_leaves, integers=integers)
-
-
-def silence_traces() -> None:
-    """Take pytest's handlers (9.2 has them) off the log of torch that gets every step of a trace, whatever the level.
-
-    A failure would be followed by thousands of lines, and torch spares itself the work where nobody listens.
-    """
-    log = logging.getLogger("torch.__trace")
-    for handler in [each for each in log.handlers if type(each).__module__.startswith("_pytest.")]:
-        log.removeHandler(handler)
-
-
-def _lifted(module: Any) -> list[Tensor]:
-    """The constants of a graph, made arguments of it: a constant that is written to would stay a mutation."""
-    found: dict[str, Any] = {}
-    values = []
-    after = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
-    for node in list(module.graph.nodes):
-        if node.op == "get_attr":
-            if node.target not in found:
-                with module.graph.inserting_after(after):
-                    after = found[node.target] = module.graph.placeholder(f"constant_{len(found)}")
-                values.append(attribute(module, str(node.target)))
-            node.replace_all_uses_with(found[node.target])
-            module.graph.erase_node(node)
-    module.recompile()
-    return values
 
 
 def names_of(count: int) -> list[str]:
@@ -331,6 +299,13 @@ def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tens
             "the tensors",
         )
     return made
+
+
+def _ending(value: Tensor, gradient: Tensor) -> Tensor:
+    """A number whose gradient is that of a result: gradients that are given to PyTorch make it import sympy."""
+    end: Tensor = torch.ops.aten.alias.default(value)
+    end.register_hook(lambda _: gradient)  # type: ignore[no-untyped-call]
+    return end.sum()
 
 
 class _no_functions:  # noqa: N801

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from verify.errors import UsageError
 from verify.ops.graph.matrices import MATRICES
+from verify.ops.graph.recorder import Traced, at_line
 
 
 class Real(TorchFunctionMode):
@@ -34,6 +35,11 @@ class Real(TorchFunctionMode):
         if function in _CASTS:
             return args[0].double()
         name = getattr(function, "__name__", "")
+        if name == "__set__" and function == _SET_DATA and any(isinstance(each, Traced) for each in args):
+            raise UsageError(
+                f"like= cannot be followed: it sets tensor.data{at_line()}",
+                hint="tensor.copy_(...) writes to a tensor",
+            )
         kept = 1 if _writes(name) else 0  # what is written to stays the tensor that it is
         args = [*args[:kept], *map(_as_real, args[kept:])]
         kwargs = {key: each if key == "out" else _as_real(each) for key, each in (kwargs or {}).items()}
@@ -42,6 +48,7 @@ class Real(TorchFunctionMode):
         return (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
 
 
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
+from verify.ops.graph.inference import broadcast_shape
+from verify.ops.graph.operators import base_name
+from verify.ops.graph.recorder import Node, mapped, nodes_in
 from verify.ops.graph.steps import Leaf, Move, Plain, Step
 
 _aten = torch.ops.aten
@@ -29,51 +32,42 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Rewriter:
-    """Builds the steps of one traced graph."""
+    """Builds the steps of what was recorded. `known` has, by node, the steps that are there from the beginning."""
 
-    def __init__(self, program: fx.GraphModule, leaves: Sequence[Step]) -> None:
-        self.program = program
-        self.leaves = iter(leaves)
-        self.known: dict[fx.Node, Any] = {}
+    def __init__(self, known: dict[Node, Step]) -> None:
+        self.known: dict[Node, Any] = known
         self.constants: dict[float, Step] = {}
-        self.node: fx.Node
+        self.node: Node
 
-    def steps(self) -> Any:
-        """What the graph returns, as steps."""
-        for node in self.program.graph.nodes:
+    def steps(self, nodes: Sequence[Node], wanted: Sequence[Node]) -> list[Step]:
+        """The steps of the wanted ones among the nodes, which are in the order in which they were recorded."""
+        needed = set(wanted)
+        for node in reversed(nodes):
+            if node in needed:
+                needed.update(nodes_in((node.args, node.kwargs)))
+        for node in nodes:
+            if node not in needed or node in self.known:
+                continue
             self.node = node
-            if node.op == "placeholder":
-                self.known[node] = next(self.leaves)
-            elif node.op == "get_attr":
-                self.known[node] = constant(attribute(self.program, str(node.target)))
-            elif node.op == "output":
-                return self._given(node.args[0])
+            if node.target == "constant":
+                self.known[node] = constant(node.args[0])
             elif node.target is operator.getitem:
                 self.known[node] = self.known[node.args[0]][node.args[1]]
             else:
                 self.known[node] = self._call(node)
-        raise AssertionError("a graph has an output")
+        return [self.known[node] for node in wanted]
 
     def _given(self, value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return self.known[value]
-        if isinstance(value, list | tuple):
-            return [self._given(each) for each in value]
-        return value
+        return mapped(value, self.known.__getitem__)
 
-    def _call(self, node: fx.Node) -> Any:
+    def _call(self, node: Node) -> Any:
         target: Any = node.target
-        args, kwargs = self._given(node.args), {key: self._given(value) for key, value in node.kwargs.items()}
-        name = target._schema.name.split("::")[1]
-        found = node.meta.get("val")
-        if name in RANDOM:
-            raise UsageError(
-                f"like= uses random numbers: {target}{line_of(node)}",
-                hint="pass them as an operand, or switch dropout off with .eval()",
-            )
+        args, kwargs = self._given(node.args), self._given(node.kwargs)
+        name = base_name(target)
+        found = node.value
         if isinstance(found, Tensor) and found.is_complex():
             raise UsageError(
-                f"like= has real numbers alone; {target}{line_of(node)} makes complex ones",
+                f"like= has real numbers alone; {target}{node.place} makes complex ones",
                 hint="real and imaginary parts as tensors of their own",
             )
         if isinstance(found, Tensor) and self._is_plain(args, kwargs, found):
@@ -81,7 +75,7 @@ class Rewriter:
         name = name if name in RULES else name.removesuffix("_copy")
         if name not in RULES:
             raise UsageError(
-                f"like= uses an operator that verify has no real meaning for: {target}{line_of(node)}",
+                f"like= uses an operator that verify has no real meaning for: {target}{node.place}",
                 hint="docs/like.md lists what is understood; verify.op defines an op by formulas instead",
             )
         return RULES[name](self, *args, **kwargs)
@@ -119,7 +113,7 @@ class Rewriter:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result of the operator at hand."""
-        return tuple(self.node.meta["val"].shape)
+        return tuple(self.node.value.shape)
 
     def real(self, value: Any) -> Step:
         """A number, or an integer or a condition as one."""
@@ -135,8 +129,8 @@ class Rewriter:
         steps = tuple(each if isinstance(each, Step) and not each.real else self.real(each) for each in given)
         if function not in ("where", "and", "or", "xor", "not", "number"):
             steps = tuple(self.real(each) for each in steps)
-        shape = tuple(torch.broadcast_shapes(*(each.shape for each in steps)))  # type: ignore[no-untyped-call]
-        origin = f"{self.node.target}{line_of(self.node)}"
+        shape = broadcast_shape([each.shape for each in steps])
+        origin = f"{self.node.target}{self.node.place}"
         return Map(shape, steps, real, origin, function=function, **options)
 
 
@@ -146,28 +140,10 @@ def constant(value: Tensor) -> Step:
     return Plain(tuple(held.shape), (), held.is_floating_point(), compute=lambda given: held)
 
 
-def attribute(module: Any, path: str) -> Tensor:
-    for part in path.split("."):
-        module = getattr(module, part)
-    return module  # type: ignore[no-any-return]
-
-
 def steps_in(value: Any) -> list[Step]:
     if isinstance(value, Step):
         return [value]
     return [step for each in value for step in steps_in(each)] if isinstance(value, list | tuple) else []
-
-
-def line_of(node: fx.Node) -> str:
-    trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    places = [line for line in trace if line.startswith("File ") and "/torch/" not in line and "/verify/" not in line]
-    return f" ({places[-1][5:]})" if places else ""
-
-
-RANDOM = frozenset(
-    "bernoulli rand randn rand_like randn_like randint randperm uniform normal multinomial native_dropout exponential "
-    "_fused_dropout rrelu_with_noise".split()
-)
 
 
 def moved(a: Step, change: Callable[[Tensor], Tensor], *, view: bool = True) -> Step:
@@ -199,8 +175,7 @@ def through_moves(step: Step) -> Step:
 
 def name_of(r: Rewriter) -> str:
     """The name of the operator at hand, without its overload."""
-    target: Any = r.node.target
-    return str(target._schema.name.split("::")[1])
+    return base_name(r.node.target)
 
 
 def condition_of(r: Rewriter, a: Any) -> Step:

@@ -289,7 +289,7 @@ def _elu(r: Rewriter, a: Step, alpha: float = 1, scale: float = 1, input_scale: 
 
 @rule("where")
 def _where(r: Rewriter, condition: Step, a: Any, b: Any) -> Step:
-    if r.node.meta["val"].is_floating_point():
+    if r.node.value.is_floating_point():
         return r.map("where", condition, r.real(a), r.real(b))
     shape = r.shape
     return Map(shape, (condition, a, b), False, function="where")

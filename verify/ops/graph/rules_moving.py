@@ -11,6 +11,7 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
+from verify.ops.graph.inference import picked_shape
 from verify.ops.graph.reducing import Spread
 from verify.ops.graph.rewrite import (
     RULES,
@@ -18,7 +19,6 @@ from verify.ops.graph.rewrite import (
     Rule,
     constant,
     is_integer,
-    line_of,
     moved,
     name_of,
     rule,
@@ -36,6 +36,11 @@ def _is_view(operator_: str) -> Rule:
         overload = str(r.node.target).rsplit(".", 1)[-1]
         packet = getattr(_aten, "view" if operator_ == "_unsafe_view" else operator_)
         call = getattr(packet, overload if overload in packet.overloads() else "default")
+        if overload == "dtype":
+            raise UsageError(
+                f"like= reads the bits of numbers as others: {r.node.target}{r.node.place}",
+                hint="a real number has no bits; .to(dtype) rounds and casts",
+            )
         if operator_ in ("view", "_unsafe_view"):
             return (
                 moved(a, lambda tensor: tensor.reshape(r_shape), view=True) if (r_shape := r.shape) is not None else a
@@ -46,10 +51,30 @@ def _is_view(operator_: str) -> Rule:
     return rule_of
 
 
-for (
-    _name
-) in "view _unsafe_view permute expand slice select unsqueeze squeeze transpose t as_strided diagonal unfold".split():
+for _name in "view _unsafe_view permute expand slice select unsqueeze squeeze transpose t diagonal unfold".split():
     RULES[_name] = _is_view(_name)
+
+
+@rule("as_strided")
+def _as_strided(r: Rewriter, a: Step, size: list[int], stride: list[int], offset: int | None = None) -> Step:
+    def view(tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()  # whatever lies in the memory of PyTorch's tensor lies in order
+        return tensor.as_strided(size, stride, tensor.storage_offset() + (offset or 0))
+
+    return moved(a, view)
+
+
+@rule("as_strided_scatter")
+def _as_strided_scatter(
+    r: Rewriter, a: Step, b: Step, size: list[int], stride: list[int], offset: int | None = None
+) -> Step:
+    def move(parts: list[Tensor], fixed: list[Tensor], fill: float) -> Tensor:
+        made = parts[0].clone(memory_format=torch.contiguous_format)
+        made.as_strided(size, stride, offset or 0).copy_(parts[1])
+        return made
+
+    both = (r.real(a), r.real(b)) if r.node.value.is_floating_point() else (a, b)
+    return Move(r.shape, both, both[0].real, move=move, within=True)
 
 
 @rule("alias", "clone", "detach", "lift_fresh", "contiguous", "lift")
@@ -63,7 +88,7 @@ def _parts(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> list[Step]:
     name = overload._schema.name.split("::")[1].removesuffix("_copy")
     packet = getattr(_aten, name)
     call = getattr(packet, overload._overloadname if overload._overloadname in packet.overloads() else "default")
-    count = len(r.node.meta["val"])
+    count = len(r.node.value)
     return [moved(a, lambda tensor, n=n: call(tensor, *args, **kwargs)[n]) for n in range(count)]  # type: ignore[misc]
 
 
@@ -71,7 +96,7 @@ def _parts(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> list[Step]:
 def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
     call: Any = r.node.target
     kept = [each for each in tensors if each.shape != (0,)]
-    real = r.node.meta["val"].is_floating_point()
+    real = r.node.value.is_floating_point()
     kept = [r.real(each) for each in kept] if real else kept
     return Move(r.shape, tuple(kept), real, move=lambda parts, fixed, fill: call(list(parts), dim))
 
@@ -115,15 +140,15 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
 def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
     if not all(is_integer(each) for each in steps):
         raise UsageError(
-            f"like= picks elements by positions that it computes from its values: {r.node.target}{line_of(r.node)}",
+            f"like= picks elements by positions that it computes from its values: {r.node.target}{r.node.place}",
             hint="pass the positions as an integer operand: integers={...}",
         )
 
 
-@rule("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+@rule("slice_scatter", "select_scatter", "diagonal_scatter")
 def _scattered_in(r: Rewriter, a: Step, b: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
-    both = (r.real(a), r.real(b)) if r.node.meta["val"].is_floating_point() else (a, b)
+    both = (r.real(a), r.real(b)) if r.node.value.is_floating_point() else (a, b)
     return Move(r.shape, both, both[0].real, move=lambda parts, fixed, fill: call(*parts, *args, **kwargs))
 
 
@@ -138,7 +163,7 @@ def _cast(r: Rewriter, value: Any, like: Step) -> Step:
 
 @rule("_to_copy", "to", "prims_convert_element_type", "convert_element_type")
 def _to(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
-    found = r.node.meta["val"]
+    found = r.node.value
     if found.is_floating_point():
         return r.real(a)
     if not a.real:
@@ -174,10 +199,7 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
         return torch.arange(math.prod(shape), device=by[0].device).reshape(shape)[chosen_by]
 
     if accumulate:
-        shadows = [
-            slice(None) if e is None else torch.zeros(e.shape, dtype=torch.int64, device="meta") for e in indices
-        ]
-        target = torch.empty(shape, device="meta")[tuple(shadows)].shape
+        target = picked_shape(shape, indices)
         wide = moved(r.real(values), lambda tensor: tensor.expand(target))
         return Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen))
 
@@ -280,6 +302,6 @@ def _like(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     value = 1.0 if "ones" in name else 0.0
     if "full" in name:
         value = args[0] if name == "full_like" else args[1]
-    found = r.node.meta["val"]
+    found = r.node.value
     dtype = torch.float64 if found.is_floating_point() else found.dtype
     return constant(torch.full(tuple(found.shape), value, dtype=dtype))

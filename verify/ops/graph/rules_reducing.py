@@ -57,7 +57,7 @@ def _max(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False) ->
     if dim is None:
         return Reduce((), (a,), function=function, dims=tuple(range(len(a.shape))))
     dims = _dims_of(a, dim)
-    shape = tuple(r.node.meta["val"][0].shape)
+    shape = tuple(r.node.value[0].shape)
     return [Reduce(shape, (a,), function=function, dims=dims, keep=keepdim), _argument(r, a, dim, keepdim, largest)]
 
 

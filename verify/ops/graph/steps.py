@@ -181,6 +181,7 @@ class Move(Step):
     by: tuple[Step, ...] = ()
     fill: float = 0.0
     view: bool = False
+    within: bool = False  # the first input, with elements of the second written to a part of it
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         fixed = [run.fixed(each) for each in self.by]

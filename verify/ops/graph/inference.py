@@ -1,0 +1,264 @@
+"""The shape, dtype and layout of what an operator returns, asked of tensors on the meta device, which hold no numbers.
+
+PyTorch answers for all operators, but in a tenth of a millisecond each, and imports sympy for it, half a second. So the
+operators that programs are made of have an answer here: those on single elements return what all operands are broadcast
+to, in the dtype that one element has; others have one in `_KNOWN` where all that they are given lies in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.ops.graph.operators import arguments_of, base_name
+
+_META = torch.device("meta")
+
+
+def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator returns for tensors of the meta device: such tensors, or what else it says."""
+    if _is_pointwise(func):
+        return _pointwise(func, args, kwargs)
+    name = base_name(func)
+    known = _KNOWN.get(name) if func.namespace == "aten" else None
+    if known is not None and (name in _FRESH or _in_order([*args, *kwargs.values()])):
+        made = known(func, *args, **kwargs)
+        if made is not None:
+            return made
+    if "device" in arguments_of(func):
+        kwargs = {**kwargs, "device": _META}
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError:  # of an operator without an answer there: that for zeros
+        kwargs = {key: _changed(value, _zeros) for key, value in kwargs.items() if key != "device"}
+        return _changed(func(*_changed(args, _zeros), **kwargs), lambda tensor: tensor.to(_META))
+
+
+def _changed(value: Any, change: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(_changed(each, change) for each in value) if type(value) in (list, tuple) else value
+
+
+def _zeros(meta: Tensor) -> Tensor:
+    return torch.zeros(meta.shape, dtype=meta.dtype)
+
+
+# -- single elements --------------------------------------------------------------------------------------
+
+
+@cache
+def _is_pointwise(func: Any) -> bool:
+    schema = func._schema
+    returned = [str(each.type) for each in schema.returns if each.alias_info is None]
+    return torch.Tag.pointwise in func.tags and returned == ["Tensor"] and "memory_format" not in arguments_of(func)
+
+
+def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    options = tuple((key, _kind(each)) for key, each in kwargs.items())
+    dtype = _dtype(func, tuple(map(_kind, args)), options)
+    shape = broadcast_shape([each.shape for each in tensors])
+    if all(each.is_contiguous() for each in tensors):
+        return torch.empty(shape, dtype=dtype, device=_META)
+    return torch.empty_permuted(shape, _order(shape, tensors), dtype=dtype, device=_META)
+
+
+def _kind(value: Any) -> Any:
+    """What of an argument decides on the dtype of the result. A bool and an int that are equal are two."""
+    if isinstance(value, Tensor):
+        return Tensor, value.dtype, value.ndim > 0
+    if isinstance(value, float):
+        return float, 1.0
+    return type(value), tuple(value) if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=4096)
+def _dtype(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> torch.dtype:
+    made: Tensor = func(*map(_element, args), **{key: _element(kind) for key, kind in kwargs})
+    return made.dtype
+
+
+def _element(kind: Any) -> Any:
+    if kind[0] is Tensor:
+        return torch.ones((1,) if kind[2] else (), dtype=kind[1])
+    return list(kind[1]) if kind[0] is list else kind[1]
+
+
+def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape that tensors of these shapes are broadcast to. PyTorch's own function imports sympy."""
+    if all(each == shapes[0] for each in shapes[1:]):
+        return tuple(shapes[0])
+    count = max(map(len, shapes))
+    made = [1] * count
+    for shape in shapes:
+        for dim, size in enumerate(shape, start=count - len(shape)):
+            if size != 1:
+                if made[dim] not in (1, size):
+                    raise RuntimeError(f"shapes {', '.join(map(str, map(tuple, shapes)))} cannot be broadcast to one")
+                made[dim] = size
+    return tuple(made)
+
+
+def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
+    """The dimensions in the order in which a fresh result lies, as PyTorch has it: the one that its operands lie in."""
+    strides = [[0] * (len(shape) - each.ndim) + list(each.stride()) for each in tensors]
+    for line, each in zip(strides, tensors, strict=True):
+        for dim, size in enumerate(each.shape, start=len(shape) - each.ndim):
+            line[dim] = 0 if size == 1 and shape[dim] != 1 else line[dim]
+
+    def outer(a: int, b: int) -> int:
+        """1 where dimension a lies further out than b, -1 further in, 0 where nothing says."""
+        for line in strides:
+            if line[a] and line[b]:
+                if line[a] != line[b]:
+                    return 1 if line[a] > line[b] else -1
+                if shape[a] > shape[b]:
+                    return 1
+        return 0
+
+    order = list(reversed(range(len(shape))))  # the innermost first
+    for last in range(1, len(order)):
+        at = last
+        for place in reversed(range(last)):
+            found = outer(order[place], order[at])
+            if found > 0:
+                order[place], order[at] = order[at], order[place]
+                at = place
+            elif found < 0:
+                break
+    return order[::-1]
+
+
+# -- others, of operands that lie in order ----------------------------------------------------------------
+
+
+def _in_order(values: Sequence[Any]) -> bool:
+    return all(
+        each.is_contiguous() if isinstance(each, Tensor) else not isinstance(each, list | tuple) or _in_order(each)
+        for each in values
+    )
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, device=_META)
+
+
+def _like(func: Any, a: Tensor, *args: Any, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Any:
+    wider = base_name(func) == "cumsum" and not a.is_floating_point()
+    if wider or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+        return None
+    return _empty(a.shape, dtype or a.dtype)
+
+
+def _arange(func: Any, *args: Any, **kwargs: Any) -> Any:
+    kwargs.pop("device", None)
+    made: Tensor = func(*args, **kwargs)
+    return _empty(made.shape, made.dtype)
+
+
+def _reduced(func: Any, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if not a.ndim:
+        return None
+    dims = range(a.ndim) if dim is None or dim == [] else [each % a.ndim for each in ([dim] if _whole(dim) else dim)]
+    shape = [1 if at in dims else size for at, size in enumerate(a.shape) if keepdim or at not in dims]
+    name = base_name(func)
+    kind = torch.bool if name in ("any", "all") else torch.int64 if name.startswith("arg") else a.dtype
+    if name in ("sum", "prod") and not a.is_floating_point():
+        kind = torch.int64
+    return _empty(shape, dtype or kind)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int)
+
+
+def _product(func: Any, a: Tensor, b: Tensor, out_dtype: Any = None) -> Any:
+    return _empty((*a.shape[:-1], b.shape[-1]), out_dtype or a.dtype)
+
+
+def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    first = tensors[0]
+    if first.ndim in (4, 5) and not _in_order(tensors):
+        return None  # they may lie with their channels last, and the result as they do
+    if any(each.ndim != first.ndim or each.dtype != first.dtype or not each.numel() for each in tensors):
+        return None
+    shape = list(first.shape)
+    shape[dim] = sum(each.shape[dim] for each in tensors)
+    return _empty(shape, first.dtype)
+
+
+def picked_shape(shape: Sequence[int], indices: Sequence[Any]) -> tuple[int, ...]:
+    """The shape of what integer indices pick of a tensor of this shape; None stands for a whole dimension."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    picked = broadcast_shape([indices[dim].shape for dim in dims])
+    first = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    rest = [size for dim, size in enumerate(shape) if dim not in dims]
+    return *rest[:first], *picked, *rest[first:]
+
+
+def _picked(func: Any, a: Tensor, indices: Sequence[Any]) -> Any:
+    return _empty(picked_shape(a.shape, indices), a.dtype)
+
+
+def _best(func: Any, a: Tensor, k: int, dim: int = -1, *args: Any) -> Any:
+    shape = [k if at == dim % a.ndim else size for at, size in enumerate(a.shape)] if a.ndim else []
+    return _empty(shape, a.dtype), _empty(shape, torch.int64)
+
+
+def _ordered(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return (_empty(a.shape, a.dtype), _empty(a.shape, torch.int64)) if "stable" not in kwargs else None
+
+
+_KNOWN: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys("full_like empty_like flip scatter scatter_add index_add index_put cumsum".split(), _like),
+    **dict.fromkeys("slice_scatter diagonal_scatter".split(), _like),
+    **dict.fromkeys("sum amax amin any all prod argmax argmin".split(), _reduced),
+    "_softmax": lambda func, a, dim, half: _empty(a.shape, a.dtype),
+    "_log_softmax": lambda func, a, dim, half: _empty(a.shape, a.dtype),
+    "log_sigmoid_forward": lambda func, a: (_empty(a.shape, a.dtype), _empty(a.shape, a.dtype)),
+    "log_sigmoid_backward": lambda func, grad, a, buffer: _empty(a.shape, a.dtype),
+    "arange": _arange,
+    "mm": _product,
+    "bmm": _product,
+    "mv": lambda func, a, b: _empty(a.shape[:1], a.dtype),
+    "dot": lambda func, a, b: _empty((), a.dtype),
+    "cat": _joined,
+    "index": _picked,
+    "gather": lambda func, a, dim, index, **kwargs: _empty(index.shape, a.dtype),
+    "embedding": lambda func, a, index, *args, **kwargs: _empty((*index.shape, *a.shape[1:]), a.dtype),
+    "sort": _ordered,
+    "topk": _best,
+}
+# Whose results lie in order, however the operands do.
+_FRESH = frozenset("mm bmm mv dot arange cat sum amax amin any all prod argmax argmin topk".split())
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def overlaps(meta: Tensor) -> bool:
+    """Whether two elements of a tensor may lie in one place."""
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(meta.stride(), meta.shape, strict=True) if size > 1
+    ):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def in_order(strides: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """The dimensions of a tensor in the order in which they lie, the outermost first."""
+    wide = [dim for dim, size in enumerate(sizes) if size > 1]
+    ordered = sorted(wide, key=lambda dim: -strides[dim])
+    return (
+        list(range(len(sizes)))
+        if ordered == wide
+        else [*ordered, *(dim for dim in range(len(sizes)) if dim not in wide)]
+    )

@@ -1,0 +1,92 @@
+"""What PyTorch says about its operators: what each writes to, whether it is made of others, what its result follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+_aten = torch.ops.aten
+_COMPILER_OFF = _disable_dynamo(lambda: None).__code__  # of all that is wrapped in it
+RANDOM = frozenset(
+    "bernoulli rand randn rand_like randn_like randint randint_like randperm uniform normal normal_functional "
+    "multinomial native_dropout exponential geometric log_normal cauchy random poisson _fused_dropout "
+    "rrelu_with_noise".split()
+)
+
+
+@cache
+def arguments_of(func: Any) -> frozenset[str]:
+    """The names of an operator's arguments."""
+    return frozenset(each.name for each in func._schema.arguments)
+
+
+@cache
+def base_name(func: Any) -> str:
+    """An operator's name, without its overload."""
+    return str(func._schema.name.split("::")[1])
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    """Whether an operator is written in terms of others in PyTorch itself, for gradients too."""
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+@cache
+def looks(func: Any) -> bool:
+    """Whether what an operator returns that is no tensor, or the shape of it, depends on the values of tensors."""
+    tags = func.tags
+    known = (_aten.index.Tensor, _aten.repeat_interleave.Tensor)
+    return func not in known and (torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """The arguments that an operator writes `to`, those of them that are its out=, and the operator `without` that."""
+
+    to: tuple[tuple[int, str], ...]
+    into: frozenset[str]
+    without: Any
+
+
+@cache
+def writing_of(func: Any) -> Writing:
+    """What an operator writes to; `without` is None where PyTorch has no such operator."""
+    arguments = func._schema.arguments
+    to = [(place, each.name) for place, each in enumerate(arguments) if each.alias_info and each.alias_info.is_write]
+    into = frozenset(each.name for each in arguments if each.is_out)
+    taken = [(each.name, str(each.type)) for each in arguments if not each.is_out]
+    packet = getattr(getattr(torch.ops, func.namespace), base_name(func).removesuffix("_"), None)
+    for other in [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []:
+        schema = other._schema
+        same = [(each.name, str(each.type)) for each in schema.arguments] == taken
+        if same and not schema.is_mutable and [str(each.type) for each in schema.returns] == ["Tensor"] * len(to):
+            return Writing(tuple(to), into, other)
+    return Writing(tuple(to), into, None)
+
+
+@cache
+def _bare(formula: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """What PyTorch has wrapped, and whether one of the wrappings brings integers to a dtype too."""
+    whole, made = False, formula
+    while hasattr(made, "__wrapped__"):
+        whole = whole or getattr(made, "__code__", None) is _COMPILER_OFF
+        made = made.__wrapped__
+    return made, whole
+
+
+def formula_of(formula: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    """A formula of PyTorch for operands.
+
+    What PyTorch wraps around it brings operands to one dtype, and imports its compiler and sympy: it is left out where
+    all are float64.
+    """
+    bare, whole = _bare(formula)
+    kinds = {each.dtype for each in args if isinstance(each, Tensor) and (whole or each.is_floating_point())}
+    return bare if kinds <= {torch.float64} else formula
