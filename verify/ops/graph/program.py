@@ -33,6 +33,7 @@ from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
+_FEW = 16
 Needed = dict[int, tuple[Places, list[Places]]]  # by step: elements to evaluate, and what each needs of the inputs
 
 
@@ -157,9 +158,8 @@ class Program:
         for step in reversed(self.needed_for([result])):
             if id(step) not in demands:
                 continue
-            places = np.unique(np.concatenate([each.reshape(-1) for each in demands.pop(id(step))]))
-            places = places[np.searchsorted(places, 0) :]
-            if held := known.get(id(step)):
+            places, held = _distinct(demands.pop(id(step))), known.get(id(step))
+            if held:
                 places = np.array([place for place in places.tolist() if place not in held], dtype=np.int64)
             if not places.size:
                 continue
@@ -182,6 +182,15 @@ class Program:
                     keep.update(id(each) for each in step.inputs)
             self.needed[key] = [step for step in self.steps if id(step) in keep]
         return self.needed[key]
+
+
+def _distinct(demanded: Sequence[Places]) -> Places:
+    """The places that are demanded, in order, each once; without those where nothing is."""
+    if sum(each.size for each in demanded) <= _FEW:  # as of one element: NumPy costs by the call
+        found = {place for each in demanded for place in each.reshape(-1).tolist() if place >= 0}
+        return np.array(sorted(found), dtype=np.int64)
+    places = np.unique(np.concatenate([each.reshape(-1) for each in demanded]))
+    return places[np.searchsorted(places, 0) :]
 
 
 def trace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,7 @@ class Asked:
         self.gradient, self.shared = gradient, shared
         self.shape = program.results[result].shape
         self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}
+        self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # to be asked for at a precision
         self.span: Any = None
 
     def ball(self, place: int, bits: int) -> Any:
@@ -76,12 +78,15 @@ class Asked:
         """One element; others that are likely to be asked for at this precision are evaluated with it."""
         known = self.known.setdefault((kind, bits), {})
         if place not in known:
-            before = [self.known[kind, less] for kept, less in self.known if kept is kind and less < bits]
-            places = [
-                n for n in range(len(self.indices)) if n not in known and all(_is_vague(old.get(n)) for old in before)
-            ]
+            if (kind, bits) not in self.likely:
+                before = [self.known[kind, less] for kept, less in self.known if kept is kind and less < bits]
+                places = [n for n in range(len(self.indices)) if all(_is_vague(old.get(n)) for old in before)]
+                self.likely[kind, bits] = deque(places)
+            waiting = self.likely[kind, bits]
+            next_ones = [waiting.popleft() for _ in range(min(_TOGETHER, len(waiting)))]
             slices = self.shared.slices.setdefault((kind, bits), {})
-            places, needed = self._affordable(place, sorted({place, *places[:_TOGETHER]}), slices)
+            together = sorted({place, *(n for n in next_ones if n not in known)})
+            places, needed = self._affordable(place, together, slices)
             arithmetic = kind()
             with arithmetic.bits(bits):
                 wanted = [self.indices[n] for n in places]

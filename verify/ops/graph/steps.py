@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify.errors import UsageError
+from verify.ops.elements import pick
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.spans import Span, point
 
@@ -134,9 +135,10 @@ class Leaf(Step):
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         tensor = run.leaves[self.name]
-        places = torch.from_numpy(wanted).to(tensor.device)
-        chosen = torch.take(tensor.to(torch.float64) if self.real else tensor, places).tolist()
-        return [arithmetic.number(value) for value in chosen] if self.real else chosen
+        if self.real:
+            return [arithmetic.number(value) for value in pick(tensor, wanted.tolist())]
+        chosen: list[Any] = torch.take(tensor, torch.from_numpy(wanted).to(tensor.device)).tolist()
+        return chosen
 
 
 @dataclass(eq=False)
