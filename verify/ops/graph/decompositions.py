@@ -458,6 +458,12 @@ def _triangle(lower: bool) -> Callable[..., Tensor]:
     return part
 
 
+def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """Without a difference of 1 and a sigmoid, which PyTorch's versions write in different ways."""
+    share = torch.sigmoid(x)
+    return grad * (share + x * (share * torch.sigmoid(-x)))
+
+
 def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 
@@ -522,6 +528,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.embedding_dense_backward.default: _embedding_backward,
         _aten.tril.default: _triangle(True),
         _aten.triu.default: _triangle(False),
+        _aten.silu.default: lambda x: x * torch.sigmoid(x),
+        _aten.silu_backward.default: _silu_backward,
         _aten.softshrink_backward.default: _softshrink_backward,
         _aten.hardshrink_backward.default: _softshrink_backward,
         _aten.cumprod.default: cumprod,
