@@ -22,6 +22,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it switches instruction sets of the CPU off")
 def test_what_depends_on_the_processor_passes_without_vector_instructions() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
