@@ -29,7 +29,7 @@ import msgspec
 from verify.declare import config
 from verify.declare.requests import declared_by, sources_of
 from verify.declare.target import Declared, Target
-from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError, UsageError, WriteError
+from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, WriteError
 from verify.hunt.requests import Hunt, Hunts, ListHunts
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
@@ -40,11 +40,12 @@ from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
 from verify.sweep.requests import ListSpaces
-from verify.workers.pool import Pool
+from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
 SETTINGS = "night.json"
+SWEPT_AT_ONCE = 4  # kernels on one GPU: while one keeps it busy, others compile, and judge what they found
 HUNT_SECONDS = 20.0  # for one result, at most
 HUNT_GENERATIONS = 32  # of one hunt: what it finds is a matter of this count, unless the seconds cut it short
 CLOSING_SHARE, CLOSING_SECONDS = 0.02, 15.0  # of a budget, at most: for merging, the gate and the report
@@ -192,12 +193,12 @@ def unit_path(night: Night, stage: str, name: str) -> Path:
 
 
 def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
-    """The record of one unit: as it lies in the folder, else made now, and kept if the budget did not cut it short."""
+    """The record of one unit: as it lies in the folder, else made now, and kept unless the next start may do better."""
     path = unit_path(night, stage, name)
     if path.exists():
         return load(path)
     made = make()
-    if not any(gap.kind == "out of time" for gap in made.incomplete):
+    if not any(gap.kind in ("out of time", "harness error") for gap in made.incomplete):
         try:
             save(made, path)
         except WriteError as error:
@@ -242,22 +243,35 @@ def sweep(night: Night, until: float | None) -> Run:
     spaces = _spaces(night)
     if not spaces:
         raise NothingToDoError("no kernel has few enough inputs to try all of them here")
+    about = _about(night)
+    jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if about.backend == "cuda" else night.jobs
 
-    def one(target: str, dtypes: tuple[str, ...], shape: str) -> Run:
+    def those(shape: str, targets: list[str], pool: Pool) -> Run:
         settings = drive.SweepSettings(
-            backend=night.backend,
-            dtypes=dtypes,
             pairs=True,
             baseline=True,
             hardest=10 if shape == "unary" else 0,  # a product ties trivially
+            jobs=jobs,
             timeout=night.timeout,
-            pool=night.pool,
-            journal=unit_path(night, "sweep", target).with_suffix(".journal"),
-            progress=lambda space, done, total: night.progress(f"sweep {target} {space.dtype} {done / total:.0%}"),
+            pool=pool,
+            until=until,
+            contain=True,
+            journal=unit_path(night, "sweep", shape).with_suffix(".journal"),
+            progress=lambda space, done, total: night.progress(
+                f"sweep {space.target} {space.dtype} {done / total:.0%}"
+            ),
         )
-        return drive.sweep([target], settings, "verify nightly: sweep")
+        try:
+            return drive.sweep(targets, settings, "verify nightly: sweep")
+        except drive.InterruptedSweepError:
+            raise KeyboardInterrupt from None  # the journal lies where the next start looks for it
 
-    return _units(night, until, "sweep", {target: partial(one, target, *found) for target, found in spaces.items()})
+    by_shape: dict[str, list[str]] = {}
+    for target, (_, shape) in spaces.items():
+        by_shape.setdefault(shape, []).append(target)
+    with using(night.pool, night.backend) as pool:
+        made = [unit(night, "sweep", shape, partial(those, shape, found, pool)) for shape, found in by_shape.items()]
+    return merge(made, command="verify nightly: sweep", profile=night.profile)
 
 
 def hunt(night: Night, until: float | None) -> Run:
@@ -343,13 +357,13 @@ def _share(until: float | None, share: float) -> float | None:
     return None if until is None else now + max(0.0, until - now) * share
 
 
-# as stages need them, the first ones somewhat more: what they leave goes to the later ones
+# the first ones more than they need: what they leave goes to the later ones, and hunts and laws can do with less
 STAGES = (
-    PlannedStage("accuracy", 2.0, accuracy),
-    PlannedStage("sweep", 1.0, sweep),
+    PlannedStage("accuracy", 4.0, accuracy),
+    PlannedStage("sweep", 1.5, sweep),
     PlannedStage("bench", 5.0, bench),
-    PlannedStage("hunt", 1.5, hunt),
-    PlannedStage("laws", 3.5, laws),
+    PlannedStage("hunt", 1.2, hunt),
+    PlannedStage("laws", 2.3, laws),
 )
 
 
@@ -376,31 +390,6 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
     night.usage += session.usage
     night.lost = night.lost or kept.lost
     return _as_peers(night, found)
-
-
-def _units(night: Night, until: float | None, stage: str, makes: dict[str, Callable[[], Run]]) -> Run:
-    """Every unit that is finished or that the budget allows to begin; the others, and those in error, are named."""
-    records: list[Run] = []
-    late: list[Gap] = []
-    in_error: dict[str, str] = {}
-    for name, make in makes.items():
-        out_of_time = until is not None and time.monotonic() >= until
-        if out_of_time and not unit_path(night, stage, name).exists():
-            late.append(Gap("out of time", f"{stage} of {name}: not begun: {SPENT}"))
-            continue
-        try:
-            records.append(unit(night, stage, name, make))
-        except (TruthError, InternalError, RuntimeError) as error:
-            in_error[name] = _said_by(error)
-    if not records and in_error:
-        raise TruthError(
-            "; ".join([*(f"{name}: {error}" for name, error in in_error.items()), *(gap.text for gap in late)])
-        )
-    if not records:
-        raise UsageError(f"the time budget was spent before the first of {len(makes)}")
-    merged = merge(records, command=f"verify nightly: {stage}", profile=night.profile)
-    broken = [Gap("harness error", f"{stage} of {name}: {IN_ERROR}: {error}") for name, error in in_error.items()]
-    return msgspec.structs.replace(merged, incomplete=[*merged.incomplete, *broken, *late])
 
 
 def _as_peers(night: Night, record: Run) -> Run:

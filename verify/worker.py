@@ -270,29 +270,16 @@ def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
     if backend.name != "cuda":
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
     contenders = {target: _one(target) for target in request.targets}
-    if not request.rounds:
-        timing.compile_together(
-            contenders,
-            request.dtype,
-            request.shape,
-            request.directions,
-            backend.device,
-            seed=request.seed,
-            progress=progress,
-        )
-        return []
-    with launched(timed=True):
-        return timing.time_together(
-            contenders,
-            request.dtype,
-            request.shape,
-            request.directions,
-            backend.device,
-            timing.CudaClock(backend.device),
-            rounds=request.rounds,
-            seed=request.seed,
-            progress=progress,
-        )
+    what = (contenders, request.dtype, request.shape, request.directions, backend.device)
+    how: Any = {"seed": request.seed, "progress": progress}
+    try:
+        if not request.rounds:
+            timing.compile_together(*what, **how)
+            return []
+        with launched(timed=True):
+            return timing.time_together(*what, timing.CudaClock(backend.device), rounds=request.rounds, **how)
+    finally:
+        timing.free_memory(backend.device)
 
 
 def _one_case(target: str, text: str) -> tuple[Kernel, Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from verify.measure.requests import Contender, Time, Timed
 from verify.measure.session import Session
 from verify.records.record import Speed
 from verify.workers import process
-from verify.workers.pool import Pool
 from verify.workers.requests import WorkerDied
 
 KERNELS = """
@@ -42,6 +42,8 @@ def layers(x, weight, bias):
 class FakeWorker:
     """Answers `time` requests; a contender named in `deadly` takes it down."""
 
+    alive = False
+
     def __init__(self, deadly: set[str], failing: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         self.deadly, self.failing = deadly, failing
         self.asked: list[list[str]] = []
@@ -53,9 +55,11 @@ class FakeWorker:
         self.beside.append(request.beside)
         if "before" in self.deadly and request.beside:
             raise KernelError("it must leave the process as it was")
+        self.alive = True
         for target in request.targets:
             progress(target)
-            if target in self.deadly:
+            self.alive = target not in self.deadly
+            if not self.alive:
                 raise WorkerDied("the process died of SIGSEGV")
             if target in self.failing:
                 raise KernelError(f"{target} raised; the GPU is unusable after it")
@@ -135,7 +139,7 @@ def test_pytorch_stands_in_once_per_group_for_its_first_judged_kernel() -> None:
 
 def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     fake = FakeWorker(set())
-    monkeypatch.setattr(process, "Worker", lambda backend: _Opened(fake))
+    monkeypatch.setattr(process, "Worker", lambda backend: fake)
     entries = [
         entry("theirs", "i", peer=True),
         entry("a", "g"),
@@ -150,9 +154,10 @@ def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type:
     assert set(fake.beside) == {("a", "b", "c", "theirs")}, "one process answers them all"
 
 
-def test_everything_is_compiled_by_others_before_anything_is_timed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    asked: list[tuple[str, int]] = []
+def test_everything_is_compiled_at_once_and_timed_alone_where_it_was_compiled(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    asked: list[tuple[str, str, int]] = []
     ended: list[str] = []
+    begun = threading.Barrier(3)
 
     class Compiles:
         alive = True
@@ -161,34 +166,47 @@ def test_everything_is_compiled_by_others_before_anything_is_timed(monkeypatch) 
             self.name = name
 
         def ask(self, request, *, timeout, progress=lambda text: None):  # type: ignore[no-untyped-def]
-            asked.append((*request.targets, request.rounds))
-            if request.rounds == 0 and request.targets == ["b"]:
+            (target,) = request.targets
+            asked.append((self.name, target, request.rounds))
+            if request.rounds:
+                return [Timed(target, "forward", None, "slow")]
+            begun.wait(timeout=60)
+            if target == "b":
                 raise WorkerDied("the process died of SIGSEGV")
-            return [] if request.rounds == 0 else [Timed(name, "forward", None, "slow") for name in request.targets]
+            return []
 
         def stop(self) -> None:
             ended.append(self.name)
 
-    monkeypatch.setattr(Pool, "started", lambda backend, count: Pool.of([Compiles("ahead")] * count))
-    monkeypatch.setattr(process, "Worker", lambda backend: _Opened(Compiles("clock")))  # type: ignore[arg-type]
-    entries, said = [entry("a", "g"), entry("b", "h")], list[str]()
+    names = iter("xyz")
+    monkeypatch.setattr(process, "Worker", lambda backend: Compiles(next(names)))
+    entries, said = [entry("a", "g"), entry("b", "h"), entry("c", "i")], list[str]()
     session = Session(dtypes=("float32",), progress=said.append)
     found = bench.time_all(entries, bench.Bench(wanted=(), ahead=5), session)
-    assert sorted(asked[:2]) == [("a", 0), ("b", 0)] and asked[2:] == [("a", 15), ("b", 15)]
-    assert set(ended) == {"ahead"}, "they are gone before the clock begins"
-    assert found.reasons == {name: ["forward float32: slow"] for name in "ab"}, "what fails is told when it is timed"
-    assert said[0] == "compiling what will be timed, 0/2"
+    compiled, timed = asked[:3], asked[3:]
+    home = {target: worker for worker, target, _ in compiled}
+    assert sorted(target for _, target, _ in compiled) == ["a", "b", "c"] and len(set(home.values())) == 3
+    home["b"] = "x"  # what could not be compiled is told when the first process times it
+    assert timed == [(home[target], target, 15) for target in "abc"]
+    assert ended == ["x", "y", "z"]
+    assert found.reasons == {name: ["forward float32: slow"] for name in "abc"}
+    assert said[0] == "compiling what will be timed, 0/3"
 
 
-class _Opened:
-    def __init__(self, worker: FakeWorker) -> None:
-        self.worker = worker
-
-    def __enter__(self) -> FakeWorker:
-        return self.worker
-
-    def __exit__(self, *_: object) -> None:
-        return None
+def test_a_process_that_was_replaced_has_compiled_nothing() -> None:
+    fake = FakeWorker({"b"})
+    worker = bench._Worker(fake)  # type: ignore[arg-type]
+    requests = [Time([name], "float32", (), ("forward",), 15, 0) for name in "abc"]
+    ahead = [bench.untimed(request, ["a", "b", "c"]) for request in requests]
+    worker.ask(ahead[0], timeout=1.0)
+    assert worker.compiled == ahead[:1]
+    worker.ask(requests[0], timeout=1.0)
+    assert worker.compiled == ahead[:1]
+    with pytest.raises(WorkerDied):
+        worker.ask(ahead[1], timeout=1.0)
+    assert not worker.compiled
+    worker.ask(ahead[2], timeout=1.0)
+    assert worker.compiled == ahead[2:]
 
 
 def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,22 +226,27 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
     class Direct:
         """A worker in this process; what it is asked and what it answers goes through JSON."""
 
+        alive = True
+        stops = 0
+
         def ask(self, request, *, timeout, progress=lambda text: None):  # type: ignore[no-untyped-def]
             reply = worker.answer(msgspec.json.encode(request), Backend("cuda", "cpu", "", ""), progress)
             return request.read(msgspec.json.encode(reply))
 
         def stop(self) -> None:
-            raise AssertionError("nothing failed")
+            self.stops += 1
 
     monkeypatch.setattr(timing, "CudaClock", Clock)
-    monkeypatch.setattr(process, "Worker", lambda backend: _Opened(Direct()))  # type: ignore[arg-type]
+    direct = Direct()
+    monkeypatch.setattr(process, "Worker", lambda backend: direct)
     session = Session(dtypes=("float32",))
     settings = bench.Bench(wanted=(str(path),), shapes=((4, 8),), rounds=2)
-    entries = bench.contenders(Direct(), settings, session)
+    entries = bench.contenders(direct, settings, session)  # type: ignore[arg-type]
     names = [entry.kernel.name for entry in entries]
     assert names == ["mine", "broken", "layers", "mine@eager", "mine@compile", "layers@eager", "layers@compile"]
     entries = [each for each in entries if each.kernel.op == "gelu" and not each.kernel.name.endswith("@compile")]
     found = bench.time_all(entries, settings, session)
+    assert direct.stops == 1, "at the end, and for no failure"
     ours = found.speeds[f"{path}::mine"]
     assert [(speed.direction, speed.of_copy, speed.rounds) for speed in ours] == [
         ("forward", 1.0, 2),

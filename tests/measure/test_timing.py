@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -138,14 +138,14 @@ def test_what_one_contender_changed_is_put_right_for_the_next() -> None:
     assert all(torch.equal(x, fresh) for x in seen)
 
 
-def test_what_is_compiled_ahead_is_called_as_it_will_be_timed_and_leaves_no_choice() -> None:
-    """What torch.compile finds fastest beside other processes on the GPU must not be read where it is timed."""
-    import torch._inductor.config as inductor
-
-    seen: list[tuple[tuple[int, ...], bool, bool]] = []
+def test_what_is_compiled_ahead_is_called_as_it_will_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[tuple[int, ...], bool]] = []
+    resets: list[int] = []
+    monkeypatch.setattr(timing, "_keeping", False)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(seen)))
 
     def watching(x):  # type: ignore[no-untyped-def]
-        seen.append((tuple(x.shape), torch.is_grad_enabled(), inductor.autotune_local_cache))
+        seen.append((tuple(x.shape), torch.is_grad_enabled()))
         return F.gelu(x)
 
     def raises(x):  # type: ignore[no-untyped-def]
@@ -155,11 +155,52 @@ def test_what_is_compiled_ahead_is_called_as_it_will_be_timed_and_leaves_no_choi
     clock = FakeClock({"a": 1.0, timing.COPY: 1.0})
     timed(contenders, clock, directions=("forward", "backward"), rounds=1)
     calls = seen[: timing.WARM_UP] + seen[-1:]
-    assert calls == [((4, 8), False, True)] * timing.WARM_UP + [((4, 8), True, True)]
+    assert calls == [((4, 8), False)] * timing.WARM_UP + [((4, 8), True)] and resets == [0]
     seen.clear()
-    timing.compile_together(contenders, "float32", (4, 8), ("forward", "backward"), "cpu")
-    assert seen == [(shape, grad, False) for shape, grad, _ in calls]
-    assert inductor.autotune_local_cache
+    import torch._dynamo.config as dynamo
+
+    with dynamo.patch(recompile_limit=8, accumulated_recompile_limit=256, automatic_dynamic_shapes=True):
+        timing.compile_together(contenders, "float32", (4, 8), ("forward", "backward"), "cpu")
+        assert seen == calls
+        timed(contenders, clock, directions=("forward",), rounds=1)
+        assert resets == [0], "what is timed in this process is what it has compiled"
+
+
+@pytest.mark.parametrize("variants", [1, 3])
+def test_torch_compile_chooses_among_its_variants_when_it_is_timed(
+    monkeypatch: pytest.MonkeyPatch, variants: int
+) -> None:
+    """What is fastest beside other processes on the GPU must not be what is timed."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    launches: list[str] = []
+
+    class Tuner:
+        def __init__(self) -> None:
+            self.launchers: list[Callable[..., str]] = []
+
+        def precompile(self) -> None:
+            def launcher(place: int) -> Callable[..., str]:
+                def launch(*arguments: int, stream: int) -> str:
+                    launches.append(f"{place} {arguments} {stream}")
+                    return "launched"
+
+                return launch
+
+            self.launchers = [launcher(place) for place in range(variants)]
+
+    def choosing(self: Tuner, *arguments: int, stream: int) -> str:
+        self.launchers = self.launchers[-1:]  # the fastest
+        return self.launchers[0](*arguments, stream=stream)
+
+    monkeypatch.setattr(CachingAutotuner, "run", choosing)
+    tuner = Tuner()
+    with timing._undecided():
+        for _ in range(2):
+            assert CachingAutotuner.run(tuner, 7, stream=5) == "launched"
+    assert launches == ["0 (7,) 5"] * 2 and len(tuner.launchers) == variants
+    CachingAutotuner.run(tuner, 7, stream=5)
+    assert launches[2:] == [f"{variants - 1} (7,) 5"]
 
 
 def test_shapes_are_checked_before_anything_runs() -> None:

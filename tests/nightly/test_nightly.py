@@ -19,6 +19,7 @@ from verify.measure import session
 from verify.measure.bench import Bench
 from verify.nightly import Night, PlannedStage
 from verify.records.record import Gap, Run
+from verify.sweep import drive
 from verify.workers import process
 from verify.workers.requests import About
 
@@ -212,21 +213,17 @@ def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) ->
     def broken(night: Night, until: float | None) -> Run:
         raise TruthError("two routes disagree")
 
-    def units(night: Night, until: float | None) -> Run:
-        return nightly._units(night, until, "units", {"a": lambda: broken(night, until)})
-
-    stages = (PlannedStage("broken", 1.0, broken), PlannedStage("units", 1.0, units), PlannedStage("sound", 1.0, sound))
+    stages = (PlannedStage("broken", 1.0, broken), PlannedStage("sound", 1.0, sound))
     mine = night(tmp_path)
     found = nightly.run(mine, stages, "verify nightly")
-    assert [stage.status for stage in found.stages] == ["incomplete", "incomplete", "ok"]
+    assert [stage.status for stage in found.stages] == ["incomplete", "ok"]
     assert texts(found) == mine.usage
     assert texts(found) == [
         "broken: the harness is in error, no verdict: two routes disagree",
-        "units: the harness is in error, no verdict: a: two routes disagree",
     ]
     assert found.verdict == "incomplete"
     with pytest.raises(TruthError, match="no stage of the nightly run gave a record: broken: the harness is in error"):
-        nightly.run(mine, stages[:2], "verify nightly")
+        nightly.run(mine, stages[:1], "verify nightly")
 
 
 @pytest.mark.usefixtures("here")
@@ -247,16 +244,17 @@ def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
     assert [round(share / 400.0, 1) for share in shares] == [0.2, 0.3, 1.0]
 
 
-def test_a_unit_that_the_budget_cut_short_is_made_again(tmp_path: Path) -> None:
+def test_a_unit_that_may_end_better_is_made_again(tmp_path: Path) -> None:
     mine, made = night(tmp_path), []
 
     def make(gap: Gap) -> Run:
         made.append(gap)
         return msgspec.structs.replace(passing(), incomplete=[gap])
 
-    for gap in (Gap("out of time", "gelu bfloat16: not timed"), Gap("crashed", "gelu: crashed"), Gap("other", "never")):
+    late, in_error = Gap("out of time", "gelu bfloat16: not timed"), Gap("harness error", "sweep of gelu: no verdict")
+    for gap in (late, in_error, Gap("crashed", "gelu: crashed"), Gap("other", "never")):
         nightly.unit(mine, "bench", "all", lambda gap=gap: make(gap))  # type: ignore[misc]
-    assert len(made) == 2, "the second was whole, whatever it found, and is kept"
+    assert len(made) == 3, "the third was whole, whatever it found, and is kept"
 
 
 def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
@@ -304,6 +302,40 @@ def test_the_judged_come_first_and_of_them_the_longest() -> None:
     assert [part.kernel.target for part in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
     parts = [session._Part(work[2].kernel, (dtype,), dtype) for dtype in ("float16", "float32", "float64")]
     assert [part.dtype for part in sorted(parts, key=session._turn)] == ["float64", "float32", "float16"]
+
+
+def test_all_kernels_are_swept_together_those_of_a_shape_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wave of a sweep would wait for its last kernel, and each process import the compiler."""
+    swept: list[tuple[list[str], int, int, Path | None]] = []
+
+    def sweep(targets: list[str], settings: drive.SweepSettings, command: str) -> Run:
+        swept.append((targets, settings.hardest, settings.jobs, settings.journal))
+        assert settings.pairs and settings.contain and settings.until == 5.0
+        return passing()
+
+    spaces = {"a": (("float32",), "unary"), "b": (("bfloat16",), "product"), "c": (("float16",), "unary")}
+    monkeypatch.setattr(nightly, "_spaces", lambda night: spaces)
+    monkeypatch.setattr(nightly, "_about", lambda night: About("cuda", "cuda", {}, workers=3))
+    monkeypatch.setattr(drive, "sweep", sweep)
+    mine = night(tmp_path)
+    mine.jobs = 0
+    for _ in range(2):
+        nightly.sweep(mine, 5.0)
+    journals = [nightly.unit_path(mine, "sweep", shape).with_suffix(".journal") for shape in ("unary", "product")]
+    assert swept == [(["a", "c"], 10, 3, journals[0]), (["b"], 0, 3, journals[1])], "what is finished is kept"
+
+
+def test_ctrl_c_in_a_sweep_ends_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sweep(*_: object) -> Run:
+        raise drive.InterruptedSweepError(tmp_path)
+
+    monkeypatch.setattr(nightly, "_spaces", lambda night: {"a": (("float32",), "unary")})
+    monkeypatch.setattr(drive, "sweep", sweep)
+    monkeypatch.setattr(process, "Worker", Here)
+    with pytest.raises(KeyboardInterrupt):
+        nightly.run(night(tmp_path), (PlannedStage("sweep", 1.0, nightly.sweep), *STAGES), "verify nightly")
 
 
 def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from verify.declare.target import Declared
-from verify.errors import TruthError
-from verify.records.record import KernelRun
-from verify.sweep.drive import KEPT, MOST, SweepSettings, _records, _Sharing, _SweptSpace
+from verify.errors import SPENT, TruthError
+from verify.records.record import Gap, KernelRun
+from verify.sweep.drive import KEPT, MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace
 from verify.sweep.journal import Header
 from verify.sweep.partial import Partial
 from verify.sweep.requests import SweepChunks
@@ -191,6 +191,60 @@ def test_a_space_that_fails_is_left_and_the_others_go_on() -> None:
     first, second = swept(shared, answering)
     assert (first.status, first.message) == ("crashed", "float32: it crashed")
     assert (second.status, second.notes) == ("ok", ["[(0, 6)]"])
+
+
+def test_a_space_about_which_the_harness_fails_is_left_where_the_caller_goes_on() -> None:
+    shared = driver(2, 6, 6, 6)
+    shared.settings.contain = True
+
+    class Fails(_Answers):
+        def ask(self, request: Any, **how: Any) -> Any:
+            where = (request.space.target, isinstance(request, SweepChunks))
+            if where in (("f.py::k0", True), ("f.py::k1", False)):
+                raise TruthError("two routes disagree")
+            return super().ask(request, **how)
+
+    answering = [Fails({item.space.target: item for item in shared.spaces}, []) for _ in range(2)]
+    Pool.of(answering).run(shared.take)
+    assert [_gap(item) for item in shared.spaces] == [
+        *(
+            Gap(
+                "harness error",
+                f"sweep of f.py::k{number} float32: the harness is in error, no verdict: two routes disagree",
+                f"f.py::k{number}",
+            )
+            for number in (0, 1)
+        ),
+        None,
+    ]
+    assert list(shared.spaces[2].recorded) == ["y"]
+    shared.settings.contain = False
+    with pytest.raises(TruthError):
+        shared._in_error(shared.spaces[2], TruthError("two routes disagree"))
+
+
+def test_when_the_time_is_spent_what_is_whole_is_recorded_and_the_rest_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = driver(1, 2, 6, 4)
+    shared.settings.until = 10.0
+    clock, real = [0.0], time.monotonic
+    monkeypatch.setattr("verify.sweep.drive.time.monotonic", lambda: clock[0] or real())
+
+    class Slow(_Answers):
+        def ask(self, request: Any, **how: Any) -> Any:
+            clock[0] += 5.0
+            return super().ask(request, **how)
+
+    clock[0] = 1.0
+    asked: list[tuple[str, Any]] = []
+    Pool.of([Slow({item.space.target: item for item in shared.spaces}, asked)]).run(shared.take)
+    assert asked == [("f.py::k0", (0, 2)), ("f.py::k1", (0, 2)), ("f.py::k0", "y")]
+    assert [_gap(item) for item in shared.spaces] == [
+        None,
+        Gap("out of time", f"sweep of f.py::k1 float32: not finished: {SPENT}", "f.py::k1"),
+        Gap("out of time", f"sweep of f.py::k2 float32: not begun: {SPENT}", "f.py::k2"),
+    ]
 
 
 class _Interrupts:

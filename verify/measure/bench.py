@@ -25,8 +25,8 @@ from verify.records.identity import identity
 from verify.records.record import Gap, KernelRun, Run, Speed
 from verify.workers import process
 from verify.workers.pool import Job, Pool
-from verify.workers.process import START_SECONDS, Answers, AnyWorker
-from verify.workers.requests import Environment, WorkerDied, WorkerTimeout
+from verify.workers.process import START_SECONDS, Answers, AnyWorker, OnProgress
+from verify.workers.requests import Environment, R, Request, WorkerDied, WorkerTimeout
 
 DTYPES = ("bfloat16", "float16", "float32")
 STAND_INS = ("eager", "compile")
@@ -45,7 +45,7 @@ class Bench:
     rounds: int = 15
     accuracy: bool = True
     beside_peers: bool = True  # PyTorch's own also where no kernel of a group is judged
-    ahead: int = 0  # processes that compile what will be timed, before anything is; one alone gains nothing
+    ahead: int = 0  # processes that compile what they will time, all at once, before anything is timed
 
 
 @dataclass
@@ -170,11 +170,12 @@ def time_all(found: list[Contender], settings: Bench, session: Session) -> _Timi
             able = [item.kernel.target for item in group if dtype in item.kernel.dtypes]
             for shape in (settings.shapes or ((),)) if able else ():
                 requests.append(Time(able, dtype, shape, settings.directions, settings.rounds, session.seed))
-    # one process for all of them: each would import the compiler, and meet the GPU, for seconds
     beside = sorted({target for request in requests for target in request.targets})
-    if settings.ahead > 1:
-        _compile_ahead(requests, beside, settings.ahead, session)
-    with process.Worker(session.backend) as worker:
+    # with one process alone every request after the first finds the compiler imported and the GPU met
+    workers = [_Worker(process.Worker(session.backend)) for _ in range(max(1, min(settings.ahead, len(requests))))]
+    with Pool.of(workers) as pool:
+        if len(workers) > 1:
+            _compile_ahead(requests, beside, pool, session)
         for request in requests:
             if session.deadline is not None and time.monotonic() >= session.deadline:
                 timings.late += [
@@ -182,14 +183,50 @@ def time_all(found: list[Contender], settings: Bench, session: Session) -> _Timi
                     for target in request.targets
                 ]
             else:
-                _time(worker, request, beside, session, timings)
+                home = next((each for each in workers if untimed(request, beside) in each.compiled), workers[0])
+                _time(home, request, beside, session, timings)
     return timings
 
 
-def _compile_ahead(requests: Sequence[Time], beside: list[str], processes: int, session: Session) -> None:
-    """Have everything compiled that will be timed, by many processes, which are gone when the GPU has to be quiet.
+class _Worker:
+    """A worker that knows what its process has compiled ahead."""
 
-    The caches of Triton and of torch.compile on the disk pass it on. Whatever fails here is told when it is timed.
+    def __init__(self, worker: AnyWorker) -> None:
+        self._worker = worker
+        self._compiled: list[Request[Any]] = []
+
+    @property
+    def compiled(self) -> list[Request[Any]]:
+        """The requests without rounds that the process which is there now has answered."""
+        if not self.alive:
+            self._compiled.clear()
+        return self._compiled
+
+    @property
+    def alive(self) -> bool:
+        return self._worker.alive
+
+    def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
+        """The worker's reply."""
+        compiled = self.compiled  # by a process that is there before this request begins one
+        reply = self._worker.ask(request, timeout=timeout, progress=progress)
+        if isinstance(request, Time) and not request.rounds:
+            compiled.append(request)
+        return reply
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+
+def untimed(request: Time, beside: Sequence[str]) -> Time:
+    """The request that compiles what another one times, in the same process."""
+    return msgspec.structs.replace(request, rounds=0, beside=tuple(beside))
+
+
+def _compile_ahead(requests: Sequence[Time], beside: list[str], pool: Pool, session: Session) -> None:
+    """Have everything compiled that will be timed, on all workers; each times later, alone, what it has compiled.
+
+    Whatever fails here is told when it is timed.
     """
     waiting = deque(requests)
 
@@ -198,15 +235,14 @@ def _compile_ahead(requests: Sequence[Time], beside: list[str], processes: int, 
             return None
         session.progress(f"compiling what will be timed, {len(requests) - len(waiting)}/{len(requests)}")
         return Job(
-            msgspec.structs.replace(waiting.popleft(), rounds=0, beside=tuple(beside)),
+            untimed(waiting.popleft(), beside),
             done=lambda reply: None,
             failed=lambda error: None,
             timeout=min(session.timeout, AHEAD_SECONDS),
             until=session.deadline,
         )
 
-    with Pool.started(session.backend, min(processes, len(requests))) as pool:
-        pool.run(take)
+    pool.run(take)
 
 
 def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: _Timings) -> None:

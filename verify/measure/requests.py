@@ -82,7 +82,7 @@ class Time(Request[list[Timed]], frozen=True, tag="time"):
     """Kernels of one group side by side. An empty shape is a large default.
 
     Requests that name the same targets in `beside` are answered by one process, as long as no kernel changes it.
-    Without rounds everything is called as if it were timed, so that what it compiles lies on the disk.
+    Without rounds everything is called as if it were timed, so that the process has compiled it by then.
     """
 
     targets: list[str]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, Protocol
@@ -25,6 +26,7 @@ from verify.cases import Case, case_of, inputs_of, upstream_of
 from verify.cases.sizes import largest_of
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import KernelError, UsageError
+from verify.measure.autotuners import launched
 from verify.measure.call import Graph, call_tensors, describe
 from verify.measure.requests import Timed
 from verify.records.record import Speed
@@ -44,6 +46,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "rowwise": (16384, 4096),
     "contraction": (8192, 4096, 8192),
 }
+MOST_COMPILED = 4096  # by torch.compile for one function; its own limit of 8 is about programs that run for long
 LARGE = 1 << 24  # numbers of the largest operand of a PyTorch function
 
 
@@ -140,20 +143,55 @@ def compile_together(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Call every contender as `time_together` would and time nothing: what it compiles lies on the disk then.
+    """Call every contender as `time_together` will in this process, and time nothing: what is compiled stays.
 
-    Others may be at work on the GPU meanwhile, where a stopwatch is worth nothing. So what torch.compile chooses here
-    by its own is not written down: `time_together` finds the compiled variants and chooses again.
+    Others may be at work on the GPU meanwhile, where a stopwatch is worth nothing. So an autotuner of Triton tunes
+    again when it is timed, and torch.compile chooses among its variants only then.
     """
-    import torch._inductor.config as inductor
-
-    if not hasattr(inductor, "autotune_local_cache"):  # torch.compile of another version: its choice cannot be left out
-        return
-    with inductor.patch(autotune_local_cache=False):
+    _keep()
+    with launched(), _undecided():
         for _ in _directions(contenders, dtype, shape, directions, device, seed, progress):
             pass
+
+
+def free_memory(device: str) -> None:
+    """Give back what nothing holds any more: other processes will need it."""
     if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # others need the memory
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _undecided() -> Iterator[None]:
+    """What torch.compile made in several variants runs its first one; outside it times them all and chooses."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    own = CachingAutotuner.run
+
+    def run(self: Any, *args: Any, stream: Any, **kwargs: Any) -> Any:
+        if not self.launchers:
+            self.precompile()
+        if len(self.launchers) == 1:
+            return own(self, *args, stream=stream, **kwargs)
+        return self.launchers[0](*args, **kwargs, stream=stream)
+
+    CachingAutotuner.run = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CachingAutotuner.run = own  # type: ignore[method-assign]
+
+
+_keeping = False  # this process times what it has compiled
+
+
+def _keep() -> None:
+    """From now on nothing that torch.compile made makes way for another, or is made again for sizes of any kind."""
+    import torch._dynamo.config as dynamo
+
+    global _keeping
+    _keeping = True
+    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = MOST_COMPILED
+    dynamo.automatic_dynamic_shapes = False
 
 
 @dataclass(frozen=True)
@@ -178,7 +216,8 @@ def _directions(
     first = next(iter(contenders.values()))
     shape = tuple(shape) or default_shape(first)
     _check_shape(first, shape)
-    torch.compiler.reset()  # code for this shape, not one of many guarded variants
+    if not _keeping:
+        torch.compiler.reset()  # code for this shape, not one of many guarded variants
     for direction in directions:
         try:
             problem = _problem(first, dtype, shape, direction, device, seed)

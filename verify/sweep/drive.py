@@ -24,7 +24,7 @@ import msgspec
 
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
-from verify.errors import KernelError, UsageError, VerifyError
+from verify.errors import SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError, no_verdict
 from verify.records.identity import assembled
 from verify.records.record import Gap, KernelRun, Run, Status, number
 from verify.sweep.journal import VERSION, Header, Journal
@@ -59,6 +59,8 @@ class SweepSettings:
     jobs: int = 0  # 0: one on a GPU, one per core on the interpreter
     timeout: float = 600.0  # of one span
     pool: Pool | None = None  # of the caller, who stops it; else processes are started
+    until: float | None = None  # of time.monotonic(): no span begins later
+    contain: bool = False  # an error of the harness is a line of the record, else it ends the sweep
     journal: Path | None = None  # kept from the beginning; without one only Ctrl-C leaves one behind
     progress: Callable[[Space, int, int], None] = lambda space, done, total: None  # points of this space
     usage: list[str] = field(default_factory=list)
@@ -87,6 +89,7 @@ class _SweptSpace:
     chunks: list[Span] = field(default_factory=list)  # that they cover
     recorded: dict[str, KernelRun | None] = field(default_factory=dict)  # by result; None while it is made
     failed: tuple[Status, str] | None = None  # and why
+    in_error: str = ""  # why there is no verdict: the harness failed
     seconds: float = 0.0
     most: int = 0  # chunks taken at a time, by any worker
 
@@ -99,13 +102,18 @@ class _SweptSpace:
         return sum(self.space.chunk(high - 1)[1] - self.space.chunk(low)[0] for low, high in self.chunks)
 
     @property
+    def over(self) -> bool:
+        """Whether it is given up."""
+        return bool(self.failed or self.in_error)
+
+    @property
     def unfinished(self) -> int:
         """Chunks that are not done yet."""
-        return 0 if self.failed else sum(high - low for low, high in self.pending) + sum(self.flying.values())
+        return 0 if self.over else sum(high - low for low, high in self.pending) + sum(self.flying.values())
 
     def take(self, share: int) -> Span | None:
         """The next span, if any is left. What would be left of it is taken too, where that is little."""
-        if self.failed or not self.pending:
+        if self.over or not self.pending:
             return None
         low, high = self.pending.pop(0)
         share = min(share, self.most)
@@ -140,7 +148,7 @@ class _SweptSpace:
 
     def next_result(self) -> str | None:
         """A result whose record can be made and is not yet."""
-        if self.failed or self.pending or self.flying:
+        if self.over or self.pending or self.flying:
             return None
         return next((name for name in self.space.results if name not in self.recorded), None)
 
@@ -165,8 +173,10 @@ def sweep(targets: Sequence[str], settings: SweepSettings, command: str) -> Run:
             raise InterruptedSweepError(sharing.keep()) from None
         finally:
             sharing.close()
-    kernels = _together([record for item in spaces for record in _records(item, declared)])
-    incomplete = [Gap("other", line) for line in settings.usage]
+    gaps = {number: gap for number, item in enumerate(spaces) if (gap := _gap(item)) is not None}
+    swept = [item for number, item in enumerate(spaces) if number not in gaps]
+    kernels = _together([record for item in swept for record in _records(item, declared)])
+    incomplete = [*(Gap("other", line) for line in settings.usage), *gaps.values()]
     incomplete += [
         Gap(item.status, f"{item.name}: {item.message}", item.target)
         for item in kernels
@@ -247,9 +257,10 @@ class _Sharing:
 
     def take(self, last: Job[Any] | None) -> Job[Any] | None:
         """A span, or the result to record; None while what others do may leave something: they hold less than all."""
-        item, span = self.next_span(None if last is None else last.about)
-        if item is not None and span is not None:
-            return self._span(item, span)
+        if self.settings.until is None or time.monotonic() < self.settings.until:
+            item, span = self.next_span(None if last is None else last.about)
+            if item is not None and span is not None:
+                return self._span(item, span)
         for item in self.spaces:
             name = item.next_result()
             if name is not None:
@@ -298,9 +309,10 @@ class _Sharing:
 
         def failed(error: VerifyError) -> None:
             if not isinstance(error, WorkerDied | WorkerTimeout | KernelError):
-                raise error
+                self._in_error(item, error)
             del item.flying[span]
-            item.failed = item.failed or (_status_of(error), str(error))
+            if not item.in_error:
+                item.failed = item.failed or (_status_of(error), str(error))
 
         return Job(
             SweepChunks(item.space, span, SPAN_SECONDS),
@@ -324,14 +336,27 @@ class _Sharing:
         return Job(
             request,
             done=partial(item.recorded.__setitem__, result),
-            failed=_raise,
+            failed=partial(self._in_error, item),
             timeout=max(self.settings.timeout, START_SECONDS),
             about=item,
         )
 
+    def _in_error(self, item: _SweptSpace, error: VerifyError) -> None:
+        """The harness failed at a space: the others go on where the caller wants that."""
+        if not self.settings.contain or not isinstance(error, TruthError | InternalError):
+            raise error
+        item.in_error = item.in_error or no_verdict(error)
 
-def _raise(error: VerifyError) -> None:
-    raise error
+
+def _gap(item: _SweptSpace) -> Gap | None:
+    """Why a space has no record, where no kernel is to blame."""
+    name = f"sweep of {item.space.target} {item.space.dtype}"
+    if item.in_error:
+        return Gap("harness error", f"{name}: {item.in_error}", item.space.target)
+    if not item.over and item.unfinished:
+        begun = "not finished" if item.chunks else "not begun"
+        return Gap("out of time", f"{name}: {begun}: {SPENT}", item.space.target)
+    return None
 
 
 def _status_of(error: VerifyError) -> Status:
