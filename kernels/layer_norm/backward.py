@@ -6,15 +6,17 @@ dbias:
   of marked rows is redone from pairs, and so are the column sums of programs that had such a row.
 - One column: xhat = g - c1 = 0 in every path, NaN where a row is not finite; so dx = ds.
 - FAST (rows and vectors of 16 bits, up to 8,192 columns): float32 throughout, far below a 16-bit
-  ulp; a float32 column sum takes at most 1,024 rows, sums of these are float64. float32 is not
+  ulp; a float32 column sum takes at most 1,024 rows, sums of these are float64. xhat is 2^64 times as large, so that
+  it is no subnormal number where dy brings it back. float32 is not
   enough where terms leave its range, or are so large that the ulp of the output stops growing with
-  them: rows with rstd |g| >= 2^17 (float16) or 2^116 (bfloat16), |dy| or |g| >= 2^100, both sums below
+  them: rows with rstd |g| >= 2^17 (float16) or 2^116 (bfloat16), |dy| or |g| >= 2^40, both sums below
   2^-60, or hard in the forward pass. They are found from the sums themselves (one of them is scaled
   by a power of two that makes it overflow) and redone in float64 (hard_rows.py).
 - FAST RMS norm: no c1 is subtracted, and an xhat of its own size may be far below 1. So dx = g rstd - v b, where
   b = rstd^3 sum(g v) / N, and only the last sum and products can underflow, at the size of dx: eight roundings
   of 2^-24 (g, rstd, their product, rstd^3, b, 1 / N, the sum over the row, the fused one). Redone are rows with |b|
-  outside 2^-100..2^120 or |sum(g v)| / N < 2^-100, unless all v are 0, and those that the other conditions above name.
+  outside 2^-100..2^120 or |sum(g v)| / N < 2^-100, unless all v are 0, rows with rstd outside 2^-40..2^40, where v and
+  v up do not both fit in float32, and those that the other conditions above name.
 
 Rows of more than 4,096 columns (FAST: 8,192), and all WIDE rows, are worked on in blocks of columns: row_sums_kernel
 gives c1 and c2 first.
@@ -141,6 +143,7 @@ def backward_kernel(
     REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
     AHEAD: tl.constexpr,  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
+    LIFT: tl.constexpr = 0,  # FAST: xhat and the partial sums of dweight are 2^LIFT times as large
 ):
     """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
 
@@ -214,6 +217,8 @@ def backward_kernel(
             far = (e > TOP - 4) | (e < -118)
             if HAS_R and CENTRE:
                 far = far | (tl.abs(mean64) * rstd64 > FAR)
+            if not CENTRE:
+                far = far | (up64 != 1)
         v = x_raw.to(T)
         low = v
         if WIDE:
@@ -228,8 +233,10 @@ def backward_kernel(
             v = summed(x_raw, r_raw, i_row, HAS_R, HAS_I)
         if WIDE and not CENTRE:
             xhat = lifted_xhat(v, up, rstd)
+        elif FAST:
+            xhat = xhat_of(v, low, up, mean, mean_low, rstd * 2.0**LIFT, HAS_R, CENTRE)
         else:
-            xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE or (FAST and HAS_R), CENTRE)
+            xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE, CENTRE)
         if not FULL:
             xhat = tl.where(mask, xhat, 0.0)
         dy = dy_raw.to(T)
@@ -239,14 +246,16 @@ def backward_kernel(
             acc_b += dy
         g = dy * w_raw.to(T) if HAS_W else dy
         if FAST:
-            # 2^lift makes float32 overflow where |dy| or |g| reaches 2^TOP / rstd or 2^100: then the
+            # 2^lift makes float32 overflow where |dy| or |g| reaches 2^TOP / rstd or 2^40: then the
             # sum is inf or NaN.
-            lift = tl.minimum(tl.maximum(128 - TOP + e + 1, 28), 126)
+            lift = tl.minimum(tl.maximum(128 - TOP + e + 1, 88), 126)
             lifted = dy * power_of_two_32(lift)
             if HAS_W:
                 lifted *= w_raw.to(T)
-            c1, c2 = sums(lifted, g * xhat if CENTRE else g * (v * up))
+            c1, c2 = sums(lifted, g * xhat if CENTRE else g * v)
             c1 *= power_of_two_32(-lift)
+            if CENTRE:
+                c2 *= 2.0**-LIFT
             size = tl.abs(c1) + tl.abs(c2)
             c1 *= inv
             c2 *= inv
@@ -276,10 +285,10 @@ def backward_kernel(
             lifted = (((lifted * 2.0**-456) * rstd) * up) * 2.0**-456
             dx = tl.where(lift != 1, lifted, (tl.fma(xhat * 2.0**-200, c2 * -1.0, g) * rstd) * up)
         elif FAST and not CENTRE:
-            b = c2 * (rstd64 * rstd64 * (rstd64 * up64)).to(T)  # the factor is there before c2 is
-            dx = tl.fma(v * up, b * -1.0, g * (rstd * up))
+            b = c2 * (rstd64 * rstd64 * rstd64).to(T)  # the factor is there before c2 is
+            dx = tl.fma(v, b * -1.0, g * rstd)
         else:
-            dx = tl.fma(xhat, c2 * -1.0, g)
+            dx = tl.fma(xhat, c2 * -(2.0**-LIFT), g)
             dx = (dx * rstd) * up if WIDE else dx * (rstd * up)
         if HAS_DS:
             if AHEAD == 1 and not FAST:

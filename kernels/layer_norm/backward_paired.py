@@ -10,8 +10,11 @@ Rounding points, in the units of backward.py: d (1 ulp of the xhat term), C + lo
 each, not all at once): below 2, 0.53 measured on random data. dbias is summed in float64; dweight in float32 over
 at most 64 rows, then in float64: 0.1 on random data, 16 at worst if all 64 rows are the same.
 
-Rows that float32 may not hold (|dy| or |g| >= 2^92, rstd >= 2^24, c1 and c2 both below 2^-60,
-(|c1| + |c2|) min(1, rstd^2) below 2^-100 or rstd^2 times them beyond 2^120) are redone (hard_rows.py).
+dweight takes 2^64 xhat, which is no subnormal number where dy brings it back.
+
+Rows that float32 may not hold (|dy| or |g| >= 2^40, rstd >= 2^24, c1 and c2 both below 2^-60,
+(|c1| + |c2|) min(1, rstd^2) below 2^-100 or rstd^2 times them beyond 2^120) are redone (hard_rows.py), RMS
+norm's with rstd < 2^-40, too.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ def backward_paired_kernel(
     cols = tl.arange(0, BLOCK)
     F: tl.constexpr = tl.float32
     D: tl.constexpr = tl.float64
+    LIFT: tl.constexpr = 64
     every = tl.full((BLOCK,), True, tl.int1)
     inv = 1.0 / (pid.to(D) * 0.0 + n_cols)
     acc_w = ()
@@ -96,10 +100,10 @@ def backward_paired_kernel(
             if not FULL:
                 d = tl.where(mask, d, 0.0)
             g = dy_raw[k]
-            xhat = tl.fma(d, r, tl.fma(d, r_low, shift))
+            xhat = tl.fma(d, r * 2.0**LIFT, tl.fma(d, r_low * 2.0**LIFT, shift * 2.0**LIFT))
             new_w = new_w + (tl.fma(g, xhat, acc_w[k]),)
             new_b = new_b + (acc_b[k] + g.to(D),)
-            g *= 2.0**36  # overflows where |dy| or |g| reaches 2^92: s1 is inf or NaN
+            g *= 2.0**88  # overflows where |dy| or |g| reaches 2^40: s1 is inf or NaN
             if HAS_W:
                 g *= w_row[k]
             s1 += g.to(D)
@@ -107,8 +111,8 @@ def backward_paired_kernel(
         acc_w = new_w
         acc_b = new_b
         s1, s2 = sums(s1, s2)
-        s1 *= 2.0**-36
-        s2 *= 2.0**-36
+        s1 *= 2.0**-88
+        s2 *= 2.0**-88
         b = (s2 - low64 * s1) * (rstd * rstd * rstd * inv)
         c = b * low64 - s1 * (inv * rstd) if CENTRE else low64
         b_high = b.to(F)
@@ -132,7 +136,7 @@ def backward_paired_kernel(
         usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
         usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
         if not CENTRE:  # without c1, both parts of b have to be there
-            usual = usual & ((tl.abs(b) >= 2.0**-76) | (b == 0))
+            usual = usual & ((tl.abs(b) >= 2.0**-76) | (b == 0)) & (up64 == 1)
         suspect = tl.where(usual, 0, 1)
         suspect = tl.where(size == 0, suspect * 2, suspect)
         tl.store(suspect_ptr + row, suspect)
@@ -142,7 +146,7 @@ def backward_paired_kernel(
         mask = every if FULL else cols + k * BLOCK < n_cols
         out = part_ptr + pid * n_cols + cols + k * BLOCK
         if NEED_W:
-            tl.store(out, acc_w[k].to(D), mask=mask)
+            tl.store(out, acc_w[k].to(D) * 2.0**-LIFT, mask=mask)
         if NEED_B:
             tl.store(out + NEED_W * size, acc_b[k], mask=mask)
     redo_rows(

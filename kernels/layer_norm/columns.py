@@ -75,7 +75,7 @@ def columns_kernel(
     n_cols,
     REDO: tl.constexpr,
     FLOAT16: tl.constexpr,  # REDO: sums of a float16 pass, where large partial sums are redone
-    LIFTED: tl.constexpr,  # the partial sums of dweight are 2^200 times as large
+    LIFT: tl.constexpr,  # the partial sums of dweight are 2^LIFT times as large
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -110,11 +110,12 @@ def columns_kernel(
             hard = tl.maximum(hard, tl.load(hard_ptr + r, mask=r < programs, other=0))
         if FLOAT16:
             size += tl.abs(part).to(tl.float32)
-    total = tl.sum(acc, 0)
+    down = tl.where(which < NEED_W, tl.full((), 2.0**-LIFT, tl.float64), 1.0)
+    total = tl.sum(acc, 0) * down
     if REDO:
         large = which * 0
         if FLOAT16:
-            large = (tl.max(tl.sum(size, 0), 0) >= 2.0**17).to(tl.int32)
+            large = (tl.max(tl.sum(size, 0), 0) * down >= 2.0**17).to(tl.int32)
         if tl.max(tl.max(hard, 1), 0) + large > 0:
             acc = tl.zeros((ROWS, BLOCK), tl.float64)
             for start in range(0, programs, ROWS):
@@ -122,15 +123,13 @@ def columns_kernel(
                 mask = (cols < n_cols)[None, :] & (r < programs)
                 mask = mask & (tl.load(hard_ptr + r, mask=r < programs, other=0) + large == 0)
                 acc += tl.load(part_ptr + r * n_cols + cols[None, :], mask=mask, other=0.0).to(tl.float64)
-            total = tl.sum(acc, 0) + _hard_columns(
+            total = tl.sum(acc, 0) * down + _hard_columns(
                 dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
                 dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, cols, n_cols, which, large,
                 HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK, CENTRE=CENTRE,
             )  # fmt: skip
     if NEED_W:  # noqa: SIM102
         if which == 0:
-            if LIFTED:
-                total *= 2.0**-200
             tl.store(dw_ptr + cols, rounded(total, dw_ptr), mask=cols < n_cols)
     if NEED_B:  # noqa: SIM102
         if which == NEED_W:

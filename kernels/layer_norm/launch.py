@@ -184,7 +184,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, 
                 BLOCK=plan.block, FULL=int(n % plan.block == 0), WHOLE=int(plan.whole), FAST=int(fast),
                 WIDE=int(wide), TOP=plan.top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
                 **needs, NEED_I=int(need[2]), REDO=int(plan.redo == "inside"), AHEAD=plan.ahead,
-                CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
+                CENTRE=int(centre), LIFT=plan.lift if fast else 0, num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         if plan.redo == "after":
             run(
@@ -199,7 +199,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, 
                 columns_kernel, (triton.cdiv(n, plan.column_block), kinds),
                 part, dw_, db_, di_, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
-                REDO=int(redo), FLOAT16=int(fast and plan.float16), LIFTED=int(wide and not centre), **has,
+                REDO=int(redo), FLOAT16=int(fast and plan.float16), LIFT=plan.lift, **has,
                 HAS_DS=int(ds is not None), **needs, NEED_I=int(need[2]), ROWS=plan.column_depth,
                 BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
             )  # fmt: skip

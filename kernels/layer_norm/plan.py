@@ -131,6 +131,7 @@ class BackwardPlan:
     separate_sums: bool  # c1 and c2 have memory of their own
     top: int  # fast: rows with rstd |g| < 2^top are worked on in float32
     float16: bool  # some column sums may be float16
+    lift: int  # the partial sums of dweight are 2^lift times as large
     column_block: int  # columns and programs at once, where partial sums are added up
     column_depth: int
 
@@ -231,6 +232,7 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         # no dx of 2^17 is a float16; a bfloat16 may have 2^127, and the terms of its sum are larger than the sum
         top=17 if torch.float16 in (call.x, call.residual) else 116,
         float16=torch.float16 in (call.x, call.residual, call.weight, call.bias),
+        lift={"fast": 64, "wide": 0 if call.centre else 200}.get(path, 0),
         column_block=column_block,
         column_depth=column_depth,
     )

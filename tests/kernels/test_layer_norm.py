@@ -1196,3 +1196,20 @@ def test_rows_that_share_a_program_have_the_bits_of_rows_alone(monkeypatch, dtyp
         alone = launch.launch_forward(x, None, None, *each, 1e-5, centre)
         assert torch.equal(y.view(torch.int16), alone[0].view(torch.int16))
         assert torch.equal(stats.view(torch.int64), alone[2].view(torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+def test_an_upstream_brings_back_what_is_subnormal_in_float32(dtype):
+    """xhat of 2^-140, beside large elements of opposite sign, times an upstream of 2^37."""
+    n, info = 66, torch.finfo(dtype)
+    half = draw(2, n // 2, seed=4)
+    half[:, 1::2] *= max(2.0**-110, info.smallest_normal)
+    half[:, ::2] *= min(2.0**30, info.max / 8)
+    x = torch.stack([half, -half], 2).flatten(1).to(dtype)  # the mean is 0
+    dy = (draw(2, n, seed=5) * min(2.0**37, info.max / 8)).to(dtype)
+    weight = torch.ones(n, dtype=dtype, device=DEVICE, requires_grad=True)
+    y = layer_norm(x.to(DEVICE), weight, torch.zeros(n, dtype=dtype, device=DEVICE), eps=1e-5)
+    (got,) = torch.autograd.grad(y, weight, dy.to(DEVICE))
+    terms = dy.double() * x.double() / (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
+    unit = 2.0 ** terms.abs().sum(0).log2().floor().clamp_min(math.log2(info.smallest_normal)) * info.eps
+    assert ((got.cpu().double() - terms.sum(0)).abs() <= 0.51 * unit).all()

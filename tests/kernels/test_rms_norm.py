@@ -115,6 +115,13 @@ def regime(name, m, n, dtype):
         z, dy, eps = z * 2.0**40, torch.where(places % n == 1 % n, 2.0**-60, 0.0), 0.0
     elif name == "sum beyond float32":  # the sum of dy x underflows, times rstd^3 it would not
         z, dy, eps = z * 2.0**-38, torch.where(places % n == 1 % n, 2.0**-110, 0.0), 0.0
+    elif name == "tiny beside large":  # xhat is subnormal or 0 in float32, what it is multiplied by is large
+        z[:, ::3] *= max(2.0**-120, least)
+        z[:, 1::3] *= min(2.0**48, info.max / 8)
+        z[-1, 1::3] *= min(2.0**-20, 64 * 8 / info.max)  # a row that is not redone
+        dy[:, ::5] *= max(2.0**-120, least)
+        dy[:, 1::2] *= min(2.0**90, info.max / 8)
+        dy[-1, 1::2] *= 2.0**-60
     elif name == "upstream small":
         dy = dy * max(2.0**-90, least)
     elif name == "upstream large":
@@ -128,7 +135,7 @@ def regime(name, m, n, dtype):
 
 REGIMES = (
     "randn", "outlier", "far from zero", "small", "subnormal", "largest", "spread", "tiny beside small",
-    "b beyond float32", "sum beyond float32",
+    "b beyond float32", "sum beyond float32", "tiny beside large",
     "upstream small", "upstream large", "a row of zeros", "one upstream",
 )  # fmt: skip
 
@@ -238,7 +245,9 @@ def test_long_rows(dtype, n, monkeypatch):
     assert found["weight"] <= (2.0 if paired else X_BOUND[dtype]), found
 
 
-@pytest.mark.parametrize("name", ["small", "largest", "upstream small", "upstream large", "a row of zeros"])
+@pytest.mark.parametrize(
+    "name", ["small", "largest", "tiny beside large", "upstream small", "upstream large", "a row of zeros"]
+)
 def test_the_paired_kernel_in_hard_regimes(name, monkeypatch):
     monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
     n = 4_099
@@ -269,6 +278,14 @@ def test_column_sums_over_programs_with_hard_rows(dtype, monkeypatch):
     x[3], dy[3] = x[3] * 2.0**-60, dy[3] * 2.0**-115
     outputs, gradients = run(x, weight, dy, 0.0)
     assert_within(exact_errors(x, weight, dy, 0.0, outputs, gradients), dtype)
+
+
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
+def test_a_row_that_float32_cannot_hold_adds_nothing_where_its_upstream_is_zero(scale):
+    x, dy, weight = draw(3, 33).bfloat16(), draw(3, 33, seed=1).bfloat16(), draw(33, seed=2).bfloat16()
+    x[1], dy[1] = x[1] * scale, 0.0
+    outputs, gradients = run(x, weight, dy, 0.0)
+    assert_within(exact_errors(x, weight, dy, 0.0, outputs, gradients), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
