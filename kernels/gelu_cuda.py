@@ -8,13 +8,18 @@ them into both) and the same operations in the same order: correctly rounded in 
 0.8 ULP in float32 and 1.8 in float64, function and derivative.
 
 Launches are checked, indices are 64 bits, loads are 16 bytes where the pointers allow it. Needs nvcc and a C++
-compiler at the first call; the build is kept by PyTorch's extension cache. Differentiable twice, as gelu.py is.
+compiler at the first call; the build is kept beside PyTorch's other extensions. Differentiable twice, as gelu.py is.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import hashlib
+import importlib.util
+import os
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -31,9 +36,37 @@ void gelu_second_launch(const at::Tensor& g, const at::Tensor& dy, const at::Ten
 """
 
 
+_NAME = "precise_gelu_cuda"
+# only the fused multiply-adds written in the source: the bits do not depend on the compiler
+_FLAGS = ["-O3", "-fmad=false"]
+
+
 @functools.cache
 def _library() -> ModuleType:
-    """The compiled extension; built once per process, and once per source by PyTorch's cache."""
+    """The compiled extension: built once per source, PyTorch and kind of GPU, and loaded by every other process.
+
+    Left to itself, PyTorch asks ninja in every process, which builds for a minute wherever the toolkit's files seem
+    to be newer than what was built.
+    """
+    from torch.utils import cpp_extension
+
+    source = Path(__file__).with_name("gelu.cu").read_text()
+    about = (source, _DECLARATIONS, _FLAGS, sys.version, torch.__version__, torch.cuda.get_device_capability())
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    folder = Path(root) / f"{_NAME}_{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    built = folder / "built"
+    with (folder / "waiting").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until this process has built it, or ends
+        if built.exists():
+            return _loaded(folder / f"{_NAME}.so")
+        (folder / "lock").unlink(missing_ok=True)  # of a build that was stopped: PyTorch would wait for it for ever
+        library = _build(source, folder)
+        built.touch()
+    return library
+
+
+def _build(source: str, folder: Path) -> ModuleType:
     from torch.utils import cpp_extension
 
     nvcc = Path(cpp_extension.CUDA_HOME or "/nonexistent") / "bin" / "nvcc"
@@ -42,15 +75,23 @@ def _library() -> ModuleType:
             "gelu_cuda: nvcc is needed to build gelu.cu, and none was found on PATH or under CUDA_HOME "
             f"({cpp_extension.CUDA_HOME}); install the CUDA toolkit, or use kernels.gelu (Triton)"
         )
-    source = Path(__file__).with_name("gelu.cu").read_text()
     return cpp_extension.load_inline(
-        name="precise_gelu_cuda",
+        name=_NAME,
         cpp_sources=_DECLARATIONS,
         cuda_sources=source,
         functions=["gelu_launch", "gelu_second_launch"],
-        # only the fused multiply-adds written in the source: the bits do not depend on the compiler
-        extra_cuda_cflags=["-O3", "-fmad=false"],
+        extra_cuda_cflags=_FLAGS,
+        build_directory=str(folder),
     )
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_NAME, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"gelu_cuda: {path} is no library; remove {path.parent}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @operator("precise_gelu_cuda::forward")
