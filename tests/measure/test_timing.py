@@ -162,6 +162,9 @@ def test_what_is_compiled_ahead_is_called_as_it_will_be_timed(monkeypatch: pytes
     with dynamo.patch(recompile_limit=8, accumulated_recompile_limit=256, automatic_dynamic_shapes=True):
         timing.compile_together(contenders, "float32", (4, 8), ("forward", "backward"), "cpu")
         assert seen == calls
+        given = (contenders, "float32", (4, 8), ("backward",), "cpu", 0, lambda text: None)
+        assert [list(ready.calls) for _, ready in timing._directions(*given, held=False)] == [[]]
+        assert [list(ready.calls) for _, ready in timing._directions(*given)] == [["a"]]
         timed(contenders, clock, directions=("forward",), rounds=1)
         assert resets == [0], "what is timed in this process is what it has compiled"
 

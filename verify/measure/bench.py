@@ -18,7 +18,7 @@ import msgspec
 
 from verify.declare.requests import ListOps
 from verify.declare.target import Target
-from verify.errors import SPENT, KernelError, UsageError
+from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.measure.requests import Contender, ListContenders, Time, Timed
 from verify.measure.session import Session, run
 from verify.records.identity import identity
@@ -226,18 +226,31 @@ def untimed(request: Time, beside: Sequence[str]) -> Time:
 def _compile_ahead(requests: Sequence[Time], beside: list[str], pool: Pool, session: Session) -> None:
     """Have everything compiled that will be timed, on all workers; each times later, alone, what it has compiled.
 
-    Whatever fails here is told when it is timed.
+    What fails twice is told when it is timed.
     """
-    waiting = deque(requests)
+    waiting = deque((request, True) for request in requests)
+    done = 0
 
     def take(last: Job[Any] | None) -> Job[list[Timed]] | None:
+        nonlocal done
         if not waiting:
             return None
-        session.progress(f"compiling what will be timed, {len(requests) - len(waiting)}/{len(requests)}")
+        request, again = waiting.popleft()
+        session.progress(f"compiling what will be timed, {done}/{len(requests)}")
+
+        def count(reply: list[Timed]) -> None:
+            nonlocal done
+            done += 1
+
+        def failed(error: VerifyError) -> None:
+            session.progress(f"compiling what will be timed: {request.targets[0]} {request.dtype}: {error}")
+            if again:  # later, when fewer are at work: all of them share the GPU's memory
+                waiting.append((request, False))
+
         return Job(
-            untimed(waiting.popleft(), beside),
-            done=lambda reply: None,
-            failed=lambda error: None,
+            untimed(request, beside),
+            done=count,
+            failed=failed,
             timeout=min(session.timeout, AHEAD_SECONDS),
             until=session.deadline,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -66,6 +66,7 @@ class Contender(msgspec.Struct, frozen=True):
 class ListContenders(Request[list[Contender]], frozen=True, tag="contenders"):
     """The kernels of a target with what `verify bench` has to know before it times them."""
 
+    lists: ClassVar[bool] = True
     target: str
 
 

@@ -150,7 +150,7 @@ def compile_together(
     """
     _keep()
     with launched(), _undecided():
-        for _ in _directions(contenders, dtype, shape, directions, device, seed, progress):
+        for _ in _directions(contenders, dtype, shape, directions, device, seed, progress, held=False):
             pass
 
 
@@ -211,8 +211,14 @@ def _directions(
     device: str,
     seed: int,
     progress: Callable[[str], None],
+    *,
+    held: bool = True,
 ) -> Iterator[tuple[Direction, _Ready]]:
-    """Every contender called until it is warm, direction after direction."""
+    """Every contender called until it is warm, direction after direction.
+
+    A call holds what its gradient needs. Unless they are `held`, each is dropped before the next: others may need the
+    GPU's memory.
+    """
     first = next(iter(contenders.values()))
     shape = tuple(shape) or default_shape(first)
     _check_shape(first, shape)
@@ -229,8 +235,11 @@ def _directions(
             prepared = _prepared(kernel, problem, direction, device)
             if isinstance(prepared, str):
                 ready.reasons[name] = prepared
-            else:
+            elif held:
                 ready.calls[name] = prepared
+            else:
+                del prepared
+                free_memory(device)
         progress("")  # whoever fails now is not known by name
         yield direction, ready
 
