@@ -74,6 +74,7 @@ class Night:
     usage: list[str] = field(default_factory=list)
     lost: str = ""  # why what is finished could not be kept, if it could not
     own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), hunts and laws
+    spaces: dict[str, tuple[tuple[str, ...], str]] | None = None  # what can be swept here, once it was asked for
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,7 @@ def sweep(night: Night, until: float | None) -> Run:
     for target, (_, shape) in spaces.items():
         by_shape.setdefault(shape, []).append(target)
     with using(night.pool, night.backend) as pool:
+        pool.begin(jobs)
         made = [unit(night, "sweep", shape, partial(those, shape, found, pool)) for shape, found in by_shape.items()]
     return merge(made, command="verify nightly: sweep", profile=night.profile)
 
@@ -332,7 +334,8 @@ def bench(night: Night, until: float | None) -> Run:
     stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
 
     def accuracies() -> Run:
-        measured = _kernels(night, until, "bench", stand_ins, pool=None)  # here, where they were timed
+        # here, where they were timed, and by the processes that hunt next
+        measured = _kernels(night, until, "bench", stand_ins, pool=_grown(night) if night.pool is None else None)
         return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
     measured = unit(night, "bench", "accuracy of PyTorch", accuracies)
@@ -427,12 +430,15 @@ def _about(night: Night) -> About:
 
 def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
     """The kernels that can be swept here, each with its dtypes and the shape of its inputs."""
+    if night.spaces is not None:
+        return night.spaces
     found: dict[str, tuple[tuple[str, ...], str]] = {}
     pairs = _about(night).backend == "cuda"  # 2^32 pairs through an interpreter would take a day
     for kernel in _judged(night):
         with suppress(UsageError, KernelError):
             if spaces := _pool(night).ask(ListSpaces([kernel.target], pairs=pairs), timeout=START_SECONDS).spaces:
                 found[kernel.target] = tuple(space.dtype for space in spaces), spaces[0].shape
+    night.spaces = found
     return found
 
 

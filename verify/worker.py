@@ -241,7 +241,24 @@ def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBy
     from verify.measure.elsewhere import bits_of_results
 
     kernel, case = _one_case(request.target, request.case)
+    _compile_anew(case.dtype)
     return WithBytes(*bits_of_results(run_judged(kernel, case, backend.device)))
+
+
+_dtype_called = ""
+
+
+def _compile_anew(dtype: str) -> None:
+    """Drop what torch.compile made for another dtype: after one it compiles for any sizes, and rounds otherwise.
+
+    So a figure does not hang on which dtypes were measured before it in the same process.
+    """
+    global _dtype_called
+    if _dtype_called not in ("", dtype) and "torch._dynamo" in sys.modules:
+        import torch
+
+        torch.compiler.reset()
+    _dtype_called = dtype
 
 
 def _describe(request: Describe, backend: Backend, progress: OnProgress) -> Description:

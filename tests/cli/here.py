@@ -55,6 +55,9 @@ class Here:
 
     alive = False
 
+    def begin(self) -> None:
+        """Nothing has to start."""
+
     def stop(self) -> None:
         pass
 

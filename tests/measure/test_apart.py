@@ -21,6 +21,7 @@ from verify.measure.requests import Measure
 from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Left, Printed
 from verify.report.run_words import notes_of
+from verify.sweep.requests import ListSpaces
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
 
@@ -255,6 +256,7 @@ def test_the_process_that_listed_the_kernels_of_a_file_is_the_first_ones(worker:
     for request in (
         ListKernels("verify.errors"),  # which declares none: whatever was there before has ended
         ListKernels(str(target)),
+        ListSpaces([f"{target}::halfway"], dtypes=("float64",)),  # of which it has none
         Describe(f"{target}::halfway"),
         Measure(f"{target}::wrong", accuracy=False),
         ListKernels(str(target)),  # after a measurement it is nobody else's
@@ -262,8 +264,9 @@ def test_the_process_that_listed_the_kernels_of_a_file_is_the_first_ones(worker:
         before = len(imports.read_text().split()) if imports.exists() else 0
         with contextlib.suppress(UsageError):
             worker.ask(request, timeout=60)
+            assert not isinstance(request, ListSpaces)
         seen.append(len(imports.read_text().split()) - before if imports.exists() else 0)
-    assert seen == [0, 1, 0, 0, 1]
+    assert seen == [0, 1, 0, 0, 0, 1]
 
 
 ROOT = Path(__file__).parents[2]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
 from tests.cli.here import Here
 from tests.report.sample import passing
-from verify import nightly
+from verify import nightly, worker
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, TruthError
@@ -20,7 +24,7 @@ from verify.nightly import Night, PlannedStage
 from verify.records.kept import Kept
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers import process
-from verify.workers.pool import Pool
+from verify.workers.pool import Job, Pool
 from verify.workers.requests import About, Environment
 
 
@@ -137,6 +141,52 @@ def test_a_kernel_measured_dtype_by_dtype_gives_the_record_of_the_whole(
     assert {part.rpartition(" ")[2] for part in kept.parts} == {"bfloat16", "float16"}
     again = session.run([str(source)], Session(backend="interpreter", by_dtype=True, kept=kept), "verify run")
     assert again.id == whole.id
+
+
+def test_a_worker_stays_with_its_kernel_and_begins_where_the_fewest_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has then imported what the kernel needs, which takes longer than many a measurement."""
+    kernels = [declared(name, ("float16", "float32", "float64")) for name in "ab"]
+    kernels.append(msgspec.structs.replace(declared("theirs", ("float32", "float64")), peer=True))
+    parts = session._parts(kernels, "interpreter", Session(by_dtype=True))
+    queue = session._Queue(parts, "interpreter", Session(by_dtype=True))
+
+    def taken(last: Job[Any] | None) -> Job[Any]:
+        job = queue.take(last)
+        assert job is not None
+        return job
+
+    def done(job: Job[Any]) -> Job[Any]:
+        job.done(measured(job.request.target.rpartition("::")[2]))
+        return job
+
+    def said(*jobs: Job[Any]) -> list[str]:
+        return [f"{job.about.rpartition('::')[2]} {job.request.dtypes[0]}" for job in jobs]
+
+    first, second = taken(None), taken(None)
+    assert said(first, second) == ["a float64", "b float64"]
+    third = taken(done(second))
+    fourth = taken(done(first))
+    assert said(third, fourth) == ["b float32", "a float32"]
+    fifth = taken(done(third))
+    assert said(fifth) == ["b float16"]
+    sixth = taken(done(fifth))
+    assert said(sixth) == ["a float16"], "it helps elsewhere, and peers wait"
+    assert said(taken(done(sixth)), taken(done(fourth))) == ["theirs float64", "theirs float32"]
+    assert queue.take(None) is None
+
+
+def test_what_torch_compile_made_for_another_dtype_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(worker, "_dtype_called", "")
+    monkeypatch.setattr(torch.compiler, "reset", lambda: dropped.append(dtype))
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    for dtype in ("float32", "float64"):
+        worker._compile_anew(dtype)
+    assert not dropped, "nothing was compiled"
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    for dtype in ("float32", "float32", "float16", "float16", "float32"):
+        worker._compile_anew(dtype)
+    assert dropped == ["float32", "float16", "float32"]
 
 
 def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

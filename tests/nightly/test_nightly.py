@@ -21,6 +21,7 @@ from verify.nightly import Night, PlannedStage
 from verify.records.record import Gap, Run
 from verify.sweep import drive
 from verify.workers import process
+from verify.workers.pool import Pool
 from verify.workers.requests import About
 
 KERNELS = """
@@ -315,27 +316,34 @@ def test_all_kernels_are_swept_together_those_of_a_shape_at_a_time(
         assert settings.pairs and settings.contain and settings.until == 5.0
         return passing()
 
-    spaces = {"a": (("float32",), "unary"), "b": (("bfloat16",), "product"), "c": (("float16",), "unary")}
-    monkeypatch.setattr(nightly, "_spaces", lambda night: spaces)
+    spaces: dict[str, tuple[tuple[str, ...], str]] = {
+        "a": (("float32",), "unary"),
+        "b": (("bfloat16",), "product"),
+        "c": (("float16",), "unary"),
+    }
+    begun: list[int] = []
+    monkeypatch.setattr(Pool, "begin", lambda pool, count: begun.append(count))
     monkeypatch.setattr(nightly, "_about", lambda night: About("cuda", "cuda", {}, workers=3))
     monkeypatch.setattr(drive, "sweep", sweep)
     mine = night(tmp_path)
+    mine.spaces = spaces  # asked for once: the hunts want to know it, too
     mine.jobs = 0
     for _ in range(2):
         nightly.sweep(mine, 5.0)
     journals = [nightly.unit_path(mine, "sweep", shape).with_suffix(".journal") for shape in ("unary", "product")]
     assert swept == [(["a", "c"], 10, 3, journals[0]), (["b"], 0, 3, journals[1])], "what is finished is kept"
+    assert begun == [3, 3]
 
 
 def test_ctrl_c_in_a_sweep_ends_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sweep(*_: object) -> Run:
         raise drive.InterruptedSweepError(tmp_path)
 
-    monkeypatch.setattr(nightly, "_spaces", lambda night: {"a": (("float32",), "unary")})
     monkeypatch.setattr(drive, "sweep", sweep)
     monkeypatch.setattr(process, "Worker", Here)
+    mine = night(tmp_path, spaces={"a": (("float32",), "unary")})
     with pytest.raises(KeyboardInterrupt):
-        nightly.run(night(tmp_path), (PlannedStage("sweep", 1.0, nightly.sweep), *STAGES), "verify nightly")
+        nightly.run(mine, (PlannedStage("sweep", 1.0, nightly.sweep), *STAGES), "verify nightly")
 
 
 def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:

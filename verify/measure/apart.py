@@ -26,7 +26,7 @@ from verify.declare.declaration import Kernel
 from verify.declare.discovery import load, reach
 from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
-from verify.errors import KernelError
+from verify.errors import KernelError, UsageError
 from verify.measure.autotuners import choose_by_key
 from verify.measure.elsewhere import runner
 from verify.measure.judge import demand_known_answers
@@ -104,8 +104,9 @@ class Kernels:
             if beside and any(each.kind == "mode" for each in kernel.ask(Leaves(targets[0]))):
                 kernel.stop()  # the next ones are timed in a process that computes as PyTorch does by default
             return reply
-        except Exception:
-            said, self._listed = not getattr(asked, "quiet", False), False
+        except Exception as error:
+            said = not getattr(asked, "quiet", False)
+            self._listed = self._listed and isinstance(error, UsageError)  # an answer: that kernel has none of it
             raise
         finally:
             if said and (printed := kernel.printed()):
@@ -236,7 +237,7 @@ class _Subject:
         judges = not isinstance(asked, ListKernels | Describe | CallKernel)  # else nobody does, or another process
         if judges:
             self._demand_judges()
-        with phase(f"kernel: {kind_of(asked)}"):
+        with phase(f"kernel: {kind_of(asked)} of {', '.join(targets_of(asked)[:1])}"):
             if self._kernel is not None and isinstance(asked, Measure):
                 (kernel,) = load(Target.parse(asked.target))
                 reply: Any = measured(kernel, asked, self._backend, progress, self._kernel)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,7 +68,8 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     with using(session.pool, session.backend) as pool:
         session.progress("starting")
         if session.by_dtype and GPU_FILE.exists():  # each takes seconds to begin there, and cores are plenty
-            pool.begin(min(session.jobs or os.cpu_count() or 1, len(session.dtypes) or EXPECTED_DTYPES))
+            parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
+            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected))
         pool.probe()
         declared: list[Declared] = []
         for target in targets:
@@ -182,18 +183,23 @@ def _turn(part: _Part) -> tuple[bool, int, int]:
 
 
 class _Queue:
-    """The policy of a run: each part once, the longest first."""
+    """The policy of a run: each part once, the judged and the longest first, and a worker stays with its kernel.
+
+    The process of a kernel has imported its module, and whatever that imports, met the GPU and compiled what does not
+    hang on the dtype.
+    """
 
     def __init__(self, parts: Sequence[_Part], backend: str, session: Session) -> None:
         self.backend, self.session, self.parts = backend, session, parts
-        self.waiting = deque(sorted(parts, key=_turn))
+        self.waiting = sorted(parts, key=_turn)
+        self.busy: Counter[str] = Counter()  # workers at each target
         self.ended: dict[str, KernelRun] = {}
         self.going = Going(len(parts), bool(session.laws))
 
     def take(self, last: Job[Any] | None) -> Job[KernelRun] | None:
         """The next part that neither an earlier run has done nor the declaration rules out."""
         while self.waiting:
-            part = self.waiting.popleft()
+            part = self._next(None if last is None else last.about)
             known = None if self.session.kept is None else self.session.kept.known(part.key)
             if known is not None:
                 self.ended[part.key] = known
@@ -202,6 +208,15 @@ class _Queue:
             else:
                 return self._job(part)
         return None
+
+    def _next(self, last: str | None) -> _Part:
+        """Of the worker's own kernel, else of one at which the fewest are; of peers only when no other is left."""
+
+        def turn(place: int) -> tuple[bool, bool, int, int]:
+            kernel = self.waiting[place].kernel
+            return kernel.peer, kernel.target != last, self.busy[kernel.target], place
+
+        return self.waiting.pop(min(range(len(self.waiting)), key=turn))
 
     def _unfit(self, part: _Part) -> KernelRun | None:
         """A kernel that cannot run here, or in none of the dtypes asked for."""
@@ -218,6 +233,7 @@ class _Queue:
 
     def _job(self, part: _Part) -> Job[KernelRun]:
         session, target = self.session, part.kernel.target
+        self.busy[target] += 1
         session.progress(self.going.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
         return Job(
             Measure(
@@ -237,6 +253,7 @@ class _Queue:
             until=session.deadline,
             prepare=lambda worker: declared_by(worker, target),
             progress=lambda text: session.progress(self.going.at(part.key, text)),
+            about=target,
         )
 
     def _judges(self) -> int:
@@ -244,6 +261,7 @@ class _Queue:
         return max(1, (self.session.jobs or os.cpu_count() or 1) // (len(self.parts) - len(self.ended)))
 
     def _done(self, part: _Part, done: KernelRun) -> None:
+        self.busy[part.kernel.target] -= 1
         if done.status in ("error", "crashed", "timeout") and not done.hint:
             done = msgspec.structs.replace(done, hint=self._hint(part, done))
         self._end(part, done)
@@ -256,6 +274,7 @@ class _Queue:
 
     def _failed(self, part: _Part, error: VerifyError) -> None:
         """What the record says of a kernel that gave no result."""
+        self.busy[part.kernel.target] -= 1
         status: Status = "error"
         message, hint, kind = str(error), _again(part), ""
         match error:
