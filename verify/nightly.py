@@ -74,7 +74,9 @@ class Night:
     usage: list[str] = field(default_factory=list)
     lost: str = ""  # why what is finished could not be kept, if it could not
     own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), hunts and laws
-    spaces: dict[str, tuple[tuple[str, ...], str]] | None = None  # what can be swept here, once it was asked for
+    # what was asked once: no declaration changes within a night
+    judged: list[Declared] | None = None
+    spaces: dict[str, tuple[tuple[str, ...], str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -457,11 +459,13 @@ def _hunts(night: Night) -> dict[str, Hunts]:
 
 def _judged(night: Night) -> list[Declared]:
     """Every judged kernel of the targets that this backend can run."""
-    backend = _about(night).backend
-    kernels = {
-        kernel.target: kernel
-        for target in night.targets
-        for kernel in declared_by(_pool(night), target)
-        if not kernel.peer and not kernel.unfit(backend, "run")
-    }
-    return list(kernels.values())
+    if night.judged is None:
+        backend = _about(night).backend
+        kernels = {
+            kernel.target: kernel
+            for target in night.targets
+            for kernel in declared_by(_pool(night), target)
+            if not kernel.peer and not kernel.unfit(backend, "run")
+        }
+        night.judged = list(kernels.values())
+    return night.judged

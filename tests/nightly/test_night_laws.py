@@ -206,10 +206,12 @@ def test_a_night_asks_once_what_its_kernels_declare(tmp_path: Path, monkeypatch:
     worker = Lists()
     night = nightly.Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
     done = nightly.laws(night, None)
+    nightly._judged(night)  # for another stage
     assert asked == ["k.py"]
     assert [kernel.target for kernel in done.kernels] == ["k.py::small", "k.py::large"]
     assert {kernel for kernel, *_ in worker.asked} == {"small", "large"}
     monkeypatch.setattr(nightly, "declared_by", lambda *_: [msgspec.structs.replace(declared("small"), peer=True)])
+    night.judged = None
     with pytest.raises(nightly.NothingToDoError, match="no kernel is judged here"):
         nightly.laws(night, None)
 
