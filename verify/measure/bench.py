@@ -24,7 +24,7 @@ from verify.measure.session import Session, run
 from verify.records.identity import identity
 from verify.records.record import Gap, KernelRun, Run, Speed
 from verify.workers import process
-from verify.workers.pool import Job, Pool
+from verify.workers.pool import Job, Pool, using
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OnProgress
 from verify.workers.requests import Environment, R, Request, WorkerDied, WorkerTimeout
 
@@ -65,7 +65,7 @@ class _Timings:
 
 def bench(settings: Bench, session: Session, command: str) -> Run:
     """Compare and return one record; its kernels carry `speed`, and a note for what could not be timed."""
-    with process.Worker(session.backend) as worker:
+    with using(session.pool, session.backend) as worker:
         session.progress("looking for implementations")
         on_gpu = worker.ask(Environment(), timeout=START_SECONDS).backend == "cuda"
         found = contenders(worker, settings, session)
