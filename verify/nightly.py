@@ -152,7 +152,7 @@ def _stage(name: str, record: Run, seconds: float) -> Stage:
         said.append(f"{cases:,} cases of laws")
     if timed := sum(len(kernel.speed) for kernel in record.kernels):
         said.append(f"{timed:,} timings")
-    status: Any = verdicts[record.verdict] if record.kernels else "skipped"
+    status: Any = verdicts[record.verdict] if record.kernels or record.incomplete else "skipped"
     # a stage of which every kernel was judged elsewhere has no verdict of its own
     if status == "incomplete" and not record.incomplete:
         status = "ok"

@@ -335,6 +335,13 @@ def test_all_kernels_are_swept_together_those_of_a_shape_at_a_time(
     assert begun == [3, 3]
 
 
+def test_a_stage_that_the_time_did_not_reach_is_no_stage_without_work() -> None:
+    nothing = msgspec.structs.replace(passing(), kernels=[], incomplete=[])
+    assert nightly._stage("sweep", nothing, 1.0).status == "skipped"
+    late = msgspec.structs.replace(nothing, incomplete=[Gap("out of time", "sweep of gelu: not begun")])
+    assert nightly._stage("sweep", late, 1.0).status == "incomplete"
+
+
 def test_ctrl_c_in_a_sweep_ends_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sweep(*_: object) -> Run:
         raise drive.InterruptedSweepError(tmp_path)
