@@ -196,6 +196,32 @@ def test_everything_is_compiled_at_once_and_timed_alone_where_it_was_compiled(mo
     assert said.count("compiling what will be timed: b float32: no memory") == 2
 
 
+def test_compiling_ahead_leaves_time_for_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [100.0], list[tuple[str, int]]()
+    monkeypatch.setattr(bench.time, "monotonic", lambda: clock[0])
+
+    class Slow:
+        alive = True
+
+        def ask(self, request, *, timeout, progress=lambda text: None):  # type: ignore[no-untyped-def]
+            (target,) = request.targets
+            asked.append((target, request.rounds))
+            clock[0] += 1.0 if request.rounds else 31.0
+            return [Timed(target, "forward", None, "slow")] if request.rounds else []
+
+        def stop(self) -> None: ...
+
+    slow = Slow()
+    monkeypatch.setattr(bench, "_Worker", lambda worker: slow)
+    slow.compiled = []  # type: ignore[attr-defined]
+    entries = [entry(name, name) for name in "abcdef"]
+    session = Session(dtypes=("float32",), deadline=200.0)
+    found = bench.time_all(entries, bench.Bench(wanted=(), ahead=2), session)
+    timed = [each for each in asked if each[1]]
+    assert timed == [(name, 15) for name in "abcdef"] and not found.late
+    assert len(asked) - len(timed) in (2, 3), "two at a time begin until 60 s have passed"
+
+
 def test_a_process_that_was_replaced_has_compiled_nothing() -> None:
     fake = FakeWorker({"b"})
     worker = bench._Worker(fake)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from verify.workers.requests import Environment, R, Request, WorkerDied, WorkerT
 
 DTYPES = ("bfloat16", "float16", "float32")
 STAND_INS = ("eager", "compile")
+AHEAD_SHARE = 0.6  # of the time that is left: what is timed without having been compiled takes longer, and is timed
 AHEAD_SECONDS = 120.0  # for what is compiled ahead of one request at most: a kernel that hangs will be timed too
 NOT_TIMED = "speed: not timed, this is the interpreter; speed is measured on a GPU"
 
@@ -229,7 +230,8 @@ def _compile_ahead(requests: Sequence[Time], beside: list[str], pool: Pool, sess
     What fails twice is told when it is timed.
     """
     waiting = deque((request, True) for request in requests)
-    done = 0
+    done, now = 0, time.monotonic()
+    until = None if session.deadline is None else now + AHEAD_SHARE * (session.deadline - now)
 
     def take(last: Job[Any] | None) -> Job[list[Timed]] | None:
         nonlocal done
@@ -252,7 +254,7 @@ def _compile_ahead(requests: Sequence[Time], beside: list[str], pool: Pool, sess
             done=count,
             failed=failed,
             timeout=min(session.timeout, AHEAD_SECONDS),
-            until=session.deadline,
+            until=until,
         )
 
     pool.run(take)
