@@ -233,10 +233,8 @@ def backward_kernel(
             v = summed(x_raw, r_raw, i_row, HAS_R, HAS_I)
         if WIDE and not CENTRE:
             xhat = lifted_xhat(v, up, rstd)
-        elif FAST:
-            xhat = xhat_of(v, low, up, mean, mean_low, rstd * 2.0**LIFT, HAS_R, CENTRE)
         else:
-            xhat = xhat_of(v, low, up, mean, mean_low, rstd, WIDE, CENTRE)
+            xhat = xhat_of(v, low, up, mean, mean_low, rstd * 2.0**LIFT, WIDE or (FAST and HAS_R), CENTRE)
         if not FULL:
             xhat = tl.where(mask, xhat, 0.0)
         dy = dy_raw.to(T)

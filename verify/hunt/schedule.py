@@ -31,7 +31,7 @@ from verify.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, L
 from verify.hunt.settings import Settings
 from verify.records.identity import assembled
 from verify.records.record import Gap, GapKind, KernelRun, Result, Run, Status, value_of
-from verify.workers.pool import Job, Pool, using
+from verify.workers.pool import Job, Pool, nearest, using
 from verify.workers.process import START_SECONDS, OutOfTime
 from verify.workers.requests import WorkerDied, WorkerTimeout
 
@@ -194,14 +194,10 @@ class _Queue:
         return None
 
     def _next(self, target: str | None) -> _Place:
-        """The next hunt of the sort whose turn it is: of the worker's own target, else of one where the fewest are."""
+        """The next hunt of the sort whose turn it is."""
         sort = self.sorts.popleft()
-
-        def turn(number: int) -> tuple[bool, int, int]:
-            of = self.waiting[number][0].kernel.target
-            return of != target, self.busy[of], number
-
-        return self.waiting.pop(min((n for n, place in enumerate(self.waiting) if _sort(place) == sort), key=turn))
+        of_sort = ((n, place[0].kernel.target) for n, place in enumerate(self.waiting) if _sort(place) == sort)
+        return self.waiting.pop(nearest(of_sort, target, self.busy))
 
     def _leave_out(self, hunted: _HuntedKernel, hunt: Hunt, kind: GapKind, reason: str) -> None:
         hunted.not_done = reason

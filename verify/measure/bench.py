@@ -174,9 +174,9 @@ def time_all(found: list[Contender], settings: Bench, session: Session) -> _Timi
     beside = sorted({target for request in requests for target in request.targets})
     # with one process alone every request after the first finds the compiler imported and the GPU met
     workers = [_Worker(process.Worker(session.backend)) for _ in range(max(1, min(settings.ahead, len(requests))))]
-    with Pool.of(workers) as pool:
+    with Pool.of(workers):
         if len(workers) > 1:
-            _compile_ahead(requests, beside, pool, session)
+            _compile_ahead(requests, beside, workers, session)
         for request in requests:
             if session.deadline is not None and time.monotonic() >= session.deadline:
                 timings.late += [
@@ -224,25 +224,21 @@ def untimed(request: Time, beside: Sequence[str]) -> Time:
     return msgspec.structs.replace(request, rounds=0, beside=tuple(beside))
 
 
-def _compile_ahead(requests: Sequence[Time], beside: list[str], pool: Pool, session: Session) -> None:
+def _compile_ahead(requests: Sequence[Time], beside: list[str], workers: Sequence[_Worker], session: Session) -> None:
     """Have everything compiled that will be timed, on all workers; each times later, alone, what it has compiled.
 
     What fails twice is told when it is timed.
     """
     waiting = deque((request, True) for request in requests)
-    done, now = 0, time.monotonic()
+    now = time.monotonic()
     until = None if session.deadline is None else now + AHEAD_SHARE * (session.deadline - now)
 
     def take(last: Job[Any] | None) -> Job[list[Timed]] | None:
-        nonlocal done
         if not waiting:
             return None
         request, again = waiting.popleft()
+        done = sum(len(each.compiled) for each in workers)
         session.progress(f"compiling what will be timed, {done}/{len(requests)}")
-
-        def count(reply: list[Timed]) -> None:
-            nonlocal done
-            done += 1
 
         def failed(error: VerifyError) -> None:
             session.progress(f"compiling what will be timed: {request.targets[0]} {request.dtype}: {error}")
@@ -251,13 +247,13 @@ def _compile_ahead(requests: Sequence[Time], beside: list[str], pool: Pool, sess
 
         return Job(
             untimed(request, beside),
-            done=count,
+            done=lambda reply: None,
             failed=failed,
             timeout=min(session.timeout, AHEAD_SECONDS),
             until=until,
         )
 
-    pool.run(take)
+    Pool.of(workers).run(take)
 
 
 def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: _Timings) -> None:

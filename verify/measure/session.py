@@ -30,7 +30,7 @@ from verify.records.merge import together
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.records.source_digest import digest, own_digest
 from verify.workers.gpus import GPU_FILE
-from verify.workers.pool import Job, Pool, using
+from verify.workers.pool import Job, Pool, nearest, using
 from verify.workers.process import OutOfTime
 from verify.workers.requests import About, WorkerDied, WorkerTimeout
 
@@ -210,13 +210,10 @@ class _Queue:
         return None
 
     def _next(self, last: str | None) -> _Part:
-        """Of the worker's own kernel, else of one at which the fewest are; of peers only when no other is left."""
-
-        def turn(place: int) -> tuple[bool, bool, int, int]:
-            kernel = self.waiting[place].kernel
-            return kernel.peer, kernel.target != last, self.busy[kernel.target], place
-
-        return self.waiting.pop(min(range(len(self.waiting)), key=turn))
+        """Of those that are judged, and of peers when no other is left."""
+        peers = self.waiting[0].kernel.peer
+        kernels = [part.kernel for part in self.waiting if part.kernel.peer == peers]
+        return self.waiting.pop(nearest(enumerate(each.target for each in kernels), last, self.busy))
 
     def _unfit(self, part: _Part) -> KernelRun | None:
         """A kernel that cannot run here, or in none of the dtypes asked for."""

@@ -173,10 +173,9 @@ def sweep(targets: Sequence[str], settings: SweepSettings, command: str) -> Run:
             raise InterruptedSweepError(sharing.keep()) from None
         finally:
             sharing.close()
-    gaps = {number: gap for number, item in enumerate(spaces) if (gap := _gap(item)) is not None}
-    swept = [item for number, item in enumerate(spaces) if number not in gaps]
-    kernels = _together([record for item in swept for record in _records(item, declared)])
-    incomplete = [*(Gap("other", line) for line in settings.usage), *gaps.values()]
+    kernels = _together([record for item in spaces if _gap(item) is None for record in _records(item, declared)])
+    incomplete = [Gap("other", line) for line in settings.usage]
+    incomplete += filter(None, map(_gap, spaces))
     incomplete += [
         Gap(item.status, f"{item.name}: {item.message}", item.target)
         for item in kernels
@@ -308,11 +307,11 @@ class _Sharing:
             self.settings.progress(item.space, item.done, item.space.points)
 
         def failed(error: VerifyError) -> None:
-            if not isinstance(error, WorkerDied | WorkerTimeout | KernelError):
-                self._in_error(item, error)
             del item.flying[span]
-            if not item.in_error:
+            if isinstance(error, WorkerDied | WorkerTimeout | KernelError):
                 item.failed = item.failed or (_status_of(error), str(error))
+            else:
+                self._in_error(item, error)
 
         return Job(
             SweepChunks(item.space, span, SPAN_SECONDS),
