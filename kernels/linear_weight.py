@@ -20,6 +20,11 @@ same side at every step, but early sums are small: at most 3/8 of it remain, 97 
 The worst of 200,000 such parts has 56; one chain of 65,537 rows, as it was before, gives up to 15,033 (a hunt on an
 H200 found 13,301).
 
+That is of products in float32's range. Those below 2^-126 are rounded to multiples of 2^-149 as they are added, half a
+unit of the smallest sums for each row: a hunt found 15,059 units for 65,537 products of 2^-140. So sums of more than
+one block below TINY are made once more in float64 (_tiny_kernel), unless the largest g times the largest x is larger:
+then they cancel, or are 0. One launch more, which reads what was stored.
+
 Error of 16 bits: a step of the matrix units aligns 16 products and the sum so far to the largest, cuts off what is
 below 2^-25 of it, and cuts the result to float32: 5 units of float32 in a step at most, toward zero. The 1024 steps
 of a float16 part of 2^14 rows lose at most 1.25 ULP of float16, those of equal products 3/8 of that, 0.47, beside 0.5
@@ -41,12 +46,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import hopper_product
-from kernels.launch import of_any_alignment
+from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.linear_layers import PRODUCT_CONFIGS, WIDE, Config, choose, configs_of, few, parts_added, tile_of
 from kernels.operators import operator
 from kernels.plans import run
 
 BLOCK = 128  # rows in one chain of float32 or float64 additions
+TINY = tl.constexpr(2.0**-108)  # of a larger sum 2^14 roundings to multiples of 2^-149 are less than 1/8 of a unit
 PARTS = {torch.float64: 1 << 14, torch.float32: 1 << 14, torch.float16: 1 << 14, torch.bfloat16: 1 << 17}
 _GROUP = 8  # rows of tiles that stay together
 
@@ -61,6 +67,22 @@ def _hidden_zero(r, BLOCK: tl.constexpr):
     So it keeps the branch around it. Otherwise it adds at every step and selects what was before: 32 additions and 64
     selections a thread beside 512 multiplications. A barrier would keep the branch, but end the pipeline of loads."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [r % BLOCK], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _loaded(g_ptr, x_ptr, ns, ks, at, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk):
+    """The rows `at` of g, transposed, and of x."""
+    g = tl.load(
+        g_ptr + ns[:, None] * stride_gn + at[None, :] * stride_gm,
+        mask=(ns < N)[:, None] & (at < M)[None, :],
+        other=0.0,
+    )
+    x = tl.load(
+        x_ptr + ks[None, :] * stride_xk + at[:, None] * stride_xm,
+        mask=(ks < K)[None, :] & (at < M)[:, None],
+        other=0.0,
+    )
+    return g, x
 
 
 @triton.jit
@@ -100,17 +122,7 @@ def _weight_kernel(
             if ended:
                 total += acc
                 acc = tl.zeros((BN, BK), wide) + _hidden_zero(r, BLOCK).to(wide)
-        at = rows + r
-        g = tl.load(
-            g_ptr + ns[:, None] * stride_gn + at[None, :] * stride_gm,
-            mask=(ns < N)[:, None] & (at < M)[None, :],
-            other=0.0,
-        )
-        x = tl.load(
-            x_ptr + ks[None, :] * stride_xk + at[:, None] * stride_xm,
-            mask=(ks < K)[None, :] & (at < M)[:, None],
-            other=0.0,
-        )
+        g, x = _loaded(g_ptr, x_ptr, ns, ks, rows + r, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk)
         acc = tl.dot(g, x, acc, input_precision=PRECISION, out_dtype=wide)
     if BLOCK > 0:
         several = length > BLOCK  # 0 + acc would turn the -0 of a single block into 0
@@ -121,6 +133,57 @@ def _weight_kernel(
 
 
 _strided_weight_kernel = of_any_alignment(_weight_kernel)
+
+
+@triton.jit
+def _exponent(top):
+    """e with 2^e <= top of numbers that are not negative; 1000 of 0, whose products are right."""
+    return tl.where(top == 0, 1000, (top.to(tl.int32, bitcast=True) >> 23) - 127)
+
+
+@of_any_alignment
+@triton.jit
+def _tiny_kernel(
+    g_ptr,  # [M, N] float32, any strides
+    x_ptr,  # [M, K] float32, any strides
+    w_ptr,  # [parts, N, K] float32, contiguous: the sums of parts
+    M,
+    N,
+    K,
+    stride_gm,
+    stride_gn,
+    stride_xm,
+    stride_xk,
+    PART: tl.constexpr,
+    SIDE: tl.constexpr,  # of the square of sums that a program looks at
+    BM: tl.constexpr,
+):
+    """Sums below TINY once more, in float64, where no product of their columns is larger: see Error of float32."""
+    tiles_k = tl.cdiv(K, SIDE)
+    tiles = tl.cdiv(N, SIDE) * tiles_k
+    part = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    ns = (tile // tiles_k).to(tl.int64) * SIDE + tl.arange(0, SIDE)
+    ks = (tile % tiles_k).to(tl.int64) * SIDE + tl.arange(0, SIDE)
+    w_at = w_ptr + (part * N + ns)[:, None] * K + ks[None, :]
+    tiny = tl.abs(tl.load(w_at, mask=(ns < N)[:, None] & (ks < K)[None, :], other=1.0)) < TINY
+    if tl.max(tl.max(tiny.to(tl.int32), 1), 0) > 0:
+        rows = part * PART + tl.arange(0, BM)
+        length = tl.minimum(M - part * PART, PART).to(tl.int32)
+        top_g = tl.zeros((SIDE,), tl.float32)
+        top_x = tl.zeros((SIDE,), tl.float32)
+        for r in range(0, length, BM):
+            g, x = _loaded(g_ptr, x_ptr, ns, ks, rows + r, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk)
+            top_g = tl.maximum(top_g, tl.max(tl.abs(g), 1))
+            top_x = tl.maximum(top_x, tl.max(tl.abs(x), 0))
+        tiny = tiny & (_exponent(top_g)[:, None] + _exponent(top_x)[None, :] < -108)
+        if tl.max(tl.max(tiny.to(tl.int32), 1), 0) > 0:
+            acc = tl.zeros((SIDE, SIDE), tl.float64)
+            for r in range(0, length, BM):
+                g, x = _loaded(g_ptr, x_ptr, ns, ks, rows + r, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk)
+                acc = tl.dot(g.to(tl.float64), x.to(tl.float64), acc, input_precision="ieee", out_dtype=tl.float64)
+            tl.store(w_at, acc.to(tl.float32), mask=tiny)
+
 
 # ---------------------------------------------------------------------------------------- launchers
 
@@ -166,6 +229,12 @@ def _launch_weight(g, x, w, sums, allow_tf32) -> None:
             major = (g.stride(1) == 1, x.stride(1) == 1)
             key = ("linear_weight", g.device, g.dtype, tf32, m.bit_length(), n, k, major)
             launch(choose(key, few(n * k * parts, _configs(g.dtype, allow_tf32)), launch))
+            if m > BLOCK and g.dtype == torch.float32 and not tf32:
+                side, bm = 32, 1024 if INTERPRETED else 16
+                run(
+                    _tiny_kernel, (triton.cdiv(n, side) * triton.cdiv(k, side) * parts,),
+                    g, x, out, m, n, k, *g.stride(), *x.stride(), PART=part, SIDE=side, BM=bm, num_warps=4,
+                )  # fmt: skip
         if sums is not None:
             parts_added(sums, w)
 

@@ -64,7 +64,7 @@ KERNELS = {
     "forward_blocks_kernel", "row_sums_kernel", "_tile_kernel", "_gradient_kernel", "_added_kernel",
     "_weight_kernel",
 }  # fmt: skip
-OF_FLOAT32 = {"backward_paired_kernel", "forward_hard_rows_kernel"}
+OF_FLOAT32 = {"backward_paired_kernel", "forward_hard_rows_kernel", "_tiny_kernel"}
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps
 # of k; by rows that 64 registers hold, so that a quarter more of them are in flight; by second derivatives.
 SPILLED = {
