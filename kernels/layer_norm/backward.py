@@ -33,7 +33,7 @@ import triton.language as tl
 from kernels.arithmetic import exponent, power_of_two, power_of_two_32
 from kernels.layer_norm.hard_rows import redo_rows
 from kernels.layer_norm.moments import FAR, lifted_xhat, load_stats, one_column, sums, xhat_of
-from kernels.layer_norm.operands import half_pair, rounded, summed, value_pair
+from kernels.layer_norm.operands import half_pair, pair_from_first, rounded, summed, value_pair
 
 
 @triton.jit
@@ -70,7 +70,11 @@ def row_sums_kernel(
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = cols < n_cols
-        v, low = value_pair(x_ptr + row * x_stride, r_ptr + row * r_stride, i_ptr, cols, mask, HAS_R, HAS_I)
+        if WIDE and CENTRE:
+            of_x, of_r = x_ptr + row * x_stride, r_ptr + row * r_stride
+            v, low = pair_from_first(of_x, of_r, i_ptr, cols, mask, up, HAS_R, HAS_I)
+        else:
+            v, low = value_pair(x_ptr + row * x_stride, r_ptr + row * r_stride, i_ptr, cols, mask, HAS_R, HAS_I)
         dy = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
         g = dy
         if HAS_W:
@@ -80,7 +84,7 @@ def row_sums_kernel(
             lifted_x = tl.where(mask, lifted_xhat(v, up, rstd), 0.0)
             xhat = lifted_x * 2.0**-200
         else:
-            xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, WIDE, CENTRE), 0.0)
+            xhat = tl.where(mask, xhat_of(v, low, 1.0 if WIDE else up, mean, mean_low, rstd, WIDE, CENTRE), 0.0)
             lifted_x = xhat
         acc1 += g
         acc2 = tl.fma(g, xhat, acc2)
@@ -221,7 +225,10 @@ def backward_kernel(
                 far = far | (up64 != 1)
         v = x_raw.to(T)
         low = v
-        if WIDE:
+        if WIDE and CENTRE:
+            of_x, of_r = x_ptr + row * x_stride, r_ptr + row * r_stride
+            v, low = pair_from_first(of_x, of_r, i_ptr, cols, mask, up, HAS_R, HAS_I)
+        elif WIDE:
             v, low = value_pair(x_ptr + row * x_stride, r_ptr + row * r_stride, i_ptr, cols, mask, HAS_R, HAS_I)
         elif FAST:
             if HAS_R:
@@ -234,7 +241,8 @@ def backward_kernel(
         if WIDE and not CENTRE:
             xhat = lifted_xhat(v, up, rstd)
         else:
-            xhat = xhat_of(v, low, up, mean, mean_low, rstd * 2.0**LIFT, WIDE or (FAST and HAS_R), CENTRE)
+            scale = 1.0 if WIDE else up
+            xhat = xhat_of(v, low, scale, mean, mean_low, rstd * 2.0**LIFT, WIDE or (FAST and HAS_R), CENTRE)
         if not FULL:
             xhat = tl.where(mask, xhat, 0.0)
         dy = dy_raw.to(T)

@@ -2,10 +2,11 @@
 
 Rounding points, in ulps of |weight xhat| + |bias|:
 - EXACT (more than 16,384 columns): as in forward.py. Rows are read twice, from L2 if they fit there.
-- WIDE (x, residual or input_bias in float64): sums as float64 pairs, scaled to [1, 2) by a power of
-  two. S1 is cut twice (error-free extraction), good to about N^3 2^-147 of the largest element, so that the
-  mean's two parts hold where large elements cancel; S2 = sum((v - mean)^2) is cut once. Then the
-  mean's two parts, rstd, weight and bias: below 4. A constant row is its own mean, low part included.
+- WIDE (x, residual or input_bias in float64): differences from the row's first element as float64 pairs, scaled by a
+  power of two that brings the largest element into [1, 2). S1 is cut twice (error-free extraction), good to about
+  N^3 2^-147 of the largest difference, so that the mean's two parts hold where large ones cancel; S2, the squares of
+  what differs from the mean, is cut once. Then the mean's two parts, rstd, weight and bias: below 4. The mean stored
+  is that of the differences.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from kernels.layer_norm.moments import (
     sums,
     xhat_of,
 )
-from kernels.layer_norm.operands import affine, rounded, value_of, value_pair
+from kernels.layer_norm.operands import affine, pair_from_first, rounded, value_of, value_pair
+
+
+@triton.jit
+def _exponent_of(largest):
+    """That of a number that may be subnormal; at most 1022."""
+    return tl.minimum(tl.where(largest < 2.0**-900, exponent(largest * 2.0**200) - 200, exponent(largest)), 1022)
 
 
 @triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
@@ -64,19 +71,19 @@ def forward_blocks_kernel(
     acc_low = tl.zeros((BLOCK,), tl.float64)
     if WIDE:
         first, first_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
-        varies = tl.zeros((BLOCK,), tl.int32)
         for start in range(0, n_cols, BLOCK):
             cols = start + tl.arange(0, BLOCK)
             v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
             acc = tl.maximum(acc, tl.abs(v))
-            varies |= ((cols < n_cols) & ((v != first) | (low != first_low))).to(tl.int32)
+            acc_low = tl.maximum(acc_low, tl.where(cols < n_cols, tl.abs(v - first) + tl.abs(low - first_low), 0.0))
         # The row is scaled by 2^-k: to [1, 2), or so that eps is about 1 if that is the larger.
-        largest = tl.max(acc, 0)
-        top = tl.where(largest < 2.0**-900, exponent(largest * 2.0**200) - 200, exponent(largest))
-        top = tl.minimum(top, 1022)
+        top = _exponent_of(tl.max(acc, 0))
         k = tl.maximum(tl.maximum(top, -1000), tl.where(eps > 0, exponent(eps) >> 1, -1000))
         up = power_of_two(-k)
-        size = power_of_two(tl.maximum(top - k, -1000))
+        if CENTRE:
+            top = _exponent_of(tl.max(acc_low, 0))
+        size = power_of_two(tl.maximum(top - k, -1000))  # of the largest number that is added up
+        acc_low = tl.zeros((BLOCK,), tl.float64)
         mean = inv * 0.0
         mean_low = inv * 0.0
         if CENTRE:
@@ -85,17 +92,17 @@ def forward_blocks_kernel(
             acc_mid = tl.zeros((BLOCK,), tl.float64)
             for start in range(0, n_cols, BLOCK):
                 cols = start + tl.arange(0, BLOCK)
-                v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
-                v *= up
+                v, low = pair_from_first(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, up, HAS_R, HAS_I)
+                v = tl.where(cols < n_cols, v, 0.0)
+                low = tl.where(cols < n_cols, low, 0.0)
                 high, v = cut(v, SIGMA * size)
                 acc += high
                 high, v = cut(v, fine)
                 acc_mid += high
                 acc_low += v
-                if HAS_R or HAS_I:
-                    high, low = cut(low * up, fine)
-                    acc_mid += high
-                    acc_low += low
+                high, low = cut(low, fine)
+                acc_mid += high
+                acc_low += low
             s1, s1_mid = sums(acc, acc_mid)
             s1, s1_mid = two_sum(s1, s1_mid)
             s1_low = tl.sum(acc_low, 0)
@@ -106,8 +113,11 @@ def forward_blocks_kernel(
         acc_low = tl.zeros((BLOCK,), tl.float64)
         for start in range(0, n_cols, BLOCK):
             cols = start + tl.arange(0, BLOCK)
-            v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
-            d = tl.fma(v, up, -mean) + tl.fma(low, up, -mean_low) if CENTRE else v * up
+            if CENTRE:
+                v, low = pair_from_first(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, up, HAS_R, HAS_I)
+                d = (v - mean) + (low - mean_low)
+            else:
+                d = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)[0] * up
             d = tl.where(cols < n_cols, d, 0.0)
             sq = d * d
             high, rest = cut(sq, SIGMA * size * size)
@@ -124,13 +134,6 @@ def forward_blocks_kernel(
         mean *= back
         mean_low *= back
         up *= back
-        # A constant row is its mean, also where low is too small to be in the mean above.
-        if CENTRE:  # noqa: SIM102 (decided when the kernel is compiled)
-            if tl.max(varies, 0) == 0:
-                mean = first
-                mean_low = first_low
-                var = var * 0.0
-                up = up * 0.0 + 1.0
         rstd = 1.0 / tl.sqrt(var + (eps * up) * up)
     else:
         up = inv * 0.0 + 1.0
@@ -163,7 +166,11 @@ def forward_blocks_kernel(
             y = affine(tl.where(tiny, y, y * 2.0**-200), w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
             y = tl.where(tiny, y * 2.0**-200, y)
         else:
-            y = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
+            if WIDE:
+                d, d_low = pair_from_first(x_ptr, r_ptr, i_ptr, cols, mask, up, HAS_R, HAS_I)
+                y = xhat_of(d, d_low, 1.0, mean, mean_low, rstd, 1)
+            else:
+                y = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
             y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask)
         if HAS_R:

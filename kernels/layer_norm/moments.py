@@ -19,8 +19,9 @@ Squares of float32 numbers neither overflow nor underflow in float64: 1e30 and 1
 cases. eps reaches the kernel as the bits of a float64 (Triton passes Python floats as float32).
 
 The statistics of a row are four float64 numbers: up, up mean (high and low part), rstd / up. `up` is a power of two,
-times 1/2 if the row is marked. RMS norm (not CENTRE) has the mean square in the second place and 0 in the third, no
-row of it is marked for its mean, and its v is the sum rounded once: nothing is subtracted from it.
+times 1/2 if the row is marked. With float64 operands the mean is that of the differences from the row's first element.
+RMS norm (not CENTRE) has the mean square in the second place and 0 in the third, no row of it is marked for its mean,
+and its v is the sum rounded once: nothing is subtracted from it.
 """
 
 from __future__ import annotations

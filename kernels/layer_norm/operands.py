@@ -90,6 +90,19 @@ def value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.c
 
 
 @triton.jit
+def pair_from_first(x_ptr, r_ptr, i_ptr, cols, mask, up, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
+    """`up` times the difference of value_pair from that of the row's first element, off by 2^-104 of itself.
+
+    So a row is known that varies by less than 2^-106 of its largest operand; one that does not vary is 0."""
+    v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+    first, first_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
+    v, e = two_sum(v * up, -first * up)
+    low, rest = two_sum(low * up, -first_low * up)
+    v, low = two_sum(v, low)
+    return v, low + (e + rest)
+
+
+@triton.jit
 def half_pair(x, i, r, HAS_I: tl.constexpr, HAS_R: tl.constexpr):
     """x [+ i] [+ r] of 16-bit numbers as a float32 pair; NaN where a sum leaves float32.
 

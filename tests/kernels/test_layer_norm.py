@@ -615,6 +615,21 @@ def test_float64_means_that_large_elements_leave_when_they_cancel(n, residual):
         assert found["y"] <= Y_BOUND[torch.float64], found
 
 
+@pytest.mark.parametrize("n", [16, 5000])
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+def test_a_float64_operand_that_hardly_varies_beside_a_constant_one(n, eps):
+    """Differences of 2^-138 of the larger operand: a hunt found 1.5e9 ULP of dweight at 2^-120. The last row varies."""
+    x = torch.tensor([[-65504.0], [3.0], [1.0]], dtype=torch.float64).expand(3, n).clone()
+    steps = (draw(3, n, seed=84) * 2.0**20).round()
+    r = torch.tensor([[2.0**-66], [-1.5 * 2.0**-53], [2.0**-40]], dtype=torch.float64) * (1 + steps * 2.0**-52)
+    x[2] += 2.0**-52 * (steps[1] % 2)
+    weight, dy = draw(n, seed=85), draw(3, n, seed=86)
+    outputs, gradients = run(x, weight, None, dy, eps, r)
+    pick = None if n < 1000 else [0, 1, n - 1, *range(5, n, 901)]
+    found = exact_errors((x, weight, None, r), outputs, (dy,), gradients, eps, pick=pick)
+    assert max(found.values()) <= Y_BOUND[torch.float64], found
+
+
 def test_one_number_per_row_has_no_gradient_of_weight():
     """Three operands far apart, gradients that make 16-bit rows suspect."""
     for dtype in (*HALF, torch.float32):
