@@ -18,8 +18,9 @@ COMPARED = ["bfloat16", "float16", "float32"]
 # two plain sums: 21 units at worst for rows of 16 numbers, as hunts have them, which found 11.7; random rows reach 2.6.
 # Of extreme float64 nothing is promised: what is subnormal has lost bits that a weight of 2^40 shows.
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordinary": 24, "extreme": None}}
-# Beyond, squares and the terms of gradients leave float64, and a pair of float64 holds no sum of operands that lie
-# further apart than 2^100: 106 bits less the result's.
+# Beyond, squares and the terms of gradients leave float64, and a pair of float64 holds no sum of three operands that
+# lie further apart than 2^100: 106 bits less the result's. (A constant one of two may be larger by any factor: a hunt
+# found 1.5e9 ULP when a row's mean was that of its numbers, not of their differences.)
 LARGEST = {"float64": 2.0**40}
 LARGEST_OF_THREE = LARGEST | {"bfloat16": 2.0**60, "float32": 2.0**60}
 
