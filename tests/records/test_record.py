@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from verify.cli import sinks
 from verify.errors import IN_ERROR, SPENT, UsageError, WriteError
 from verify.records import files, record
 from verify.records.files import decode, encode, load, save, write_atomically
@@ -397,6 +398,8 @@ def test_a_path_that_ends_in_gz_is_compressed_and_the_same_every_time(tmp_path: 
     raw = (tmp_path / "a.json.gz").read_bytes()
     assert raw == (tmp_path / "b.json.gz").read_bytes() and len(raw) < len(encode(first)) / 8
     assert gzip.decompress(raw) == encode(first)
+    sinks.write({tmp_path / "c.json.gz": lambda: encode(first)})  # as the --json of every command does
+    assert raw == (tmp_path / "c.json.gz").read_bytes()
     (tmp_path / "renamed.json").write_bytes(raw)
     assert load(tmp_path / "a.json.gz") == load(tmp_path / "renamed.json") == first
 

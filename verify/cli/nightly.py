@@ -63,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.declare import config
     from verify.laws.profiles import seed_of_today
     from verify.measure.session import command_line
-    from verify.records.files import encode, packed
+    from verify.records.files import encode
 
     settings = config.find()
     targets = tuple(given.targets(options, settings))
@@ -108,7 +108,7 @@ def main(options: argparse.Namespace) -> int:
     makes |= dict(zip(paths["report"], _reports(night, record, verdict, runs), strict=True))
     if options.keep:
         paths["kept"] = [kept] = [runs / f"{record.created[:10]}-{record.id}.json.gz"]
-        makes[kept] = lambda: packed(record, kept)
+        makes[kept] = makes[paths["record"][0]]
     listed = [f"{label}: {path.resolve()}" for label, found in paths.items() for path in found]
     code = _exit(record, verdict)
     sinks.deliver(

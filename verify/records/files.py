@@ -140,18 +140,17 @@ def load(path: str | os.PathLike[str]) -> Run:
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write the record, compressed where the path ends in `.gz`; a reader never sees half of it."""
-    write_atomically(path, packed(run, path))
-
-
-def packed(run: Run, path: str | os.PathLike[str]) -> bytes:
-    """The bytes of the record in a file of that name. Compressed without a time: the same record is the same bytes."""
-    return gzip.compress(encode(run), mtime=0) if os.fspath(path).endswith(".gz") else encode(run)
+    """Write the record; a reader never sees half of it."""
+    write_atomically(path, encode(run))
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file through a temporary neighbour and a rename, so that it is old or new, never half."""
+    """Write a file through a temporary neighbour and a rename, so that it is old or new, never half.
+
+    Compressed where the path ends in `.gz`, without a time: the same data are the same bytes."""
     target = Path(path)
+    if target.name.endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
