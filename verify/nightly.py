@@ -15,6 +15,7 @@ did not reach is listed in the record and makes the run incomplete: less measure
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from typing import Any
 import msgspec
 
 from verify.declare import config
-from verify.declare.requests import declared_by, sources_of
+from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, WriteError
 from verify.hunt.requests import Hunt, Hunts, ListHunts
@@ -40,6 +41,7 @@ from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
 from verify.sweep.requests import ListSpaces
+from verify.workers.gpus import GPU_FILE
 from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
@@ -73,8 +75,9 @@ class Night:
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
     lost: str = ""  # why what is finished could not be kept, if it could not
-    own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), hunts and laws
+    own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), accuracy, hunts and laws
     # what was asked once: no declaration changes within a night
+    known: Known = field(default_factory=dict)
     judged: list[Declared] | None = None
     spaces: dict[str, tuple[tuple[str, ...], str]] | None = None
 
@@ -100,6 +103,8 @@ def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
 
 
 def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: float) -> Run:
+    if night.pool is None and GPU_FILE.exists() and any(stage.do is accuracy for stage in planned[:1]):
+        _pool(night).begin(night.jobs or os.cpu_count() or 1)  # while the first of them says what there is to do
     _claim(night)
     records: list[Run] = []
     stages: list[Stage] = []
@@ -180,7 +185,7 @@ def _claim(night: Night) -> None:
         "seed": night.seed,
         "profile": night.profile,
         "backend": night.backend or "",
-        "sources": sources_of(_pool(night), (*night.targets, *night.peers)),
+        "sources": sources_of(_pool(night), (*night.targets, *night.peers), night.known),
         "pinned cases": digest(config.find().corpus, "*.json"),
         "verify": own_digest(),
     }
@@ -214,7 +219,11 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
 
 def accuracy(night: Night, until: float | None) -> Run:
     """Every kernel measured against the exact answer, and the peers beside them."""
-    return _kernels(night, until, "accuracy", (*night.targets, *night.peers), pool=night.pool)
+    try:
+        return _kernels(night, until, "accuracy", (*night.targets, *night.peers), pool=_pool(night))
+    finally:
+        if night.own_pool is not None:
+            night.own_pool.stop(keep=1)  # the next stages need the memory of the GPU; the first goes on answering
 
 
 def laws(night: Night, until: float | None) -> Run:
@@ -367,8 +376,8 @@ STAGES = (
     PlannedStage("accuracy", 4.0, accuracy),
     PlannedStage("sweep", 1.5, sweep),
     PlannedStage("bench", 5.0, bench),
-    PlannedStage("hunt", 1.2, hunt),
-    PlannedStage("laws", 2.3, laws),
+    PlannedStage("hunt", 1.6, hunt),
+    PlannedStage("laws", 1.9, laws),
 )
 
 
@@ -390,6 +399,7 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         by_dtype=True,
         kept=kept,
         progress=partial(_said, night, stage),
+        known=night.known,
     )
     found = run_kernels(targets, session, f"verify nightly: {stage}")
     night.usage += session.usage
@@ -464,7 +474,7 @@ def _judged(night: Night) -> list[Declared]:
         kernels = {
             kernel.target: kernel
             for target in night.targets
-            for kernel in declared_by(_pool(night), target)
+            for kernel in declared_by(_pool(night), target, known=night.known)
             if not kernel.peer and not kernel.unfit(backend, "run")
         }
         night.judged = list(kernels.values())

@@ -210,7 +210,9 @@ def test_a_night_asks_once_what_its_kernels_declare(tmp_path: Path, monkeypatch:
     assert asked == ["k.py"]
     assert [kernel.target for kernel in done.kernels] == ["k.py::small", "k.py::large"]
     assert {kernel for kernel, *_ in worker.asked} == {"small", "large"}
-    monkeypatch.setattr(nightly, "declared_by", lambda *_: [msgspec.structs.replace(declared("small"), peer=True)])
+    monkeypatch.setattr(
+        nightly, "declared_by", lambda *_, **__: [msgspec.structs.replace(declared("small"), peer=True)]
+    )
     night.judged = None
     with pytest.raises(nightly.NothingToDoError, match="no kernel is judged here"):
         nightly.laws(night, None)

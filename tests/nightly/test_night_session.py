@@ -287,6 +287,44 @@ def test_hunts_and_laws_share_their_workers_and_leave_none(tmp_path: Path, monke
     assert mine.own_pool is None
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_on_a_gpu_processes_begin_while_the_first_says_what_there_is_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """They import torch for seconds. What they hold of the GPU's memory ends with the stage, but for the first."""
+    made: list[Any] = []
+    lists: list[int] = []  # processes that have begun when a target's kernels are listed
+
+    class Slow(Fake):
+        def __init__(self, backend: str | None) -> None:
+            super().__init__({"one": declared("one").run("ok", "")})
+            self.begun = False
+            made.append(self)
+
+        def begin(self) -> None:
+            self.begun = True
+
+        def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+            if isinstance(request, ListKernels) and self is made[0]:
+                lists.append(sum(each.begun for each in made))
+            return super().ask(request, timeout=timeout)
+
+    monkeypatch.setattr(process, "Worker", Slow)
+    for module in (nightly, session):
+        monkeypatch.setattr(module, "GPU_FILE", tmp_path if gpu else tmp_path / "none")
+    at_the_end: list[list[int]] = []
+
+    def then(night: Night, until: float | None) -> Run:
+        at_the_end.append([worker.stopped for worker in made])
+        raise nightly.NothingToDoError("the test ends here")
+
+    mine = Night(tmp_path / "night", ("k.py",), jobs=3)
+    stages = PlannedStage("accuracy", 1.0, nightly.accuracy), PlannedStage("sweep", 1.0, then)
+    nightly.run(mine, stages, "verify nightly")
+    assert lists == [3 if gpu else 0], "asked for the night's settings, and not again for the stage"
+    assert at_the_end == [[0, 1, 1] if gpu else [0]]
+
+
 def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nightly, "_claim", lambda night: None)
     worker = Fake({})

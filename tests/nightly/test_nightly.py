@@ -115,7 +115,7 @@ def test_changed_sources_are_another_night(tmp_path: Path) -> None:
     nightly._claim(mine)
     Path(mine.targets[0]).write_text(KERNELS + "\n")
     with pytest.raises(UsageError, match="with other sources"):
-        nightly._claim(mine)
+        nightly._claim(night(tmp_path))
 
 
 @pytest.mark.usefixtures("here")

@@ -60,22 +60,36 @@ class ListOps(Request[list[OpAbout]], frozen=True, tag="ops"):
     op: str = ""
 
 
-def sources_of(worker: Answers, targets: Iterable[str]) -> dict[str, str]:
+Known = dict[str, Listed]  # what targets declare that were asked before, where no declaration changes meanwhile
+
+
+def _listed(worker: Answers, target: str, timeout: float, known: Known | None) -> Listed:
+    found = None if known is None else known.get(target)
+    if found is None:
+        found = worker.ask(ListKernels(target), timeout=timeout)
+        if known is not None:
+            known[target] = found
+    return found
+
+
+def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = None) -> dict[str, str]:
     """A digest for each target of every module of its project that it imports: a changed kernel is another kernel."""
     found = {}
     for target in targets:
         try:
-            found[target] = worker.ask(ListKernels(target), timeout=START_SECONDS).sources
+            found[target] = _listed(worker, target, START_SECONDS, known).sources
         except VerifyError as error:
             # what cannot be imported is reported when it is run; that it could not is part of the settings
             found[target] = error.message if isinstance(error, UsageError) else str(error)
     return found
 
 
-def declared_by(worker: Answers, target: str, timeout: float = START_SECONDS) -> list[Declared]:
+def declared_by(
+    worker: Answers, target: str, timeout: float = START_SECONDS, known: Known | None = None
+) -> list[Declared]:
     """The kernels that a target declares; an error with the command that shows why it cannot be imported."""
     try:
-        return worker.ask(ListKernels(target), timeout=timeout).kernels
+        return _listed(worker, target, timeout, known).kernels
     except WorkerTimeout:
         raise UsageError(
             f"{target}: importing it took more than {timeout:g} s; stopped", hint=Target.parse(target).import_command()

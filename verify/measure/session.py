@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from verify.declare import config
-from verify.declare.requests import declared_by, sources_of
+from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.target import Declared, Target
 from verify.errors import InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.measure.going import Going
@@ -59,6 +59,7 @@ class Session:
     whole: bool = False  # this run is all that the folder is for: it claims it, and Ctrl-C ends in what was measured
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
+    known: Known = field(default_factory=dict)  # what the caller has asked of the targets
 
 
 def run(targets: Sequence[str], session: Session, command: str) -> Run:
@@ -74,13 +75,13 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
         declared: list[Declared] = []
         for target in targets:
             try:
-                declared += declared_by(pool, target)
+                declared += declared_by(pool, target, known=session.known)
             except UsageError as error:
                 session.usage.append(str(error))
                 incomplete.append(Gap("not importable", error.message, target))
         about = pool.about()
         if session.whole and session.kept is not None:
-            claim(session.kept, session, about, sources_of(pool, targets))
+            claim(session.kept, session, about, sources_of(pool, targets, session.known))
         parts = _parts(declared, about.backend, session)
         pool.grow(min(session.jobs or about.workers, len(parts)))
         queue = _Queue(parts, about.backend, session)

@@ -112,9 +112,9 @@ class Pool:
             if isinstance(worker, process.Worker):
                 worker.begin()
 
-    def stop(self) -> None:
-        """End the processes; the next request starts a fresh one."""
-        for worker in self.workers:
+    def stop(self, keep: int = 0) -> None:
+        """End the processes, but the first so many; the next request starts a fresh one."""
+        for worker in self.workers[keep:]:
             worker.stop()
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
