@@ -39,8 +39,10 @@ def table(runs: Sequence[Run]) -> str:
             project = file
             lines.append(f"| **{file}** |" + " |" * (2 + len(DTYPES)))
         lines += _rows(kernel)
-    told = {(kernel.target, text): kernel.name for each in runs for kernel, text in run_words.limits_of(each)}
-    refused = [f"- `{name}`: {text}" for (_, text), name in told.items()]
+    first = {kernel.target: each for each in reversed(runs) for kernel in each.kernels if kernel.results}
+    told = [(kernel.target, text) for each in runs for kernel, text in run_words.limits_of(each)
+            if first.get(kernel.target, each) is each]  # fmt: skip
+    refused = [f"- `{target.removeprefix('examples/public/')}`: {text}" for target, text in dict.fromkeys(told)]
     return (
         "\n".join([*lines, *(["", "Sizes and inputs that a kernel does not take:", "", *refused] if refused else [])])
         + "\n"
