@@ -89,7 +89,8 @@ class RMSNormFunction(torch.autograd.Function):
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "toykernels"
     package.mkdir()
-    for name, text in {"__init__": "", "_kernels": KERNELS, "act": ACT, "norm": NORM}.items():
+    hidden = "from .norm import RMSNormFunction as norm"  # as packages hide a module behind its function
+    for name, text in {"__init__": hidden, "_kernels": KERNELS, "act": ACT, "norm": NORM}.items():
         (package / f"{name}.py").write_text(text)
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "toykernels"\n')
     monkeypatch.chdir(tmp_path)
@@ -142,7 +143,7 @@ def test_a_todo_runs_once_it_is_filled_in(project: Path) -> None:
     lines = (project / "accuracy.py").read_text().splitlines()
     start = lines.index("# TODO blend: fill in like= and shapes=, then take away the # in front of these lines.")
     body = [line.removeprefix("# ") for line in lines[start + 1 :] if line.startswith("#")]
-    body = body[: body.index("    return toykernels.act.blend(a, b, amount=...)") + 1]
+    body = body[: body.index("    return _blend(a, b, amount=...)") + 1]
     filled = "\n".join(body).replace("lambda a, b: ...", "lambda a, b: functional.silu(a) * 0.5 + b")
     filled = filled.replace("amount=...", "amount=0.5")
     (project / "accuracy.py").write_text("\n".join(lines[:start]) + "\n" + filled + "\n")

@@ -196,8 +196,8 @@ from torch.nn import functional  # noqa: F401
 
 def declaration(names: dict[str, Launcher]) -> str:
     """A declaration for each function; one that is to be filled in is a comment, so that the others can be measured."""
-    modules = dict.fromkeys(item.module for item in names.values())
-    parts = [_HEAD.format(file=DECLARATION) + "".join(f"\nimport {module}" for module in modules)]
+    imports = "".join(f"\n{item.imported(f'_{name}')}" for name, item in names.items())
+    parts = [_HEAD.format(file=DECLARATION) + imports]
     for name, item in names.items():
         lines = _declared(name, item)
         if _filled(item) is None:
@@ -227,7 +227,7 @@ def _declared(name: str, item: Launcher) -> list[str]:
         ")",
         f"def {name}({operands}):",
         *([f"    # as it is called without {left}"] if left else []),
-        f"    return {item.call(value)}",
+        f"    return {item.call(f'_{name}', value)}",
     ]
 
 

@@ -40,11 +40,15 @@ class Launcher:
         """What may be tensors."""
         return tuple(name for name in self.required if name not in self.scalars)
 
-    def call(self, value: str) -> str:
-        """The call of it, with a value for every number; an `apply` takes no keywords."""
+    def imported(self, alias: str) -> str:
+        """Its import under another name: a package often gives a function the name of the module that it comes from."""
+        return f"from {self.module} import {self.name.removesuffix('.apply')} as {alias}"
+
+    def call(self, alias: str, value: str) -> str:
+        """The call of what is so imported, with a value for every number; an `apply` takes no keywords."""
         keyword = "" if self.name.endswith(".apply") else "{}="
         given = [f"{keyword.format(name)}{value}" if name in self.scalars else name for name in self.required]
-        return f"{self.module}.{self.name}({', '.join(given)})"
+        return f"{alias}{'.apply' * self.name.endswith('.apply')}({', '.join(given)})"
 
 
 @dataclass
