@@ -62,8 +62,8 @@ def decimal(fmt: Format, pattern: int) -> str:
 def _neighbours(
     op: Op, problem: Problem, result: str, position: tuple[int, ...], shape: tuple[int, ...]
 ) -> dict[str, str]:
-    """The input elements at the place of a result: same position, the same column of a vector, both halves; of a row
-    that gives one number the first few."""
+    """The input elements at the place of a result: same position, the same column of a vector, both halves; the first
+    few of a row that gives one number or one of another length, and of whatever gives a single number."""
     found: dict[str, str] = {}
 
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
@@ -88,6 +88,8 @@ def _neighbours(
             show(name, tensor, position[-1:])
         elif row and tensor.ndim == len(shape) + 1 and tuple(tensor.shape[:-1]) == shape and tensor.shape[-1]:
             show(name, tensor, position)
+        elif row and tensor.numel() and (same_lead or not shape):
+            show(name, tensor, position[:-1])
         elif same_lead and op.kind == "elementwise" and tensor.ndim:
             width = min(tensor.shape[-1], shape[-1])
             column = position[-1] % width

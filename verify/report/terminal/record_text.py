@@ -81,7 +81,8 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
     _field(console, "why", why)
     if worst is not None:
         where = run_words.index_text(worst)
-        _field(console, "input", run_words.inputs_text(worst) + (f" at {where}" if where else ""))
+        if told := run_words.inputs_text(worst) + (f" at {where}" if where else ""):
+            _field(console, "input", told)
         _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
         _field(console, "truth", words.truth(worst.truth))
         if result.gate == "scaled" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp)):
