@@ -78,7 +78,6 @@ class Night:
     own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), accuracy, hunts and laws
     # what was asked once: no declaration changes within a night
     known: Known = field(default_factory=dict)
-    judged: list[Declared] | None = None
     spaces: dict[str, tuple[tuple[str, ...], str]] | None = None
 
 
@@ -103,7 +102,7 @@ def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
 
 
 def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: float) -> Run:
-    if night.pool is None and GPU_FILE.exists() and any(stage.do is accuracy for stage in planned[:1]):
+    if night.pool is None and GPU_FILE.exists() and planned and planned[0].do is accuracy:
         _pool(night).begin(night.jobs or os.cpu_count() or 1)  # while the first of them says what there is to do
     _claim(night)
     records: list[Run] = []
@@ -469,13 +468,11 @@ def _hunts(night: Night) -> dict[str, Hunts]:
 
 def _judged(night: Night) -> list[Declared]:
     """Every judged kernel of the targets that this backend can run."""
-    if night.judged is None:
-        backend = _about(night).backend
-        kernels = {
-            kernel.target: kernel
-            for target in night.targets
-            for kernel in declared_by(_pool(night), target, known=night.known)
-            if not kernel.peer and not kernel.unfit(backend, "run")
-        }
-        night.judged = list(kernels.values())
-    return night.judged
+    backend = _about(night).backend
+    kernels = {
+        kernel.target: kernel
+        for target in night.targets
+        for kernel in declared_by(_pool(night), target, known=night.known)
+        if not kernel.peer and not kernel.unfit(backend, "run")
+    }
+    return list(kernels.values())

@@ -213,7 +213,6 @@ def test_a_night_asks_once_what_its_kernels_declare(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(
         nightly, "declared_by", lambda *_, **__: [msgspec.structs.replace(declared("small"), peer=True)]
     )
-    night.judged = None
     with pytest.raises(nightly.NothingToDoError, match="no kernel is judged here"):
         nightly.laws(night, None)
 
