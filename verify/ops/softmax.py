@@ -14,7 +14,7 @@ from typing import Any
 
 import flint
 import torch
-from mpmath import mp
+from mpmath import libmp, mp
 from torch import Tensor
 
 from verify.ops.compensated import tree_sum, two_sum
@@ -45,10 +45,15 @@ def _weights(rows: Rows, index: int, bits: int) -> tuple[list[Any], Any]:
     enough = [precision for precision in known if precision >= bits]
     if not enough:
         row = rows.data_row("x", index)
-        top = to_mp(max(row))
+        top = libmp.from_float(max(row))
         precision = bits + 4 * GUARD  # what a gradient of the same row asks for next
+        by_value: dict[float, Any] = {}  # a row of 16-bit numbers has each many times
+        for value in row:
+            if value not in by_value:  # past mpmath's contexts, which take as long as a third of the exponentials
+                difference = libmp.mpf_sub(libmp.from_float(value), top)
+                by_value[value] = mp.make_mpf(libmp.mpf_exp(difference, precision, libmp.round_nearest))
         with mp_bits(precision):
-            weights = [mp.exp(mp.fsub(to_mp(value), top, exact=True)) for value in row]
+            weights = [by_value[value] for value in row]
             known[precision] = weights, mp.fsum(weights)
         enough = [precision]
     return known[min(enough)]
