@@ -8,7 +8,7 @@ from typing import Any
 
 import flint
 import torch
-from mpmath import mp
+from mpmath import libmp, mp
 from torch import Tensor
 
 
@@ -35,7 +35,7 @@ def whole(tensor: Tensor) -> list[float]:
 
 def to_mp(value: float) -> Any:
     """The same real number as an mpf."""
-    return mp.mpf(value)
+    return mp.make_mpf(libmp.from_float(value))  # half the time of mp.mpf
 
 
 def to_arb(value: float) -> Any:

@@ -107,15 +107,17 @@ def _bracket_of_sums(rows: Rows, index: int, upstream: Sequence[float], here: An
     return found if found != 0 and lost <= bits - prec - 8 else None
 
 
-def _ball(value: float) -> Any:
-    """exp(x) at Arb's precision in force; 0 of a masked element."""
-    return to_arb(value).exp() if value > -math.inf else flint.arb(0)
+def _balls(rows: Rows, index: int, bits: int) -> tuple[list[Any], Any]:
+    """exp(x_j) for one row, 0 of a masked element, and their sum, at Arb's precision in force, which is `bits`."""
 
+    def make() -> tuple[list[Any], Any]:
+        row = rows.data_row("x", index)
+        by_value = {value: to_arb(value).exp() if value > -math.inf else flint.arb(0) for value in set(row)}
+        balls = [by_value[value] for value in row]
+        return balls, sum(balls, flint.arb(0))
 
-def _total_arb(rows: Rows, index: int, bits: int) -> Any:
-    """sum_j exp(x_j), at Arb's precision in force, which is `bits`."""
-    row = rows.data_row("x", index)
-    return rows.cached(("softmax ball", index, bits), lambda: sum(map(_ball, row), flint.arb(0)))
+    found: tuple[list[Any], Any] = rows.cached(("softmax balls", index, bits), make)
+    return found
 
 
 def _value_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
@@ -123,7 +125,8 @@ def _value_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
         return flint.arb.nan()
     bits = prec + 2 * GUARD
     with arb_bits(bits):
-        return _ball(rows.data_row("x", index)[column]) / _total_arb(rows, index, bits)
+        balls, total = _balls(rows, index, bits)
+        return balls[column] / total
 
 
 def _slope_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
@@ -134,16 +137,17 @@ def _slope_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
         return flint.arb(0)
     bits = prec + 2 * GUARD
 
-    def weighted() -> Any:
-        return sum((_ball(x) * to_arb(g) for x, g in zip(row, upstream, strict=True)), flint.arb(0))
-
     with arb_bits(bits):
-        here, total = to_arb(upstream[column]), _total_arb(rows, index, bits)
-        bracket = here * total - rows.cached(("softmax balls", index, bits), weighted)
+        balls, total = _balls(rows, index, bits)
+
+        def weighted() -> Any:
+            return sum((ball * to_arb(g) for ball, g in zip(balls, upstream, strict=True)), flint.arb(0))
+
+        here = to_arb(upstream[column])
+        bracket = here * total - rows.cached(("softmax weighted", index, bits), weighted)
         if bracket.rel_accuracy_bits() < prec:
-            parts = ((here - to_arb(g)) * _ball(x) for x, g in zip(row, upstream, strict=True))
-            bracket = sum(parts, flint.arb(0))
-        return bracket * _ball(row[column]) / total**2
+            bracket = sum(((here - to_arb(g)) * ball for ball, g in zip(balls, upstream, strict=True)), flint.arb(0))
+        return bracket * balls[column] / total**2
 
 
 def _element(rows: Rows, result: str, index: int, column: int) -> Point:

@@ -158,7 +158,7 @@ class Program:
         for step in reversed(self.needed_for([result])):
             if id(step) not in demands:
                 continue
-            places, held = _distinct(demands.pop(id(step))), known.get(id(step))
+            places, held = _distinct(demands.pop(id(step)), math.prod(step.shape)), known.get(id(step))
             if held:
                 places = np.array([place for place in places.tolist() if place not in held], dtype=np.int64)
             if not places.size:
@@ -184,11 +184,17 @@ class Program:
         return self.needed[key]
 
 
-def _distinct(demanded: Sequence[Places]) -> Places:
-    """The places that are demanded, in order, each once; without those where nothing is."""
-    if sum(each.size for each in demanded) <= _FEW:  # as of one element: NumPy costs by the call
+def _distinct(demanded: Sequence[Places], size: int) -> Places:
+    """The places that are demanded among so many, in order, each once; without those where nothing is."""
+    count = sum(each.size for each in demanded)
+    if count <= _FEW:  # as of one element: NumPy costs by the call
         found = {place for each in demanded for place in each.reshape(-1).tolist() if place >= 0}
         return np.array(sorted(found), dtype=np.int64)
+    if size <= 64 * count:  # a mark costs less than a comparison of sorting
+        marked = np.zeros(size + 1, dtype=bool)  # the last for -1, where nothing is
+        for each in demanded:
+            marked[each] = True
+        return np.flatnonzero(marked[:-1])
     places = np.unique(np.concatenate([each.reshape(-1) for each in demanded]))
     return places[np.searchsorted(places, 0) :]
 
