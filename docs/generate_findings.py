@@ -27,7 +27,15 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 TEXT, ANSWERS, PAGE = HERE / "findings.toml", HERE / "findings.json", HERE / "findings.md"
-PACKAGES = ("triton", "liger-kernel", "fla-core", "conch-triton-kernels", "flag_gems", "cut-cross-entropy")
+PACKAGES = (
+    "triton",
+    "liger-kernel",
+    "fla-core",
+    "conch-triton-kernels",
+    "flag_gems",
+    "cut-cross-entropy",
+    "mlstm_kernels",
+)
 HEAD = """# Findings
 
 What `verify` says about kernels that nobody here wrote. Written by `python docs/generate_findings.py`: every figure

