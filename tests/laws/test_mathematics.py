@@ -224,17 +224,29 @@ def test_a_gradient_that_is_clipped_is_found() -> None:
 
 
 def test_a_gradient_that_underflows_may_come_back_when_it_is_doubled() -> None:
-    """Twice what was rounded to 0 is the smallest subnormal: no kernel can help that."""
+    """Twice what was rounded to 0 is the smallest subnormal, or a multiple of it: no kernel can help that."""
 
     def tiny(x, dy):
         return (dy.double() * slope(x.double()) * 5e-46).to(dy.dtype)
 
-    def lost(x, dy):
-        return torch.where(dy.abs() < 1.0, 0.0, dy * slope(x))
+    def tiny_factor(x, dy):
+        return tiny(x, dy) * 64
 
-    holds("linear backward", silu_kernel(with_backward(tiny), gradients=True))
-    rule = "2 times the upstream gradient does not give 2 times it"
-    breaks("linear backward", silu_kernel(with_backward(lost), gradients=True), rule)
+    for rounded in (tiny, tiny_factor):
+        holds("linear backward", silu_kernel(with_backward(rounded), gradients=True))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x, dy: torch.where(dy.abs() < 1.0, 0.0, dy * slope(x)),
+        lambda x, dy: torch.where(dy.abs() > 1.0, torch.nan, torch.zeros_like(x)),
+    ],
+    ids=["lost", "nan"],
+)
+def test_a_gradient_that_is_zero_for_a_small_upstream_alone_is_found(wrong: Callable[..., Any]) -> None:
+    kernel = silu_kernel(with_backward(wrong), gradients=True)
+    breaks("linear backward", kernel, "2 times the upstream gradient does not give 2 times it")
 
 
 def test_an_op_without_an_identity_says_so() -> None:

@@ -75,10 +75,10 @@ def _demand(case: Case, got: Results, base: Results, factor: float, rule: str) -
         largest = torch.maximum(widen(value).abs(), widen(wanted).abs())
         usual = torch.isfinite(largest) & (largest <= float(fmt.max_finite) * 2.0**-_MARGIN)
         if abs(factor) != 1.0:
-            usual &= (sizes >= float(fmt.min_normal) * 2.0**_MARGIN) | (largest == 0)
+            # a zero may be what underflowed, or a factor of it did: its multiple need not
+            compared = torch.where(largest == 0, widen(got[name]).abs(), sizes)
+            usual &= ~(compared < float(fmt.min_normal) * 2.0**_MARGIN)
         differs = (got[name] != wanted) & usual
-        if abs(factor) != 1.0:  # a zero may be what underflowed: its multiple need not
-            differs &= ~((largest == 0) & (widen(got[name]).abs() <= abs(factor) * float(fmt.value(1))))
         wrong = torch.nonzero(differs.reshape(-1))
         if wrong.numel():
             index = int(wrong[0])
