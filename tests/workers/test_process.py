@@ -77,6 +77,21 @@ def test_what_is_no_event_of_the_request_is_no_answer(talking: Any, capsys: pyte
     assert "(2 so far): it is of another request" in said
 
 
+def test_what_comes_of_a_request_that_was_sent_ahead_is_dropped(
+    talking: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = """number = line.split(",")[0].split(":")[1]
+    say('{"event":"progress","id":%s,"text":"on it"}' % number)
+    say('{"event":"reply","id":%s,"reply":%s}' % (number, number))"""
+    heard: list[str] = []
+    with talking(body) as worker:
+        worker.begin(CountGpus())
+        assert worker.ask(CountGpus(), timeout=20, progress=heard.append) == 2
+        worker.begin(CountGpus())  # nothing new where there is a process
+        assert worker.ask(CountGpus(), timeout=20) == 3
+    assert heard == ["on it"] and worker.ignored == 0 and not capsys.readouterr().err
+
+
 def test_a_reply_of_another_type_is_an_error_of_the_harness(talking: Any) -> None:
     text = "the reply to the request 'gpus' is no reply to it: Expected `int`"
     with (

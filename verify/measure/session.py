@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from verify.declare import config
-from verify.declare.requests import Known, declared_by, sources_of
+from verify.declare.requests import Known, ListKernels, declared_by, sources_of
 from verify.declare.target import Declared, Target
 from verify.errors import InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.measure.going import Going
@@ -70,7 +70,8 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
         session.progress("starting")
         if session.by_dtype and GPU_FILE.exists():  # each takes seconds to begin there, and cores are plenty
             parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
-            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected))
+            ahead = ListKernels(targets[0]) if len(targets) == 1 else None  # they import its module at the same time
+            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected), ahead)
         pool.probe()
         declared: list[Declared] = []
         for target in targets:

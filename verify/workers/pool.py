@@ -105,12 +105,15 @@ class Pool:
         while self.more is not None and len(self.workers) < count:
             self.more()
 
-    def begin(self, count: int) -> None:
-        """Start so many processes before they are asked, where they are started here."""
+    def begin(self, count: int, ahead: Request[Any] | None = None) -> None:
+        """Start so many processes before they are asked, where they are started here.
+
+        All but the first do `ahead` then, which the first is asked: what it says, and where that fails, is heard of it.
+        """
         self.grow(count)
-        for worker in self.workers[:count]:
+        for place, worker in enumerate(self.workers[:count]):
             if isinstance(worker, process.Worker):
-                worker.begin()
+                worker.begin(ahead if place else None)
 
     def stop(self, keep: int = 0) -> None:
         """End the processes, but the first so many; the next request starts a fresh one."""

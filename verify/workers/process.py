@@ -69,6 +69,7 @@ class Worker:
         self._events = -1
         self._buffer = bytearray()
         self._mark = ""
+        self._ahead: int | None = None  # the number of a request whose reply nobody waits for
         self._changing = threading.RLock()  # held while a process begins or ends
         self.ignored = 0  # lines on the pipe that were no event of the request
 
@@ -95,7 +96,7 @@ class Worker:
         number, noise = new_number(), 0
         late = WorkerTimeout(f"no answer within {timeout:g} s; stopped")
         try:
-            sent = self._send(msgspec.json.encode(Numbered(number, msgspec.Raw(request))) + b"\n", deadline)
+            sent = self._send(_numbered(number, request), deadline)
         except BrokenPipeError:
             raise self._died() from None
         while True:
@@ -128,8 +129,11 @@ class Worker:
             os.close(self._events)
             self._events, self._buffer = -1, bytearray()
 
-    def begin(self) -> None:
-        """Start the process, unless there is one; it imports what every request needs at once."""
+    def begin(self, ahead: Request[Any] | None = None) -> None:
+        """Start the process, unless there is one; it imports what every request needs at once.
+
+        A new one does `ahead` then, whose reply is dropped: what the request loads is there when it is asked again.
+        """
         with self._changing:
             if self.alive:
                 return
@@ -152,6 +156,10 @@ class Worker:
             os.set_blocking(self._process.stdin.fileno(), False)
             os.close(write)
             self._events = read
+            if ahead is not None:
+                self._ahead = new_number()
+                with contextlib.suppress(BrokenPipeError):  # the next request is told
+                    self._send(_numbered(self._ahead, msgspec.json.encode(ahead)), time.monotonic())
 
     def _send(self, data: bytes, deadline: float) -> bool:
         """Write to the process; False where it does not read in time."""
@@ -173,6 +181,8 @@ class Worker:
         else:
             if event.id == number:
                 return event
+            if event.id == self._ahead:
+                return None
             reason = "it is of another request"
         self.ignored += 1
         if shown:
@@ -210,6 +220,10 @@ class Worker:
         finally:
             self.stop()
         return WorkerDied.of(code)
+
+
+def _numbered(number: int, request: bytes) -> bytes:
+    return msgspec.json.encode(Numbered(number, msgspec.Raw(request))) + b"\n"
 
 
 def new_number() -> int:

@@ -332,6 +332,7 @@ def test_losses_of_labels_are_those_of_pytorch(shape: tuple[int, ...], reduction
 
 
 A, B = torch.empty(2, 3, 4, device="meta", dtype=torch.float64), torch.empty(4, 3, 2, device="meta").permute(2, 1, 0)
+C = torch.empty(2, 3, 4, 5, device="meta")
 I = torch.zeros(2, 5, device="meta", dtype=torch.int64)  # noqa: E741
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (_aten.add.Tensor, (A, B), {}),
@@ -355,6 +356,11 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (_aten.bmm.default, (A, A.transpose(1, 2)), {}),
     (_aten.cat.default, ([A, A[:, :1].contiguous()], 1), {}),
     (_aten.cat.default, ([B, B * 2], -1), {}),
+    (_aten.cat.default, ([C, C[..., 1:]], -1), {}),
+    (_aten.cat.default, ([C.to(memory_format=torch.channels_last)] * 2, 1), {}),
+    (_aten.cat.default, ([A, A[:0]], 0), {}),
+    (_aten.constant_pad_nd.default, (A, [1, -1, 0, 2], 0.5), {}),
+    (_aten.constant_pad_nd.default, (C, [0, -1]), {}),
     (_aten.index.Tensor, (A, [None, I]), {}),
     (_aten.index.Tensor, (A, [I, None, I]), {}),
     (_aten.gather.default, (A[0].contiguous(), 1, I), {}),

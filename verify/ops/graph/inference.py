@@ -183,13 +183,20 @@ def _product(func: Any, a: Tensor, b: Tensor, out_dtype: Any = None) -> Any:
 
 def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     first = tensors[0]
-    if first.ndim in (4, 5) and not _in_order(tensors):
+    if first.ndim in (4, 5) and not (_in_order(tensors) or all(each.stride(1) > each.stride(-1) for each in tensors)):
         return None  # they may lie with their channels last, and the result as they do
-    if any(each.ndim != first.ndim or each.dtype != first.dtype or not each.numel() for each in tensors):
+    if any(each.ndim != first.ndim or each.dtype != first.dtype for each in tensors):
         return None
     shape = list(first.shape)
     shape[dim] = sum(each.shape[dim] for each in tensors)
     return _empty(shape, first.dtype)
+
+
+def _padded(func: Any, a: Tensor, pad: Sequence[int], value: Any = 0) -> Any:
+    shape = list(a.shape)
+    for at in range(len(pad) // 2):  # the last dimension first
+        shape[-1 - at] += pad[2 * at] + pad[2 * at + 1]
+    return _empty(shape, a.dtype)
 
 
 def picked_shape(shape: Sequence[int], indices: Sequence[Any]) -> tuple[int, ...]:
@@ -228,6 +235,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "mv": lambda func, a, b: _empty(a.shape[:1], a.dtype),
     "dot": lambda func, a, b: _empty((), a.dtype),
     "cat": _joined,
+    "constant_pad_nd": _padded,
     "index": _picked,
     "gather": lambda func, a, dim, index, **kwargs: _empty(index.shape, a.dtype),
     "embedding": lambda func, a, index, *args, **kwargs: _empty((*index.shape, *a.shape[1:]), a.dtype),
