@@ -215,6 +215,22 @@ def test_precision_rises_until_a_near_tie_is_decided() -> None:
     assert judge(near_tie(100), fmt, one + 1).precision < 1280
 
 
+def test_arb_alone_raises_the_precision_and_mpmath_joins_where_it_has_decided() -> None:
+    """Of a near tie at 2^-1500 mpmath is asked first and last; what it says last has to meet Arb's ball there."""
+    point, asked = near_tie(1500), dict[str, list[int]](mpmath=[], Arb=[])
+    heard = Point(
+        mp=lambda bits: (asked["mpmath"].append(bits), point.mp(bits))[1],
+        arb=lambda bits: (asked["Arb"].append(bits), point.arb(bits))[1],  # type: ignore[misc]
+    )
+    verdict = judge(heard, named("float32"), named("float32").from_float(1.0))
+    assert (verdict.precision, verdict.routes) == (2_560, 2)
+    assert asked == {"mpmath": [160, 2_560], "Arb": [160, 640, 2_560, 2_560]}
+    wrong = near_tie(1400)
+    later = Point(mp=lambda bits: (point if bits < 2_560 else wrong).mp(bits), arb=point.arb)
+    with pytest.raises(TruthError, match="two routes to one exact value disagree"):
+        judge(later, named("float32"), 0)
+
+
 def test_an_exact_tie_is_a_tie_even_where_mpmath_alone_speaks() -> None:
     fmt = named("float32")
     one = fmt.from_float(1.0)

@@ -23,6 +23,7 @@ from verify.truth.ulp import Policy
 
 START_PRECISION = 160
 MAX_PRECISION = 20_480
+_RARE = 2_560  # what that many bits do not decide, few do before the last: ties, and numbers 2^-5,000 beside one
 _SETTLED = 40  # an error figure is known once its interval is 2^-40 of it, or 2^-40 ulp
 
 
@@ -83,17 +84,25 @@ def settle(
     both: bool = True,
     start: int = START_PRECISION,
 ) -> tuple[Enclosure, int, int]:
-    """Raise the precision until `decided` holds; (enclosure, precision, routes)."""
-    precision = start
+    """Raise the precision until `decided` holds; (enclosure, precision, routes).
+
+    Beyond the first precision Arb goes on alone, and mpmath joins where Arb has decided, or has no more bits.
+    """
+    precision, alone = start, False
     while True:
-        enclosure, routes = enclose(point, precision, both=both)
+        alone = alone and precision < MAX_PRECISION
+        enclosure, routes = enclose(point, precision, both=both and not alone)
         if enclosure is not None and (enclosure.kind != "real" or decided(enclosure)):
-            return enclosure, precision, routes
+            if not (both and alone):
+                return enclosure, precision, routes
+            alone = False  # the same precision once more, by both
+            continue
         if precision >= MAX_PRECISION:
             if enclosure is None:
                 raise TruthError(f"no finite enclosure of an exact value at {precision} bits")
             return _as_tie(enclosure), precision, routes
-        precision *= 2
+        precision = 4 * precision if precision < _RARE else MAX_PRECISION
+        alone = enclosure is not None and point.arb is not None
 
 
 def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Policy | None = None) -> Judged:

@@ -23,6 +23,7 @@ from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.like import like_op
 from verify.ops.graph.program import trace
 from verify.ops.graph.shapes import Shapes, sizes_within
+from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
 from verify.records.record import value_of
@@ -409,6 +410,32 @@ def test_running_sums_of_a_line_add_each_term_once(arithmetic: Arithmetic, dim: 
     assert [float(value) for value in found] == pytest.approx(right[wanted].tolist(), abs=1e-12)
     assert [float(value) for value in every] == pytest.approx(right.tolist(), abs=1e-12)
     assert sum(summed) < 3 * 1800 + 300
+
+
+@pytest.mark.parametrize("arithmetic", [Balls(), Decimals()])
+@pytest.mark.parametrize("bits", [160, 2_000])
+def test_of_a_sum_of_exponentials_those_that_no_bit_depends_on_are_not_evaluated(
+    arithmetic: Arithmetic, bits: int
+) -> None:
+    """One log-softmax of a row of 4,096 numbers around 1e30 took 20 s: an exponential of each, at 20,480 bits."""
+    rows = torch.tensor([[0.0, -3.0, -90.0, -1e3, -2e4, -1e30], [1e30, 9e29, -1e30, 0.0, 5.0, 1e30]]).double()
+    program = trace(lambda x: x.exp().sum(-1), {"x": torch.zeros(2, 6)})
+    evaluated: list[int] = []
+    summed = arithmetic.summed
+    arithmetic.summed = lambda terms: (evaluated.append(len(terms)), summed(terms))[1]  # type: ignore[method-assign]
+    with arithmetic.bits(bits):
+        found = program.elements(Run({"x": rows}, rows.device), arithmetic, "y", [0, 1])
+        assert evaluated == [3 if bits == 160 else 4, 2]
+        for value, row in zip(found, rows.tolist(), strict=True):
+            every = summed([arithmetic.evaluated(FUNCTIONS["exp"], arithmetic.finite(x)) for x in row])
+            assert abs(value / every - 1) < 2.0**-150
+            if isinstance(arithmetic, Balls):
+                assert value.overlaps(every) and value.rel_accuracy_bits() > bits - 10
+    special = torch.tensor([[0.0, math.inf], [-math.inf, -math.inf], [math.nan, 0.0]]).double()
+    short = trace(lambda x: x.exp().sum(-1), {"x": torch.zeros(3, 2)})
+    with arithmetic.bits(bits):
+        made = short.elements(Run({"x": special}, special.device), arithmetic, "y", range(3))
+    assert [float(value) for value in made] == pytest.approx([math.inf, 0.0, math.nan], nan_ok=True)
 
 
 def test_a_function_has_one_name_in_every_process() -> None:

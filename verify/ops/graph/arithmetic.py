@@ -15,7 +15,7 @@ import flint
 import torch
 from mpmath import mp
 
-from verify.ops.graph.functions import Function
+from verify.ops.graph.functions import FUNCTIONS, Function
 from verify.ops.precision import arb_bits, mp_bits
 
 
@@ -24,6 +24,7 @@ class Pole(float):
 
 
 POLE = Pole("nan")
+_BELOW = 64  # bits that terms which are left out of a sum are below its last one
 _APART = 2_000  # bits between the numbers of a sum of products that are added up as integers
 Number = Any
 Answer = bool | None  # None: not decided at this precision, or two answers are right
@@ -128,6 +129,12 @@ class Arithmetic:
             return result
         return self.summed(terms)
 
+    def total_of_exponentials(self, exponents: Sequence[Number]) -> Number:
+        """The sum of e^x. Those that no bit of it depends on are not evaluated: a row has thousands."""
+        if not exponents or _has_special(exponents) or not all(map(self.is_known, exponents)):
+            return self.total([self.apply(FUNCTIONS["exp"], x) for x in exponents])
+        return self.summed_exponentials(exponents)
+
     def dots(
         self, rows: Sequence[list[Number]], columns: Sequence[list[Number]], pairs: Sequence[tuple[int, int]]
     ) -> list[Number]:
@@ -172,6 +179,9 @@ class Arithmetic:
         raise NotImplementedError
 
     def summed(self, terms: Sequence[Number]) -> Number:
+        raise NotImplementedError
+
+    def summed_exponentials(self, exponents: Sequence[Number]) -> Number:
         raise NotImplementedError
 
     def dotted(self, rows: Sequence[Any], columns: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[Number]:
@@ -230,6 +240,12 @@ class Balls(Arithmetic):
     def summed(self, terms: Sequence[Number]) -> Number:
         return sum(terms, flint.arb(0))
 
+    def summed_exponentials(self, exponents: Sequence[Number]) -> Number:
+        cut = max(x.lower() for x in exponents) - (flint.ctx.prec + _BELOW) * flint.arb.const_log2()
+        kept = [x for x in exponents if not x < cut]
+        rest = (len(exponents) - len(kept)) * cut.exp()
+        return self.summed([x.exp() for x in kept]) + flint.arb(0, rest.upper())
+
     def dotted(self, rows: Sequence[Any], columns: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[Number]:
         flat: list[Any] = [None if line is None else flint.arb_mat(1, len(line), line) for line in rows]
         tall: list[Any] = [None if line is None else flint.arb_mat(len(line), 1, line) for line in columns]
@@ -267,6 +283,10 @@ class Decimals(Arithmetic):
 
     def summed(self, terms: Sequence[Number]) -> Number:
         return mp.fsum(terms)
+
+    def summed_exponentials(self, exponents: Sequence[Number]) -> Number:
+        cut = max(exponents) - (mp.prec + _BELOW) * mp.ln2
+        return self.summed([mp.exp(x) for x in exponents if x >= cut])
 
     def dotted(self, rows: Sequence[Any], columns: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[Number]:
         flat, tall = ([None if line is None else _integers(line) for line in lines] for lines in (rows, columns))

@@ -132,7 +132,7 @@ class Program:
                 continue
             given = []
             wanted_of_step, sources = places_of[id(step)]
-            for each, places in zip(step.inputs, sources, strict=True):
+            for each, places in zip(step.reads, sources, strict=True):
                 held = known.get(id(each), {})
                 given.append([held[place] if place >= 0 else ABSENT for place in places.reshape(-1).tolist()])
             made = step.elements(run, arithmetic, wanted_of_step, given)
@@ -167,7 +167,7 @@ class Program:
             if most < 0:
                 raise BeyondEffort(f"the elements that {result} needs are more than may be evaluated")
             found[id(step)] = places, step.sources(run, places)
-            for each, needed in zip(step.inputs, found[id(step)][1], strict=True):
+            for each, needed in zip(step.reads, found[id(step)][1], strict=True):
                 demands.setdefault(id(each), []).append(needed)
         return found
 

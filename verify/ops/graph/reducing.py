@@ -27,6 +27,12 @@ class Reduce(Step):
     dims: tuple[int, ...] = ()
     keep: bool = False
 
+    @property
+    def reads(self) -> tuple[Step, ...]:
+        """A sum of exponentials is made of the exponents: of most of them no bit depends on more than the size."""
+        [a] = self.inputs
+        return a.inputs if self.function == "sum" and isinstance(a, Map) and a.function == "exp" else self.inputs
+
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         [a] = given
         if self.function == "any":
@@ -64,7 +70,8 @@ class Reduce(Step):
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         rows = rows_of(given[0], len(wanted))
         if self.function == "sum":
-            return [arithmetic.total(row) for row in rows]
+            total = arithmetic.total if self.reads is self.inputs else arithmetic.total_of_exponentials
+            return [total(row) for row in rows]
         if self.function == "any":
             return [True if True in row else None if None in row else False for row in rows]
         found = []

@@ -46,16 +46,21 @@ class Step:
     real: bool = True
     origin: str = ""  # the operator of PyTorch, and the line that called it
 
+    @property
+    def reads(self) -> tuple[Step, ...]:
+        """The steps whose elements make single elements of this one."""
+        return self.inputs
+
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         """The result as a `Span` or as `Truths`."""
         raise NotImplementedError
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        """For each input the places of the elements that `wanted` ones need, in rows of equal length."""
+        """For each of `reads` the places of the elements that `wanted` ones need, in rows of equal length."""
         raise NotImplementedError
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
-        """The wanted elements; `given` has, for each input, the list of values at the places of `sources`."""
+        """The wanted elements; `given` has, for each of `reads`, the list of values at the places of `sources`."""
         raise NotImplementedError
 
 
