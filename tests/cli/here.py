@@ -55,7 +55,7 @@ class Here:
 
     alive = False
 
-    def begin(self) -> None:
+    def begin(self, ahead: Any = None) -> None:
         """Nothing has to start."""
 
     def stop(self) -> None:

@@ -287,6 +287,19 @@ def test_hunts_and_laws_share_their_workers_and_leave_none(tmp_path: Path, monke
     assert mine.own_pool is None
 
 
+@pytest.mark.parametrize("targets", [["k.py"], ["k.py", "m.py"]])
+def test_on_a_gpu_processes_import_the_one_target_while_the_first_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[str]
+) -> None:
+    """A package that imports for seconds did so in one process after another."""
+    begun: list[Any] = []
+    monkeypatch.setattr(session, "GPU_FILE", tmp_path)
+    monkeypatch.setattr(Pool, "begin", lambda pool, count, ahead: begun.append((count, ahead)))
+    worker = Fake({"one": declared("one").run("ok", "")})
+    session.run(targets, Session(pool=Pool.of([worker]), by_dtype=True, jobs=8, dtypes=("float32",)), "verify run")
+    assert begun == [(len(targets), ListKernels("k.py") if len(targets) == 1 else None)]
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 def test_on_a_gpu_processes_begin_while_the_first_says_what_there_is_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
@@ -301,7 +314,7 @@ def test_on_a_gpu_processes_begin_while_the_first_says_what_there_is_to_do(
             self.begun = False
             made.append(self)
 
-        def begin(self) -> None:
+        def begin(self, ahead: Any = None) -> None:
             self.begun = True
 
         def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:

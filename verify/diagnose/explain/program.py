@@ -50,7 +50,7 @@ def roundings(
     held: dict[int, Any] = {}
     for step in steps:
         held[id(step)] = step.span(run, [held[id(each)] for each in step.inputs])
-    places = program.places(run, result, [index], {})
+    places = program.places(run, result, [index], {}, every=True)
     before = _at(held[id(end)], index)
     found = []
     names = _names(steps)

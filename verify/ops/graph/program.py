@@ -147,11 +147,13 @@ class Program:
         wanted: Sequence[int],
         known: dict[int, dict[int, Any]],
         most: float = math.inf,
+        *,
+        every: bool = False,
     ) -> Needed:
         """Which elements of every step, but those of `known`, the wanted ones need, and what these need of its inputs.
 
-        By the identity of a step; one of which nothing is needed is not there. BeyondEffort where they are more than
-        `most` in all.
+        By the identity of a step; one of which nothing is needed is not there, nor, unless `every` step is wanted, one
+        whose elements are not evaluated. BeyondEffort where they are more than `most` in all.
         """
         demands: dict[int, list[Places]] = {id(self.results[result]): [np.asarray(wanted, dtype=np.int64)]}
         found: Needed = {}
@@ -167,7 +169,7 @@ class Program:
             if most < 0:
                 raise BeyondEffort(f"the elements that {result} needs are more than may be evaluated")
             found[id(step)] = places, step.sources(run, places)
-            for each, needed in zip(step.reads, found[id(step)][1], strict=True):
+            for each, needed in zip(step.inputs if every else step.reads, found[id(step)][1], strict=True):
                 demands.setdefault(id(each), []).append(needed)
         return found
 

@@ -48,7 +48,7 @@ class Step:
 
     @property
     def reads(self) -> tuple[Step, ...]:
-        """The steps whose elements make single elements of this one."""
+        """The steps whose elements single elements are made of: the inputs, or as many steps before them."""
         return self.inputs
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
