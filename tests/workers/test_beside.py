@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,19 @@ def test_several_are_thought_about_at_a_time() -> None:
         for _ in range(3):
             forks.ask("", think)
     assert max(began) - min(began) < 0.3
+
+
+def test_a_long_thought_holds_up_no_others() -> None:
+    def think(seconds: float) -> list[float]:
+        began = time.monotonic()
+        time.sleep(seconds)
+        return [began, time.monotonic()]
+
+    spans: list[list[float]] = []
+    with Forks(2, list[float], lambda _, answer: spans.append(answer)) as forks:
+        for seconds in (1.0, 0.01, 0.01, 0.01):
+            forks.ask("", partial(think, seconds))
+    assert spans[3][0] < spans[0][1]
 
 
 def test_a_fork_that_raises_or_dies_is_asked_again_here() -> None:

@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from torch import Tensor
@@ -20,7 +21,7 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import KernelError, TruthError, no_verdict
 from verify.measure.call import Measured, no_gradient, run_baseline, run_judged
-from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, judge_case, question_of
+from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
 from verify.measure.curve import recorded
 from verify.measure.digest import Digest
 from verify.measure.elsewhere import Run
@@ -40,6 +41,7 @@ SHARE = 0.85  # of a kernel's time, after which no further case is tried
 DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 20  # the same where others go on meanwhile
+LONG = 1 << 16  # numbers of a case from which each of its results is a question of its own
 
 
 def measure_kernel(
@@ -71,24 +73,34 @@ def measure_kernel(
     notes: list[str] = []
     results: list[Result] = []
     gaps: list[Gap] = []
+
+    def no_verdict_on(dtype: str, error: TruthError) -> None:
+        """A dtype, or what of it was not judged before, has none, which makes the run incomplete."""
+        notes.append(f"{dtype}: {no_verdict(error)}")
+        gaps.append(Gap("harness error", f"{kernel.name}: {notes[-1]}", target))
+
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
+        judging: list[_Judging] = []
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of or backend.name, seed, rows_of=backend.name)
-            groups = [*planned, *pinned(kernel, dtype, cases)]
-            numbers, total = itertools.count(1), sum(len(group.cases) for group in groups)
+            judging += map(_Judging, [*planned, *pinned(kernel, dtype, cases)])
+            numbers, total = itertools.count(1), sum(len(each.group.cases) for each in judging)
 
             def begins(dtype: str = dtype, numbers: Iterator[int] = numbers, total: int = total) -> None:
                 progress(f"{kernel.name} {dtype}, case {next(numbers)} of {total}")
 
-            for group in groups:
-                results += _measure_group(
-                    kernel, target, backend, dtype, group, seed, notes, calls, trying, begins, judges
-                )
+            with Forks(judges, Pieces, _collect) as forks:
+                for each in judging:
+                    _judge(kernel, target, backend, each, seed, notes, calls, trying, begins, judges, forks)
         except TruthError as error:
-            # no verdict on this dtype, which makes the run incomplete
-            notes.append(f"{dtype}: {no_verdict(error)}")
-            gaps.append(Gap("harness error", f"{kernel.name}: {notes[-1]}", target))
+            no_verdict_on(dtype, error)
+        try:
+            for each in judging:
+                if each.asked and not each.open:
+                    results += _results_of(kernel, target, backend, dtype, each, seed, notes, calls, trying)
+        except TruthError as error:
+            no_verdict_on(dtype, error)
     status, message = trying.verdict({result.dtype for result in results})
     differs = "" if kernel.peer else calls.difference([result for result in results if result.status == "wrong"])
     if gaps and not results and status == "ok":
@@ -157,45 +169,84 @@ def _digests(measured: Measured) -> dict[str, str]:
     return {name: digest.text for name, digest in found.items()}
 
 
-def _measure_group(
+@dataclass
+class _Judging:
+    """A group of cases on the way to its results."""
+
+    group: Group
+    found: dict[str, dict[str, Collected]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})  # and by modes
+    open: int = 0  # questions without an answer
+    asked: bool = False  # every case was asked about
+
+
+Asked = tuple[_Judging, Case, dict[str, dict[str, Tensor]]]  # what a question was about, and who gave which results
+
+
+def _collect(asked: Asked, pieces: Pieces) -> None:
+    judging, case, given = asked
+    judging.open -= 1
+    for by, of_results in pieces.items():
+        into = judging.found.setdefault(by, {})
+        for name, piece in of_results.items():
+            got = given[by][name]
+            into.setdefault(name, Collected(fmt=formats.of(got.dtype))).add(case, got, piece)
+
+
+def _judge(
     kernel: Kernel,
     target: str,
     backend: Backend,
-    dtype: str,
-    group: Group,
+    judging: _Judging,
     seed: int,
     notes: list[str],
     run: Run,
     trying: Trying,
     begins: Callable[[], None],
     judges: int,
+    forks: Forks[Asked, Pieces],
+) -> None:
+    """Every case of a group: called here, and judged in forks while the next ones are called."""
+    group = judging.group
+    for planned in group.cases:
+        begins()
+        made = trying.measured(run, planned)
+        if made is None:
+            continue
+        case, measured = made
+        notes += [note for note in _missing(measured) if note not in notes]
+        question = question_of(kernel, case, measured, group, target, seed, PARALLEL if judges > 1 else SMALL)
+        given = {KERNEL: measured.results}
+        if not kernel.peer:
+            given |= {BASELINE: run_baseline(kernel, case, backend.device).results, **measured.inference}
+        if question.on_host:  # also what a fork shall judge, which cannot use the GPU
+            given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
+        for each in _apart(question) if judges > 1 and question.on_host else [question]:
+            judging.open += 1
+            ask = functools.partial(judge_case, kernel, group, each, given, judging.found)
+            forks.ask((judging, case, given), ask, here=not question.on_host)
+    judging.asked = True
+
+
+def _apart(question: Question) -> list[Question]:
+    """A question about each result of a long case: the longest decides when all are answered."""
+    numbers = sum(value.numel() for value in question.problem.inputs.values() if value is not None)
+    if numbers < LONG:
+        return [question]
+    return [replace(question, truths={name: truth}) for name, truth in question.truths.items()]
+
+
+def _results_of(
+    kernel: Kernel,
+    target: str,
+    backend: Backend,
+    dtype: str,
+    judging: _Judging,
+    seed: int,
+    notes: list[str],
+    run: Run,
+    trying: Trying,
 ) -> list[Result]:
-    found: dict[str, dict[str, Collected]] = {KERNEL: {}, BASELINE: {}}  # and modes of inference with other bits
-
-    def collect(subject: tuple[Case, dict[str, dict[str, Tensor]]], pieces: Pieces) -> None:
-        case, given = subject
-        for by, of_results in pieces.items():
-            into = found.setdefault(by, {})
-            for name, piece in of_results.items():
-                got = given[by][name]
-                into.setdefault(name, Collected(fmt=formats.of(got.dtype))).add(case, got, piece)
-
-    with Forks(judges, Pieces, collect) as forks:
-        for planned in group.cases:
-            begins()
-            made = trying.measured(run, planned)
-            if made is None:
-                continue
-            case, measured = made
-            notes += [note for note in _missing(measured) if note not in notes]
-            question = question_of(kernel, case, measured, group, target, seed, PARALLEL if judges > 1 else SMALL)
-            given = {KERNEL: measured.results}
-            if not kernel.peer:
-                given |= {BASELINE: run_baseline(kernel, case, backend.device).results, **measured.inference}
-            if question.on_host:  # also what a fork shall judge, which cannot use the GPU
-                given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
-            ask = functools.partial(judge_case, kernel, group, question, given, found)
-            forks.ask((case, given), ask, here=not question.on_host)
+    group, found = judging.group, judging.found
     own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, dtype, notes, run) if whole and own and not trying.ended else {}

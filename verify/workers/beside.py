@@ -12,13 +12,16 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
+
+_HEARD = 1 << 16  # bytes of a pipe that are read at a time
 
 
 @dataclass
@@ -30,6 +33,7 @@ class _Asked(Generic[Key, Answer]):
     answer: Answer | None = None
     pid: int = 0
     pipe: int = -1
+    said: bytearray = field(default_factory=bytearray)  # by the fork, so far
 
 
 class Forks(Generic[Key, Answer]):
@@ -60,21 +64,24 @@ class Forks(Generic[Key, Answer]):
         else:
             self._settle(self._most - 1)
             self._asked.append(_forked(key, think))
-        self._settle(self._most if self._most > 1 else 0)
+        self._settle(self._most)
 
     def _settle(self, running: int) -> None:
-        """Take the answers at the front, and wait there until at most so many forks are left."""
-        while self._asked and (not self._asked[0].pid or sum(bool(each.pid) for each in self._asked) > running):
-            asked = self._asked[0]
-            answer = asked.answer
-            if asked.pid:
-                with os.fdopen(asked.pipe, "rb", closefd=False) as pipe:
-                    said = pipe.read()
+        """Hear the forks until at most so many are left; take the answers at the front."""
+        while True:
+            while self._asked and not self._asked[0].pid:
+                asked = self._asked.popleft()
                 # one that raised or was killed is asked again here, where it raises as it would have without forks
-                answer = msgspec.msgpack.decode(said, type=self._kind) if _end(asked) == 0 else asked.think()
-            self._asked.popleft()
-            assert answer is not None
-            self._take(asked.key, answer)
+                self._take(asked.key, asked.think() if asked.answer is None else asked.answer)
+            forks = {asked.pipe: asked for asked in self._asked if asked.pid}
+            if len(forks) <= running:
+                return
+            for pipe in wait(list(forks)):
+                asked = forks[pipe]  # type: ignore[index]
+                if heard := os.read(asked.pipe, _HEARD):
+                    asked.said += heard
+                elif _end(asked) == 0:
+                    asked.answer = msgspec.msgpack.decode(asked.said, type=self._kind)
 
 
 def _forked(key: Key, think: Callable[[], Answer]) -> _Asked[Key, Answer]:
