@@ -11,8 +11,8 @@ from tests.report.sample import sample
 from verify.errors import UsageError
 from verify.records.files import decode, encode
 from verify.records.identity import identity, sealed
-from verify.records.merge import merge
-from verify.records.record import Basis, Gap, LawRun, Stage
+from verify.records.merge import merge, together
+from verify.records.record import Basis, Gap, KernelRun, LawRun, Left, Origin, Printed, Speed, Stage, Unmeasured
 
 
 def test_results_stand_side_by_side_and_the_worst_status_counts() -> None:
@@ -31,6 +31,30 @@ def test_results_stand_side_by_side_and_the_worst_status_counts() -> None:
     assert merged.incomplete == [*run.incomplete, Gap("other", "no time")]
     assert merged.seconds == round(run.seconds + 2.0, 3)
     assert merged.id == identity(merged) != run.id
+
+
+def test_nothing_that_one_of_two_parts_of_a_kernel_has_is_lost() -> None:
+    """What a second dtype crashed on was: of an mLSTM whose compiler aborts at 64 columns nobody learned which."""
+    bare = KernelRun("k", "k.py::k", "gelu", {}, "float32", "ok", [])
+    full = msgspec.structs.replace(
+        bare,
+        results=[result()],
+        message="said",
+        hint="next",
+        status="crashed",
+        laws=[LawRun(law="batch", dtype="float32", status="kept", cases=3)],
+        notes=["a note"],
+        seconds=1.0,
+        speed=[Speed("float32", "forward", (4,), 1.0, 1.0)],
+        unrepeatable="differs",
+        left=[Left("environment", "call", "changed")],
+        printed=Printed(3, "abc"),
+        unmeasured=[Unmeasured("crashed", "bfloat16", [(2, 64)], 1, 2, "died", Origin("k.py::k", "{}", "y"))],
+        gaps=[Gap("crashed", "died", "k.py::k")],
+    )
+    filled = {name for name in full.__struct_fields__ if getattr(full, name) != getattr(bare, name)}
+    assert filled | {"name", "target", "op", "params", "promise", "peer"} == set(full.__struct_fields__)
+    assert together(bare, full) == together(full, bare) == full
 
 
 def test_merging_one_record_changes_only_what_it_is_called() -> None:

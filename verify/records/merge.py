@@ -71,6 +71,7 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
         "results": [*one.results, *two.results],
         "laws": [*one.laws, *two.laws],
         "notes": list(dict.fromkeys([*one.notes, *two.notes])),
+        "unmeasured": [*one.unmeasured, *two.unmeasured],
         "gaps": [*one.gaps, *two.gaps],
         "unrepeatable": one.unrepeatable or two.unrepeatable,
         "left": list(dict.fromkeys([*one.left, *two.left])),
