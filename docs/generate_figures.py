@@ -12,6 +12,7 @@ does not exist, the section says that nothing is published. No figure is typed b
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -69,14 +70,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _published() -> Run | None:
-    """The published night, with what a later one found: kernels that are new, and of each result the larger error."""
+    """The published night, with what later ones found: kernels that are new, and of each result the largest error."""
     if not RUN.exists():
         return None
-    run, later = _load(RUN), _later()
-    if later is None:
-        return run
+    run = _load(RUN)
     kernels = {kernel.target: kernel for kernel in run.kernels}
-    for kernel in _judged(later):
+    for kernel in itertools.chain.from_iterable(map(_judged, _later())):
         known = kernels.get(kernel.target)
         found: dict[tuple[str, str, str], Result] = {}
         for result in [*(known.results if known else ()), *kernel.results]:
@@ -89,9 +88,8 @@ def _published() -> Run | None:
     return msgspec.structs.replace(run, kernels=list(kernels.values()))
 
 
-def _later() -> Run | None:
-    path = RUN.with_name(f"later{''.join(RUN.suffixes)}")
-    return _load(path) if path.exists() else None
+def _later() -> list[Run]:
+    return [_load(path) for path in sorted(RUN.parent.glob(f"later-*{''.join(RUN.suffixes)}"))]
 
 
 _load = functools.cache(files.load)  # several sections are about the same record
@@ -104,17 +102,23 @@ def of_run(render: Callable[[Run], str]) -> Callable[[], str]:
         run = _published()
         if run is None:
             return f"*No run is published yet: `{RUN.relative_to(ROOT)}` does not exist.*\n"
-        later = _later()
-        return render(run) + ("" if later is None else f"\nLater: {_setting(later)} {_verdict(later)}\n")
+        return render(run) + "".join(
+            f"\nLater: {_setting(later, beside=run)} {_verdict(later)}\n" for later in _later()
+        )
 
     return section
 
 
-def _setting(run: Run) -> str:
+def _setting(run: Run, beside: Run | None = None) -> str:
+    """What was run where and when; where it ran alone if that differs from the record beside it."""
+    where = "" if beside is not None and _where(beside) == _where(run) else f" on {_where(run)}"
+    return f"`{run.command}`{where}, {run.created[:10]}, record {run.id} in `{_folder()}`."
+
+
+def _where(run: Run) -> str:
     about = {name: text for name, text in words.flat(run.environment) if text not in ("absent", "none")}
     named = [f"{label} {about[name]}" for name, label in _ABOUT.items() if about.get(name)]
-    where = ", ".join([_device(about), *named])
-    return f"`{run.command}` on {where}, {run.created[:10]}, record {run.id} in `{_folder()}`."
+    return ", ".join([_device(about), *named])
 
 
 def _folder() -> str:
@@ -189,10 +193,8 @@ def _verdict(run: Run) -> str:
     broken = sum(law.status == "broken" for kernel in judged for law in kernel.laws)
     cases = sum(law.cases for kernel in judged for law in kernel.laws)
     wrong = sum(result.status == "wrong" for kernel in judged for result in kernel.results)
-    return (
-        f"Verdict: {run.verdict}; {words.plural(wrong, 'result')} beyond its own limit; "
-        f"{words.plural(cases, 'case')} of laws, {broken:,} broken."
-    )
+    laws = f"; {words.plural(cases, 'case')} of laws, {broken:,} broken" if cases else ""
+    return f"Verdict: {run.verdict}; {words.plural(wrong, 'result')} beyond its own limit{laws}."
 
 
 def accuracy(run: Run) -> str:

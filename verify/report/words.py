@@ -97,21 +97,23 @@ def signed_ulp(value: Number) -> str:
 def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
     """A maximum and what it cannot exceed: the latter alone if within 1%, else `0.81-0.97`.
 
-    `≤1.9e-09` where the lower end says nothing: less than a thousandth of the upper one. `≥0.81` where there is none.
+    `≤1.9e-09` where the lower end says nothing: less than a thousandth of the upper one. `≥0.81` where there is none,
+    or none that a format can count.
     """
     if math.isinf(value_of(high)) and math.isfinite(value_of(low)):
         return at_least(low, dash=dash)
     if value_of(high) <= 1.01 * value_of(low):
         return ulp(high)
-    if 1000 * value_of(low) < value_of(high) < math.inf:
-        return ("≤" if dash == "–" else "<=") + ulp(high)
     first, second = ulp(low), ulp(high)
+    if 1000 * value_of(low) < value_of(high) < math.inf:
+        return at_least(low, dash=dash) if second == BEYOND else ("≤" if dash == "–" else "<=") + second
     return first if first == second else f"{first}{dash}{second}"
 
 
 def at_least(low: Number, *, dash: str = "\N{EN DASH}") -> str:
     """A maximum beside open elements, of which nothing is known: see `OPEN`."""
-    return ("≥" if dash == "–" else ">=") + ulp(low)
+    text = ulp(low)
+    return text if text.startswith(">") else ("≥" if dash == "–" else ">=") + text
 
 
 def open_elements(figures: Figures) -> str:
