@@ -144,6 +144,7 @@ def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target:
     assert answers and answers[0].status == "ok"
 
 
+@pytest.mark.slow
 def test_a_sweep_that_loses_its_workers_is_the_sweep_of_one(
     cluster: Cluster, local: Worker, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
