@@ -10,7 +10,7 @@ import torch
 
 import verify
 from verify.cases import Case
-from verify.errors import KernelError, Refused
+from verify.errors import KernelError, Refused, UsageError
 from verify.measure.call import Measured
 from verify.measure.trying import Trying
 from verify.workers.requests import WorkerDied, WorkerTimeout
@@ -76,6 +76,25 @@ def test_a_process_that_dies_is_met_once_and_its_smallest_case_is_found() -> Non
     assert found.dims[0] == (1, 125), "divided until it no longer dies"
     assert asked.count((4, 1000)) == 1
     assert trying.verdict({"float32"}) == ("crashed", "float32: the process died of SIGSEGV")
+
+
+def test_the_smallest_case_of_a_pytorch_function_is_one_that_its_declaration_allows() -> None:
+    """An mLSTM's compiler aborted at 64 columns, with 32 allowed beside them: six cases of other sizes were listed."""
+    declare = verify.kernel(like=torch.matmul, shapes={"x": "b s d", "w": "d d"}, where="d in (32, 64)", name="k")
+
+    def run(case: Case) -> Measured:
+        batch, _, columns = case.dims
+        if batch % 2:
+            raise UsageError("like= fails for zeros of the shapes")
+        if columns == 64:
+            raise WorkerDied("the process died of SIGABRT")
+        return RESULT
+
+    trying = Trying(declare(lambda x, w: x @ w), "k.py::k")
+    some = [Case(dtype="float32", dims=dims, fill="randn") for dims in ((32, 70, 64), (2, 7, 32), (32, 70, 64))]
+    assert tried(trying, run, some) == [(2, 7, 32)]
+    [found] = trying.unmeasured
+    assert found.dims[0] == (2, 1, 64) and all(dims[2] == 64 for dims in found.dims)
 
 
 def test_a_hang_is_a_timeout_and_is_not_tried_again() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from verify.cases import Case
 from verify.declare.declaration import Kernel
-from verify.errors import KernelError, Refused
+from verify.errors import KernelError, Refused, UsageError
 from verify.measure.call import IN_BACKWARD, Measured
 from verify.measure.elsewhere import Run
 from verify.records.record import Origin, Status, Unmeasured
@@ -91,7 +91,7 @@ class Trying:
 
     def _smaller(self, run: Run, case: Case, key: tuple[str, Kind, str]) -> None:
         """Divide the sizes of a case that ends its process or hangs, as long as it does; a hang is tried once."""
-        while self._deaths < DEATHS and key[1] == "crashed" and self.kernel.op.kind != "graph":
+        while self._deaths < DEATHS and key[1] == "crashed":
             divided = [
                 (*case.dims[:place], size // by, *case.dims[place + 1 :])
                 for by in (64, 8, 2)
@@ -109,7 +109,7 @@ class Trying:
                     self._found[key].cases.append(case)
                     self._tried[case.dtype] += 1
                     break
-                except KernelError:
+                except (KernelError, UsageError):  # the latter where a PyTorch function does not take such sizes
                     continue
             else:
                 return
