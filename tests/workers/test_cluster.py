@@ -142,6 +142,7 @@ def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target:
     (target.parent / "go").touch()
     asking.join(120)
     assert answers and answers[0].status == "ok"
+    cluster._client.wait_for_workers(2, timeout=60)  # it begins again, which the next tests need
 
 
 @pytest.mark.slow
