@@ -113,7 +113,7 @@ def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
 def at_least(low: Number, *, dash: str = "\N{EN DASH}") -> str:
     """A maximum beside open elements, of which nothing is known: see `OPEN`."""
     text = ulp(low)
-    return text if text.startswith(">") else ("≥" if dash == "–" else ">=") + text
+    return text if text == BEYOND else ("≥" if dash == "–" else ">=") + text
 
 
 def open_elements(figures: Figures) -> str:

@@ -52,10 +52,15 @@ class Judged:
         return _to_float(quotient(self.error.numerator << max(finer, 0), self.error.denominator << max(-finer, 0)))
 
 
-def enclose(point: Point, precision: int, *, both: bool) -> tuple[Enclosure | None, int]:
-    """The tightest enclosure at a precision and the number of routes that agreed on it."""
+def enclose(
+    point: Point, precision: int, *, both: bool, joins: Callable[[Enclosure], bool] = lambda ball: True
+) -> tuple[Enclosure | None, int]:
+    """The tightest enclosure at a precision and the number of routes that agreed on it.
+
+    With `both`, mpmath `joins` the balls of Arb's for which that says so.
+    """
     ball = None if point.arb is None else from_arb(point.arb(precision))
-    if ball is not None and not both:
+    if ball is not None and not (both and joins(ball)):
         return ball, 1
     number = from_mpmath(point.mp(precision), precision)
     if point.arb is not None and ball is None and number.kind == "nan":
@@ -88,21 +93,20 @@ def settle(
 
     Beyond the first precision Arb goes on alone, and mpmath joins where Arb has decided, or has no more bits.
     """
-    precision, alone = start, False
+    precision = start
+
+    def joins(ball: Enclosure) -> bool:
+        return not start < precision < MAX_PRECISION or ball.kind != "real" or decided(ball)
+
     while True:
-        alone = alone and precision < MAX_PRECISION
-        enclosure, routes = enclose(point, precision, both=both and not alone)
+        enclosure, routes = enclose(point, precision, both=both, joins=joins)
         if enclosure is not None and (enclosure.kind != "real" or decided(enclosure)):
-            if not (both and alone):
-                return enclosure, precision, routes
-            alone = False  # the same precision once more, by both
-            continue
+            return enclosure, precision, routes
         if precision >= MAX_PRECISION:
             if enclosure is None:
                 raise TruthError(f"no finite enclosure of an exact value at {precision} bits")
             return _as_tie(enclosure), precision, routes
         precision = 4 * precision if precision < _RARE else MAX_PRECISION
-        alone = enclosure is not None and point.arb is not None
 
 
 def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Policy | None = None) -> Judged:

@@ -25,7 +25,7 @@ def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return _pointwise(func, args, kwargs)
     name = base_name(func)
     known = _KNOWN.get(name) if func.namespace == "aten" else None
-    if known is not None and (name in _FRESH | _STRIDED or _in_order([*args, *kwargs.values()])):
+    if known is not None and (name in _ANYWHERE or _in_order([*args, *kwargs.values()])):
         made = known(func, *args, **kwargs)
         if made is not None:
             return made
@@ -63,8 +63,13 @@ def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ten
     options = tuple((key, _kind(each)) for key, each in kwargs.items())
     dtype = _dtype(func, tuple(map(_kind, args)), options)
     shape = broadcast_shape([each.shape for each in tensors])
+    return _laid_out(shape, dtype, tensors)
+
+
+def _laid_out(shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
+    """A fresh tensor that lies as PyTorch lays it out beside its operands."""
     if all(each.is_contiguous() for each in tensors):
-        return torch.empty(shape, dtype=dtype, device=_META)
+        return _empty(shape, dtype)
     return torch.empty_permuted(shape, _order(shape, tensors), dtype=dtype, device=_META)
 
 
@@ -149,17 +154,11 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _like(func: Any, a: Tensor, *args: Any, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Any:
-    name = base_name(func)
-    wider = name == "cumsum" and not a.is_floating_point()
+    wider = base_name(func) == "cumsum" and not a.is_floating_point()
     if wider or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
         return None
-    if a.is_contiguous() or memory_format is torch.contiguous_format:
-        return _empty(a.shape, dtype or a.dtype)
-    if name not in _STRIDED or overlaps(a) or 1 in a.shape:
-        return None
-    strides = a.stride()
-    order = sorted(range(a.ndim), key=lambda dim: -strides[dim])
-    return torch.empty_permuted(tuple(a.shape), order, dtype=dtype or a.dtype, device=_META)
+    operands = [] if memory_format is torch.contiguous_format else [a]
+    return _laid_out(tuple(a.shape), dtype or a.dtype, operands)
 
 
 def _arange(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -249,9 +248,10 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "sort": _ordered,
     "topk": _best,
 }
-_STRIDED = frozenset("full_like empty_like".split())  # whose results lie as the operand does
-# Whose results lie in order, however the operands do.
-_FRESH = frozenset("mm bmm mv dot arange cat sum amax amin any all prod argmax argmin topk".split())
+# Whose results lie in order, however the operands do; those of the last two as the operand does.
+_ANYWHERE = frozenset(
+    "mm bmm mv dot arange cat sum amax amin any all prod argmax argmin topk full_like empty_like".split()
+)
 
 
 # -- memory -----------------------------------------------------------------------------------------------
