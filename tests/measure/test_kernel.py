@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,11 +21,15 @@ from verify.cases.plan import EFFORTS, plan
 from verify.cases.regimes import NONFINITE, REST
 from verify.measure import case as judging
 from verify.measure import kernel as running
+from verify.measure.call import Measured
 from verify.measure.kernel import measure_kernel
 from verify.measure.result import _over_the_limit, only_at_special
 from verify.ops import registry
+from verify.ops.graph.second import by_program
+from verify.ops.linear import LINEAR
 from verify.ops.op import Op, Point, Problem
 from verify.records.record import Figures, KernelRun, Result, value_of
+from verify.workers import beside
 
 CPU = Backend(name="interpreter", device="cpu", label="", details="")
 
@@ -170,6 +175,87 @@ def test_layer_norm_is_judged_by_the_scaled_error_in_every_regime() -> None:
     assert value_of(figures["randn"].scaled_max) < 64
     bad = figures["mean 1e3"].scaled_max
     assert bad == "nan" or not value_of(bad) < 1e4  # E[x^2] - E[x]^2 has cancelled
+
+
+class OnGpu(torch.Tensor):
+    """Stands for a tensor of a GPU: `cpu()` makes it an ordinary one, and a fork of the process cannot touch it."""
+
+    owner = os.getpid()
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if os.getpid() != cls.owner:
+            raise RuntimeError(f"{function} of a GPU's tensor in a fork")
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        return made.as_subclass(torch.Tensor) if function is torch.Tensor.cpu else made
+
+
+def unit(row: Sequence[Any]) -> list[Any]:
+    norm = mp.sqrt(mp.fsum(v * v for v in row))
+    return [v / norm for v in row]
+
+
+def clipped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.relu(x), -1) @ y
+
+
+def first(outputs: Any) -> Any:
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def on_gpu(run: Callable[..., Measured]) -> Callable[..., Measured]:
+    def moved(*given: Any) -> Measured:
+        made = run(*given)
+        fields = {name: getattr(made, name) for name in ("inputs", "upstream", "results")}
+        return replace(
+            made, **{name: {key: _on_gpu(value) for key, value in found.items()} for name, found in fields.items()}
+        )
+
+    def _on_gpu(value: torch.Tensor | None) -> torch.Tensor | None:
+        return None if value is None else value.as_subclass(OnGpu)
+
+    return moved
+
+
+@pytest.mark.parametrize("declared", ["linear", "silu", "row_op", "like"])
+def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork of a process that has used a GPU has neither: each would raise there, and be asked again here."""
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], middle=33, wide=(65,)))
+    options: dict[str, Any] = {"dtypes": ["bfloat16"], "gradients": declared != "row_op"}
+    if declared == "row_op":
+        rows = verify.row_op("unit", exact=unit, reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt())
+        kernel = verify.kernel(op=rows, **options)(lambda x: torch.nn.functional.normalize(x, dim=-1, eps=0))
+    elif declared == "like":
+        kernel = verify.kernel(like=clipped, shapes={"x": "n k", "y": "k m"}, **options)(clipped)
+    else:
+        op = registry.get(declared)
+        if declared == "linear":  # of which no program is known from another test
+            op = by_program(LINEAR, summed=("dweight", "dbias"))
+        kernel = verify.kernel(op=op, **options)(
+            lambda *given, **named: first(op.baseline(*given, **op.params | named))
+        )
+
+    def no_gradient(*given: Any, **named: Any) -> Any:
+        if os.getpid() != OnGpu.owner:
+            raise RuntimeError("autograd in a fork")
+        return gradient(*given, **named)
+
+    def ended(asked: Any) -> int:
+        statuses.append(end(asked))
+        return statuses[-1]
+
+    statuses: list[int] = []
+    gradient, end = torch.autograd.grad, beside._end
+    with monkeypatch.context() as beside_a_gpu:
+        beside_a_gpu.setattr(torch.autograd, "grad", no_gradient)
+        beside_a_gpu.setattr(beside, "_end", ended)
+        beside_a_gpu.setattr(running, "run_judged", on_gpu(running.run_judged))
+        beside_a_gpu.setattr(running, "run_baseline", on_gpu(running.run_baseline))
+        in_forks = measured(kernel, judges=3)
+    assert statuses and not any(statuses), in_forks.message
+    run = measured(kernel)
+    assert run.results and msgspec.structs.replace(in_forks, seconds=run.seconds) == run
 
 
 def test_a_peer_has_no_baseline_of_its_own() -> None:

@@ -24,11 +24,11 @@ from verify.measure.element import describe
 from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
-from verify.ops.op import Largest, Op, Point, Problem, Regime
+from verify.ops.op import Fast, Largest, Op, Point, Problem, Regime
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import Worst, value_of
 from verify.truth import formats
-from verify.truth.fast import Truth, compared_everywhere, evaluate
+from verify.truth.fast import Truth, compared_everywhere, device_kind, truth_of
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
@@ -115,18 +115,20 @@ class Collected:
 
 @dataclass(frozen=True)
 class Question:
-    """One case with its truth, put to a kernel and to the baseline alike: both had the same inputs.
+    """One case with its float64 references, put to a kernel and to the baseline alike: both had the same inputs.
 
     `host` is the problem for exact arithmetic, which asks for elements one at a time: from a GPU each would be waited
-    for. Where results are small, problem and truths are there too.
+    for. Where results are small, problem and references are there too. Whoever judges makes truths of these.
     """
 
     op: Op  # of which both ask for exact values: see `_remembering`
     case: Case
     problem: Problem
     host: Problem
-    truths: dict[str, Truth]
+    fast: dict[str, Fast]
+    kind: str  # of the device that these were evaluated on
     formats: dict[str, Format]
+    everywhere: bool  # whether the two formulas of a user's op are compared at every element
     target: str
     policy: Policy
     seed: int
@@ -137,6 +139,11 @@ class Question:
         """Whether judging asks nothing of a GPU."""
         return self.problem is self.host
 
+    def truth(self, op: Op, result: str) -> Truth:
+        """The truth of one result; `op` keeps no exact values, which may be those of all elements."""
+        found = truth_of(op, self.host, result, self.fast[result], self.formats[result], self.kind)
+        return compared_everywhere(op, self.host, result, found) if self.everywhere else found
+
 
 def question_of(
     kernel: Kernel, case: Case, measured: Measured, group: Group, target: str, seed: int, small: int
@@ -144,14 +151,27 @@ def question_of(
     wanted = tuple(filter(group.judges, measured.results))
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
-    truths = evaluate(kernel.op, problem, kinds)
-    if group.exhaustive:
-        truths = {name: compared_everywhere(kernel.op, problem, name, truth) for name, truth in truths.items()}
+    fast = kernel.op.fast(problem)
+    kind = device_kind(fast)
     host = _on_host(problem)
-    if max((truth.value.numel() for truth in truths.values()), default=0) <= small:
-        problem, truths = host, {name: truth.cpu() for name, truth in truths.items()}
-    op = _remembering(kernel.op, host)
-    return Question(op, case, problem, host, truths, kinds, target, kernel.policy, seed, kernel.largest.get(case.dtype))
+    if max((fast[name].value.numel() for name in wanted), default=0) <= small:
+        problem, fast = host, {name: fast[name].cpu() for name in wanted}
+        for name in wanted:  # for forks: beside a GPU they have no autograd, which follows PyTorch's functions
+            kernel.op.points(host, name, ())
+    return Question(
+        op=_remembering(kernel.op, host),
+        case=case,
+        problem=problem,
+        host=host,
+        fast={name: fast[name] for name in wanted},
+        kind=kind,
+        formats=kinds,
+        everywhere=group.exhaustive,
+        target=target,
+        policy=kernel.policy,
+        seed=seed,
+        largest=kernel.largest.get(case.dtype),
+    )
 
 
 def _remembering(op: Op, problem: Problem) -> Op:
@@ -213,11 +233,13 @@ def judge_case(
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
         return classed(question.op, question.case, question.problem, name, shape, question.largest)
 
+    truths = {name: question.truth(kernel.op, name) for name in question.fast}
     pieces: Pieces = {}
     for by, results in given.items():
         own = by != BASELINE
         pieces[by] = _pieces(
             question,
+            truths,
             results,
             known.get(by, {}),
             parts,
@@ -231,6 +253,7 @@ def judge_case(
 
 def _pieces(
     question: Question,
+    truths: dict[str, Truth],
     results: dict[str, Tensor],
     known: dict[str, Collected],
     parts_of: Callable[[str, tuple[int, ...]], tuple[Tensor | None, Parts]],
@@ -243,7 +266,7 @@ def _pieces(
     """Every result of one case judged; with `each` also the worst element of every regime."""
     op, problem = question.op, question.problem
     pieces = {}
-    for name, truth in question.truths.items():
+    for name, truth in truths.items():
         if name not in results:
             continue
         got = results[name].to(truth.value.device)

@@ -40,7 +40,7 @@ SHARE = 0.85  # of a kernel's time, after which no further case is tried
 
 DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
-PARALLEL = 1 << 20  # the same where others go on meanwhile
+PARALLEL = 1 << 21  # the same where others go on meanwhile
 LONG = 1 << 16  # numbers of a case from which each of its results is a question of its own
 
 
@@ -232,7 +232,7 @@ def _apart(question: Question) -> list[Question]:
     numbers = sum(value.numel() for value in question.problem.inputs.values() if value is not None)
     if numbers < LONG:
         return [question]
-    return [replace(question, truths={name: truth}) for name, truth in question.truths.items()]
+    return [replace(question, fast={name: fast}) for name, fast in question.fast.items()]
 
 
 def _results_of(

@@ -91,6 +91,12 @@ class Fast:
     exact: Tensor | None = None
     unknown: Tensor | None = None
 
+    def cpu(self) -> Fast:
+        """The same in the memory of the host."""
+        ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
+        rest = (None if each is None else each.cpu() for each in (self.bound, self.exact, self.unknown))
+        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -144,6 +150,8 @@ class Op:
     those of the outputs. `integers` names outputs that are whole numbers or conditions, which are compared as float64
     ones; `settled(problem, result, got)` puts the answer of the reference in the place of others that are right too.
     `program(problem)` are the steps that a PyTorch function takes and the tensors to run them on (`verify.ops.graph`).
+    `points` without an index makes what the points of a problem share. `looked_up(problem, result, fast)` asks for
+    single elements where `fast` has no bound, which takes its time.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -176,6 +184,7 @@ class Op:
     integers: tuple[str, ...] = ()
     settled: Callable[[Problem, str, Tensor], Tensor] | None = None
     program: Callable[[Problem], Any] | None = None
+    looked_up: Callable[[Problem, str, Fast], Fast] | None = None
 
     @property
     def required_outputs(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -96,34 +96,41 @@ class Truth:
 def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:
     """The truth of every result in `problem.results`; `formats` names the format each is judged in."""
     fast = op.fast(problem)
-    truths = {}
-    kinds = {device: certificate.device_kind(device) for device in {item.value.device for item in fast.values()}}
-    for result in problem.results:
-        reference = fast[result]
-        by_rows = result in op.whole_rows and reference.value.numel() <= _EXACT_ELEMENTS
-        known = reference.bound is not None and not bool(reference.bound.any())  # as integers are
-        if (formats[result].name == "float64" and not known) or by_rows:
-            truths[result] = _exactly(op, problem, result, reference)
-            continue
-        if reference.bound is not None:
-            told = "an interval for every element"
-            rest = reference.ends, reference.unknown
-            truths[result] = Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
-            continue
-        units, sentence = certificate.units_for(op.name, problem.params, result, kinds[reference.value.device])
-        if op.kind == "contraction":
-            # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the
-            # certificate was measured on short ones
-            units += _terms(problem)
-        value, scale = at_hand(reference.value), at_hand(reference.scale)
-        lib = library(value)
-        bound = abs(scale) * (units * 2.0**-53) + certificate.SLACK
-        bound = tensor_of(lib.where(lib.isfinite(value), bound, 0.0))
-        if reference.exact is not None:
-            bound = torch.where(reference.exact, 0.0, bound)
-        sentence += f"; exact and reference compared at {op.compared}" if op.compared else ""
-        truths[result] = Truth(reference.value, None, bound, reference.scale, sentence, reference.ends)
-    return truths
+    kind = device_kind(fast)
+    return {result: truth_of(op, problem, result, fast[result], formats[result], kind) for result in problem.results}
+
+
+def device_kind(fast: Mapping[str, Fast]) -> str:
+    """The kind of device that a reference was evaluated on, as certificates name it."""
+    return certificate.device_kind(next(item.value.device for item in fast.values())) if fast else ""
+
+
+def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format, kind: str) -> Truth:
+    """The truth of one result, from its reference on a `kind` of device. Elements that need it are evaluated exactly,
+    which takes its time; nothing of it is asked of a GPU where the problem and the reference are on the host."""
+    if op.looked_up is not None:
+        reference = op.looked_up(problem, result, reference)
+    by_rows = result in op.whole_rows and reference.value.numel() <= _EXACT_ELEMENTS
+    known = reference.bound is not None and not bool(reference.bound.any())  # as integers are
+    if (fmt.name == "float64" and not known) or by_rows:
+        return _exactly(op, problem, result, reference)
+    if reference.bound is not None:
+        told = "an interval for every element"
+        rest = reference.ends, reference.unknown
+        return Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
+    units, sentence = certificate.units_for(op.name, problem.params, result, kind)
+    if op.kind == "contraction":
+        # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the
+        # certificate was measured on short ones
+        units += _terms(problem)
+    value, scale = at_hand(reference.value), at_hand(reference.scale)
+    lib = library(value)
+    bound = abs(scale) * (units * 2.0**-53) + certificate.SLACK
+    bound = tensor_of(lib.where(lib.isfinite(value), bound, 0.0))
+    if reference.exact is not None:
+        bound = torch.where(reference.exact, 0.0, bound)
+    sentence += f"; exact and reference compared at {op.compared}" if op.compared else ""
+    return Truth(reference.value, None, bound, reference.scale, sentence, reference.ends)
 
 
 def _terms(problem: Problem) -> int:

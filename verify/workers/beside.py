@@ -18,6 +18,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
+from verify.workers.phases import phase
+
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
@@ -71,8 +73,10 @@ class Forks(Generic[Key, Answer]):
         while True:
             while self._asked and not self._asked[0].pid:
                 asked = self._asked.popleft()
-                # one that raised or was killed is asked again here, where it raises as it would have without forks
-                self._take(asked.key, asked.think() if asked.answer is None else asked.answer)
+                if asked.answer is None:  # it raised or was killed, and raises here as it would have without forks
+                    with phase("answer what a fork did not"):
+                        asked.answer = asked.think()
+                self._take(asked.key, asked.answer)
             forks = {asked.pipe: asked for asked in self._asked if asked.pid}
             if len(forks) <= running:
                 return

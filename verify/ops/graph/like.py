@@ -251,6 +251,7 @@ class _Like:
             fast=self.fast,
             points=self.points,
             program=self.followed,
+            looked_up=None if elementwise else self.looked_up,
             baseline=self._baseline,
             gate="scaled" if sums else "plain",
             regime_of=names[-1],
@@ -362,16 +363,22 @@ class _Like:
         with torch.no_grad():
             spans = program.spans(run, problem.results)
             opened = self._opened(program, run, problem) if run.met_tie else {}
-        problem.cache["opened"] = opened
+        # on the host, where single elements are asked for
+        problem.cache["opened"] = {name: tuple(each.cpu() for each in found) for name, found in opened.items()}
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
-        found = {name: self._looked_up(program, run, name, fast, opened) for name, fast in found.items()}
         if program.elementwise:
             values = [value for value in run.leaves.values() if value.is_floating_point()]
             gradients = self._gradients(problem)
+            found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
         return found
 
-    def _looked_up(self, program: Program, run: Run, result: str, fast: Fast, opened: dict[str, Any]) -> Fast:
+    def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
+        """With what single elements have, where an interval has no end."""
+        program, run = self.followed(problem)
+        return fast if program.elementwise else self._looked_up(program, run, problem, result, fast)
+
+    def _looked_up(self, program: Program, run: Run, problem: Problem, result: str, fast: Fast) -> Fast:
         """With the elements that float64 says nothing about from Arb; where that finds none, the value is unknown."""
         assert fast.bound is not None
         most_asked = _OPEN[not program.elementwise]
@@ -390,10 +397,12 @@ class _Like:
             torch.where(torch.isinf(fast.bound), value, fast.ends[1]),
         )
         if bool(free.any()):
-            several, *sides = opened.get(result) or (torch.zeros_like(free), value, value)
-            least, most = (end.masked_fill(free, side) for end, side in zip(sides, (-math.inf, math.inf), strict=True))
-            opened[result] = several | free, least, most
-            ends = torch.where(opened[result][0], least, value), torch.where(opened[result][0], most, value)
+            opened: dict[str, tuple[Tensor, ...]] = problem.cache["opened"]
+            sides = (each.to(value.device) for each in opened.get(result, (torch.zeros_like(free), value, value)))
+            several, least, most = next(sides) | free, *sides
+            least, most = least.masked_fill(free, -math.inf), most.masked_fill(free, math.inf)
+            opened[result] = several.cpu(), least.cpu(), most.cpu()
+            ends = torch.where(several, least, value), torch.where(several, most, value)
         return replace(fast, value=value, bound=bound, ends=ends, unknown=free if bool(free.any()) else None)
 
     def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:

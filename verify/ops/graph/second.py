@@ -58,8 +58,9 @@ def by_program(op: Op, summed: Sequence[str] = ()) -> Op:
 
 def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[int]) -> tuple[Asked, bool]:
     """The elements, by the program of the problem; and whether anything in the problem is not finite."""
-    if "program" not in problem.cache:
-        present = {name: value for name, value in problem.inputs.items() if value is not None}
+    present = {name: value for name, value in problem.inputs.items() if value is not None}
+    device = next(iter(present.values())).device
+    if ("program", device) not in problem.cache:
         gradients = tuple(name for name in present if "d" + name in problem.results)
         shapes = tuple((name, tuple(value.shape)) for name, value in present.items())
         program = programs(tuple(sorted(problem.params.items())), shapes, gradients)
@@ -69,10 +70,10 @@ def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[
             zero = torch.zeros(program.results[output].shape, dtype=torch.float64)
             leaves[name] = problem.upstream.get(output, zero)
         limits = not all(bool(torch.isfinite(value).all()) for value in leaves.values())
-        run = Run(leaves, next(iter(present.values())).device)
+        run = Run(leaves, device)
         # a row of any length is worth its time: the op's own formulas have no limit either
-        problem.cache["program"] = program, run, Shared(left=math.inf), limits
-    program, run, shared, limits = problem.cache["program"]
+        problem.cache["program", device] = program, run, Shared(left=math.inf), limits
+    program, run, shared, limits = problem.cache["program", device]
     gradient = result.startswith("d") and result[1:] in problem.inputs
     return Asked(program, run, result, list(indices), None, gradient, shared), limits
 
