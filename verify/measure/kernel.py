@@ -41,7 +41,6 @@ SHARE = 0.85  # of a kernel's time, after which no further case is tried
 DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same where others go on meanwhile
-LONG = 1 << 16  # numbers of a case from which each of its results is a question of its own
 
 
 def measure_kernel(
@@ -229,8 +228,7 @@ def _judge(
 
 def _apart(question: Question) -> list[Question]:
     """A question about each result of a long case: the longest decides when all are answered."""
-    numbers = sum(value.numel() for value in question.problem.inputs.values() if value is not None)
-    if numbers < LONG:
+    if not question.problem.is_long:
         return [question]
     return [replace(question, fast={name: fast}) for name, fast in question.fast.items()]
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Params = Mapping[str, Any]
 Shape = tuple[int, ...]
 
+_LONG = 1 << 16  # numbers that a problem has from which it is long
+
 
 Largest = float | dict[str, float]  # the magnitude that inputs stay within: of all, or by operand
 
@@ -128,6 +130,11 @@ class Problem:
     upstream: Mapping[str, Tensor] = field(default_factory=dict)
     results: tuple[str, ...] = ("y",)
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether each result is worth a process of its own."""
+        return sum(value.numel() for value in self.inputs.values() if value is not None) >= _LONG
 
 
 @dataclass(frozen=True)

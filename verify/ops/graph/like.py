@@ -432,7 +432,8 @@ class _Like:
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Single elements, evaluated together at the precision that most need."""
-        key = ("followed", problem.results)
+        # of a long problem results share nothing: whether one is refused does not depend on who is asked about others
+        key = ("followed", problem.results, result if problem.is_long else "")
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
             held = problem.cache[key] = (problem.inputs, problem.upstream, *self.followed(problem), Shared())

@@ -72,7 +72,7 @@ def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[
         limits = not all(bool(torch.isfinite(value).all()) for value in leaves.values())
         run = Run(leaves, device)
         # a row of any length is worth its time: the op's own formulas have no limit either
-        problem.cache["program", device] = program, run, Shared(left=math.inf), limits
+        problem.cache["program", device] = program, run, Shared(effort=math.inf), limits
     program, run, shared, limits = problem.cache["program", device]
     gradient = result.startswith("d") and result[1:] in problem.inputs
     return Asked(program, run, result, list(indices), None, gradient, shared), limits

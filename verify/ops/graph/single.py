@@ -28,7 +28,7 @@ _VANISHED = flint.arb(2) ** -1_300
 _TOGETHER = 1024  # elements that are evaluated together
 _LIMIT = 1 << 14  # bits at which a ball that still has no relative accuracy is a zero
 _KEPT = 1 << 21  # elements of all steps that are kept for later ones of the same problem: a network shares its layers
-_EFFORT = 1 << 22  # elements of steps that a problem's exact values may cost: a microsecond or two each
+_EFFORT = 1 << 20  # elements of steps that the exact values of a result may cost: a microsecond or two each
 _CHEAP = 1 << 12  # of one exact value that are not counted: a row of a norm, a window of a convolution
 
 Slices = dict[int, dict[int, Any]]  # by step: the elements that are known
@@ -36,13 +36,14 @@ Slices = dict[int, dict[int, Any]]  # by step: the elements that are known
 
 @dataclass
 class Shared:
-    """What the exact values of one problem share: what is known of each step, and what may still be evaluated.
+    """What the exact values of one problem share: what is known of each step, and what each result has cost.
 
     The same questions in the same order cost the same everywhere, so what is `refused` does not depend on a clock.
     """
 
     slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)
-    left: float = field(default_factory=lambda: _EFFORT)
+    effort: float = field(default_factory=lambda: _EFFORT)  # that each result may cost
+    spent: dict[str, float] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)  # results of which one element was too much
 
 
@@ -97,17 +98,17 @@ class Asked:
         return known[place]
 
     def _affordable(self, place: int, places: list[int], slices: Slices) -> tuple[list[int], Needed]:
-        """The places if their problem has the effort left, else the one; and what has to be evaluated for them."""
-        shared = self.shared
+        """The places if their result has the effort left, else the one; and what has to be evaluated for them."""
+        shared, spent = self.shared, self.shared.spent.get(self.result, 0.0)
         refused = self.result in shared.refused
         for some in [[place]] if refused else [places, [place]]:
             free = _CHEAP * len(some)
-            most = free + (0 if refused else shared.left)
+            most = free + (0 if refused else shared.effort - spent)
             try:
                 needed = self.program.places(self.run, self.result, [self.indices[n] for n in some], slices, most)
             except BeyondEffort:
                 continue
-            shared.left -= max(0, sum(len(wanted) for wanted, _ in needed.values()) - free)
+            shared.spent[self.result] = spent + max(0, sum(len(wanted) for wanted, _ in needed.values()) - free)
             return some, needed
         shared.refused.add(self.result)
         raise BeyondEffort(f"an exact value of {self.result} depends on too many numbers to be evaluated alone")
