@@ -256,8 +256,10 @@ class _Queue:
         )
 
     def _judges(self) -> int:
-        """The cores of a part that begins now: where fewer parts are left than may run at a time, several."""
-        return max(1, (self.session.jobs or os.cpu_count() or 1) // (len(self.parts) - len(self.ended)))
+        """How many forks a part that begins now judges with: where fewer parts are left than cores, twice its share,
+        as others end before it."""
+        cores, left = self.session.jobs or os.cpu_count() or 1, len(self.parts) - len(self.ended)
+        return min(cores, 2 * cores // left) if left < cores else 1
 
     def _done(self, part: _Part, done: KernelRun) -> None:
         self.busy[part.kernel.target] -= 1
