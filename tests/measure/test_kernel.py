@@ -343,6 +343,21 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
     assert msgspec.structs.replace(again, seconds=run.seconds) == run, "to the last digit"
 
 
+def test_rows_that_mpmath_evaluates_are_fewer_where_they_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    rows = verify.row_op("unit", exact=unit, reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt())
+
+    def planned(op: Any) -> list[Case]:
+        kernel = verify.kernel(op=op, dtypes=["float32"], gradients=True)(lambda x: x)
+        return [case for group in plan(kernel, "float32", "cuda", 0) for case in group.cases]
+
+    ours, theirs = planned(rows), planned("softmax")
+    assert {case.dims[1] for case in ours} == {case.dims[1] for case in theirs}
+    assert all(case.dims[0] == 2 for case in ours if case.dims[1] > 257)
+    assert [bool(case.upstream) for case in ours if case.dims[1] == 65_537] == [False, False]
+    assert all(case.upstream for case in ours if case.dims[1] < 65_537) and all(case.upstream for case in theirs)
+
+
 @pytest.mark.parametrize("backend", EFFORTS)
 @pytest.mark.parametrize("op", ["layer_norm", "linear"])
 def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:

@@ -121,6 +121,21 @@ def test_a_row_op_takes_its_gradient_from_here_and_compares_it(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("_own_registry")
+def test_a_row_without_a_value_has_no_slope_either() -> None:
+    """A difference across a row of zeros, which its norm divides, grows as its step shrinks: it settled nowhere,
+    and a dtype with such a row was not judged at all."""
+    defined = row_op(
+        "unit",
+        exact=lambda row: [v / mp.sqrt(mp.fsum(w * w for w in row)) for v in row],
+        reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt(),
+    )
+    problem = Problem({"x": torch.tensor([[0.0, -0.0], [3.0, 4.0]])}, {}, {"y": torch.ones(2, 2)}, ("y", "dx"))
+    for result, of_row in (("y", 0.8), ("dx", -3 / 125)):
+        nothing, _, _, found = (point.mp(100) for point in defined.points(problem, result, range(4)))
+        assert mp.isnan(nothing) and abs(found - mp.mpf(of_row)) < 1e-15
+
+
+@pytest.mark.usefixtures("_own_registry")
 def test_a_formula_that_cannot_be_followed_keeps_its_central_difference() -> None:
     defined = row_op(
         "gammas", exact=lambda row: [mp.gamma(2 + v) for v in row], reference=lambda x: torch.lgamma(2 + x).exp()

@@ -104,8 +104,9 @@ class _Exact:
                     return [mp.nan] * len(x)
                 try:
                     return gradient(lambda row: self.exact(row, **params), x, upstream)
-                except Untraceable:
-                    return None
+                except Untraceable:  # a row without a value, as one of zeros that its norm divides, has no slope either
+                    valueless = any(map(mp.isnan, self._row(rows, "y", index, bits)))
+                    return [mp.nan] * len(x) if valueless else None
 
         return rows.cached((result, index, bits), make)
 

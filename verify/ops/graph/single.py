@@ -28,7 +28,7 @@ _VANISHED = flint.arb(2) ** -1_300
 _TOGETHER = 1024  # elements that are evaluated together
 _LIMIT = 1 << 14  # bits at which a ball that still has no relative accuracy is a zero
 _KEPT = 1 << 21  # elements of all steps that are kept for later ones of the same problem: a network shares its layers
-_EFFORT = 1 << 20  # elements of steps that the exact values of a result may cost: a microsecond or two each
+_EFFORT = 1 << 19  # elements of steps that the exact values of a result may cost: a microsecond or two each
 _CHEAP = 1 << 12  # of one exact value that are not counted: a row of a norm, a window of a convolution
 
 Slices = dict[int, dict[int, Any]]  # by step: the elements that are known
