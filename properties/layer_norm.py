@@ -72,14 +72,16 @@ def torch_layer_norm(x, weight, bias, *, eps):
 # the sums alone, and gradients where there is no residual. The plain kernel's sums in the other dtypes, with weight and
 # bias and without, are in tests/kernels/test_layer_norm.py (test_every_regime_is_within_its_bound). Thousands of rows
 # differ from eleven by the number that a program has, of which tests of the kernels make few
-# (test_several_rows_per_program, test_more_partial_sums_than_one_block_of_them).
+# (test_several_rows_per_program, test_more_partial_sums_than_one_block_of_them), and three hundred calls in a row from
+# one where programs run at the same time, as on a GPU.
 SUMS = ["accuracy"]
 LAYOUTS = ["layout independence", "upstream layout independence"]
 DIFFERENT = [*SUMS, *LAYOUTS, "initialised memory"]
 GRADIENTS = ["gradcheck", "gradgradcheck"]
+LONG = ["many rows", "determinism"]
 
-test_layer_norm = verify.laws_for(layer_norm, dtypes=["bfloat16"], without=[*LAYOUTS, "many rows"])
-test_layer_norm_many_rows = pytest.mark.slow(verify.laws_for(layer_norm, dtypes=["bfloat16"], laws=["many rows"]))
+test_layer_norm = verify.laws_for(layer_norm, dtypes=["bfloat16"], without=[*LAYOUTS, *LONG])
+test_layer_norm_long = pytest.mark.slow(verify.laws_for(layer_norm, dtypes=["bfloat16"], laws=LONG))
 test_layer_norm_float64 = verify.laws_for(layer_norm, dtypes=["float64"], laws=GRADIENTS)
 test_layer_norm_residual = verify.laws_for(layer_norm_residual, dtypes=["bfloat16"], laws=SUMS)
 test_layer_norm_residual_bias = verify.laws_for(layer_norm_residual_bias, dtypes=["float32"], laws=DIFFERENT)
