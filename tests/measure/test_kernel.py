@@ -190,9 +190,13 @@ class OnGpu(torch.Tensor):
         return made.as_subclass(torch.Tensor) if function is torch.Tensor.cpu else made
 
 
-def unit(row: Sequence[Any]) -> list[Any]:
-    norm = mp.sqrt(mp.fsum(v * v for v in row))
-    return [v / norm for v in row]
+def unit_rows(monkeypatch: pytest.MonkeyPatch) -> Op:
+    def unit(row: Sequence[Any]) -> list[Any]:
+        norm = mp.sqrt(mp.fsum(v * v for v in row))
+        return [v / norm for v in row]
+
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    return verify.row_op("unit", exact=unit, reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt())
 
 
 def clipped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -213,12 +217,12 @@ def on_gpu(run: Callable[..., Measured]) -> Callable[..., Measured]:
 @pytest.mark.parametrize("declared", ["linear", "row_op", "like"])
 def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a process that has used a GPU has neither: each would raise there, and be asked again here."""
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
     monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], middle=33, wide=(65,)))
     options: dict[str, Any] = {"dtypes": ["bfloat16"], "gradients": declared != "row_op"}
     if declared == "row_op":
-        rows = verify.row_op("unit", exact=unit, reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt())
-        kernel = verify.kernel(op=rows, **options)(lambda x: torch.nn.functional.normalize(x, dim=-1, eps=0))
+        kernel = verify.kernel(op=unit_rows(monkeypatch), **options)(
+            lambda x: torch.nn.functional.normalize(x, dim=-1, eps=0)
+        )
     elif declared == "like":
         kernel = verify.kernel(like=clipped, shapes={"x": "n k", "y": "k m"}, **options)(clipped)
     else:  # of which no program is known from another test
@@ -333,14 +337,11 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
 
 
 def test_rows_that_mpmath_evaluates_are_fewer_where_they_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
-    rows = verify.row_op("unit", exact=unit, reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt())
-
     def planned(op: Any) -> list[Case]:
         kernel = verify.kernel(op=op, dtypes=["float32"], gradients=True)(lambda x: x)
         return [case for group in plan(kernel, "float32", "cuda", 0) for case in group.cases]
 
-    ours, theirs = planned(rows), planned("softmax")
+    ours, theirs = planned(unit_rows(monkeypatch)), planned("softmax")
     assert {case.dims[1] for case in ours} == {case.dims[1] for case in theirs}
     assert all(case.dims[0] == 2 for case in ours if case.dims[1] > 257)
     assert [bool(case.upstream) for case in ours if case.dims[1] == 65_537] == [False, False]

@@ -151,11 +151,11 @@ def question_of(
     wanted = tuple(filter(group.judges, measured.results))
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
-    fast = kernel.op.fast(problem)
-    kind = device_kind(fast)
+    found = kernel.op.fast(problem)
+    fast, kind = {name: found[name] for name in wanted}, device_kind(found)
     host = _on_host(problem)
-    if max((fast[name].value.numel() for name in wanted), default=0) <= small:
-        problem, fast = host, {name: fast[name].cpu() for name in wanted}
+    if max((each.value.numel() for each in fast.values()), default=0) <= small:
+        problem, fast = host, {name: each.cpu() for name, each in fast.items()}
         for name in wanted:  # for forks: beside a GPU they have no autograd, which follows PyTorch's functions
             kernel.op.points(host, name, ())
     return Question(
@@ -163,7 +163,7 @@ def question_of(
         case=case,
         problem=problem,
         host=host,
-        fast={name: fast[name] for name in wanted},
+        fast=fast,
         kind=kind,
         formats=kinds,
         everywhere=group.exhaustive,
