@@ -37,7 +37,7 @@ class Sums:
 
 
 def run(graph: fx.GraphModule, inputs: Sequence[Tensor], sums: Sums) -> list[Tensor]:
-    """Returns the results of a graph in float32, all sums taken as `sums` says."""
+    """Returns the results of a graph, all sums taken as `sums` says."""
     with torch.no_grad():
         return list(_Steps(graph, sums).run(*inputs))
 

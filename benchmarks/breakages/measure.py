@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 import verify
 from benchmarks.breakages import kernels
@@ -159,7 +159,28 @@ def altered(x: Tensor, inputs: Inputs) -> Tensor:
     return x
 
 
-def honest(case: Case, graph: Any, *, compile: bool = False, device: str = "cpu") -> Iterator[tuple[str, Results]]:
+@dataclass(frozen=True)
+class Graphs:
+    """The steps of a program, traced in two formats: a graph keeps the format of constants that it makes."""
+
+    float32: fx.GraphModule
+    float64: fx.GraphModule
+
+    @staticmethod
+    def of(case: Case) -> Graphs:
+        whole = with_gradients(case.program.function, len(case.operands), case.smooth)
+        return Graphs(*(traced(whole, case.converted(dtype)) for dtype in (torch.float32, torch.float64)))
+
+    def results(self, case: Case, sums: Sums) -> dict[str, Tensor]:
+        """Results in float32, all sums taken as `sums` says."""
+        return case.named(kernels.run(self.float32, case.converted(torch.float32), sums))
+
+    def rounded(self, case: Case) -> dict[str, Tensor]:
+        """Results in float64, rounded. PyTorch's own float64 loses the tail of a GELU, these steps do not."""
+        return case.named(kernels.run(self.float64, case.converted(torch.float64), Sums()))
+
+
+def honest(case: Case, graphs: Graphs, *, compile: bool = False, device: str = "cpu") -> Iterator[tuple[str, Results]]:
     """Every way to compute a program that is right."""
     yield "eager", case.computed(dtype=case.dtype)
     if case.dtype is not torch.float32:
@@ -170,10 +191,9 @@ def honest(case: Case, graph: Any, *, compile: bool = False, device: str = "cpu"
         yield f"eager on {device}", case.computed(dtype=case.dtype, device=device)
         if compile:
             yield f"compiled on {device}", case.computed(torch.compile(case.program.function), case.dtype, device)
-    given = case.converted(torch.float32)
     for name, sums in HONEST_SUMS.items():
-        yield name, case.named(kernels.run(graph, given, sums))
-    yield "float64, rounded", case.computed(dtype=torch.float64)
+        yield name, graphs.results(case, sums)
+    yield "float64, rounded", graphs.rounded(case)
 
 
 @dataclass(frozen=True)
@@ -196,30 +216,28 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | (torch.isnan(a) & torch.isnan(b))).all())
 
 
-def broken(case: Case, graph: Any, other: Case) -> Iterator[Broken]:
+def broken(case: Case, graphs: Graphs, other: Case) -> Iterator[Broken]:
     """Every way to compute a program that is wrong. `other` has other operands."""
-    right, stale = case.computed(dtype=torch.float64), other.computed(dtype=torch.float64)
+    right, stale = graphs.rounded(case), graphs.rounded(other)
     for name, factor in (("zeros", 0.0), ("half", 0.5), ("1% off", 1.01)):
         wrong = {key: (x.double() * factor).to(x.dtype) for key, x in right.items()}
         if not factor:
             wrong = {key: torch.zeros_like(x) for key, x in right.items()}
         yield Broken(name, name, wrong, right)
     yield Broken("cached", "cached", stale, right)
-    yield from _broken_sums(case, graph)
+    yield from _broken_sums(case, graphs)
     yield from _broken_definitions(case)
 
 
-def _broken_sums(case: Case, graph: Any) -> Iterator[Broken]:
-    given = case.converted(torch.float32)
-
+def _broken_sums(case: Case, graphs: Graphs) -> Iterator[Broken]:
     def made(sums: Sums) -> dict[str, Tensor]:
-        return case.named(kernels.run(graph, given, sums))
+        return graphs.results(case, sums)
 
     native, one_by_one = made(Sums()), made(Sums("sequential"))
     for name, dtype in (("bf16 accumulator", torch.bfloat16), ("fp16 accumulator", torch.float16)):
         yield Broken(name, name, made(Sums("sequential", dtype)), one_by_one)
     yield Broken("TF32 operands", "TF32 operands", made(Sums(tf32=True)), native)
-    count = kernels.sums_of(graph, given)
+    count = kernels.sums_of(graphs.float32, case.converted(torch.float32))
     for place in sorted({0, count // 2, count - 1}) if count else ():
         name = f"last term of sum {place + 1} of {count}"
         yield Broken("last term dropped", name, made(Sums(without_last=place)), native)
@@ -252,13 +270,13 @@ def measure(
     started = time.monotonic()
     outcomes: list[Outcome] = []
     blind: set[str] = set()
-    kernel, graph = None, None
+    kernel, graphs = None, None
     for kind in inputs:
         given = case(program, kind, seed)
         if not all(bool(torch.isfinite(x).all()) for x in given.computed(dtype=torch.float64).values()):
             continue  # the function has no value there
         operands = {f"x{place}": x for place, x in enumerate(given.operands)}
-        if kernel is None or graph is None:
+        if kernel is None or graphs is None:
             declared = verify.kernel(
                 like=program.function,
                 operands=tuple(operands),
@@ -268,17 +286,16 @@ def measure(
                 name="kernel",
             )
             kernel = declared(_taking(list(operands)))
-            whole = with_gradients(program.function, len(operands), given.smooth)
-            graph = traced(whole, given.converted(torch.float32))
+            graphs = Graphs.of(given)
         stored = {
             name: x.to(given.dtype) if x.is_floating_point() else x for name, x in operands.items()
         }  # as a kernel receives them
         upstream = {name: x.to(given.dtype) for name, x in zip(given.outputs, given.upstream, strict=True)}
         kinds: dict[str, tuple[str, str]] = {}
         candidates: dict[str, Results] = {}
-        for name, results in honest(given, graph, compile=compile, device=device):
+        for name, results in honest(given, graphs, compile=compile, device=device):
             kinds[name], candidates[name] = ("", name), results
-        for each in broken(given, graph, case(program, kind, seed + 1000)):
+        for each in broken(given, graphs, case(program, kind, seed + 1000)):
             label = f"{each.breakage}: {each.name}"
             kinds[label], candidates[label] = (each.breakage, each.name), each.changed
         twins = _twins(candidates)

@@ -18,13 +18,14 @@ from torch.nn import functional as F  # noqa: N812
 from benchmarks import like_suite
 
 Draw = Callable[[torch.Generator], Tensor]
+Fault = tuple[str, Callable[..., Any]]  # its name, and the program that has it
 
 
 @dataclass(frozen=True)
 class Program:
     """A definition with its operands: shapes of normal numbers, or what draws them.
 
-    fault: the name of a fault of this program's own, and the program that has it.
+    fault: a fault of this program's own.
     quick: whether it belongs to the subset of --quick.
     """
 
@@ -32,7 +33,7 @@ class Program:
     group: str
     function: Callable[..., Any]
     operands: Sequence[tuple[int, ...] | Draw]
-    fault: tuple[str, Callable[..., Any]] | None = None
+    fault: Fault | None = None
     dtype: str = "float32"
     quick: bool = False
 
@@ -258,6 +259,14 @@ def _rms_norm(x: Tensor, w: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), w, 1e-6)
 
 
+def _wrong_labels(loss: Callable[..., Any]) -> Fault:
+    return "labels one place off", lambda x, label: loss(x, (label + 1) % x.shape[-1])
+
+
+def _columns_off(function: Callable[..., Any]) -> Fault:
+    return "columns one place off", lambda x, *others: function(x.roll(1, -1), *others)
+
+
 def _exclusive(x: Tensor) -> Tensor:
     return x.cumsum(-1) - x
 
@@ -274,6 +283,8 @@ def _own() -> list[Program]:
     linear = [(16, 256), (32, 256), (32,)]
     recurrent = [(16, 4, 32), weight(32, 32), weight(32, 32), normal(32, scale=0.1), (4, 32)]
     gated = [weight(96, 32), weight(96, 32), normal(96, scale=0.1), normal(96, scale=0.1), (4, 32)]
+    smoothed = partial(F.cross_entropy, label_smoothing=0.1)
+    pooled, averaged = partial(F.max_pool2d, kernel_size=2), partial(F.avg_pool2d, kernel_size=2)
     longer = [weight(128, 32), weight(128, 32), normal(128, scale=0.1), (4, 32), (4, 32)]
     ahead, narrow = partial(attention, causal=True, ahead=1), partial(attention, window=7)
     return [
@@ -281,7 +292,14 @@ def _own() -> list[Program]:
         Program("softmax", "softmax", lambda x: torch.softmax(x, -1), [_ROWS], quick=True),
         Program("log softmax", "softmax", lambda x: torch.log_softmax(x, -1), [_ROWS]),
         Program("softmax, temperature", "softmax", lambda x: torch.softmax(x / 0.7, -1), [_ROWS]),
-        Program("logsumexp", "softmax", lambda x: torch.logsumexp(x, -1), [_ROWS], quick=True),
+        Program(
+            "logsumexp",
+            "softmax",
+            lambda x: torch.logsumexp(x, -1),
+            [_ROWS],
+            ("ignores the first column", lambda x: torch.logsumexp(x[:, 1:], -1)),
+            quick=True,
+        ),
         Program("layer norm", "norms", _layer_norm, [_ROWS, (256,), (256,)], quick=True),
         Program("layer norm, modulated", "norms", _scale_shift, [(16, 128), (128,), (128,)]),
         Program("RMS norm", "norms", _rms_norm, [_ROWS, (256,)]),
@@ -300,20 +318,38 @@ def _own() -> list[Program]:
         ),
         Program("instance norm", "norms", lambda x: F.instance_norm(x, eps=1e-5), [(2, 4, 8, 8)]),
         Program("L2 normalize", "norms", lambda x: F.normalize(x, dim=-1), [(16, 128)]),
-        Program("variance", "reductions", lambda x: x.var(-1), [_ROWS]),
-        Program("variance, one pass", "reductions", one_pass_variance, [_ROWS]),
-        Program("cosine similarity", "reductions", lambda x, y: F.cosine_similarity(x, y), [_ROWS, _ROWS]),
-        Program("distances", "reductions", lambda a, b: torch.cdist(a, b), [(12, 32), (10, 32)]),
-        Program("cross entropy", "losses", F.cross_entropy, [(16, 100), labels], quick=True),
         Program(
-            "cross entropy, smoothed", "losses", partial(F.cross_entropy, label_smoothing=0.1), [(16, 100), labels]
+            "variance",
+            "reductions",
+            lambda x: x.var(-1),
+            [_ROWS],
+            ("divides by n instead of n - 1", lambda x: x.var(-1, correction=0)),
         ),
-        Program("focal", "losses", like_suite.focal, [(16, 100), labels]),
+        Program("variance, one pass", "reductions", one_pass_variance, [_ROWS]),
+        Program(
+            "cosine similarity",
+            "reductions",
+            lambda x, y: F.cosine_similarity(x, y),
+            [_ROWS, _ROWS],
+            ("divides by one norm", lambda x, y: (F.normalize(x, dim=-1) * y).sum(-1)),
+        ),
+        Program(
+            "distances",
+            "reductions",
+            lambda a, b: torch.cdist(a, b),
+            [(12, 32), (10, 32)],
+            ("no square root", lambda a, b: torch.cdist(a, b) ** 2),
+        ),
+        Program(
+            "cross entropy", "losses", F.cross_entropy, [(16, 100), labels], _wrong_labels(F.cross_entropy), quick=True
+        ),
+        Program("cross entropy, smoothed", "losses", smoothed, [(16, 100), labels], _wrong_labels(smoothed)),
+        Program("focal", "losses", like_suite.focal, [(16, 100), labels], _wrong_labels(like_suite.focal)),
         Program("contrastive", "losses", like_suite.contrastive, [(16, 64), (16, 64)]),
-        Program("mean squares", "losses", F.mse_loss, [_ROWS, _ROWS]),
-        Program("matmul, 64", "products", torch.matmul, [(16, 64), (64, 16)], quick=True),
-        Program("matmul, 512", "products", torch.matmul, [(16, 512), (512, 16)]),
-        Program("matmul, 4096", "products", torch.matmul, [(16, 4096), (4096, 16)]),
+        Program("mean squares", "losses", F.mse_loss, [_ROWS, _ROWS], _columns_off(F.mse_loss)),
+        Program("matmul, 64", "products", torch.matmul, [(16, 64), (64, 16)], _columns_off(torch.matmul), quick=True),
+        Program("matmul, 512", "products", torch.matmul, [(16, 512), (512, 16)], _columns_off(torch.matmul)),
+        Program("matmul, 4096", "products", torch.matmul, [(16, 4096), (4096, 16)], _columns_off(torch.matmul)),
         Program("linear", "products", F.linear, linear, quick=True),
         Program("linear, gelu", "products", lambda x, w, b: F.gelu(F.linear(x, w, b)), linear),
         Program("Newton-Schulz", "products", newton_schulz, [(16, 32)]),
@@ -397,9 +433,15 @@ def _own() -> list[Program]:
         Program(
             "AdamW", "optimisers", like_suite.adamw, [(64,), (64,), (64,), lambda g: torch.rand(64, generator=g) + 0.1]
         ),
-        Program("max pool", "pooling", lambda x: F.max_pool2d(x, 2), [(2, 4, 12, 12)]),
-        Program("average pool", "pooling", lambda x: F.avg_pool2d(x, 2), [(2, 4, 12, 12)]),
-        Program("global average pool", "pooling", lambda x: F.adaptive_avg_pool2d(x, 1), [(2, 8, 9, 9)]),
+        Program("max pool", "pooling", pooled, [(2, 4, 12, 12)], _columns_off(pooled)),
+        Program("average pool", "pooling", averaged, [(2, 4, 12, 12)], _columns_off(averaged)),
+        Program(
+            "global average pool",
+            "pooling",
+            lambda x: F.adaptive_avg_pool2d(x, 1),
+            [(2, 8, 9, 9)],
+            ("ignores the first row", lambda x: F.adaptive_avg_pool2d(x[:, :, 1:], 1)),
+        ),
     ]
 
 

@@ -94,7 +94,15 @@ def shown(figure: float) -> str:
 def tables(measured: Sequence[Measured], blind: Collection[str] = ()) -> str:
     """The tables of the page, in Markdown."""
     return "\n".join(
-        [*_of_inputs(measured), "", *_of_programs(measured), "", *_slips(measured), "", _verdict(measured, blind)]
+        [
+            *_of_inputs(measured),
+            "",
+            *_of_programs(measured),
+            "",
+            *_slips(measured, summary(measured, blind).blind),
+            "",
+            _verdict(measured, blind),
+        ]
     )
 
 
@@ -142,11 +150,12 @@ def _of_programs(measured: Sequence[Measured]) -> Iterator[str]:
         yield f"| {label} | " + " | ".join(cells) + " |"
 
 
-def _slips(measured: Sequence[Measured]) -> Iterator[str]:
+def _slips(measured: Sequence[Measured], blind: Collection[str]) -> Iterator[str]:
     yield "Constants and faults that pass on ordinary inputs:"
     yield ""
     found = [(each, one) for each, one in _slipped(measured) if one.breakage in ("constant 1% off", "own fault")]
     for each, one in found:
-        yield f"- {each.program}: {one.name} ({shown(one.figure)})"
+        text = f"{each.program}: {one.name}"
+        yield f"- {text} ({shown(one.figure)})" + (", a named blind spot" if text in blind else "")
     if not found:
         yield "- none"
