@@ -304,7 +304,9 @@ def measure(
         blind |= blind_spots(kernel, stored, upstream, program.dtype)
         outcomes += [_outcome(*kinds[label], kind, found[twin]) for label, twin in twins.items()]
     spent = time.monotonic() - started
-    return Measured(program.name, program.group, program.dtype, spent, outcomes, sorted(blind))
+    seen = any(one.inputs == INPUTS[0] for one in outcomes)
+    error = "" if seen else f"no finite results on {INPUTS[0]} inputs"
+    return Measured(program.name, program.group, program.dtype, spent, outcomes, sorted(blind), error)
 
 
 def attempt(name: str, *, compile: bool = False, device: str = "cpu") -> Measured:

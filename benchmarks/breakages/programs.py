@@ -426,6 +426,7 @@ def _own() -> list[Program]:
             [(1, 16, 6), (1, 16, 6), (6, 4), (1, 16, 4), (1, 16, 4)],
         ),
         Program("linear attention", "scans", like_suite.linear_attention, [(2, 2, 32, 8)] * 3),
+        Program("largest two", "reductions", lambda x: x.topk(2, -1)[0], [(16, 32)]),
         Program("embedding", "embeddings", lambda w, i: F.embedding(i, w), [(32, 24), integers(32, 16)]),
         Program(
             "sum of embeddings", "embeddings", lambda w, i: F.embedding(i, w).sum(1), [(32, 24), integers(32, 6, 8)]
@@ -464,7 +465,7 @@ _THEIRS = {
     "convolutions": "1d|2d, grouped|2d, depthwise|transposed 1d",
     "pooling": "max 1d|average 2d|adaptive max",
     "attention": "full|masked|sliding window|RoPE",
-    "embedding, scans, order": "bag of embeddings|reversed cumsum|cumprod|cummax|logcumsumexp|top-k|sort",
+    "embedding, scans, order": "bag of embeddings|reversed cumsum|cumprod|cummax|logcumsumexp|sort",
     "grids and optimisers": "SGD with momentum|Lion",
 }
 

@@ -189,6 +189,16 @@ def test_nothing_measured_separates_nothing() -> None:
     assert "| x | UsageError: refused |" in tables([failed])
 
 
+def test_a_program_without_finite_results_is_an_error() -> None:
+    measured = measure(Program("root", "elementwise", lambda x: -(x**2 + 1).log2().neg().sqrt(), [(4,)]))
+    assert measured.error == "no finite results on ordinary inputs" and not summary([measured]).separates
+
+
+def test_another_device_adds_an_honest_kernel() -> None:
+    found = measure(LINEAR, inputs=["ordinary"], device="cpu:0", judged=_judged(_right))
+    assert [one.name for one in found.honest][:2] == ["eager", "eager on cpu:0"]
+
+
 def test_the_default_limit_tells_zeros_from_correct_rounding() -> None:
     found = measure(LINEAR, inputs=["ordinary"])
     assert all(not one.passes for one in found.broken if one.breakage == "zeros")
