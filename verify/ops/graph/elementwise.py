@@ -37,7 +37,8 @@ class Map(Step):
             [x] = given
             found = spans.apply(function, x)
             if function.steps:
-                return self._stepped(run, x, found)
+                found = self._stepped(run, x, found)
+                return Span(found.lo, found.hi, found.excess, x.given)  # it rounds nothing
             if not run.scaled or x.excess is None:
                 return found
             return found.with_excess(_slope(function, x.mid()).abs() * x.excess)
@@ -140,7 +141,8 @@ def _divide(step: Map, run: Run, a: Span, b: Span) -> Span:
 
 def _magnitude(step: Map, run: Run, a: Span) -> Span:
     lo = torch.where((a.lo <= 0) & (a.hi >= 0), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
-    return Span(a.lo.abs(), a.lo.abs(), a.excess) if a.is_point else Span(lo, a.size(), a.excess)
+    hi = a.size()
+    return Span(hi if a.is_point else lo, hi, a.excess, a.given)
 
 
 def _of_two(largest: bool) -> Elementwise:
@@ -284,10 +286,9 @@ def _either(step: Map, run: Run, a: Truths) -> Span:
     """A condition as 0 or 1, an integer as a number."""
     value = a.value.to(torch.float64)
     if a.open is None:
-        return point(value)
-    if a.value.dtype == torch.bool:
-        return Span(value.masked_fill(a.open, 0.0), value.masked_fill(a.open, 1.0))
-    return Span(value.masked_fill(a.open, -math.inf), value.masked_fill(a.open, math.inf))
+        return point(value, given=True)
+    least, most = (0.0, 1.0) if a.value.dtype == torch.bool else (-math.inf, math.inf)
+    return Span(value.masked_fill(a.open, least), value.masked_fill(a.open, most), None, True)
 
 
 def _as_number(step: Map, run: Run, arithmetic: Arithmetic, a: Any) -> Number:

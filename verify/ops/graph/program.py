@@ -88,11 +88,7 @@ class Program:
     @property
     def elementwise(self) -> bool:
         """Whether every element of every result depends on elements at its own place alone."""
-        return all(
-            isinstance(step, Leaf | Plain | Map)
-            or (isinstance(step, Move) and step.inputs[0].shape == step.shape and not step.within)
-            for step in self.steps
-        )
+        return all(isinstance(step, Leaf | Plain | Map) for step in self.steps)
 
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
         """Intervals of the wanted results; what is not needed any more is let go."""

@@ -36,7 +36,7 @@ class Rewriter:
 
     def __init__(self, known: dict[Node, Step]) -> None:
         self.known: dict[Node, Any] = known
-        self.constants: dict[float, Step] = {}
+        self.made: dict[Any, Any] = {}  # steps by kind, inputs and parameters: equal ones are one step
         self.node: Node
 
     def steps(self, nodes: Sequence[Node], wanted: Sequence[Node]) -> list[Step]:
@@ -50,12 +50,33 @@ class Rewriter:
                 continue
             self.node = node
             if node.target == "constant":
-                self.known[node] = constant(node.args[0])
+                self.known[node] = self._constant(node.args[0])
             elif node.target is operator.getitem:
                 self.known[node] = self.known[node.args[0]][node.args[1]]
             else:
-                self.known[node] = self._call(node)
+                self.known[node] = self._once(node)
         return [self.known[node] for node in wanted]
+
+    def _once(self, node: Node) -> Any:
+        """The steps of a call, which are those of an equal call before it."""
+        found = node.value
+        kind = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else ()
+        try:
+            key = node.target, kind, _key(self._given(node.args)), _key(self._given(node.kwargs))
+            hash(key)
+        except TypeError:
+            return self._call(node)
+        if key not in self.made:
+            self.made[key] = self._call(node)
+        return self.made[key]
+
+    def _constant(self, value: Tensor) -> Step:
+        if value.numel() != 1:
+            return constant(value)
+        key = "constant", tuple(value.shape), value.is_floating_point(), repr(value.item())
+        if key not in self.made:
+            self.made[key] = constant(value)
+        return self.made[key]  # type: ignore[no-any-return]
 
     def _given(self, value: Any) -> Any:
         return mapped(value, self.known.__getitem__)
@@ -118,11 +139,8 @@ class Rewriter:
     def real(self, value: Any) -> Step:
         """A number, or an integer or a condition as one."""
         if not isinstance(value, Step):
-            value = float(value)
-            if value not in self.constants or value != value:
-                self.constants[value] = constant(torch.tensor(value, dtype=torch.float64))
-            return self.constants[value]
-        return value if value.real else Map(value.shape, (value,), function="number")
+            return self._constant(torch.tensor(float(value), dtype=torch.float64))
+        return value if value.real else self.map("number", value)
 
     def map(self, function: str, *given: Any, real: bool = True, **options: Any) -> Step:
         """An elementwise step; scalars become constants."""
@@ -130,14 +148,28 @@ class Rewriter:
         if function not in ("where", "and", "or", "xor", "not", "number"):
             steps = tuple(self.real(each) for each in steps)
         shape = broadcast_shape([each.shape for each in steps])
-        origin = f"{self.node.target}{self.node.place}"
-        return Map(shape, steps, real, origin, function=function, **options)
+        key = function, real, tuple(map(id, steps)), tuple(sorted(options.items()))
+        if key not in self.made:
+            origin = f"{self.node.target}{self.node.place}"
+            self.made[key] = Map(shape, steps, real, origin, function=function, **options)
+        return self.made[key]  # type: ignore[no-any-return]
 
 
 def constant(value: Tensor) -> Step:
     """A tensor that is no operand."""
     held = value.detach().to(torch.float64) if value.is_floating_point() else value.detach()
     return Plain(tuple(held.shape), (), held.is_floating_point(), compute=lambda given: held)
+
+
+def _key(value: Any) -> Any:
+    """What tells the arguments of one call from those of another: steps by identity, numbers by type and digits."""
+    if isinstance(value, Step):
+        return id(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in sorted(value.items()))
+    return (type(value), repr(value)) if isinstance(value, int | float) else value
 
 
 def steps_in(value: Any) -> list[Step]:
@@ -147,14 +179,27 @@ def steps_in(value: Any) -> list[Step]:
 
 
 def moved(a: Step, change: Callable[[Tensor], Tensor], *, view: bool = True) -> Step:
-    shape = tuple(change(torch.empty(a.shape, device="meta")).shape)
-    if shape == a.shape and change is _same:
+    """A step with the elements of another elsewhere: the other itself where each keeps its place."""
+    before = torch.empty(a.shape, device="meta")
+    after = change(before)
+    shape = tuple(after.shape)
+    if view and shape == a.shape and lies_as(after, before):
         return a
     return Move(shape, (a,), a.real, move=lambda tensors, fixed, fill: change(tensors[0]), view=view)
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def lies_as(tensor: Tensor, other: Tensor) -> bool:
+    """Whether each element of one tensor is that of another at the same place, as both are views of one memory."""
+    strides = [
+        tuple(stride for stride, size in zip(each.stride(), each.shape, strict=True) if size != 1)
+        for each in (tensor, other)
+    ]
+    return (
+        tensor.shape == other.shape
+        and strides[0] == strides[1]
+        and tensor.storage_offset() == other.storage_offset()
+        and tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    )
 
 
 def is_integer(step: Step) -> bool:

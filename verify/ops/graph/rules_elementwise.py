@@ -310,6 +310,9 @@ def _triangle(r: Rewriter, a: Step, diagonal: int = 0) -> Step:
 
 def _compare(name: str) -> Rule:
     def compared(r: Rewriter, a: Any, b: Any) -> Step:
+        if a is b:  # only NaN is not equal to itself
+            nan = r.map("isnan", a, real=False)
+            return nan if name == "ne" else _never(r) if name in ("lt", "gt") else r.map("not", nan, real=False)
         a = _beneath(name, a, b)
         ties = name not in ("eq", "ne") or all(isinstance(e, Step) and not isinstance(e, Plain) for e in (a, b))
         if name in ("eq", "ne") and (selected := _selection(r, a, b)) is not None:
@@ -317,6 +320,10 @@ def _compare(name: str) -> Rule:
         return r.map(name, a, b, real=False, ties=ties)
 
     return compared
+
+
+def _never(r: Rewriter) -> Step:
+    return constant(torch.zeros(r.shape, dtype=torch.bool))
 
 
 def _beneath(name: str, a: Any, b: Any) -> Any:

@@ -27,7 +27,7 @@ _LOW = 2.0**-968  # below, a product may have lost what lies under the smallest 
 
 @dataclass(frozen=True)
 class Span:
-    """lo <= the real numbers <= hi. `given` says that the values are inputs, moved but not computed with."""
+    """lo <= the real numbers <= hi. `given` says that nothing was rounded on the way from the inputs."""
 
     lo: Tensor
     hi: Tensor
@@ -311,7 +311,7 @@ def extreme(a: Span, b: Span, largest: bool) -> Span:
     """The larger, or the smaller, of two."""
     pick = torch.maximum if largest else torch.minimum
     lo = pick(a.lo, b.lo)
-    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi))
+    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi), None, a.given and b.given)
 
 
 def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:

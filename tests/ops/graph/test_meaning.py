@@ -1,0 +1,91 @@
+"""What a program means is what PyTorch means: right answers are found right, wrong ones wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.measure.judge import judge_result
+from verify.ops.graph.like import like_op
+from verify.ops.graph.program import trace
+from verify.ops.op import Problem
+from verify.truth.fast import evaluate
+from verify.truth.formats import named
+from verify.truth.ulp import Policy
+
+Given = Mapping[str, Tensor]
+T = torch.tensor
+
+
+def _errors(
+    function: Callable[..., Any], given: Given, got: Tensor, result: str = "y", up: Tensor | None = None, **shape: Any
+) -> list[float]:
+    """The errors in float32 ULP that verify measures for an answer."""
+    inputs = dict(given)
+    op = like_op(function, list(inputs), **shape)
+    fmt = named("float64" if result in op.integers else "float32")
+    problem = Problem(inputs, {}, {} if up is None else {"y": up}, (result,))
+    truth = evaluate(op, problem, {result: fmt})[result]
+    found = judge_result(op, problem, result, got, truth, fmt, policy=Policy(), seed=1).errors
+    errors: list[float] = (found.ulp if found.scaled is None else found.scaled).reshape(-1).tolist()
+    return [abs(error) for error in errors]
+
+
+def _as_pytorch(function: Callable[..., Any], given: Given, most: float = 0.0) -> None:
+    """PyTorch's float32 result is at most so many ULP off."""
+    shape = {"examples": [tuple(given.values())]}
+    got = function(*given.values())
+    assert max(_errors(function, given, got, **shape)) <= most
+
+
+# -- a number and itself ------------------------------------------------------------------------------------
+
+ONE = torch.ones(4)
+ITSELF: list[tuple[Callable[[Tensor], Tensor], float, Tensor | None]] = [
+    (torch.nan_to_num, 0.3, ONE),
+    (lambda x: torch.where(x == x, x * x, 0.0), 0.125, ONE),
+    (lambda x: torch.where(x != x, 0.0, x * x), -7.0, ONE),
+    (lambda x: (lambda z: torch.where(z == z, z, 0.0))(x.exp()), 0.03125, None),
+    (lambda x: (lambda z: z.masked_fill(~torch.isfinite(z), 0.0))(x.exp()), 0.03125, None),
+    (lambda x: torch.where(x.exp() < x.exp(), 5.0, x.exp()), 5.5, None),
+]
+
+
+@pytest.mark.parametrize(("function", "wrong", "up"), ITSELF)
+def test_a_number_is_equal_to_itself(function: Callable[[Tensor], Tensor], wrong: float, up: Tensor | None) -> None:
+    """`x == x` was read as a tie of two numbers, so that every gradient of nan_to_num was right."""
+    x = T([1.5, -2.5, 0.75, 3.0])
+    errors = _errors(function, {"x": x}, torch.full((4,), wrong), "y" if up is None else "dx", up)
+    assert min(errors) > 1e5
+
+
+def test_equal_steps_are_one_step() -> None:
+    x = torch.zeros(2, 3)
+    once = trace(lambda x: x.exp().sum(-1, True) * x.abs(), {"x": x})
+    twice = trace(lambda x: x.exp().sum(-1, True) * x.abs() + 0 * (x.exp().sum(-1, True) * x.abs()), {"x": x})
+    assert len(twice.steps) == len(once.steps) + 3  # the constant, the product, the sum
+    differ = trace(lambda x: x.sum(0) + x.sum(0, True)[0] + x.amax(0) + x.clamp(0, 1)[0] + x.clamp(0, 2)[0], {"x": x})
+    assert sum(type(step).__name__ == "Reduce" for step in differ.steps) == 3
+
+
+@pytest.mark.parametrize("got", [0.0, -0.5])
+def test_the_largest_magnitude_is_an_input_that_nothing_rounded(got: float) -> None:
+    norm = lambda x: torch.linalg.vector_norm(x, math.inf, -1)  # noqa: E731
+    given = {"x": T([[1.0, -5.0, 2.0]])}
+    errors = _errors(norm, given, T([[0.0, got, 0.0]]), "dx", T([1.0]), examples=[tuple(given.values())])
+    assert errors[0] == errors[2] == 0.0 and errors[1] > 4e6
+
+
+@pytest.mark.parametrize("function", [lambda x: x.flip(-1), lambda x: x.roll(1, -1), lambda x: x.view(2, 3)])
+def test_what_moves_elements_is_not_elementwise(function: Callable[[Tensor], Tensor]) -> None:
+    moves = not torch.equal(function(torch.arange(6.0).view(2, 3)), torch.arange(6.0).view(2, 3))
+    assert trace(function, {"x": torch.zeros(2, 3)}).elementwise != moves
+    if moves:
+        with pytest.raises(UsageError, match="is not elementwise"):
+            like_op(function, ["x"])
