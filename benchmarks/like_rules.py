@@ -23,7 +23,7 @@ import flint
 import numpy as np
 import torch
 
-from verify.ops.graph.arithmetic import Balls, Pole
+from verify.ops.graph.arithmetic import Balls
 from verify.ops.graph.elementwise import ELEMENTWISE, Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, Ranked, RankIndex, WhereExtreme
@@ -99,7 +99,7 @@ def step_of(name: str, count: int, generator: np.random.Generator) -> Step:
         x = real(count)
         return Map((count,), (x, x), function="multiply")
     if name in ELEMENTWISE:
-        of_real = name in ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "integer")
+        of_real = name in ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "signbit", "integer")
         kinds = {"not": [truth], "number": [truth], "where": [truth, real, real]}.get(name) or (
             [truth, truth] if name in CONDITIONS else [real] * _arity(name)
         )
@@ -132,7 +132,7 @@ def step_of(name: str, count: int, generator: np.random.Generator) -> Step:
 
 
 def _arity(name: str) -> int:
-    return 1 if name in ("negative", "magnitude", "isnan", "isinf", "integer") else 2
+    return 1 if name in ("negative", "magnitude", "isnan", "isinf", "signbit", "integer") else 2
 
 
 def numbers(count: int, generator: np.random.Generator, tame: bool) -> Any:
@@ -265,6 +265,7 @@ def _values(step: Step, run: Run, picks: Sequence[Any], wanted: Any, bits: int) 
                 listed.append(flat)
             if len(listed) == 2 and step.inputs[0] is step.inputs[1]:
                 listed[1] = listed[0]
+            run.signs = {id(each): np.signbit(values) for each, values in zip(step.inputs, picks, strict=True)}
             made += step.elements(run, arithmetic, part, listed)
     return made
 
@@ -273,8 +274,6 @@ def _inside(value: Any, lo: float, hi: float) -> bool | None:
     """Whether the number may lie in the interval; None where nothing is known of it."""
     if lo == -math.inf and hi == math.inf:
         return True
-    if isinstance(value, Pole):
-        return math.isinf(lo) or math.isinf(hi)
     if isinstance(value, float):
         return (lo != lo and hi != hi) if value != value else lo <= value <= hi
     if not value.is_finite():

@@ -89,3 +89,57 @@ def test_what_moves_elements_is_not_elementwise(function: Callable[[Tensor], Ten
     if moves:
         with pytest.raises(UsageError, match="is not elementwise"):
             like_op(function, ["x"])
+
+
+# -- divisions to whole quotients ---------------------------------------------------------------------------
+
+
+def test_what_remains_of_a_division_is_one_number() -> None:
+    x = T([3.0, 6.0, 1e7, 5e6, 1e8, 7.5, -6.0, 1e12])
+    for function in (
+        torch.fmod,
+        torch.remainder,
+        lambda x, y: x // y,
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    ):
+        _as_pytorch(function, {"x": x, "y": torch.full_like(x, 3.0)}, 0.5)
+    assert min(_errors(lambda x: torch.fmod(x, 3.0), {"x": x}, torch.full((8,), 1.2345))) > 1e6
+    assert min(_errors(lambda x: torch.remainder(x, 3.0), {"x": x}, torch.full((8,), -0.5))) > 1e6
+    assert _errors(lambda x: (x * 0.1) // 0.1, {"x": T([3.0])}, T([3.0])) == [0.0]  # its own rounding decides
+    assert _errors(lambda x: (x * 0.1) // 0.1, {"x": T([3.0])}, T([1.5]))[0] > 1e5
+
+
+# -- zeros with a sign, and poles ---------------------------------------------------------------------------
+
+POLES: list[tuple[Callable[..., Tensor], list[Tensor], str]] = [
+    (lambda x: 1 / x, [T([0.0, -0.0, 2.0])], "dx"),
+    (lambda x: 3 - 2 / x, [T([0.0, -0.0, 2.0])], "y"),
+    (lambda x, y: x / y, [T([1.0, -1.0, 3.0, -1.0]), T([0.0, 0.0, 2.0, -0.0])], "dy"),
+    (lambda x: x**-2, [T([-0.0, 0.0])], "dx"),
+    (lambda x: x**-3.0 * 5, [T([-0.0, 0.0])], "y"),
+    (lambda x, y: x**y, [T([-0.0, 0.0, -2.0, -0.5, -2.0]), T([-3.0, -3.0, 1e9 + 1, 2.0**60, 101.0])], "y"),
+    (torch.rsqrt, [T([-0.0, 0.0])], "y"),
+    (lambda x: 2 * torch.digamma(x), [T([-0.0, 0.0])], "y"),
+    (torch.atan2, [T([0.0, -0.0, 0.0, -0.0, -0.0, 3.0]), T([-2.0, -2.0, -0.0, -0.0, 0.0, math.inf])], "y"),
+    (torch.atan2, [T([math.inf, -math.inf, math.inf]), T([math.inf, -math.inf, -2.0])], "y"),
+    (torch.copysign, [T([2.0, -2.0, 2.0]), T([-0.0, 0.0, -math.inf])], "y"),
+    (lambda x: torch.signbit(x) * 3.0, [T([-0.0, 0.0, -math.inf])], "y"),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "result"), POLES)
+def test_a_zero_has_the_sign_that_it_has_in_pytorch(
+    function: Callable[..., Tensor], given: list[Tensor], result: str
+) -> None:
+    """1 / x had no verdict: the product of a pole and a number was NaN by Arb."""
+    names = ("x", "y")[: len(given)]
+    values = [value.clone().requires_grad_() for value in given]
+    y = function(*values)
+    up = torch.ones_like(y)
+    got = y.detach()
+    if result != "y":
+        [got] = torch.autograd.grad(y, [values[names.index(result[1:])]], up)
+    inputs = dict(zip(names, given, strict=True))
+    assert max(_errors(function, inputs, got, result, None if result == "y" else up)) < 2
+    if bool(torch.isinf(got).any()):
+        assert max(_errors(function, inputs, -got, result, None if result == "y" else up)) == math.inf

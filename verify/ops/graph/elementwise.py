@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verify.ops import autograd
 from verify.ops.graph import spans
-from verify.ops.graph.arithmetic import Arithmetic, Number
+from verify.ops.graph.arithmetic import Arithmetic, Number, Pole, divided
 from verify.ops.graph.functions import Function
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
@@ -65,9 +67,25 @@ class Map(Step):
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         if self.function in FUNCTIONS:
             function = FUNCTIONS[self.function]
-            return [arithmetic.apply(function, x) for x in given[0]]
-        single = ELEMENTWISE[self.function].element
-        return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
+            made = [arithmetic.apply(function, x) for x in given[0]]
+            for at, value in enumerate(made):
+                if isinstance(value, Pole):
+                    zero = 0.0 * self._side(run, 0, wanted[at])
+                    made[at] = function.torch(torch.tensor(zero, dtype=torch.float64)).item()
+            return made
+        single, zero_of = ELEMENTWISE[self.function].element, ELEMENTWISE[self.function].zero_of
+        if zero_of is None:
+            return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
+        return [
+            single(self, run, arithmetic, *values, partial(self._side, run, zero_of, place))
+            for place, values in zip(wanted, zip(*given, strict=True), strict=True)
+        ]
+
+    def _side(self, run: Run, place: int, wanted: int) -> float:
+        """The sign of the zero that an operand is."""
+        step = self.inputs[place]
+        [at] = broadcast(np.array([wanted]), self.shape, step.shape)
+        return -1.0 if run.is_minus(step, int(at)) else 1.0
 
 
 def _slope(function: Function, x: Tensor) -> Tensor:
@@ -84,10 +102,14 @@ def _slope(function: Function, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """An elementwise function of one or more numbers or conditions."""
+    """An elementwise function of one or more numbers or conditions.
+
+    `zero_of` is the operand whose sign matters where it is 0: `element` takes a function that returns it.
+    """
 
     span: Callable[..., Any]
     element: Callable[..., Any]
+    zero_of: int | None = None
 
 
 def _excess_of_sum(step: Map, run: Run, found: Span, a: Span, b: Span) -> Span:
@@ -252,34 +274,126 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
 
 
 def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
-    """a ** b = exp(b log a) for positive a; elsewhere nothing is known but for NaN."""
-    found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], a)))
-    plain = (a.lo > 0) & ~torch.isnan(b.lo) & ~torch.isinf(a.hi) & ~torch.isinf(b.lo) & ~torch.isinf(b.hi)
-    of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
+    """|a| ** b = exp(b log |a|), with the sign of a where b is odd; PyTorch's at zeros, infinities and NaN."""
+    size = _magnitude(step, run, a)
+    found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], size)))
     fixed = (b.lo == b.hi) & torch.isfinite(b.lo)
-    beyond = (a.hi < 0) & torch.isfinite(a.lo) & fixed & (b.lo != b.lo.floor())
+    whole, negative = fixed & (b.lo == b.lo.floor()), a.hi < 0
+    odd = negative & (b.lo.remainder(2.0) == 1)
+    lo, hi = torch.where(odd, -found.hi, found.lo), torch.where(odd, -found.lo, found.hi)
+    plain = ((a.lo > 0) | (negative & whole)) & _finite(a.lo, a.hi, b.lo, b.hi)
+    lo, hi = torch.where(plain, lo, -math.inf), torch.where(plain, hi, math.inf)
+    of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
+    beyond = negative & torch.isfinite(a.lo) & fixed & ~whole
     nan = beyond | (of_a & of_b) | (of_a & ((b.lo > 0) | (b.hi < 0))) | (of_b & ((a.lo > 1) | (a.hi < 1)))
-    lo, hi = torch.where(plain, found.lo, -math.inf), torch.where(plain, found.hi, math.inf)
-    known = a.is_zero() & fixed & (b.lo != 0)
-    at_zero = torch.where(b.lo > 0, 0.0, math.inf)
-    lo, hi = torch.where(known, at_zero, lo), torch.where(known, at_zero, hi)
-    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+    exactly = ((a.lo == a.hi) | of_a) & ((b.lo == b.hi) | of_b) & ((a.lo == 0) | ~_finite(a.lo, b.lo))
+    known = torch.pow(a.lo, b.lo)
+    lo, hi = (torch.where(exactly, known, end.masked_fill(nan, math.nan)) for end in (lo, hi))
+    return Span(lo, hi)
 
 
-def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number) -> Number:
+def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
     if isinstance(a, float) or isinstance(b, float):
         known = [x if isinstance(x, float) else (float(x) if arithmetic.is_known(x) else math.nan) for x in (a, b)]
         return arithmetic.number(float(torch.pow(*(torch.tensor(x, dtype=torch.float64) for x in known))))
     sign = arithmetic.sign(a)
     if sign == 1:
         return a**b
+    digits = arithmetic.digits(b)  # the first is odd, or 0
+    whole, odd = digits is not None and digits[1] >= 0, digits is not None and digits[1] == 0 and digits[0] != 0
     if sign == 0:
         other = arithmetic.sign(b)
-        return (
-            arithmetic.unknown() if other is None else (math.inf if other < 0 else arithmetic.finite(float(other == 0)))
-        )
-    whole = int(float(b)) if arithmetic.is_known(b) and float(b).is_integer() and abs(float(b)) < 1e6 else None
-    return arithmetic.unknown() if sign is None and whole is None else math.nan if whole is None else a**whole
+        if other is None or other >= 0:
+            return arithmetic.unknown() if other is None else arithmetic.finite(float(other == 0))
+        return side() * math.inf if odd else math.inf
+    if sign is None:
+        return a ** int(float(b)) if whole and abs(float(b)) < 1e6 else arithmetic.unknown()
+    if not whole:
+        return arithmetic.unknown() if digits is None else math.nan
+    found = arithmetic.opposite(a) ** b
+    return arithmetic.opposite(found) if odd else found
+
+
+def _signbit(step: Map, run: Run, a: Span) -> Truths:
+    value = torch.signbit(a.mid())
+    near = run.blurred(a) if run.opens in ("rounding", "ties") else a
+    doubt = (near.lo <= 0) & (near.hi >= 0) & (near.lo != near.hi)
+    run.met_tie = run.met_tie or bool(doubt.any())
+    return Truths(value, doubt if run.opens != "face" and bool(doubt.any()) else None)
+
+
+def _has_minus(step: Map, run: Run, arithmetic: Arithmetic, a: Number, side: Callable[[], float]) -> bool | None:
+    if isinstance(a, float):
+        return math.copysign(1.0, a) < 0
+    sign = arithmetic.sign(a)
+    return side() < 0 if sign == 0 else None if sign is None else sign < 0
+
+
+def _rounded_quotient(a: Span, b: Span, down: str) -> Span:
+    """floor(a / b), or trunc, of the exact quotient."""
+    quotient = spans.apply(FUNCTIONS[down], spans.divide(a, b))
+    exactly = (a.lo == a.hi) & (b.lo == b.hi)
+    # a - fmod(a, b) is a multiple of b: of those up to 2^51 float64 finds which
+    known = (
+        torch.div(a.lo, b.lo, rounding_mode="floor") if down == "floor" else ((a.lo - a.lo.fmod(b.lo)) / b.lo).round()
+    )
+    exactly = exactly & torch.isfinite(known) & (known.abs() < 2.0**51)
+    lo, hi = (torch.where(exactly, known, end) for end in (quotient.lo, quotient.hi))
+    if down == "trunc":
+        return Span(lo, hi)
+    beyond = b.is_infinite() & _finite(a.lo, a.hi)
+    opposite = [torch.where(b.lo > 0, end < 0, other > 0) for end, other in ((a.lo, a.hi), (a.hi, a.lo))]
+    lo, hi = (torch.where(beyond, -1.0 * other, end) for end, other in zip((lo, hi), opposite, strict=True))
+    nan = a.is_infinite() & ~b.is_zero()
+    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+
+
+def _remainder(a: Span, b: Span, down: str) -> Span:
+    """a - floor(a / b) b, or by trunc: of two numbers float64's fmod has no error."""
+    times = _rounded_quotient(a, b, down)
+    least, most = (-b.size(), b.size()) if down == "trunc" else (b.lo.clamp(max=0.0), b.hi.clamp(min=0.0))
+    same = torch.isfinite(times.lo) & (times.lo == times.hi)
+    near = spans.add(a, spans.multiply(point(torch.where(same, times.lo, 0.0)), b), -1)
+    lo, hi = (
+        torch.where(same, torch.maximum(near.lo, least), least),
+        torch.where(same, torch.minimum(near.hi, most), most),
+    )
+    nan = torch.isnan(a.lo) | torch.isnan(b.lo) | a.is_infinite() | b.is_zero()
+    doubtful = ~nan & ~(_finite(a.lo, a.hi, b.lo, b.hi) & ((b.lo > 0) | (b.hi < 0)))
+    lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
+    left = torch.fmod(a.lo, b.lo)
+    exactly = (a.lo == a.hi) & (b.lo == b.hi) & ((a.lo / b.lo).abs() < 2.0**500)  # SLEEF's is wrong far beyond
+    other = down == "floor"
+    turned = spans.add(point(left), point(torch.where((left != 0) & ((left < 0) != (b.lo < 0)) & other, b.lo, 0.0)))
+    lo, hi = torch.where(exactly, turned.lo, lo), torch.where(exactly, turned.hi, hi)
+    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+
+
+def _finite(*ends: Tensor) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*map(torch.isfinite, ends))).all(0)
+
+
+def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise:
+    """A division to a whole quotient: PyTorch computes it, and what remains, as if nothing was rounded."""
+    remains = made is _remainder
+
+    def span(step: Map, run: Run, a: Span, b: Span) -> Span:
+        found = made(a, b, down)
+        if a.given and b.given:
+            return Span(found.lo, found.hi, None, remains)
+        near_a, near_b = run.blurred(a), run.blurred(b)
+        near = _rounded_quotient(near_a, near_b, down)
+        if not bool(((near.lo != near.hi) & ~torch.isnan(near.lo)).any()):
+            return found
+        run.met_tie = True
+        if run.opens == "face":
+            return point(made(point(a.mid()), point(b.mid()), down).mid())
+        return made(near_a, near_b, down) if run.opens else found
+
+    def element(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
+        return divided(arithmetic, a, b, side, down=down, remains=remains)
+
+    return Elementwise(span, element, zero_of=1)
 
 
 def _either(step: Map, run: Run, a: Truths) -> Span:
@@ -349,13 +463,18 @@ ELEMENTWISE: dict[str, Elementwise] = {
         _multiply,
         lambda step, run, arithmetic, a, b: a * a if a is b and not isinstance(a, float) else arithmetic.multiply(a, b),
     ),
-    "divide": Elementwise(_divide, _single("divide")),
+    "divide": Elementwise(_divide, _single("divide"), zero_of=1),
+    "floor quotient": _division("floor", _rounded_quotient),
+    "trunc quotient": _division("trunc", _rounded_quotient),
+    "remainder": _division("floor", _remainder),
+    "fmod": _division("trunc", _remainder),
+    "signbit": Elementwise(_signbit, _has_minus, zero_of=0),
     "negative": Elementwise(lambda step, run, a: spans.negative(a), _single("negative")),
     "magnitude": Elementwise(_magnitude, lambda step, run, arithmetic, a: abs(a)),
     "maximum": _of_two(True),
     "minimum": _of_two(False),
     "where": Elementwise(_chosen, _choose),
-    "power": Elementwise(_power, _raise),
+    "power": Elementwise(_power, _raise, zero_of=0),
     "and": _logical(torch.logical_and, lambda a, b: bool(a) and bool(b), False),
     "or": _logical(torch.logical_or, lambda a, b: bool(a) or bool(b), True),
     "xor": _logical(torch.logical_xor, lambda a, b: bool(a) != bool(b), None),

@@ -169,10 +169,8 @@ def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, 
 
 
 def _copysign(size: Tensor, sign: Any) -> Tensor:
-    """A real number has one zero, which is positive."""
-    negative = sign < 0 if isinstance(sign, Tensor) else math.copysign(1.0, sign) < 0
     magnitude = size.abs()
-    return torch.where(torch.as_tensor(negative), -magnitude, magnitude)
+    return torch.where(torch.signbit(torch.as_tensor(sign)), -magnitude, magnitude)
 
 
 def _embedding_bag(

@@ -68,15 +68,17 @@ def _acos(r: Rewriter, a: Step) -> Step:
 
 @rule("atan2")
 def _atan2(r: Rewriter, a: Step, b: Step) -> Step:
-    """By the quotient that is at most 1; 0 at the origin."""
+    """By the quotient that is at most 1; that of infinities is 1, and that of zeros 0."""
+    below, behind = (r.map("signbit", each, real=False) for each in (a, b))
     tall, wide = r.map("magnitude", a), r.map("magnitude", b)
-    below, behind = (r.map("lt", each, 0.0, real=False) for each in (a, b))
     quarter = r.map("multiply", r.map("atan", 1.0), r.map("where", below, -2.0, 2.0))
     turn = r.map("where", behind, r.map("multiply", quarter, 2.0), 0.0)
-    flat = r.map("add", r.map("atan", r.map("divide", a, b)), turn)
+    far = r.map("and", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
+    a, b = (r.map("where", far, r.map("where", minus, -1.0, 1.0), each) for each, minus in ((a, below), (b, behind)))
+    none = r.map("eq", r.map("maximum", tall, wide), 0.0, real=False)
+    flat = r.map("add", r.map("atan", r.map("divide", a, r.map("where", none, 1.0, b))), turn)
     steep = r.map("subtract", quarter, r.map("atan", r.map("divide", b, a)))
-    angle = r.map("where", r.map("gt", tall, wide, real=False), steep, flat)
-    return r.map("where", r.map("eq", r.map("maximum", tall, wide), 0.0, real=False), 0.0, angle)
+    return r.map("where", r.map("gt", tall, wide, real=False), steep, flat)
 
 
 @rule("acosh")
@@ -208,19 +210,17 @@ def _multiply(r: Rewriter, a: Any, b: Any) -> Step:
 
 @rule("div")
 def _divide(r: Rewriter, a: Any, b: Any, rounding_mode: str | None = None) -> Step:
-    quotient = r.map("divide", a, b)
-    return quotient if rounding_mode is None else r.map(rounding_mode, quotient)
+    return r.map("divide" if rounding_mode is None else f"{rounding_mode} quotient", a, b)
 
 
 @rule("floor_divide")
 def _floor_divide(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("floor", r.map("divide", a, b))
+    return r.map("floor quotient", a, b)
 
 
 @rule("remainder", "fmod")
 def _remainder(r: Rewriter, a: Any, b: Any) -> Step:
-    down = "floor" if "remainder" in str(r.node.target) else "trunc"
-    return r.map("subtract", a, r.map("multiply", r.map(down, r.map("divide", a, b)), b))
+    return r.map(name_of(r), a, b)
 
 
 @rule("pow")
@@ -388,7 +388,7 @@ def _logical_not(r: Rewriter, a: Step) -> Step:
     return r.map("not", condition_of(r, a), real=False)
 
 
-@rule("isnan", "isinf")
+@rule("isnan", "isinf", "signbit")
 def _is_special(r: Rewriter, a: Step) -> Step:
     name = name_of(r)
     return r.map(name, a, real=False)

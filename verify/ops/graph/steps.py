@@ -81,6 +81,7 @@ class Run:
     met_tie: bool = False  # whether a decision could have been another
     plain: dict[int, Tensor] = field(default_factory=dict)
     maps: dict[int, Any] = field(default_factory=dict)
+    signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # by step, where its float64 numbers have a minus
 
     def blurred(self, a: Span) -> Span:
         """What a kernel may hold for numbers that it computed."""
@@ -101,8 +102,13 @@ class Run:
             self.plain[id(step)] = found
         return self.plain[id(step)]
 
-    def _computed(self, step: Step) -> Tensor:
-        """Integers that numbers on the way to them decide, none of which depends on an operand: scaled positions."""
+    def is_minus(self, step: Step, place: int) -> bool:
+        """Whether IEEE arithmetic puts a minus before a number, which is 0: real numbers have one zero."""
+        if id(step) not in self.signs:
+            self.signs[id(step)] = torch.signbit(self._span(step).mid()).cpu().reshape(-1).numpy()
+        return bool(self.signs[id(step)][place])
+
+    def _span(self, step: Step) -> Any:
         known: dict[int, Any] = {}
 
         def span(each: Step) -> Any:
@@ -110,7 +116,11 @@ class Run:
                 known[id(each)] = each.span(self, [span(one) for one in each.inputs])
             return known[id(each)]
 
-        found = span(step)
+        return span(step)
+
+    def _computed(self, step: Step) -> Tensor:
+        """Integers that numbers on the way to them decide, none of which depends on an operand: scaled positions."""
+        found = self._span(step)
         if found.open is not None and bool(found.open.any()):
             raise UsageError(f"like= picks elements by positions that rounding decides: {step.origin}")
         value: Tensor = found.value
