@@ -30,6 +30,7 @@ def _errors(
     inputs = dict(given)
     op = like_op(function, list(inputs), **shape)
     fmt = named("float64" if result in op.integers else "float32")
+    got = got.double() if result in op.integers else got
     problem = Problem(inputs, {}, {} if up is None else {"y": up}, (result,))
     truth = evaluate(op, problem, {result: fmt})[result]
     found = judge_result(op, problem, result, got, truth, fmt, policy=Policy(), seed=1).errors
@@ -143,3 +144,43 @@ def test_a_zero_has_the_sign_that_it_has_in_pytorch(
     assert max(_errors(function, inputs, got, result, None if result == "y" else up)) < 2
     if bool(torch.isinf(got).any()):
         assert max(_errors(function, inputs, -got, result, None if result == "y" else up)) == math.inf
+
+
+# -- integers and conditions --------------------------------------------------------------------------------
+
+_int, _byte = torch.int32, torch.int8
+INTEGERS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.to(_int).to(torch.bool),
+    lambda x: (x > 0) + (x > 1),
+    lambda x: (x > 0) * (x > 3) | (x < -5) ^ (x > 2),
+    lambda x: ~x.to(_int),
+    lambda x: (x.to(_int) & 1) + (x.to(_int) | 6) - (x.to(_int) ^ 5),
+    lambda x: (x.to(_int) << 2) + (x.to(_int) >> 1),
+    lambda x: x.to(_int).to(_byte),
+    lambda x: x.to(_int).to(torch.uint8),
+    lambda x: x.to(_int).to(_byte) * 2 - 1,
+    lambda x: -(x.to(_int).to(_byte) ** 2),
+    lambda x: x.to(_int) * 2**30,
+    lambda x: (x > 0).sum() * (x.to(_int) % 4),
+    lambda x: x.to(_int) // 4 + torch.div(x.to(_int), 4, rounding_mode="trunc"),
+    lambda x: torch.where(x > 0, x.to(_int), 7) + torch.where(x > 5, True, False),
+    lambda x: x.to(_int).masked_fill(x < 0, 9).clamp(0, 7),
+    lambda x: torch.cat([(x > 0).sum(0, True), x.to(torch.int64)]),
+    lambda x: torch.stack([x.to(_int) + 1, x.to(_int)]).amax(0) == x.to(_int).cumsum(0),
+    lambda x: torch.stack([x.to(_int).any(), x.to(_int).all(), (x.to(_int) - 5).all()]),
+    lambda x: torch.logical_and(x.to(_int), x > 0) & (x.to(_int) != 2),
+    lambda x: torch.where(torch.isfinite(x), x.to(_int), 0),
+]
+
+
+@pytest.mark.parametrize("function", INTEGERS)
+def test_integers_that_follow_from_numbers_are_pytorchs(function: Callable[[Tensor], Tensor]) -> None:
+    _as_pytorch(lambda x: function(x).to(x.dtype), {"x": T([5.0, 2.0, -6.0, 300.0])})
+
+
+def test_an_integer_beyond_its_type_is_any() -> None:
+    """PyTorch defines no integer for it; the run stopped as the float64 one was compared with the exact one."""
+    x = T([1e28, 1.0, math.nan])
+    assert _errors(lambda x: x.to(_int).to(torch.bool).to(x.dtype), {"x": x}, T([1.0, 1.0, 0.0])) == [0.0] * 3
+    assert _errors(lambda x: x.to(_int), {"x": x}, T([-(2**31), 1, 5]), examples=[(x,)])[:2] == [0.0, 0.0]
+    assert _errors(lambda x: x.to(_int), {"x": x}, T([0, 2, 0]))[1] > 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,9 @@ from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
 
+_BITS = ("bits and", "bits or", "bits xor")
+LOGIC = ("and", "or", "xor", *_BITS)  # of two conditions, or integers
+
 
 @dataclass(eq=False)
 class Map(Step):
@@ -32,6 +36,7 @@ class Map(Step):
     function: str = ""
     ties: bool = False
     centred: bool = False
+    within: tuple[int, int] = (-(2**63), 2**63 - 1)  # the least and the greatest integer of a type
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         if self.function in FUNCTIONS:
@@ -407,30 +412,77 @@ def _either(step: Map, run: Run, a: Truths) -> Span:
 
 def _as_number(step: Map, run: Run, arithmetic: Arithmetic, a: Any) -> Number:
     if a is None:
-        whole = _holds_integers(step.inputs[0])
+        whole = holds_integers(step.inputs[0])
         return arithmetic.unknown() if whole else arithmetic.union(arithmetic.finite(0.0), arithmetic.finite(1.0))
-    return arithmetic.finite(float(a))
+    return arithmetic.scaled(int(a), 0)
 
 
-def _holds_integers(step: Step) -> bool:
+def holds_integers(step: Step) -> bool:
     """Whether a step that is no numbers may be other integers than 0 and 1."""
     while isinstance(step, Move) and len(step.inputs) == 1:
         step = step.inputs[0]
-    return getattr(step, "function", "integer") in ("integer", "where")
+    return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
+
+
+def _holds(step: Map, a: Span) -> Tensor:
+    """Where all numbers of an interval are in the range of a type of integers."""
+    least, most = step.within
+    return (a.lo >= least) & (a.hi < most + 1)
 
 
 def _as_integer(step: Map, run: Run, a: Span) -> Truths:
-    """A number that was rounded to an integer before."""
-    value = a.mid().nan_to_num(0.0, 0.0, 0.0).to(torch.int64)
-    doubt = ~(a.lo == a.hi)
-    return Truths(value, doubt if bool(doubt.any()) else None)
+    """A number that was rounded to an integer before. PyTorch does not define what those beyond the range become."""
+    beyond, (least, most) = ~_holds(step, a), step.within
+    value = a.mid().nan_to_num(0.0).clamp(max(least, -(2**62)), min(most, 2**62)).to(torch.int64)
+    doubt = (a.lo != a.hi) & ~torch.isnan(a.lo)
+    if bool(beyond.any()):
+        run.met_tie = True
+        doubt = doubt | beyond if run.opens else doubt
+    return Truths(value, doubt if run.opens != "face" and bool(doubt.any()) else None)
+
+
+def _digits_of(arithmetic: Arithmetic, a: Number) -> int | None:
+    """The integer that a number is, up to 2^4096."""
+    digits = None if isinstance(a, float) else arithmetic.digits(a)
+    return digits[0] << digits[1] if digits is not None and 0 <= digits[1] < 4096 else None
 
 
 def _whole(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> int | None:
-    if isinstance(a, float) or not arithmetic.is_known(a):
-        return None
-    lower, upper = (int(float(end)) for end in ((a.lower(), a.upper()) if hasattr(a, "lower") else (a, a)))
-    return lower if lower == upper else None
+    whole = _digits_of(arithmetic, a)
+    return whole if whole is not None and step.within[0] <= whole <= step.within[1] else None
+
+
+def _wrap(step: Map, run: Run, a: Span) -> Span:
+    """Integers, which are computed without rounding, as a type of them holds them."""
+    holds, (least, most) = _holds(step, a), step.within
+    if bool(holds.all()):
+        return Span(a.lo, a.hi, None, True)
+    turned = torch.remainder(a.lo - least, float(most - least + 1)) + least
+    exactly = (a.lo == a.hi) & (a.lo.abs() < 2.0**52) & (most < 2**52)
+    ends = [(a.lo, float(least)), (a.hi, float(most))]
+    return Span(*(torch.where(holds, end, torch.where(exactly, turned, far)) for end, far in ends), None, True)
+
+
+def _wrapped(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
+    whole, (least, most) = _digits_of(arithmetic, a), step.within
+    if whole is not None:
+        return arithmetic.scaled((whole - least) % (most - least + 1) + least, 0)
+    ends = arithmetic.scaled(least, 0), arithmetic.scaled(most, 0)
+    if not isinstance(a, float) and arithmetic.order(a, ends[0]) == 1 and arithmetic.order(a, ends[1]) == -1:
+        return a
+    return arithmetic.union(*ends)
+
+
+def _of_bits(name: str) -> Elementwise:
+    """Of the binary digits of two integers."""
+    python = getattr(operator, f"__{name}__")
+
+    def span(step: Map, run: Run, a: Truths, b: Truths) -> Truths:
+        value = getattr(torch, f"bitwise_{name}")(a.value, b.value)
+        doubts = [each.open for each in (a, b) if each.open is not None]
+        return Truths(value, torch.stack(torch.broadcast_tensors(value > 0, *doubts)[1:]).any(0) if doubts else None)
+
+    return Elementwise(span, lambda step, run, arithmetic, a, b: None if None in (a, b) else python(int(a), int(b)))
 
 
 def _is(name: str) -> Elementwise:
@@ -481,6 +533,8 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "not": Elementwise(_not, lambda step, run, arithmetic, a: None if a is None else not a),
     "number": Elementwise(_either, _as_number),
     "integer": Elementwise(_as_integer, _whole),
+    "wrap": Elementwise(_wrap, _wrapped),
+    **{f"bits {name}": _of_bits(name) for name in ("and", "or", "xor")},
     "isnan": _is("isnan"),
     "isinf": _is("isinf"),
     **{name: _comparison(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},

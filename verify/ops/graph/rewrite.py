@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.ops.graph.elementwise import Map
+from verify.ops.graph.elementwise import LOGIC, Map, holds_integers
 from verify.ops.graph.inference import broadcast_shape
 from verify.ops.graph.operators import base_name
 from verify.ops.graph.recorder import Node, mapped, nodes_in
@@ -99,7 +99,26 @@ class Rewriter:
                 f"like= uses an operator that verify has no real meaning for: {target}{node.place}",
                 hint="docs/like.md lists what is understood; verify.op defines an op by formulas instead",
             )
-        return RULES[name](self, *args, **kwargs)
+        return self._typed(RULES[name](self, *args, **kwargs), found)
+
+    def _typed(self, made: Any, found: Any) -> Any:
+        """Numbers as PyTorch's type of a result holds them: integers wrap around, and a condition is true or not."""
+        if isinstance(made, list):
+            return [self._typed(each, like) for each, like in zip(made, found, strict=True)]
+        if not made.real or found.is_floating_point():
+            return made
+        if found.dtype == torch.bool:
+            return self.map("ne", made, 0.0, real=False)
+        return self.map("wrap", made, within=range_of(found.dtype))
+
+    def dtype(self, place: int) -> torch.dtype:
+        """The type of an operand of the operator at hand."""
+        given: Any = self.node.args[place]
+        return given.value.dtype if isinstance(given, Node) else torch.tensor(given).dtype
+
+    def alike(self, *given: Step) -> tuple[Step, ...]:
+        """Steps that one step joins: as numbers, unless all are integers or conditions."""
+        return tuple(map(self.real, given)) if any(each.real for each in given) else given
 
     def _is_plain(self, args: Any, kwargs: Any, found: Tensor) -> bool:
         """Whether PyTorch computes this without rounding: from integers alone, to integers, or made of nothing."""
@@ -144,9 +163,10 @@ class Rewriter:
 
     def map(self, function: str, *given: Any, real: bool = True, **options: Any) -> Step:
         """An elementwise step; scalars become constants."""
-        steps = tuple(each if isinstance(each, Step) and not each.real else self.real(each) for each in given)
-        if function not in ("where", "and", "or", "xor", "not", "number"):
-            steps = tuple(self.real(each) for each in steps)
+        kept = {"where": 1, "number": 1, "not": 1}.get(
+            function, 2 * (function in LOGIC)
+        )  # of these no numbers are made
+        steps = tuple(each if place < kept else self.real(each) for place, each in enumerate(given))
         shape = broadcast_shape([each.shape for each in steps])
         key = function, real, tuple(map(id, steps)), tuple(sorted(options.items()))
         if key not in self.made:
@@ -218,10 +238,20 @@ def through_moves(step: Step) -> Step:
     return step
 
 
+def range_of(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the greatest of a type of integers."""
+    if dtype == torch.bool:
+        return 0, 1
+    limits = torch.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
 def name_of(r: Rewriter) -> str:
     """The name of the operator at hand, without its overload."""
     return base_name(r.node.target)
 
 
 def condition_of(r: Rewriter, a: Any) -> Step:
-    return r.map("ne", a, 0.0, real=False) if isinstance(a, Step) and a.real else a
+    if not isinstance(a, Step):
+        return constant(torch.tensor(bool(a)))
+    return r.map("ne", a, 0.0, real=False) if a.real or holds_integers(a) else a

@@ -18,6 +18,7 @@ from verify.ops.graph.rewrite import (
     constant,
     moved,
     name_of,
+    range_of,
     rule,
     through_moves,
 )
@@ -289,10 +290,9 @@ def _elu(r: Rewriter, a: Step, alpha: float = 1, scale: float = 1, input_scale: 
 
 @rule("where")
 def _where(r: Rewriter, condition: Step, a: Any, b: Any) -> Step:
-    if r.node.value.is_floating_point():
-        return r.map("where", condition, r.real(a), r.real(b))
-    shape = r.shape
-    return Map(shape, (condition, a, b), False, function="where")
+    if any(not isinstance(each, Step) or each.real for each in (a, b)) or r.node.value.is_floating_point():
+        return r.map("where", condition, a, b)
+    return Map(r.shape, (condition, a, b), False, function="where")
 
 
 @rule("masked_fill")
@@ -372,20 +372,40 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 def _logic(name: str) -> Rule:
     def combined(r: Rewriter, a: Any, b: Any) -> Step:
-        given = [condition_of(r, each) for each in (a, b)]
-        return r.map(name, *given, real=False)
+        if r.node.value.dtype == torch.bool:
+            return r.map(name, *(condition_of(r, each) for each in (a, b)), real=False)
+        return r.map(f"bits {name}", *(_bits_of(r, each) for each in (a, b)), real=False)
 
     return combined
 
 
+def _bits_of(r: Rewriter, a: Any) -> Step:
+    """An integer as its binary digits."""
+    a = a if isinstance(a, Step) else constant(torch.tensor(a))
+    return r.map("integer", a, real=False, within=range_of(r.node.value.dtype)) if a.real else a
+
+
 for _name in ("and", "or", "xor"):
     RULES[f"logical_{_name}"] = RULES[f"bitwise_{_name}"] = _logic(_name)
-RULES["__and__"], RULES["__or__"] = _logic("and"), _logic("or")
+    RULES[f"__{_name}__"] = _logic(_name)
 
 
 @rule("logical_not", "bitwise_not")
 def _logical_not(r: Rewriter, a: Step) -> Step:
-    return r.map("not", condition_of(r, a), real=False)
+    if r.node.value.dtype == torch.bool:
+        return r.map("not", condition_of(r, a), real=False)
+    return r.map("subtract", -1.0, a)
+
+
+@rule("__lshift__", "__rshift__", "bitwise_left_shift", "bitwise_right_shift")
+def _shift(r: Rewriter, a: Any, b: Any) -> Step:
+    if isinstance(b, Step) or not 0 <= b < 64:
+        raise UsageError(
+            f"like= has shifts by a constant from 0 to 63: {r.node.target}{r.node.place}",
+            hint="a product with a power of two, or a division, says the same",
+        )
+    left = name_of(r) in ("__lshift__", "bitwise_left_shift")
+    return r.map("multiply" if left else "floor quotient", a, 2.0**b)
 
 
 @rule("isnan", "isinf", "signbit")

@@ -17,10 +17,12 @@ from verify.ops.graph.rewrite import (
     RULES,
     Rewriter,
     Rule,
+    condition_of,
     constant,
     is_integer,
     moved,
     name_of,
+    range_of,
     rule,
     steps_in,
     through_moves,
@@ -73,7 +75,7 @@ def _as_strided_scatter(
         made.as_strided(size, stride, offset or 0).copy_(parts[1])
         return made
 
-    both = (r.real(a), r.real(b)) if r.node.value.is_floating_point() else (a, b)
+    both = r.alike(a, b)
     return Move(r.shape, both, both[0].real, move=move, within=True)
 
 
@@ -96,9 +98,9 @@ def _parts(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> list[Step]:
 def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
     call: Any = r.node.target
     kept = [each for each in tensors if each.shape != (0,)]
-    real = r.node.value.is_floating_point()
-    kept = [r.real(each) for each in kept] if real else kept
-    return Move(r.shape, tuple(kept), real, move=lambda parts, fixed, fill: call(list(parts), dim))
+    joined = r.alike(*kept)
+    real = joined[0].real if joined else r.node.value.is_floating_point()
+    return Move(r.shape, joined, real, move=lambda parts, fixed, fill: call(list(parts), dim))
 
 
 @rule("flip", "roll", "repeat", "pixel_shuffle", "pixel_unshuffle", "rot90")
@@ -148,29 +150,32 @@ def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
 @rule("slice_scatter", "select_scatter", "diagonal_scatter")
 def _scattered_in(r: Rewriter, a: Step, b: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
-    both = (r.real(a), r.real(b)) if r.node.value.is_floating_point() else (a, b)
+    both = r.alike(a, b)
     return Move(r.shape, both, both[0].real, move=lambda parts, fixed, fill: call(*parts, *args, **kwargs))
 
 
 @rule("copy")
 def _copy(r: Rewriter, a: Step, b: Step, *args: Any) -> Step:
-    return moved(_cast(r, b, a), lambda tensor: tensor.expand(a.shape))
-
-
-def _cast(r: Rewriter, value: Any, like: Step) -> Step:
-    return r.real(value) if like.real else value
+    return moved(_converted(r, b, r.dtype(1)), lambda tensor: tensor.expand(a.shape))
 
 
 @rule("_to_copy", "to", "prims_convert_element_type", "convert_element_type")
 def _to(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    return _converted(r, a, r.dtype(0))
+
+
+def _converted(r: Rewriter, a: Step, before: torch.dtype) -> Step:
+    """What a step of one type is in the type of the result."""
     found = r.node.value
     if found.is_floating_point():
         return r.real(a)
-    if not a.real:
-        return a
     if found.dtype == torch.bool:
-        return r.map("ne", a, 0.0, real=False)
-    return r.map("integer", a if _is_whole(a) else r.map("trunc", a), real=False)
+        return condition_of(r, a)
+    (least, most) = within = range_of(found.dtype)
+    if before.is_floating_point:
+        return r.map("integer", a if _is_whole(a) else r.map("trunc", a), real=False, within=within)
+    held = range_of(before)
+    return a if least <= held[0] and held[1] <= most else r.real(a)  # which wraps around
 
 
 def _is_whole(a: Step) -> bool:
@@ -181,7 +186,7 @@ def _is_whole(a: Step) -> bool:
         return not a.of and bool((value := a.compute([])).eq(value.floor()).all())
     if isinstance(a, Map) and a.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
         return all(map(_is_whole, a.inputs))
-    return isinstance(a, Map) and a.function in ("round", "floor", "ceil", "trunc", "sign", "number")
+    return isinstance(a, Map) and a.function in ("round", "floor", "ceil", "trunc", "sign", "number", "wrap")
 
 
 @rule("index_put")
@@ -206,8 +211,8 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
         return parts[0].index_put(expanded(by), parts[1])  # type: ignore[arg-type]
 
-    both = (r.real(a), r.real(values)) if a.real else (a, values)
-    return Move(shape, both, a.real, move=move, by=tuple(chosen))
+    both = r.alike(a, values)
+    return Move(shape, both, both[0].real, move=move, by=tuple(chosen))
 
 
 @rule("index_add")
@@ -249,14 +254,14 @@ def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs:
     _need_plain(r, [index])
     if kwargs.get("reduce") == "add":
         return _scatter_add(r, a, dim, index, source)  # type: ignore[no-any-return]
-    values = source if isinstance(source, Step) else r.real(source)
+    values = source if isinstance(source, Step) else constant(torch.tensor(source))
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
         written = parts[1] if parts[1].ndim else parts[1].expand(by[0].shape)
         return parts[0].scatter(dim, by[0], written)
 
-    both = (r.real(a), r.real(values)) if a.real else (a, values)
-    return Move(a.shape, both, a.real, move=move, by=(index,))
+    both = r.alike(a, values)
+    return Move(a.shape, both, both[0].real, move=move, by=(index,))
 
 
 def _at_extreme(r: Rewriter, a: Step, dim: int, best: WhereExtreme, source: Any) -> Step:
