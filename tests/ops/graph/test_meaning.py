@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from verify.errors import UsageError
 from verify.measure.judge import judge_result
@@ -184,3 +185,57 @@ def test_an_integer_beyond_its_type_is_any() -> None:
     assert _errors(lambda x: x.to(_int).to(torch.bool).to(x.dtype), {"x": x}, T([1.0, 1.0, 0.0])) == [0.0] * 3
     assert _errors(lambda x: x.to(_int), {"x": x}, T([-(2**31), 1, 5]), examples=[(x,)])[:2] == [0.0, 0.0]
     assert _errors(lambda x: x.to(_int), {"x": x}, T([0, 2, 0]))[1] > 0.0
+
+
+# -- selections ---------------------------------------------------------------------------------------------
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype)
+
+
+SELECTIONS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: (x == x.amax(-1)).to(x.dtype),
+    lambda x: (x == x.amax(-1, True).mT).to(x.dtype),
+    lambda x: (x == x.amax(1, True)).to(x.dtype),
+    lambda x: (x == x.amax(1).unsqueeze(1).flip(0)).to(x.dtype),
+    lambda x: _zeros(x).scatter(-1, x.topk(2, -1).indices[..., :1], 1.0),
+    lambda x: _zeros(x).scatter(-1, x.topk(3, -1).indices[..., 1:], x[..., 1:3]),
+    lambda x: _zeros(x).scatter(1, x.topk(2, 1).indices, x),
+    lambda x: _zeros(x).scatter(1, x.sort(1, descending=True).indices[:, ::2], x),
+    lambda x: _zeros(x).scatter(0, x.argmax(-1, keepdim=True), 1.0),
+    lambda x: x.scatter(1, x.argmin(-1)[:, :, None], 5.0),
+    lambda x: x.scatter(-1, x.argmax(-1)[:2, :2, None], x[:, 2:]),
+    lambda x: torch.zeros(4, 5, 7, dtype=x.dtype).scatter(-1, x.argmax(-1, keepdim=True), 1.0),
+    lambda x: torch.zeros(4, 4, 4, dtype=torch.bool).scatter(-1, x.topk(2, -1).indices, True).to(x.dtype) * x,
+]
+
+
+@pytest.mark.parametrize("function", SELECTIONS)
+def test_a_selection_is_seen_only_where_rows_keep_their_place(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(3))
+    _as_pytorch(function, {"x": x})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.max(1)[0],
+        lambda x: x.min(0, keepdim=True)[0],
+        lambda x: x.amax((0, 2)),
+        lambda x: x.topk(3, 1)[0],
+        lambda x: x.sort(0)[0],
+        lambda x: functional.max_pool1d(x, 2),
+    ],
+)
+def test_gradients_of_selections_go_where_the_elements_are(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(3))
+    up = torch.randn(function(x).shape, generator=torch.Generator().manual_seed(4))
+    leaf = x.clone().requires_grad_()
+    [got] = torch.autograd.grad(function(leaf), [leaf], up)
+    assert max(_errors(function, {"x": x}, got, "dx", up, examples=[(x,)])) == 0.0
+
+
+def test_a_scatter_by_mixed_ranks_is_refused() -> None:
+    with pytest.raises(UsageError, match="by one rank of each: aten.scatter.*test_meaning"):
+        trace(lambda x: _zeros(x).scatter(-1, x.topk(4, -1).indices.mT, 1.0), {"x": torch.zeros(4, 4)})

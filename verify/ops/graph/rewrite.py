@@ -238,6 +238,11 @@ def through_moves(step: Step) -> Step:
     return step
 
 
+def viewed(step: Step, base: Step, tensor: Tensor) -> Tensor:
+    """The view of a tensor that a step is of a step before it."""
+    return tensor if step is base else step.move([viewed(step.inputs[0], base, tensor)], [], 0.0)  # type: ignore[attr-defined]
+
+
 def range_of(dtype: torch.dtype) -> tuple[int, int]:
     """The least and the greatest of a type of integers."""
     if dtype == torch.bool:

@@ -16,11 +16,13 @@ from verify.ops.graph.rewrite import (
     Rule,
     condition_of,
     constant,
+    lies_as,
     moved,
     name_of,
     range_of,
     rule,
     through_moves,
+    viewed,
 )
 from verify.ops.graph.selecting import IsExtreme
 from verify.ops.graph.special import FUNCTIONS, polygamma
@@ -350,9 +352,20 @@ def _selection(r: Rewriter, a: Any, b: Any) -> Step | None:
             and found.function in ("amax", "amin")
             and found.inputs[0] is values
             and found.dims
+            and r.shape == values.shape
+            and _keeps_rows(best, found)
         ):
             return _largest_of(values, sorted(found.dims), found.function == "amax")
     return None
+
+
+def _keeps_rows(best: Step, found: Reduce) -> bool:
+    """Whether the extreme of each row is where the row is."""
+    shape, row = found.inputs[0].shape, torch.empty(found.shape, device="meta")
+    own = row
+    for dim in () if found.keep else sorted(found.dims):
+        own = own.unsqueeze(dim)
+    return lies_as(viewed(best, found, row).broadcast_to(shape), own.expand(shape))
 
 
 def _largest_of(values: Step, dims: list[int], largest: bool) -> Step:

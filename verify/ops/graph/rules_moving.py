@@ -20,12 +20,14 @@ from verify.ops.graph.rewrite import (
     condition_of,
     constant,
     is_integer,
+    lies_as,
     moved,
     name_of,
     range_of,
     rule,
     steps_in,
     through_moves,
+    viewed,
 )
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
 from verify.ops.graph.steps import Move, Plain, Step
@@ -247,10 +249,8 @@ def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
 @rule("scatter")
 def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs: Any) -> Step:
     best = through_moves(index)
-    if isinstance(best, WhereExtreme) and not kwargs:
-        return _at_extreme(r, a, dim, best, source)
-    if isinstance(best, RankIndex) and not kwargs:
-        return _at_rank(r, a, dim, best, source)
+    if isinstance(best, WhereExtreme | RankIndex) and not kwargs and a.shape:
+        return _at_best(r, a, dim % len(a.shape), index, best, source)
     _need_plain(r, [index])
     if kwargs.get("reduce") == "add":
         return _scatter_add(r, a, dim, index, source)  # type: ignore[no-any-return]
@@ -264,27 +264,72 @@ def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs:
     return Move(a.shape, both, both[0].real, move=move, by=(index,))
 
 
-def _at_extreme(r: Rewriter, a: Step, dim: int, best: WhereExtreme, source: Any) -> Step:
-    """A scatter to where the largest element is: that of the dimension itself, which needs no index."""
-    dim %= len(a.shape)
-    values = best.inputs[0]  # the dimension that was searched is the last one here
-    chosen: Step = IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
-    chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
+def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | RankIndex, source: Any) -> Step:
+    """A scatter to the places of largest elements: a choice, for each element, by whether it is one of them."""
+    values, count = best.inputs[0], index.shape[dim]
     given = source if isinstance(source, Step) else r.real(source)
-    return r.map("where", chosen, moved(r.real(given), lambda tensor: tensor.expand(a.shape)), a)
+    corner = tuple(slice(0, size) for size in index.shape)
+    given = moved(given, lambda tensor: tensor[corner] if tensor.ndim else tensor.expand(index.shape))
+    shadow = torch.empty(best.shape, device="meta")
+    whole = isinstance(best, RankIndex) and a.shape == _turned(values.shape, dim)
+    if whole and lies_as(viewed(index, best, shadow), shadow[..., :count].movedim(-1, dim)):
+        wide, base = (moved(r.real(each), lambda tensor: tensor.movedim(dim, -1)) for each in (given, a))
+        made: Step = AtRank(values.shape, (values, wide, base), largest=best.largest)
+        return moved(made, lambda tensor: tensor.movedim(-1, dim))
+    places = viewed(index, best, torch.arange(math.prod(best.shape)).reshape(best.shape)).movedim(dim, 0)
+    ranks = best.shape[-1] if isinstance(best, RankIndex) else 1
+    if count > _MOST or any(len((part % ranks).unique()) > 1 for part in places):
+        raise UsageError(
+            f"like= scatters to up to {_MOST} places of each row, by one rank of each: {r.node.target}{r.node.place}",
+            hint="scatter to the indices as topk or sort returns them",
+        )
+    for at, part in enumerate(places):
+        line = moved(given, lambda tensor, at=at: tensor.narrow(dim, at, 1))  # type: ignore[misc]
+        chosen = _is_best(r, best, int(part.reshape(-1)[0]) % ranks if part.numel() else 0)
+        if not torch.equal(part.reshape(-1) // ranks, torch.arange(math.prod(values.shape[:-1]))):
+            rows, shape = part // ranks, (*part.shape, values.shape[-1])
+            chosen = Move(
+                shape,
+                (chosen,),
+                False,
+                move=lambda parts, by, fill, rows=rows: parts[0].flatten(0, -2)[rows.to(parts[0].device)],  # type: ignore[misc]
+            )
+        else:
+            chosen = moved(chosen, lambda tensor, part=part: tensor.reshape(*part.shape, values.shape[-1]))  # type: ignore[misc]
+        chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
+        a = r.map("where", _fitted(chosen, a.shape), _fitted(line, a.shape, keep=dim), a)
+    return a
 
 
-def _at_rank(r: Rewriter, a: Step, dim: int, index: RankIndex, source: Any) -> Step:
-    """A scatter to the places of the largest elements."""
-    given = source if isinstance(source, Step) else r.real(source)
-    wide = moved(given, lambda tensor: tensor.expand(_swapped(index.shape, dim)).movedim(dim, -1))
-    values = index.inputs[0]
-    base = moved(a, lambda tensor: tensor.movedim(dim, -1))
-    made = AtRank(values.shape, (values, wide, base), largest=index.largest)
-    return moved(made, lambda tensor: tensor.movedim(-1, dim))
+_MOST = 16
 
 
-def _swapped(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+def _is_best(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
+    """Which elements have a rank: the first of the largest, where only that is looked for."""
+    values = best.inputs[0]
+    if isinstance(best, WhereExtreme):
+        return IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
+    one, none = torch.zeros(*values.shape[:-1], rank + 1), torch.zeros(values.shape)
+    one[..., rank] = 1.0
+    made = AtRank(values.shape, (values, constant(one), constant(none)), largest=best.largest)
+    return r.map("ne", made, 0.0, real=False)
+
+
+def _fitted(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
+    """Cut, or padded by zeros, to a shape in all dimensions but one."""
+    wanted = tuple(
+        before if at == keep else after for at, (before, after) in enumerate(zip(a.shape, shape, strict=True))
+    )
+    a = moved(a, lambda tensor: tensor[tuple(slice(0, size) for size in wanted)])
+    pads = [
+        each for before, after in zip(reversed(a.shape), reversed(wanted), strict=True) for each in (0, after - before)
+    ]
+    if not any(pads):
+        return a
+    return Move(wanted, (a,), a.real, move=lambda parts, by, fill: torch.nn.functional.pad(parts[0], pads, value=fill))
+
+
+def _turned(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return tuple(torch.empty(shape, device="meta").movedim(-1, dim).shape)
 
 
