@@ -239,3 +239,42 @@ def test_gradients_of_selections_go_where_the_elements_are(function: Callable[[T
 def test_a_scatter_by_mixed_ranks_is_refused() -> None:
     with pytest.raises(UsageError, match="by one rank of each: aten.scatter.*test_meaning"):
         trace(lambda x: _zeros(x).scatter(-1, x.topk(4, -1).indices.mT, 1.0), {"x": torch.zeros(4, 4)})
+
+
+# -- the types of a case ------------------------------------------------------------------------------------
+
+
+def _half(x: Tensor) -> Tensor:
+    assert x.dtype in (torch.bfloat16, torch.float16), "for half precision"
+    return x * (2.0 if x.dtype == torch.float16 else 3.0)
+
+
+TYPED: list[tuple[Callable[..., Tensor], float]] = [
+    (lambda x: functional.rms_norm(x, (4,)), 2.0),
+    (lambda x: torch.nn.RMSNorm(4)(x), 2.0),
+    (lambda x: x / (x.abs() + torch.finfo(x.dtype).eps), 2.0),
+    (lambda x: x * torch.finfo(x.float().dtype).eps + torch.finfo(x.double().dtype).eps, 2.0),
+    (lambda x: x + torch.finfo(x.dtype).tiny * torch.finfo((x[0] * x.half()).T.dtype).max, 2.0),
+    (lambda x: x * (x.to(torch.float16).exp().sum().dtype == torch.float16) * torch.zeros(3).dtype.itemsize, 0.0),
+    (lambda x: x * (x.half() + x.bfloat16()).dtype.itemsize + x.half().to(x).dtype.itemsize, 1.0),
+    (lambda x: torch.nan_to_num(x / 0), 0.0),
+    (lambda x: torch.nan_to_num(x / 0, posinf=1.0), 0.0),
+    (lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), 0.0),
+]
+
+
+@pytest.mark.parametrize(("function", "most"), TYPED)
+def test_a_function_sees_the_types_of_the_case(function: Callable[..., Tensor], most: float) -> None:
+    """All was traced in float64, whose eps is not that of float32."""
+    _as_pytorch(function, {"x": torch.tensor([[1e-7, -3e-7, 2e-7, 5e-8]])}, most)
+
+
+def test_each_type_of_a_case_has_its_own_program_where_the_function_asks() -> None:
+    op = like_op(_half, ["x"], examples=[(torch.ones(2),)])
+    for kind, want in ((torch.float16, 2.0), (torch.bfloat16, 3.0), (torch.float16, 2.0)):
+        x = torch.ones(2, dtype=kind)
+        assert op.fast(Problem({"x": x}, {}, {}, ("y",)))["y"].value.tolist() == [want] * 2
+    assert trace(_half, {"x": torch.ones(2, dtype=torch.float16)}).typed
+    assert not trace(lambda x: x.float() * 2, {"x": torch.ones(2)}).typed
+    with pytest.raises(UsageError, match="AssertionError: for half precision"):
+        op.fast(Problem({"x": torch.ones(2)}, {}, {}, ("y",)))

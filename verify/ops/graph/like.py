@@ -223,13 +223,14 @@ class _Like:
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict)
+    kind: torch.dtype = torch.float32  # of operands where there is no case yet
 
     def op(self) -> Op:
         """The op, after the function was followed once."""
         names = self.meaning.names
         dims = self._plain_dims()
         shapes = self._shapes(dims)
-        program = self._program({name: shapes[name] for name in names}, ())
+        program = self._followed_first({name: shapes[name] for name in names})
         outputs = self.outputs or tuple(program.results)
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
@@ -264,6 +265,16 @@ class _Like:
             integers=program.integers,
             settled=self.settled if program.integers else None,
         )
+
+    def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
+        """The program in the first type that the function takes: it may ask for one."""
+        refusals = []
+        for self.kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            try:
+                return self._program(shapes, ())
+            except UsageError as error:
+                refusals.append(error)
+        raise refusals[0]
 
     def _differentiable(self, shapes: Mapping[str, Shape]) -> tuple[str, ...]:
         """The operands that the function has a gradient for: PyTorch's cross entropy has none for its weights."""
@@ -323,23 +334,28 @@ class _Like:
         made = meaning(meaning.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
-    def _program(self, shapes: Mapping[str, Shape], gradients: Sequence[str]) -> Program:
+    def _program(
+        self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Mapping[str, torch.dtype] | None = None
+    ) -> Program:
+        kinds = {name: self._dtype(name) for name in shapes} if kinds is None else kinds
         key = (tuple(shapes.items()), tuple(gradients))
-        if key not in self.programs:
-            if len(self.programs) >= _HOLDS:
-                self.programs.pop(next(iter(self.programs)))
-            operands = {name: torch.zeros(shape, dtype=self._dtype(name)) for name, shape in shapes.items()}
-            self.programs[key] = trace(
-                lambda *values: self.meaning(tuple(shapes), values),
-                operands,
-                outputs=self.outputs,
-                differentiable=gradients,
-            )
-        return self.programs[key]
+        for known in (key, (*key, tuple(kinds.items()))):
+            if known in self.programs:
+                return self.programs[known]
+        if len(self.programs) >= _HOLDS:
+            self.programs.pop(next(iter(self.programs)))
+        program = trace(
+            lambda *values: self.meaning(tuple(shapes), values),
+            {name: torch.zeros(shape, dtype=kinds[name]) for name, shape in shapes.items()},
+            outputs=self.outputs,
+            differentiable=gradients,
+        )
+        self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
+        return program
 
     def _dtype(self, operand: str) -> torch.dtype:
         if operand not in self.ranges:
-            return torch.float64
+            return self.kind
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
     def followed(self, problem: Problem) -> tuple[Program, Run]:
@@ -347,7 +363,8 @@ class _Like:
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
         gradients = tuple(name for name in present if "d" + name in wanted)
-        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients)
+        kinds = {name: value.dtype for name, value in present.items()}
+        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients, kinds)
         leaves = dict(present)
         for name in program.leaves:
             if name.startswith("grad "):
