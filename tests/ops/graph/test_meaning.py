@@ -16,6 +16,7 @@ from verify.measure.judge import judge_result
 from verify.ops.graph.like import like_op
 from verify.ops.graph.program import trace
 from verify.ops.op import Problem
+from verify.truth.exact import judge
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import Policy
@@ -239,6 +240,52 @@ def test_gradients_of_selections_go_where_the_elements_are(function: Callable[[T
 def test_a_scatter_by_mixed_ranks_is_refused() -> None:
     with pytest.raises(UsageError, match="by one rank of each: aten.scatter.*test_meaning"):
         trace(lambda x: _zeros(x).scatter(-1, x.topk(4, -1).indices.mT, 1.0), {"x": torch.zeros(4, 4)})
+
+
+# -- legal programs have a verdict -------------------------------------------------------------------------
+
+
+def _e4m3(x: Tensor) -> Tensor:
+    unit = torch.exp2(torch.floor(torch.log2(x.abs().clamp(min=2.0**-6))) - 3)
+    return (torch.round(x / unit) * unit).clamp(-448, 448)
+
+
+GRIDS: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
+    (lambda x: torch.round(x / 0.1) * 0.1, [T([0.05, 0.25, -0.35, 7.0])]),
+    (lambda x, s: torch.round(x / s).clamp(-128, 127) * s, [T([0.5, 2.5, -1e9, 7.0]), T([1.0, 1.0, 1e-3, 3.0])]),
+    (lambda x, s: torch.round(x / (s / 127)).clamp(-128, 127), [T([0.5, 2.5, -1e9, 7.0]), T([127.0, 127.0, 1.0, 3.0])]),
+    (_e4m3, [T([0.015625, 1.0, -4.0, 0.3, 2.0**-126, 500.0, 0.0, 17.5])]),
+    (lambda x: torch.floor(torch.log10(x)), [T([1e-3, 1.0, 1000.0, 1e10, 999.0])]),
+]
+
+
+@pytest.mark.parametrize(("function", "given"), GRIDS)
+def test_both_routes_agree_where_a_tie_decides(function: Callable[..., Tensor], given: list[Tensor]) -> None:
+    """At a tie that Arb cannot decide, mpmath's number was taken for 0."""
+    inputs = dict(zip(("x", "s"), given, strict=False))
+    op = like_op(function, list(inputs))
+    problem = Problem(inputs, {}, {}, ("y",))
+    for point in op.points(problem, "y", range(given[0].numel())):
+        judge(point, named("float32"), 0, both=True)  # raises where they do not
+    _as_pytorch(function, inputs, 0.6)
+
+
+def test_a_ball_of_two_numbers_that_is_not_zero_has_no_zero_by_mpmath() -> None:
+    op = like_op(lambda x: torch.floor(torch.exp(torch.log(x)) * 3), ["x"])
+    [point] = op.points(Problem({"x": T([3.0])}, {}, {}, ("y",)), "y", [0])
+    assert float(point.mp(160)) in (8.0, 9.0)
+
+
+def test_a_constant_and_operands_that_are_conditions_have_a_verdict() -> None:
+    x = torch.ones(3, 5)
+    assert _errors(lambda x: torch.full((3,), 2.5), {"x": x}, T([2.5, 2.5, 2.0]), examples=[(x,)])[2] > 1e5
+    assert max(_errors(lambda x: (x * 2, torch.arange(4.0)), {"x": x}, x * 2, "y1", examples=[(x,)])) == 0.0
+    a, b = T([True, False, True]), T([False, False, True])
+    kinds = {"shapes": {"a": "n", "b": "n"}, "integers": {"a": "bool", "b": "bool"}}
+    got = T([True, True, False])
+    errors = _errors(lambda a, b: a & ~b, {"a": a, "b": b}, got, **kinds)
+    assert errors[0] == errors[2] == 0.0 < errors[1]
+    assert max(_errors(lambda a, b: torch.where(a, 1.5, 2.5) * b, {"a": a, "b": b}, T([0.0, 0.0, 1.5]), **kinds)) == 0.0
 
 
 # -- the types of a case ------------------------------------------------------------------------------------

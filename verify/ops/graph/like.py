@@ -27,7 +27,7 @@ from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Run, Truths
+from verify.ops.graph.steps import Leaf, Run, Truths
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
@@ -384,7 +384,8 @@ class _Like:
         problem.cache["opened"] = {name: tuple(each.cpu() for each in found) for name, found in opened.items()}
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
         if program.elementwise:
-            values = [value for value in run.leaves.values() if value.is_floating_point()]
+            used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
+            values = [value for value in used if value.is_floating_point()]
             gradients = self._gradients(problem)
             found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
@@ -485,6 +486,8 @@ def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
     A program has no limit: what it makes of -inf * 0 says nothing about the function that it was written for.
     """
     given = [value.to(torch.float64).expand(fast.value.shape) for value in values]
+    if not given:
+        return fast
     nan, infinite = (torch.stack([test(value) for value in given]).any(0) for test in (torch.isnan, torch.isinf))
     free = infinite & ~nan & torch.isnan(fast.value)
     free = free | nan if gradient else free

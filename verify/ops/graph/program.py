@@ -89,7 +89,12 @@ class Program:
     @property
     def elementwise(self) -> bool:
         """Whether every element of every result depends on elements at its own place alone."""
-        return all(isinstance(step, Leaf | Plain | Map) for step in self.steps)
+        widest = max((step.shape for step in self.steps if isinstance(step, Leaf)), key=len, default=())
+        return all(isinstance(step, Leaf | Plain | Map) for step in self.steps) and all(
+            len(widest) <= len(result.shape)
+            and all(a in (1, b) for a, b in zip(widest[::-1], result.shape[::-1], strict=False))
+            for result in self.results.values()
+        )
 
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
         """Intervals of the wanted results; what is not needed any more is let go."""

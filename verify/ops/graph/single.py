@@ -150,8 +150,11 @@ class Asked:
                 break
             if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many cancelled, and enough are left
                 break
-            if bits >= _LIMIT:
-                return mp.zero if not ball.is_nan() else mp.nan
+            if bits >= _LIMIT and (ball.is_nan() or ball.contains(0)):
+                return mp.nan if ball.is_nan() else mp.zero
+            if bits >= _LIMIT:  # two numbers, between which a jump at an exact tie decides
+                lost = 0
+                break
             bits *= 2
         bits = -(-(max(prec, _FEWEST) + lost + 2 * GUARD) // 128) * 128
         value = self._element(place, bits, Decimals)

@@ -262,7 +262,9 @@ def _end(function: Function, x: Tensor, side: int) -> Tensor:
         return value
     moved = value + side * _error(function, x, value)
     moved = torch.where(torch.isinf(value), value, moved)
-    for exact in function.exact:
+    if callable(function.exact):
+        moved = torch.where(function.exact(x, value), value, moved)
+    for exact in () if callable(function.exact) else function.exact:
         moved = torch.where(x == exact, value, moved)
     least, most = function.codomain
     moved = moved.clamp(least, most)
@@ -287,7 +289,7 @@ def _bent(function: Function, a: Span) -> Span:
         reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON) + middle.abs() * _EPSILON + _TINY
         steep = 1.0 if function.slope is None else function.slope(a.lo, a.hi)
         spread = spread + torch.where(a.lo == a.hi, 0.0, reach * steep)
-    for exact in function.exact:
+    for exact in () if callable(function.exact) else function.exact:
         spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
     pole = torch.isinf(value) & (a.lo == a.hi) & (a.lo <= 0) & (a.lo == a.lo.floor())  # else it overflows
