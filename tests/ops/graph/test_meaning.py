@@ -325,3 +325,46 @@ def test_each_type_of_a_case_has_its_own_program_where_the_function_asks() -> No
     assert not trace(lambda x: x.float() * 2, {"x": torch.ones(2)}).typed
     with pytest.raises(UsageError, match="AssertionError: for half precision"):
         op.fast(Problem({"x": torch.ones(2)}, {}, {}, ("y",)))
+
+
+# -- operators ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.5, 2.0, 3.0, math.inf])
+def test_the_gradient_of_a_distance_is_pytorchs_at_zeros(p: float) -> None:
+    """It was 0 / 0 where two numbers are equal."""
+    a, b = T([[1.0, 2.0, 3.0], [1.5, 2.0, 1.0]]), T([[1.5, 2.0, 1.0]])
+    leaf = a.clone().requires_grad_()
+    torch.cdist(leaf, b, p=p).sum().backward()
+    assert leaf.grad is not None
+    shape = {"examples": [(a, b)]}
+    assert (
+        max(_errors(lambda a, b: torch.cdist(a, b, p=p), {"a": a, "b": b}, leaf.grad, "da", T([[1.0], [1.0]]), **shape))
+        < 4
+    )
+
+
+def test_a_gradient_by_frequency_is_divided_by_it() -> None:
+    """As functional.embedding has it: PyTorch's embedding_bag divides row 5, which is met once, by 3."""
+    places, w = T([[0, 2, 2], [5, 1, 2]]), torch.ones(6, 2)
+    leaf = w.clone().requires_grad_()
+    functional.embedding(places, leaf, scale_grad_by_freq=True).sum().backward()
+    assert leaf.grad is not None and leaf.grad[5].tolist() == [1.0, 1.0]
+
+    def bag(i: Tensor, w: Tensor) -> Tensor:
+        return functional.embedding_bag(i, w, mode="sum", scale_grad_by_freq=True)
+
+    errors = _errors(bag, {"i": places, "w": w}, leaf.grad, "dw", torch.ones(2, 2), examples=[(places, w)])
+    assert max(errors) < 1e-6
+
+
+def test_operators_that_had_another_meaning() -> None:
+    x, labels = T([[0.1, 0.2, 0.4, 0.8]]), T([[3, 0, -1, 1]])
+    loss = functional.multilabel_margin_loss
+    assert _errors(loss, {"x": x, "t": labels}, T(0.85), examples=[(x, labels)])[0] < 0.5
+    assert max(_errors(torch.sinc, {"x": T([1.0, 2.0, 5.0, 0.0])}, T([0.0, 0.0, 0.0, 1.0]))) == 0.0
+    nan = torch.full((2,), math.nan)
+    for function in (torch.fmax, torch.fmin):
+        assert max(_errors(function, {"x": T([1.0, 2.0]), "y": nan}, T([1.0, 2.0]))) == 0.0
+        assert max(_errors(function, {"y": nan, "x": T([1.0, 2.0])}, T([1.0, 2.0]))) == 0.0
+    assert max(_errors(torch.hypot, {"x": T([math.inf]), "y": T([math.nan])}, T([math.inf]))) == 0.0

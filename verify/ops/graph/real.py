@@ -281,7 +281,7 @@ def _embedding_bag(
             "like= has embedding_bag without max_norm and padding_idx, and mode='max' for bags of one size",
             hint="functional.embedding and a sum, mean or amax say the same",
         )
-    rows = functional.embedding(indices, weight)
+    rows = functional.embedding(indices, weight, scale_grad_by_freq=scale_grad_by_freq)
     rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(-1)
     if offsets is None:
         return rows.amax(1) if mode == "max" else rows.sum(1) / (rows.shape[1] if mode == "mean" else 1)
@@ -338,6 +338,18 @@ def _multi_margin(
     return _reduced(loss[0] if x.ndim == 1 else loss, reduction)
 
 
+def _multilabel_margin(
+    x: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+) -> Tensor:
+    """Of each row's labels up to the first -1, and of each other number of the row."""
+    rows, labels = (x[None], target[None]) if x.ndim == 1 else (x, target)
+    held, places = (labels >= 0).to(torch.int64).cumprod(-1) > 0, labels.clamp(min=0)
+    own = ((places.unsqueeze(-1) == torch.arange(rows.shape[1], device=x.device)) & held.unsqueeze(-1)).any(1)
+    apart = (1 - rows.gather(1, places).unsqueeze(-1) + rows.unsqueeze(1)).clamp(min=0)
+    loss = torch.where(held.unsqueeze(-1) & ~own.unsqueeze(1), apart, 0.0).sum((1, 2)) / rows.shape[1]
+    return _reduced(loss[0] if x.ndim == 1 else loss, reduction)
+
+
 def _bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.einsum("...i,oij,...j->...o", a, weight, b)
     return y if bias is None else y + bias
@@ -374,6 +386,7 @@ _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "embedding_bag": _embedding_bag,
     "gaussian_nll_loss": _gaussian_nll,
     "multi_margin_loss": _multi_margin,
+    "multilabel_margin_loss": _multilabel_margin,
     "scatter_reduce": _scatter_reduce,
     **MATRICES,
     "dist": lambda a, b, p=2: torch.linalg.vector_norm(a - b, p),

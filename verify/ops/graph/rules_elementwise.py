@@ -51,7 +51,6 @@ RULES["square"] = lambda r, a: r.map("multiply", a, a)
 RULES["sgn"] = _unary("sign")
 RULES["reciprocal"] = lambda r, a: r.map("divide", 1.0, a)
 RULES["cosh"] = lambda r, a: r.map("multiply", r.map("add", r.map("exp", a), r.map("exp", r.map("negative", a))), 0.5)
-RULES["hypot"] = lambda r, a, b: r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
 RULES["tan"] = lambda r, a: r.map("divide", r.map("sin", a), r.map("cos", a))
 RULES["asin"] = lambda r, a: r.map("atan", r.map("divide", a, r.map("sqrt", _product_around(r, a, 1.0))))
 RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
@@ -61,6 +60,14 @@ def _product_around(r: Rewriter, a: Step, sign: float) -> Step:
     """(1 - x)(1 + x), or (x - 1)(x + 1)."""
     less = r.map("subtract", 1.0, a) if sign > 0 else r.map("subtract", a, 1.0)
     return r.map("multiply", less, r.map("add", a, 1.0))
+
+
+@rule("hypot")
+def _hypot(r: Rewriter, a: Step, b: Step) -> Step:
+    """Infinite beside an infinity, if the other operand is NaN too."""
+    root = r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
+    beyond = r.map("or", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
+    return r.map("where", beyond, math.inf, root)
 
 
 @rule("acos")
@@ -250,14 +257,17 @@ def _whole_power(r: Rewriter, a: Step, exponent: int) -> Step:
     return r.map("multiply", square, a) if exponent % 2 else square
 
 
-@rule("maximum", "fmax")
-def _maximum(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("maximum", a, b)
+@rule("maximum", "minimum")
+def _extreme(r: Rewriter, a: Any, b: Any) -> Step:
+    return r.map(name_of(r), a, b)
 
 
-@rule("minimum", "fmin")
-def _minimum(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("minimum", a, b)
+@rule("fmax", "fmin")
+def _extreme_of_numbers(r: Rewriter, a: Any, b: Any) -> Step:
+    """The other operand where one is NaN."""
+    best = r.map("maximum" if name_of(r) == "fmax" else "minimum", a, b)
+    of_a, of_b = (r.map("isnan", each, real=False) for each in (a, b))
+    return r.map("where", of_a, b, r.map("where", of_b, a, best))
 
 
 @rule("relu")

@@ -289,6 +289,8 @@ def _bent(function: Function, a: Span) -> Span:
         reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON) + middle.abs() * _EPSILON + _TINY
         steep = 1.0 if function.slope is None else function.slope(a.lo, a.hi)
         spread = spread + torch.where(a.lo == a.hi, 0.0, reach * steep)
+    if callable(function.exact):
+        spread = torch.where((a.lo == a.hi) & function.exact(a.lo, value), 0.0, spread)
     for exact in () if callable(function.exact) else function.exact:
         spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
