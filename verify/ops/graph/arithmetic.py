@@ -261,7 +261,10 @@ class Balls(Arithmetic):
         return 0 if a.is_zero() else None
 
     def digits(self, a: Number) -> tuple[int, int] | None:
-        return tuple(map(int, a.man_exp())) if a.is_exact() else None
+        if not a.is_exact():
+            return None
+        mantissa, exponent = a.man_exp()
+        return int(mantissa), int(exponent)
 
     def scaled(self, mantissa: int, exponent: int) -> Number:
         return flint.arb((mantissa, exponent))

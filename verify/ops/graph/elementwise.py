@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -375,7 +375,7 @@ def _remainder(a: Span, b: Span, down: str) -> Span:
 
 
 def _finite(*ends: Tensor) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*map(torch.isfinite, ends))).all(0)
+    return reduce(torch.logical_and, map(torch.isfinite, ends))
 
 
 def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise:
@@ -459,8 +459,8 @@ def _wrap(step: Map, run: Run, a: Span) -> Span:
         return Span(a.lo, a.hi, None, True)
     turned = torch.remainder(a.lo - least, float(most - least + 1)) + least
     exactly = (a.lo == a.hi) & (a.lo.abs() < 2.0**52) & (most < 2**52)
-    ends = [(a.lo, float(least)), (a.hi, float(most))]
-    return Span(*(torch.where(holds, end, torch.where(exactly, turned, far)) for end, far in ends), None, True)
+    lo, hi = (torch.where(exactly, turned, float(end)) for end in step.within)
+    return Span(torch.where(holds, a.lo, lo), torch.where(holds, a.hi, hi), None, True)
 
 
 def _wrapped(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
@@ -480,7 +480,7 @@ def _of_bits(name: str) -> Elementwise:
     def span(step: Map, run: Run, a: Truths, b: Truths) -> Truths:
         value = getattr(torch, f"bitwise_{name}")(a.value, b.value)
         doubts = [each.open for each in (a, b) if each.open is not None]
-        return Truths(value, torch.stack(torch.broadcast_tensors(value > 0, *doubts)[1:]).any(0) if doubts else None)
+        return Truths(value, reduce(torch.logical_or, doubts).expand(value.shape) if doubts else None)
 
     return Elementwise(span, lambda step, run, arithmetic, a, b: None if None in (a, b) else python(int(a), int(b)))
 
