@@ -180,6 +180,15 @@ def test_integers_that_follow_from_numbers_are_pytorchs(function: Callable[[Tens
     _as_pytorch(lambda x: function(x).to(x.dtype), {"x": T([5.0, 2.0, -6.0, 300.0])})
 
 
+def test_products_of_64_bits_wrap_around_exactly() -> None:
+    def mixed(x: Tensor) -> Tensor:
+        return ((x.to(torch.int64) * 6364136223846793005 + 1442695040888963407) & 255).to(x.dtype)
+
+    x = T([1.5, -2.5, 0.0, 300.0])
+    _as_pytorch(mixed, {"x": x})
+    assert min(_errors(mixed, {"x": x}, mixed(x) + 1)) > 1e4
+
+
 def test_an_integer_beyond_its_type_is_any() -> None:
     """PyTorch defines no integer for it; the run stopped as the float64 one was compared with the exact one."""
     x = T([1e28, 1.0, math.nan])

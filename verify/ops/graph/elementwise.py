@@ -404,6 +404,9 @@ def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise
 def _either(step: Map, run: Run, a: Truths) -> Span:
     """A condition as 0 or 1, an integer as a number."""
     value = a.value.to(torch.float64)
+    if a.open is None and bool((value.abs() > 2.0**53).any()):
+        unit = torch.where(value.abs() > 2.0**53, value.abs() * 2.0**-52, 0.0)
+        return Span(value - unit, value + unit, None, True)
     if a.open is None:
         return point(value, given=True)
     least, most = (0.0, 1.0) if a.value.dtype == torch.bool else (-math.inf, math.inf)
@@ -427,7 +430,7 @@ def holds_integers(step: Step) -> bool:
 def _holds(step: Map, a: Span) -> Tensor:
     """Where all numbers of an interval are in the range of a type of integers."""
     least, most = step.within
-    return (a.lo >= least) & (a.hi < most + 1)
+    return (a.lo >= float(least)) & (a.hi < float(most + 1))
 
 
 def _as_integer(step: Map, run: Run, a: Span) -> Truths:

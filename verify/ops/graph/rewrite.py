@@ -157,6 +157,8 @@ class Rewriter:
 
     def real(self, value: Any) -> Step:
         """A number, or an integer or a condition as one."""
+        if isinstance(value, int) and 2**53 < abs(value) < 2**63:  # more digits than float64 has
+            value = self._constant(torch.tensor(value))
         if not isinstance(value, Step):
             return self._constant(torch.tensor(float(value), dtype=torch.float64))
         return value if value.real else self.map("number", value)

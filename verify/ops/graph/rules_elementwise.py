@@ -19,7 +19,6 @@ from verify.ops.graph.rewrite import (
     lies_as,
     moved,
     name_of,
-    range_of,
     rule,
     through_moves,
     viewed,
@@ -405,7 +404,7 @@ def _logic(name: str) -> Rule:
 def _bits_of(r: Rewriter, a: Any) -> Step:
     """An integer as its binary digits."""
     a = a if isinstance(a, Step) else constant(torch.tensor(a))
-    return r.map("integer", a, real=False, within=range_of(r.node.value.dtype)) if a.real else a
+    return r.map("integer", a, real=False, within=(-(2**64), 2**64)) if a.real else a  # it wrapped around before
 
 
 for _name in ("and", "or", "xor"):
