@@ -314,6 +314,7 @@ TYPED: list[tuple[Callable[..., Tensor], float]] = [
     (lambda x: x * (x.to(torch.float16).exp().sum().dtype == torch.float16) * torch.zeros(3).dtype.itemsize, 0.0),
     (lambda x: x * (x.half() + x.bfloat16()).dtype.itemsize + x.half().to(x).dtype.itemsize, 1.0),
     (lambda x: torch.nan_to_num(x / 0), 0.0),
+    (lambda x: x.double().mul_(2.0).to(x.dtype) + x, 0.5),
     (lambda x: torch.nan_to_num(x / 0, posinf=1.0), 0.0),
     (lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), 0.0),
 ]

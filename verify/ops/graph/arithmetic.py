@@ -200,12 +200,10 @@ def divided(
     """The quotient of two numbers rounded by `down`, "floor" or "trunc", or what `remains` of the first."""
     if isinstance(b, float) and not isinstance(a, float) and b == b:
         sign = arithmetic.sign(a)
-        beyond = (
-            None if sign is None else down == "floor" and sign * b < 0
-        )  # -1 is infinity times -1, and infinity more
-        if not remains or beyond is None:
-            return arithmetic.unknown() if beyond is None else arithmetic.finite(-1.0 if beyond else 0.0)
-        return b if beyond else a
+        if sign is None:
+            return arithmetic.unknown()
+        beyond = down == "floor" and sign * b < 0  # the quotient is -1, and infinity remains
+        return (b if beyond else a) if remains else arithmetic.finite(-1.0 if beyond else 0.0)
     if isinstance(a, float) or isinstance(b, float):
         whole = not remains and not isinstance(b, float) and (down == "trunc" or arithmetic.sign(b) == 0)
         return arithmetic.divide(a, b, side) if whole else math.nan

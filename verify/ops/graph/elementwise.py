@@ -346,9 +346,8 @@ def _rounded_quotient(a: Span, b: Span, down: str) -> Span:
     lo, hi = (torch.where(exactly, known, end) for end in (quotient.lo, quotient.hi))
     if down == "trunc":
         return Span(lo, hi)
-    beyond = b.is_infinite() & _finite(a.lo, a.hi)
-    opposite = [torch.where(b.lo > 0, end < 0, other > 0) for end, other in ((a.lo, a.hi), (a.hi, a.lo))]
-    lo, hi = (torch.where(beyond, -1.0 * other, end) for end, other in zip((lo, hi), opposite, strict=True))
+    beyond = b.is_infinite() & _finite(a.lo, a.hi) & ~exactly  # -1 of numbers of the other sign
+    lo, hi = torch.where(beyond, -1.0, lo), torch.where(beyond, 0.0, hi)
     nan = a.is_infinite() & ~b.is_zero()
     return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
 
@@ -470,10 +469,7 @@ def _wrapped(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
     whole, (least, most) = _digits_of(arithmetic, a), step.within
     if whole is not None:
         return arithmetic.scaled((whole - least) % (most - least + 1) + least, 0)
-    ends = arithmetic.scaled(least, 0), arithmetic.scaled(most, 0)
-    if not isinstance(a, float) and arithmetic.order(a, ends[0]) == 1 and arithmetic.order(a, ends[1]) == -1:
-        return a
-    return arithmetic.union(*ends)
+    return arithmetic.union(arithmetic.scaled(least, 0), arithmetic.scaled(most, 0))
 
 
 def _of_bits(name: str) -> Elementwise:

@@ -115,55 +115,40 @@ def _half_pi(sign: int) -> Any:
 
 
 add("exp", torch.exp, arb.exp, mp.exp, (0.0, math.inf), codomain=(0.0, math.inf), exact=(0.0,))
+add("exp2", torch.exp2, lambda x: arb(2) ** x, lambda x: mp.power(2, x), (0.0, math.inf), codomain=(0.0, math.inf))
+add("expm1", torch.expm1, arb.expm1, mp.expm1, (-1.0, math.inf), codomain=(-1.0, math.inf), exact=(0.0,))
+add("log", torch.log, arb.log, mp.log, (math.nan, math.inf), domain=(0.0, math.inf), exact=(1.0,))
 
 
-def _exp2(x: Tensor) -> Tensor:
-    """With the powers of two as they are."""
-    whole = torch.where(x.abs() < 1022, x.nan_to_num(), 0.0).round()
-    power = (whole.to(torch.int64) + 1023 << 52).view(torch.float64)
-    return torch.where(whole == x, power, torch.exp2(x))
+def _log2(x: Tensor) -> Tensor:
+    """Of powers of two the exponent, which all routes have."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.where(mantissa == 0.5, exponent.to(torch.float64) - 1, torch.log2(x))
 
 
-def _logarithm(base: int, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The logarithm to a base: of whole powers of it all routes give the whole number."""
-    most = 22 if base == 10 else 1074  # powers of ten that float64 has
-
-    def is_power(x: Tensor, y: Tensor) -> Tensor:
-        near = y.nan_to_num(0.5, 0.5, 0.5).round()
-        held = (near >= 0) & (near <= most) if base == 10 else near.abs() <= most
-        return held & (torch.pow(float(base), near) == x)
-
-    def exactly(found: Any, x: Any, number: Callable[[int], Any]) -> Any:
-        near = round(float(found))
-        return number(near) if abs(near) <= 4096 and number(base) ** near == x else found
-
-    def torch_(x: Tensor) -> Tensor:
-        y = function(x)
-        return torch.where(is_power(x, y), y.round(), y)
-
-    return {
-        "torch": torch_,
-        "arb": lambda x: exactly(x.log() / arb(base).log(), x, arb) if x.is_exact() else x.log() / arb(base).log(),
-        "mp": lambda x: exactly(mp.log(x) / mp.log(base), x, mp.mpf),
-        "limits": (math.nan, math.inf),
-        "domain": (0.0, math.inf),
-        "exact": is_power,
-    }
+def _arb_log2(x: Any) -> Any:
+    mantissa, exponent = x.man_exp() if x.is_exact() else (0, 0)
+    return arb(exponent) if mantissa == 1 else x.log() / arb.const_log2()
 
 
 add(
-    "exp2",
-    _exp2,
-    lambda x: arb(2) ** x,
-    lambda x: mp.power(2, x),
-    (0.0, math.inf),
-    codomain=(0.0, math.inf),
-    exact=lambda x, y: (x == x.round()) & (x.abs() < 1022),
+    "log2",
+    _log2,
+    _arb_log2,
+    lambda x: mp.mpf(x.exp) if x.man == 1 else mp.log(x) / mp.log(2),
+    (math.nan, math.inf),
+    domain=(0.0, math.inf),
+    exact=lambda x, y: torch.frexp(x)[0] == 0.5,
 )
-add("expm1", torch.expm1, arb.expm1, mp.expm1, (-1.0, math.inf), codomain=(-1.0, math.inf), exact=(0.0,))
-add("log", torch.log, arb.log, mp.log, (math.nan, math.inf), domain=(0.0, math.inf), exact=(1.0,))
-add("log2", **_logarithm(2, torch.log2))
-add("log10", **_logarithm(10, torch.log10))
+add(
+    "log10",
+    torch.log10,
+    lambda x: x.log() / arb.const_log10(),
+    mp.log10,
+    (math.nan, math.inf),
+    domain=(0.0, math.inf),
+    exact=(1.0,),
+)
 add("log1p", torch.log1p, arb.log1p, mp.log1p, (math.nan, math.inf), domain=(-1.0, math.inf), exact=(0.0,))
 add(
     "sqrt",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -69,17 +70,14 @@ class Real(TorchFunctionMode):
         if any(made is each for each in given):
             if kind is None or kind == self.kind(made):
                 return made
-            made = torch.ops.aten.alias.default(made)
+            made = made.clone()  # as a cast to another type makes one
         return with_kind(made, kind or self._promoted(given))
 
     def _promoted(self, given: list[Tensor]) -> torch.dtype:
         """The type that PyTorch gives to the result of tensors: one without dimensions counts where no other is."""
         real = [each for each in given if each.dtype.is_floating_point]
         kinds = {self.kind(each) for each in real if each.ndim} or {self.kind(each) for each in real} or {self.before}
-        found = kinds.pop()
-        for other in kinds:
-            found = torch.promote_types(found, other)
-        return found
+        return reduce(_wider, kinds)
 
     def _called(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         if function in _CASTS:
@@ -106,6 +104,11 @@ _CASTS = {
     Tensor.double: torch.float64,
 }
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """PyTorch promotes no types of 8 bits."""
+    return torch.promote_types(a, b) if min(a.itemsize, b.itemsize) > 1 else max(a, b, key=lambda each: each.itemsize)
 
 
 def with_kind(tensor: Tensor, kind: torch.dtype) -> Tensor:

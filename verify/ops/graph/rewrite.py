@@ -165,9 +165,7 @@ class Rewriter:
 
     def map(self, function: str, *given: Any, real: bool = True, **options: Any) -> Step:
         """An elementwise step; scalars become constants."""
-        kept = {"where": 1, "number": 1, "not": 1}.get(
-            function, 2 * (function in LOGIC)
-        )  # of these no numbers are made
+        kept = 2 if function in LOGIC else 1 if function in ("where", "number", "not") else 0  # conditions, not numbers
         steps = tuple(each if place < kept else self.real(each) for place, each in enumerate(given))
         shape = broadcast_shape([each.shape for each in steps])
         key = function, real, tuple(map(id, steps)), tuple(sorted(options.items()))

@@ -286,16 +286,11 @@ def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | R
     for at, part in enumerate(places):
         line = moved(given, lambda tensor, at=at: tensor.narrow(dim, at, 1))  # type: ignore[misc]
         chosen = _is_best(r, best, int(part.reshape(-1)[0]) % ranks if part.numel() else 0)
-        if not torch.equal(part.reshape(-1) // ranks, torch.arange(math.prod(values.shape[:-1]))):
-            rows, shape = part // ranks, (*part.shape, values.shape[-1])
-            chosen = Move(
-                shape,
-                (chosen,),
-                False,
-                move=lambda parts, by, fill, rows=rows: parts[0].flatten(0, -2)[rows.to(parts[0].device)],  # type: ignore[misc]
-            )
+        shape, rows = (*part.shape, values.shape[-1]), part // ranks
+        if not torch.equal(rows.reshape(-1), torch.arange(math.prod(values.shape[:-1]))):
+            chosen = moved(chosen, lambda tensor, rows=rows: tensor.flatten(0, -2)[rows.to(tensor.device)], view=False)  # type: ignore[misc]
         else:
-            chosen = moved(chosen, lambda tensor, part=part: tensor.reshape(*part.shape, values.shape[-1]))  # type: ignore[misc]
+            chosen = moved(chosen, lambda tensor, shape=shape: tensor.reshape(shape))  # type: ignore[misc]
         chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
         a = r.map("where", _fitted(chosen, a.shape), _fitted(line, a.shape, keep=dim), a)
     return a

@@ -110,13 +110,14 @@ class Run:
 
     def _span(self, step: Step) -> Any:
         known: dict[int, Any] = {}
-
-        def span(each: Step) -> Any:
-            if id(each) not in known:
-                known[id(each)] = each.span(self, [span(one) for one in each.inputs])
-            return known[id(each)]
-
-        return span(step)
+        pending = [step]
+        while pending:
+            missing = [each for each in pending[-1].inputs if id(each) not in known]
+            pending += missing
+            if not missing:
+                each = pending.pop()
+                known[id(each)] = each.span(self, [known[id(one)] for one in each.inputs])
+        return known[id(step)]
 
     def _computed(self, step: Step) -> Tensor:
         """Integers that numbers on the way to them decide, none of which depends on an operand: scaled positions."""
