@@ -110,6 +110,7 @@ def test_what_remains_of_a_division_is_one_number() -> None:
     assert min(_errors(lambda x: torch.remainder(x, 3.0), {"x": x}, torch.full((8,), -0.5))) > 1e6
     assert _errors(lambda x: (x * 0.1) // 0.1, {"x": T([3.0])}, T([3.0])) == [0.0]  # its own rounding decides
     assert _errors(lambda x: (x * 0.1) // 0.1, {"x": T([3.0])}, T([1.5]))[0] > 1e5
+    assert trace(lambda x: (x * 0.1) % 0.1, {"x": x}).decides and trace(torch.signbit, {"x": x}).decides
 
 
 # -- zeros with a sign, and poles ---------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
 
 _BITS = ("bits and", "bits or", "bits xor")
+_JUMPS = ("floor quotient", "trunc quotient", "remainder", "fmod", "signbit")
 LOGIC = ("and", "or", "xor", *_BITS)  # of two conditions, or integers
 
 
@@ -65,6 +66,12 @@ class Map(Step):
         if run.opens == "face":
             return point(function.torch(x.mid()))
         return opened if run.opens else found
+
+    @property
+    def decides(self) -> bool:
+        """Whether a number near a jump, or two that are nearly equal, may lie on either side."""
+        jumps = self.function in FUNCTIONS and FUNCTIONS[self.function].steps
+        return self.ties or jumps or self.function in _JUMPS
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [broadcast(wanted, self.shape, each.shape) for each in self.inputs]

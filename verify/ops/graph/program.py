@@ -29,7 +29,6 @@ from verify.ops.graph.recorder import Recorder
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
@@ -79,10 +78,7 @@ class Program:
     def decides(self) -> bool:
         """Whether anything is decided by comparing, selecting or rounding to integers."""
         return any(
-            isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank)
-            or (
-                isinstance(step, Map) and (step.ties or (step.function in FUNCTIONS and FUNCTIONS[step.function].steps))
-            )
+            isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank) or (isinstance(step, Map) and step.decides)
             for step in self.steps
         )
 
