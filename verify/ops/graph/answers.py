@@ -88,7 +88,8 @@ def _right(program: Program, run: Run, base: Step, places: Tensor, got: Tensor) 
     if isinstance(base, Map) and base.function == "integer":
         span = _span(program, run, base.inputs[0])
         lo, hi = (torch.take(end.broadcast_to(base.shape), places.clamp(min=0)) for end in (span.lo, span.hi))
-        return held & (lo <= got) & (got <= hi)
+        beyond = ~((lo >= base.within[0]) & (hi < base.within[1] + 1))  # of which PyTorch defines no integer
+        return held & ((lo <= got) & (got <= hi) | beyond)
     truths = _span(program, run, base)
     if isinstance(truths, Span) or truths.open is None:
         return torch.zeros_like(held)

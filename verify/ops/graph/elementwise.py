@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verify.ops.graph import spans
-from verify.ops.graph.arithmetic import Arithmetic, Number
+from verify.ops.graph.arithmetic import Arithmetic, Number, Pole, divided
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
+
+_BITS = ("bits and", "bits or", "bits xor")
+_JUMPS = ("floor quotient", "trunc quotient", "remainder", "fmod", "signbit")
+LOGIC = ("and", "or", "xor", *_BITS)  # of two conditions, or integers
 
 
 @dataclass(eq=False)
@@ -28,18 +35,26 @@ class Map(Step):
     function: str = ""
     ties: bool = False
     centred: bool = False
+    within: tuple[int, int] = (-(2**63), 2**63 - 1)  # the least and the greatest integer of a type
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         if self.function in FUNCTIONS:
             function = FUNCTIONS[self.function]
             [x] = given
             found = spans.apply(function, x)
-            return self._stepped(run, x, found) if function.steps else found
+            if function.steps:
+                found = self._stepped(run, x, found)
+                return Span(found.lo, found.hi, x.given)  # it rounds nothing
+            return found
         return ELEMENTWISE[self.function].span(self, run, *given)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         if self.function in FUNCTIONS:
             return FUNCTIONS[self.function].torch(given[0])
+        if self.function == "wrap":
+            least, most = self.within
+            holds = (given[0] >= least) & (given[0] <= most)
+            return torch.where(holds, given[0], torch.remainder(given[0] - least, float(most - least + 1)) + least)
         return ELEMENTWISE[self.function].value(*given)
 
     def _stepped(self, run: Run, x: Span, found: Span) -> Span:
@@ -57,28 +72,52 @@ class Map(Step):
             return point(function.torch(x.mid()))
         return opened if run.opens else found
 
+    @property
+    def decides(self) -> bool:
+        """Whether a number near a jump, or two that are nearly equal, may lie on either side."""
+        jumps = self.function in FUNCTIONS and FUNCTIONS[self.function].steps
+        return self.ties or jumps or self.function in _JUMPS
+
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [broadcast(wanted, self.shape, each.shape) for each in self.inputs]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         if self.function in FUNCTIONS:
             function = FUNCTIONS[self.function]
-            return [arithmetic.apply(function, x) for x in given[0]]
-        single = ELEMENTWISE[self.function].element
-        return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
+            made = [arithmetic.apply(function, x) for x in given[0]]
+            for at, value in enumerate(made):
+                if isinstance(value, Pole):
+                    zero = 0.0 * self._side(run, 0, wanted[at])
+                    made[at] = function.torch(torch.tensor(zero, dtype=torch.float64)).item()
+            return made
+        single, zero_of = ELEMENTWISE[self.function].element, ELEMENTWISE[self.function].zero_of
+        if zero_of is None:
+            return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
+        return [
+            single(self, run, arithmetic, *values, partial(self._side, run, zero_of, place))
+            for place, values in zip(wanted, zip(*given, strict=True), strict=True)
+        ]
+
+    def _side(self, run: Run, place: int, wanted: int) -> float:
+        """The sign of the zero that an operand is."""
+        step = self.inputs[place]
+        [at] = broadcast(np.array([wanted]), self.shape, step.shape)
+        return -1.0 if run.is_minus(step, int(at)) else 1.0
 
 
 @dataclass(frozen=True)
 class Elementwise:
     """An elementwise function of one or more numbers or conditions: of spans, of single elements, of float64 tensors.
 
-    `rounds` says whether a kernel rounds the result.
+    `rounds` says whether a kernel rounds the result. `zero_of` is the operand whose sign matters where it is 0:
+    `element` takes a function that returns it.
     """
 
     span: Callable[..., Any]
     element: Callable[..., Any]
     value: Callable[..., Tensor]
     rounds: bool = False
+    zero_of: int | None = None
 
 
 def _multiply(step: Map, run: Run, a: Span, b: Span) -> Span:
@@ -87,7 +126,8 @@ def _multiply(step: Map, run: Run, a: Span, b: Span) -> Span:
 
 def _magnitude(step: Map, run: Run, a: Span) -> Span:
     lo = torch.where((a.lo <= 0) & (a.hi >= 0), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
-    return Span(a.lo.abs(), a.lo.abs()) if a.is_point else Span(lo, a.size())
+    hi = a.size()
+    return Span(hi if a.is_point else lo, hi, a.given)
 
 
 def _of_two(largest: bool) -> Elementwise:
@@ -190,72 +230,217 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
 
 
 def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
-    """a ** b = exp(b log a) for positive a; elsewhere nothing is known but for NaN."""
-    found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], a)))
-    plain = (a.lo > 0) & ~torch.isnan(b.lo) & ~torch.isinf(a.hi) & ~torch.isinf(b.lo) & ~torch.isinf(b.hi)
-    of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
+    """|a| ** b = exp(b log |a|), with the sign of a where b is odd; PyTorch's at zeros, infinities and NaN."""
+    size = _magnitude(step, run, a)
+    found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], size)))
     fixed = (b.lo == b.hi) & torch.isfinite(b.lo)
-    beyond = (a.hi < 0) & torch.isfinite(a.lo) & fixed & (b.lo != b.lo.floor())
+    whole, negative = fixed & (b.lo == b.lo.floor()), a.hi < 0
+    odd = negative & (b.lo.remainder(2.0) == 1)
+    lo, hi = torch.where(odd, -found.hi, found.lo), torch.where(odd, -found.lo, found.hi)
+    plain = ((a.lo > 0) | (negative & whole)) & _finite(a.lo, a.hi, b.lo, b.hi)
+    lo, hi = torch.where(plain, lo, -math.inf), torch.where(plain, hi, math.inf)
+    of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
+    beyond = negative & torch.isfinite(a.lo) & fixed & ~whole
     nan = beyond | (of_a & of_b) | (of_a & ((b.lo > 0) | (b.hi < 0))) | (of_b & ((a.lo > 1) | (a.hi < 1)))
-    lo, hi = torch.where(plain, found.lo, -math.inf), torch.where(plain, found.hi, math.inf)
-    known = a.is_zero() & fixed & (b.lo != 0)
-    at_zero = torch.where(b.lo > 0, 0.0, math.inf)
-    lo, hi = torch.where(known, at_zero, lo), torch.where(known, at_zero, hi)
-    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+    exactly = ((a.lo == a.hi) | of_a) & ((b.lo == b.hi) | of_b) & ((a.lo == 0) | ~_finite(a.lo, b.lo))
+    known = torch.pow(a.lo, b.lo)
+    lo, hi = (torch.where(exactly, known, end.masked_fill(nan, math.nan)) for end in (lo, hi))
+    return Span(lo, hi)
 
 
-def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number) -> Number:
+def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
     if isinstance(a, float) or isinstance(b, float):
         known = [x if isinstance(x, float) else (float(x) if arithmetic.is_known(x) else math.nan) for x in (a, b)]
         return arithmetic.number(float(torch.pow(*(torch.tensor(x, dtype=torch.float64) for x in known))))
     sign = arithmetic.sign(a)
     if sign == 1:
         return a**b
+    digits = arithmetic.digits(b)  # the first is odd, or 0
+    whole, odd = digits is not None and digits[1] >= 0, digits is not None and digits[1] == 0 and digits[0] != 0
     if sign == 0:
         other = arithmetic.sign(b)
-        return (
-            arithmetic.unknown() if other is None else (math.inf if other < 0 else arithmetic.finite(float(other == 0)))
-        )
-    whole = int(float(b)) if arithmetic.is_known(b) and float(b).is_integer() and abs(float(b)) < 1e6 else None
-    return arithmetic.unknown() if sign is None and whole is None else math.nan if whole is None else a**whole
+        if other is None or other >= 0:
+            return arithmetic.unknown() if other is None else arithmetic.finite(float(other == 0))
+        return side() * math.inf if odd else math.inf
+    if sign is None:
+        return a ** int(float(b)) if whole and abs(float(b)) < 1e6 else arithmetic.unknown()
+    if not whole:
+        return arithmetic.unknown() if digits is None else math.nan
+    found = arithmetic.opposite(a) ** b
+    return arithmetic.opposite(found) if odd else found
+
+
+def _signbit(step: Map, run: Run, a: Span) -> Truths:
+    value = torch.signbit(a.mid())
+    near = run.blurred(step.inputs[0], a) if run.opens in ("rounding", "ties") else a
+    doubt = (near.lo <= 0) & (near.hi >= 0) & (near.lo != near.hi)
+    run.met_tie = run.met_tie or bool(doubt.any())
+    return Truths(value, doubt if run.opens != "face" and bool(doubt.any()) else None)
+
+
+def _has_minus(step: Map, run: Run, arithmetic: Arithmetic, a: Number, side: Callable[[], float]) -> bool | None:
+    if isinstance(a, float):
+        return math.copysign(1.0, a) < 0
+    sign = arithmetic.sign(a)
+    return side() < 0 if sign == 0 else None if sign is None else sign < 0
+
+
+def _rounded_quotient(a: Span, b: Span, down: str) -> Span:
+    """floor(a / b), or trunc, of the exact quotient."""
+    quotient = spans.apply(FUNCTIONS[down], spans.divide(a, b))
+    exactly = (a.lo == a.hi) & (b.lo == b.hi)
+    # a - fmod(a, b) is a multiple of b: of those up to 2^51 float64 finds which
+    known = (
+        torch.div(a.lo, b.lo, rounding_mode="floor") if down == "floor" else ((a.lo - a.lo.fmod(b.lo)) / b.lo).round()
+    )
+    exactly = exactly & torch.isfinite(known) & (known.abs() < 2.0**51)
+    lo, hi = (torch.where(exactly, known, end) for end in (quotient.lo, quotient.hi))
+    if down == "trunc":
+        return Span(lo, hi)
+    beyond = b.is_infinite() & _finite(a.lo, a.hi) & ~exactly  # -1 of numbers of the other sign
+    lo, hi = torch.where(beyond, -1.0, lo), torch.where(beyond, 0.0, hi)
+    nan = a.is_infinite() & ~b.is_zero()
+    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+
+
+def _remainder(a: Span, b: Span, down: str) -> Span:
+    """a - floor(a / b) b, or by trunc: of two numbers float64's fmod has no error."""
+    times = _rounded_quotient(a, b, down)
+    least, most = (-b.size(), b.size()) if down == "trunc" else (b.lo.clamp(max=0.0), b.hi.clamp(min=0.0))
+    same = torch.isfinite(times.lo) & (times.lo == times.hi)
+    near = spans.add(a, spans.multiply(point(torch.where(same, times.lo, 0.0)), b), -1)
+    lo, hi = (
+        torch.where(same, torch.maximum(near.lo, least), least),
+        torch.where(same, torch.minimum(near.hi, most), most),
+    )
+    nan = torch.isnan(a.lo) | torch.isnan(b.lo) | a.is_infinite() | b.is_zero()
+    doubtful = ~nan & ~(_finite(a.lo, a.hi, b.lo, b.hi) & ((b.lo > 0) | (b.hi < 0)))
+    lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
+    left = torch.fmod(a.lo, b.lo)
+    exactly = (a.lo == a.hi) & (b.lo == b.hi) & ((a.lo / b.lo).abs() < 2.0**500)  # SLEEF's is wrong far beyond
+    other = down == "floor"
+    turned = spans.add(point(left), point(torch.where((left != 0) & ((left < 0) != (b.lo < 0)) & other, b.lo, 0.0)))
+    lo, hi = torch.where(exactly, turned.lo, lo), torch.where(exactly, turned.hi, hi)
+    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+
+
+def _finite(*ends: Tensor) -> Tensor:
+    return reduce(torch.logical_and, map(torch.isfinite, ends))
+
+
+def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise:
+    """A division to a whole quotient: PyTorch computes it, and what remains, as if nothing was rounded."""
+    remains = made is _remainder
+
+    def span(step: Map, run: Run, a: Span, b: Span) -> Span:
+        found = made(a, b, down)
+        if a.given and b.given:
+            return Span(found.lo, found.hi, remains)
+        near_a, near_b = run.blurred(step.inputs[0], a), run.blurred(step.inputs[1], b)
+        near = _rounded_quotient(near_a, near_b, down)
+        if not bool(((near.lo != near.hi) & ~torch.isnan(near.lo)).any()):
+            return found
+        run.met_tie = True
+        if run.opens == "face":
+            return point(made(point(a.mid()), point(b.mid()), down).mid())
+        return made(near_a, near_b, down) if run.opens else found
+
+    def element(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
+        return divided(arithmetic, a, b, side, down=down, remains=remains)
+
+    def value(a: Tensor, b: Tensor) -> Tensor:
+        if remains:
+            return torch.remainder(a, b) if down == "floor" else torch.fmod(a, b)
+        return torch.div(a, b, rounding_mode=down)
+
+    return Elementwise(span, element, value, zero_of=1)
 
 
 def _either(step: Map, run: Run, a: Truths) -> Span:
     """A condition as 0 or 1, an integer as a number."""
     value = a.value.to(torch.float64)
+    if a.open is None and bool((value.abs() > 2.0**53).any()):
+        unit = torch.where(value.abs() > 2.0**53, value.abs() * 2.0**-52, 0.0)
+        return Span(value - unit, value + unit, True)
     if a.open is None:
-        return point(value)
-    if a.value.dtype == torch.bool:
-        return Span(value.masked_fill(a.open, 0.0), value.masked_fill(a.open, 1.0))
-    return Span(value.masked_fill(a.open, -math.inf), value.masked_fill(a.open, math.inf))
+        return point(value, given=True)
+    least, most = (0.0, 1.0) if a.value.dtype == torch.bool else (-math.inf, math.inf)
+    return Span(value.masked_fill(a.open, least), value.masked_fill(a.open, most), True)
 
 
 def _as_number(step: Map, run: Run, arithmetic: Arithmetic, a: Any) -> Number:
     if a is None:
-        whole = _holds_integers(step.inputs[0])
+        whole = holds_integers(step.inputs[0])
         return arithmetic.unknown() if whole else arithmetic.union(arithmetic.finite(0.0), arithmetic.finite(1.0))
-    return arithmetic.finite(float(a))
+    return arithmetic.scaled(int(a), 0)
 
 
-def _holds_integers(step: Step) -> bool:
+def holds_integers(step: Step) -> bool:
     """Whether a step that is no numbers may be other integers than 0 and 1."""
     while isinstance(step, Move) and len(step.inputs) == 1:
         step = step.inputs[0]
-    return getattr(step, "function", "integer") in ("integer", "where")
+    return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
+
+
+def _holds(step: Map, a: Span) -> Tensor:
+    """Where all numbers of an interval are in the range of a type of integers."""
+    least, most = step.within
+    return (a.lo >= float(least)) & (a.hi < float(most + 1))
 
 
 def _as_integer(step: Map, run: Run, a: Span) -> Truths:
-    """A number that was rounded to an integer before."""
-    value = a.mid().nan_to_num(0.0, 0.0, 0.0).to(torch.int64)
-    doubt = ~(a.lo == a.hi)
-    return Truths(value, doubt if bool(doubt.any()) else None)
+    """A number that was rounded to an integer before. PyTorch does not define what those beyond the range become."""
+    beyond, (least, most) = ~_holds(step, a), step.within
+    value = a.mid().nan_to_num(0.0).clamp(max(least, -(2**62)), min(most, 2**62)).to(torch.int64)
+    doubt = (a.lo != a.hi) & ~torch.isnan(a.lo)
+    if bool(beyond.any()):
+        run.met_tie = True
+        doubt = doubt | beyond if run.opens else doubt
+    return Truths(value, doubt if run.opens != "face" and bool(doubt.any()) else None)
+
+
+def _digits_of(arithmetic: Arithmetic, a: Number) -> int | None:
+    """The integer that a number is, up to 2^4096."""
+    digits = None if isinstance(a, float) else arithmetic.digits(a)
+    return digits[0] << digits[1] if digits is not None and 0 <= digits[1] < 4096 else None
 
 
 def _whole(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> int | None:
-    if isinstance(a, float) or not arithmetic.is_known(a):
-        return None
-    lower, upper = (int(float(end)) for end in ((a.lower(), a.upper()) if hasattr(a, "lower") else (a, a)))
-    return lower if lower == upper else None
+    whole = _digits_of(arithmetic, a)
+    return whole if whole is not None and step.within[0] <= whole <= step.within[1] else None
+
+
+def _wrap(step: Map, run: Run, a: Span) -> Span:
+    """Integers, which are computed without rounding, as a type of them holds them."""
+    holds, (least, most) = _holds(step, a), step.within
+    if bool(holds.all()):
+        return Span(a.lo, a.hi, True)
+    turned = torch.remainder(a.lo - least, float(most - least + 1)) + least
+    exactly = (a.lo == a.hi) & (a.lo.abs() < 2.0**52) & (most < 2**52)
+    lo, hi = (torch.where(exactly, turned, float(end)) for end in step.within)
+    return Span(torch.where(holds, a.lo, lo), torch.where(holds, a.hi, hi), True)
+
+
+def _wrapped(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
+    whole, (least, most) = _digits_of(arithmetic, a), step.within
+    if whole is not None:
+        return arithmetic.scaled((whole - least) % (most - least + 1) + least, 0)
+    return arithmetic.union(arithmetic.scaled(least, 0), arithmetic.scaled(most, 0))
+
+
+def _of_bits(name: str) -> Elementwise:
+    """Of the binary digits of two integers."""
+    python = getattr(operator, f"__{name}__")
+
+    def span(step: Map, run: Run, a: Truths, b: Truths) -> Truths:
+        value = getattr(torch, f"bitwise_{name}")(a.value, b.value)
+        doubts = [each.open for each in (a, b) if each.open is not None]
+        return Truths(value, reduce(torch.logical_or, doubts).expand(value.shape) if doubts else None)
+
+    def element(step: Map, run: Run, arithmetic: Arithmetic, a: Any, b: Any) -> int | None:
+        return None if None in (a, b) else int(python(int(a), int(b)))
+
+    return Elementwise(span, element, getattr(torch, f"bitwise_{name}"))
 
 
 def _is(name: str) -> Elementwise:
@@ -290,19 +475,28 @@ ELEMENTWISE: dict[str, Elementwise] = {
         torch.mul,
         rounds=True,
     ),
-    "divide": Elementwise(lambda step, run, a, b: spans.divide(a, b), _single("divide"), torch.div, rounds=True),
+    "divide": Elementwise(
+        lambda step, run, a, b: spans.divide(a, b), _single("divide"), torch.div, rounds=True, zero_of=1
+    ),
+    "floor quotient": _division("floor", _rounded_quotient),
+    "trunc quotient": _division("trunc", _rounded_quotient),
+    "remainder": _division("floor", _remainder),
+    "fmod": _division("trunc", _remainder),
+    "signbit": Elementwise(_signbit, _has_minus, torch.signbit, zero_of=0),
     "negative": Elementwise(lambda step, run, a: spans.negative(a), _single("negative"), torch.neg),
     "magnitude": Elementwise(_magnitude, lambda step, run, arithmetic, a: abs(a), torch.abs),
     "maximum": _of_two(True),
     "minimum": _of_two(False),
     "where": Elementwise(_chosen, _choose, torch.where),
-    "power": Elementwise(_power, _raise, torch.pow, rounds=True),
+    "power": Elementwise(_power, _raise, torch.pow, rounds=True, zero_of=0),
     "and": _logical(torch.logical_and, lambda a, b: bool(a) and bool(b), False),
     "or": _logical(torch.logical_or, lambda a, b: bool(a) or bool(b), True),
     "xor": _logical(torch.logical_xor, lambda a, b: bool(a) != bool(b), None),
     "not": Elementwise(_not, lambda step, run, arithmetic, a: None if a is None else not a, torch.logical_not),
     "number": Elementwise(_either, _as_number, lambda a: a.to(torch.float64)),
     "integer": Elementwise(_as_integer, _whole, lambda a: a.nan_to_num(0.0, 0.0, 0.0).to(torch.int64)),
+    "wrap": Elementwise(_wrap, _wrapped, lambda a: a),
+    **{f"bits {name}": _of_bits(name) for name in ("and", "or", "xor")},
     "isnan": _is("isnan"),
     "isinf": _is("isinf"),
     **{name: _comparison(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},

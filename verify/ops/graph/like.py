@@ -28,7 +28,7 @@ from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Run, Truths
+from verify.ops.graph.steps import Leaf, Run, Truths
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
@@ -225,13 +225,14 @@ class _Like:
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict)
     by_noise: bool = False  # whether errors are told in units of the program's noise
+    kind: torch.dtype = torch.float32  # of operands where there is no case yet
 
     def op(self) -> Op:
         """The op, after the function was followed once."""
         names = self.meaning.names
         dims = self._plain_dims()
         shapes = self._shapes(dims)
-        program = self._program({name: shapes[name] for name in names}, ())
+        program = self._followed_first({name: shapes[name] for name in names})
         outputs = self.outputs or tuple(program.results)
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
@@ -267,6 +268,16 @@ class _Like:
             integers=program.integers,
             settled=self.settled if program.integers else None,
         )
+
+    def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
+        """The program in the first type that the function takes: it may ask for one."""
+        refusals = []
+        for self.kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            try:
+                return self._program(shapes, ())
+            except UsageError as error:
+                refusals.append(error)
+        raise refusals[0]
 
     def _differentiable(self, shapes: Mapping[str, Shape]) -> tuple[str, ...]:
         """The operands that the function has a gradient for: PyTorch's cross entropy has none for its weights."""
@@ -326,23 +337,28 @@ class _Like:
         made = meaning(meaning.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
-    def _program(self, shapes: Mapping[str, Shape], gradients: Sequence[str]) -> Program:
+    def _program(
+        self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Mapping[str, torch.dtype] | None = None
+    ) -> Program:
+        kinds = {name: self._dtype(name) for name in shapes} if kinds is None else kinds
         key = (tuple(shapes.items()), tuple(gradients))
-        if key not in self.programs:
-            if len(self.programs) >= _HOLDS:
-                self.programs.pop(next(iter(self.programs)))
-            operands = {name: torch.zeros(shape, dtype=self._dtype(name)) for name, shape in shapes.items()}
-            self.programs[key] = trace(
-                lambda *values: self.meaning(tuple(shapes), values),
-                operands,
-                outputs=self.outputs,
-                differentiable=gradients,
-            )
-        return self.programs[key]
+        for known in (key, (*key, tuple(kinds.items()))):
+            if known in self.programs:
+                return self.programs[known]
+        if len(self.programs) >= _HOLDS:
+            self.programs.pop(next(iter(self.programs)))
+        program = trace(
+            lambda *values: self.meaning(tuple(shapes), values),
+            {name: torch.zeros(shape, dtype=kinds[name]) for name, shape in shapes.items()},
+            outputs=self.outputs,
+            differentiable=gradients,
+        )
+        self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
+        return program
 
     def _dtype(self, operand: str) -> torch.dtype:
         if operand not in self.ranges:
-            return torch.float64
+            return self.kind
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
     def followed(self, problem: Problem) -> tuple[Program, Run]:
@@ -350,7 +366,8 @@ class _Like:
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
         gradients = tuple(name for name in present if "d" + name in wanted)
-        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients)
+        kinds = {name: value.dtype for name, value in present.items()}
+        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients, kinds)
         leaves = dict(present)
         for name in program.leaves:
             if name.startswith("grad "):
@@ -378,7 +395,8 @@ class _Like:
             for name, each in noise.items():
                 found[name] = replace(found[name], noise=each.deviation, spread=each.spread, other=each.other)
         if program.elementwise:
-            values = [value for value in run.leaves.values() if value.is_floating_point()]
+            used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
+            values = [value for value in used if value.is_floating_point()]
             gradients = self._gradients(problem)
             found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
@@ -491,6 +509,8 @@ def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
     A program has no limit: what it makes of -inf * 0 says nothing about the function that it was written for.
     """
     given = [value.to(torch.float64).expand(fast.value.shape) for value in values]
+    if not given:
+        return fast
     nan, infinite = (torch.stack([test(value) for value in given]).any(0) for test in (torch.isnan, torch.isinf))
     free = infinite & ~nan & torch.isnan(fast.value)
     free = free | nan if gradient else free

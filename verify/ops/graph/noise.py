@@ -179,9 +179,9 @@ class _Samples:
         return shown, used
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        if decides(step) and not isinstance(step, AtRank):
+        if decides(step) and not isinstance(step, AtRank) and getattr(step, "function", "") not in _REMAINS:
             return self.held[id(step)], self.held[id(step)]
-        value = self._at_rank(step, given) if isinstance(step, AtRank) else step.value(self.run, given)
+        value = self._frozen(step, given)
         deviation = self.roundings.get(id(step))
         if isinstance(deviation, float):
             value = torch.addcmul(value, value, self._tossed(value), value=deviation * self.shrink * _ROOT3)
@@ -193,9 +193,16 @@ class _Samples:
         moved = torch.addcmul(value, value, self._tossed(value), value=unit)
         return value, torch.where(self.stored[id(step)], moved, value)
 
-    def _at_rank(self, step: AtRank, given: list[Tensor]) -> Tensor:
-        ranks = self.held[id(step.inputs[0])].topk(given[1].shape[-1], -1, step.largest).indices
-        return given[2].scatter(-1, ranks, given[1])
+    def _frozen(self, step: Step, given: list[Tensor]) -> Tensor:
+        """A step's value with the decisions within it as they were in the base run."""
+        if isinstance(step, AtRank):
+            ranks = self.held[id(step.inputs[0])].topk(given[1].shape[-1], -1, step.largest).indices
+            return given[2].scatter(-1, ranks, given[1])
+        if isinstance(step, Map) and step.function in _REMAINS:
+            a, b = (self.held[id(each)] for each in step.inputs)
+            left = self.held[id(step)]
+            return left + (given[0] - a) - ((a - left) / b).round() * (given[1] - b)
+        return step.value(self.run, given)
 
     def _tossed(self, like: Tensor) -> Tensor:
         """Returns numbers within +-1 of the shape of a tensor: a stretch of those that were drawn once."""
@@ -294,8 +301,15 @@ class _Samples:
             mask = (apart <= reach) & (reach > 0)
             mask = mask | ((apart == 0) & (ties and step.ties))  # type: ignore[attr-defined]
         elif isinstance(step, Map):
-            value = FUNCTIONS[step.function].torch
-            mask = (value(x + reach) != value(x - reach)) & (reach > 0)
+            if step.function in _QUOTIENTS + _REMAINS:
+                by = self.held[id(step.inputs[1])]
+                reach_by = self._near(id(step.inputs[1]))
+                reach = reach + (0.0 if reach_by is None else (x / by).abs() * reach_by)
+                lower = step.function in ("floor quotient", "remainder")
+                jumps = partial(torch.div, other=by, rounding_mode="floor" if lower else "trunc")
+            else:
+                jumps = torch.signbit if step.function == "signbit" else FUNCTIONS[step.function].torch
+            mask = (jumps(x + reach) != jumps(x - reach)) & (reach > 0)
             mask = mask | ((x == 0) & (ties and step.function == "sign"))
         else:
             near_x = Span(x - reach, x + reach)
@@ -338,11 +352,13 @@ class _Samples:
 def decides(step: Step) -> bool:
     """True if a step turns numbers into a choice: roundings before it may change the choice, never by a little."""
     if isinstance(step, Map):
-        return step.inputs[0].real and (step.function in _COMPARISONS or _is_stepped(step))
+        jumps = step.function in _COMPARISONS + _QUOTIENTS + _REMAINS or step.function == "signbit"
+        return step.inputs[0].real and (jumps or _is_stepped(step))
     return isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank)
 
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_QUOTIENTS, _REMAINS = ("floor quotient", "trunc quotient"), ("remainder", "fmod")
 
 
 def _compares(step: Step) -> bool:

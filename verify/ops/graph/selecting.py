@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops.graph.arithmetic import Arithmetic, Number, Pole
+from verify.ops.graph.arithmetic import Arithmetic, Number
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Places, Run, Step, Truths, rows_of
 
@@ -100,7 +100,7 @@ def _order(arithmetic: Arithmetic, a: Number, b: Number, of_nan: int) -> int | N
 
 
 def _is_nan(value: Number) -> bool:
-    return isinstance(value, float) and value != value and not isinstance(value, Pole)
+    return isinstance(value, float) and value != value
 
 
 def candidates(a: Span, largest: bool) -> Tensor:

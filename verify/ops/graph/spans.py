@@ -26,7 +26,7 @@ _LOW = 2.0**-968  # below, a product may have lost what lies under the smallest 
 
 @dataclass(frozen=True)
 class Span:
-    """lo <= the real numbers <= hi. `given` says that the values are inputs, moved but not computed with."""
+    """lo <= the real numbers <= hi. `given` says that nothing was rounded on the way from the inputs."""
 
     lo: Tensor
     hi: Tensor
@@ -244,7 +244,9 @@ def _end(function: Function, x: Tensor, side: int) -> Tensor:
         return value
     moved = value + side * _error(function, x, value)
     moved = torch.where(torch.isinf(value), value, moved)
-    for exact in function.exact:
+    if callable(function.exact):
+        moved = torch.where(function.exact(x, value), value, moved)
+    for exact in () if callable(function.exact) else function.exact:
         moved = torch.where(x == exact, value, moved)
     least, most = function.codomain
     moved = moved.clamp(least, most)
@@ -269,7 +271,9 @@ def _bent(function: Function, a: Span) -> Span:
         reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON) + middle.abs() * _EPSILON + _TINY
         steep = 1.0 if function.slope is None else function.slope(a.lo, a.hi)
         spread = spread + torch.where(a.lo == a.hi, 0.0, reach * steep)
-    for exact in function.exact:
+    if callable(function.exact):
+        spread = torch.where((a.lo == a.hi) & function.exact(a.lo, value), 0.0, spread)
+    for exact in () if callable(function.exact) else function.exact:
         spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
     pole = torch.isinf(value) & (a.lo == a.hi) & (a.lo <= 0) & (a.lo == a.lo.floor())  # else it overflows
@@ -293,7 +297,7 @@ def extreme(a: Span, b: Span, largest: bool) -> Span:
     """The larger, or the smaller, of two."""
     pick = torch.maximum if largest else torch.minimum
     lo = pick(a.lo, b.lo)
-    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi))
+    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi), a.given and b.given)
 
 
 def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:

@@ -86,6 +86,7 @@ class Run:
     met_tie: bool = False  # whether a decision could have been another
     plain: dict[int, Tensor] = field(default_factory=dict)
     maps: dict[int, Any] = field(default_factory=dict)
+    signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # by step, where its float64 numbers have a minus
 
     def blurred(self, step: Step, a: Span) -> Span:
         """Returns what a kernel may hold for the numbers of a step, whose interval is `a`."""
@@ -106,16 +107,26 @@ class Run:
             self.plain[id(step)] = found
         return self.plain[id(step)]
 
+    def is_minus(self, step: Step, place: int) -> bool:
+        """Whether IEEE arithmetic puts a minus before a number, which is 0: real numbers have one zero."""
+        if id(step) not in self.signs:
+            self.signs[id(step)] = torch.signbit(self._span(step).mid()).cpu().reshape(-1).numpy()
+        return bool(self.signs[id(step)][place])
+
+    def _span(self, step: Step) -> Any:
+        known: dict[int, Any] = {}
+        pending = [step]
+        while pending:
+            missing = [each for each in pending[-1].inputs if id(each) not in known]
+            pending += missing
+            if not missing:
+                each = pending.pop()
+                known[id(each)] = each.span(self, [known[id(one)] for one in each.inputs])
+        return known[id(step)]
+
     def _computed(self, step: Step) -> Tensor:
         """Integers that numbers on the way to them decide, none of which depends on an operand: scaled positions."""
-        known: dict[int, Any] = {}
-
-        def span(each: Step) -> Any:
-            if id(each) not in known:
-                known[id(each)] = each.span(self, [span(one) for one in each.inputs])
-            return known[id(each)]
-
-        found = span(step)
+        found = self._span(step)
         if found.open is not None and bool(found.open.any()):
             raise UsageError(f"like= picks elements by positions that rounding decides: {step.origin}")
         value: Tensor = found.value
