@@ -19,7 +19,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import msgspec
@@ -197,20 +196,11 @@ class Kernel:
     def promise(self) -> str:
         """One line on what is promised."""
         parts = [" ".join(self.dtypes), f"layouts: {self.layouts}"]
-        unit = " scaled" if self.op.gate == "scaled" else ""
         if self.gradients == "auto":
             parts.append("gradients: where autograd gives one")
         else:
             parts.append("gradients: " + (" ".join("d" + name for name in self.gradients) or "none"))
-        limits = sorted(set(self.max_ulp.values()))
-        if self.op.gate == "noise":
-            noise = [f"{limit:g}x noise{f' in {name}' if name else ''}" for name, limit in self.max_noise.items()]
-            unit = f" or {', '.join(noise)}"
-        if len(limits) == 1:
-            parts.append(f"max {limits[0]:g} ULP{unit}")
-        else:
-            each = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in self.max_ulp.items())
-            parts.append(f"max ULP{unit}: {each}")
+        parts.append(promises.of_limits(self.max_ulp, self.max_noise, self.op.gate))
         for each in dict.fromkeys(map(promises.of_classes, self.class_limits.values())):
             where = [dtype for dtype, limits in self.class_limits.items() if promises.of_classes(limits) == each]
             everywhere = set(where) >= set(self.dtypes)
@@ -243,6 +233,8 @@ def kernel(
     max_ulp: float | Mapping[str, Any] | None = None,
     max_noise: float | Mapping[str, float] | None = None,
     max_bias: float | Mapping[str, float] | None = None,
+    accumulate: Literal["float32", "tf32"] = "float32",
+    intermediate: Literal["", "float32"] = "",
     vacuous: Mapping[str, str] | None = None,
     backends: Iterable[str] = BACKENDS,
     peer: bool = False,
@@ -276,6 +268,9 @@ def kernel(
         and float64, 1 in 16 bits, 0.51 in 8 bits; with like= nothing is promised of extreme inputs by default.
     max_noise: with like=, how many times the program's own noise beyond half a ULP is right as well (docs/limits.md);
         one number, default 8, or one per result.
+    accumulate: with like=, what products are computed in: "tf32" grants operands of 10 bits to float32 ones.
+    intermediate: with like=, what lies between operators: by default the dtype of the case, as in eager PyTorch;
+        "float32" demands that nothing in between is rounded to 16 bits, as in a fused kernel.
     max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of what its
         noise explains); one number, or one per result. Without it the bias is only reported.
     vacuous: results whose limit trivial answers would keep, and why that is accepted, {"dx": "saturated"}.
@@ -297,8 +292,11 @@ def kernel(
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
-    if like is None and (shapes or integers or examples is not None):
-        raise UsageError("shapes, integers and examples belong to like=", hint="@verify.kernel(like=function, ...)")
+    if like is None and (shapes or integers or examples is not None or accumulate != "float32" or intermediate):
+        raise UsageError(
+            "shapes, integers, examples, accumulate and intermediate belong to like=",
+            hint="@verify.kernel(like=function, ...)",
+        )
     if like is not None and (received or op is not None or params):
         raise UsageError(
             "like= says what the kernel computes, so that there is neither op= nor params=",
@@ -320,7 +318,15 @@ def kernel(
             )
         taken: Iterable[str] | None = operands
         if like is not None:
-            definition = _like(label, function, like, operands, outputs, shapes, where, integers, examples)
+            said = {
+                "shapes": shapes,
+                "where": where,
+                "integers": integers,
+                "examples": examples,
+                "accumulate": promises.choice(about, "accumulate", accumulate, ("float32", "tf32")),
+                "intermediate": promises.choice(about, "intermediate", intermediate, ("", "float32")),
+            }
+            definition = _like(label, function, like, operands, outputs, said)
             taken = None
         else:
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
@@ -343,22 +349,20 @@ def kernel(
             dtypes=promised,
             operands=taken,
             outputs=returned,
-            layouts=_choice(about, "layouts", layouts, LAYOUTS),
+            layouts=promises.choice(about, "layouts", layouts, LAYOUTS),
             gradients=_gradients(about, definition, gradients, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else _where(about, definition, where),
             refuses=bool(refuses),
             class_limits={dtype: each for dtype, each in limits.items() if len(set(each.values())) > 1},
-            backends=tuple(
-                _choice(about, "backends", item, BACKENDS) for item in _strings(about, "backends", backends)
-            ),
+            backends=promises.strings(about, "backends", backends, BACKENDS),
             peer=bool(peer),
             policy=policy or Policy(),
             module=module,
             file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
-            requires=_requires(about, requires, file),
+            requires=promises.required(about, requires, file),
             largest=promises.largest(about, largest, promised, floating),
             operand_dtypes=of_operands,
             output_dtypes=of_outputs,
@@ -376,22 +380,6 @@ def kernel(
 
 
 # -- checks: each states the rule and what was received -------------------------------------------------
-
-
-def _strings(where: str, what: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        value = (value,)
-    items = tuple(str(item) for item in value)
-    if not items:
-        raise UsageError(
-            f"{where}: {what} must name at least one; received an empty list", hint=f"leave {what}= out for the default"
-        )
-    if len(set(items)) != len(items):
-        raise UsageError(
-            f"{where}: {what} must not repeat; received {', '.join(items)}",
-            hint=f"{what}={list(dict.fromkeys(items))!r}",
-        )
-    return items
 
 
 def _op(received: tuple[object, ...], op: str | Op | None) -> str | Op:
@@ -456,10 +444,7 @@ def _like(
     like: Callable[..., Any],
     operands: Iterable[str] | None,
     outputs: Iterable[str] | None,
-    shapes: Mapping[str, str] | None,
-    where: str,
-    integers: Mapping[str, str] | None,
-    examples: Any,
+    said: Mapping[str, Any],
 ) -> Op:
     """The op of a PyTorch function, whose operands have the names of the kernel's arguments."""
     from verify.ops.graph.like import like_op
@@ -473,49 +458,21 @@ def _like(
             given = ()  # type: ignore[assignment]
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = tuple(each.name for each in given if each.kind in kinds and each.default is inspect.Parameter.empty)
-        names = names or tuple(shapes or ())
+        names = names or tuple(said["shapes"] or ())
         if not names:
             raise UsageError(
                 f"{about}: its operands are the arguments of the function, which has none with a name",
                 hint='operands=["x"] names them in their order',
             )
-    labels = None if outputs is None else _strings(about, "outputs", outputs)
-    return like_op(
-        like, names, shapes=shapes, where=where, integers=integers, examples=examples, outputs=labels, name=label
-    )
-
-
-def _requires(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:
-    if not requires:
-        return ()
-    names = _strings(where, "requires", requires)
-    for item in names:
-        if not item.isidentifier():
-            raise UsageError(
-                f"{where}: requires names importable top-level packages; received {item!r}",
-                hint='the name after `import`, as in requires="liger_kernel"',
-            )
-        if Path(file).stem == item:
-            raise UsageError(
-                f"{where}: requires names the package {item!r}, which this file hides: `import {item}` finds {file}",
-                hint=f"name the file otherwise, such as {item}_kernels.py",
-            )
-    return names
-
-
-def _choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
-    if value not in allowed:
-        raise UsageError(
-            f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"
-        )
-    return value
+    labels = None if outputs is None else promises.strings(about, "outputs", outputs)
+    return like_op(like, names, outputs=labels, name=label, **said)
 
 
 def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:
     if dtypes is None:
         return DEFAULT_DTYPES
     names = []
-    for item in _strings(where, "dtypes", dtypes):
+    for item in promises.strings(where, "dtypes", dtypes):
         try:
             names.append(named(item).name)
         except UsageError:
@@ -530,7 +487,7 @@ def _operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, 
     known = [operand.name for operand in op.operands]
     if operands is None:
         return tuple(known)
-    chosen = _strings(where, "operands", operands)
+    chosen = promises.strings(where, "operands", operands)
     for item in chosen:
         if item not in known:
             raise UsageError(
@@ -550,7 +507,7 @@ def _outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ..
     known = op.all_outputs
     if outputs is None:
         return op.required_outputs
-    chosen = _strings(where, "outputs", outputs)
+    chosen = promises.strings(where, "outputs", outputs)
     for item in chosen:
         if item not in known:
             raise UsageError(
@@ -569,7 +526,7 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
     if gradients is False:
         return ()
     chosen = []
-    for item in _strings(where, "gradients", gradients):
+    for item in promises.strings(where, "gradients", gradients):
         operand = item if item in differentiable else item.removeprefix("d")
         if operand not in differentiable:
             raise UsageError(
@@ -577,7 +534,7 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
                 hint='gradients=True (all), False (none), "auto" (those that autograd gives) or a list of operands',
             )
         chosen.append(operand)
-    return _strings(where, "gradients", chosen)
+    return promises.strings(where, "gradients", chosen)
 
 
 def _where(about: str, op: Op, text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verify.errors import UsageError
@@ -119,6 +120,18 @@ def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in each.items()}
 
 
+def of_limits(max_ulp: Mapping[str, float], max_noise: Mapping[str, float], gate: str) -> str:
+    """`max 4 ULP`, `max ULP scaled: 4 in float32, 1 in float16`, `max 4 ULP or 8x noise`."""
+    unit = " scaled" if gate == "scaled" else ""
+    if gate == "noise":
+        noise = [f"{limit:g}x noise{f' in {name}' if name else ''}" for name, limit in max_noise.items()]
+        unit = f" or {', '.join(noise)}"
+    limits = sorted(set(max_ulp.values()))
+    if len(limits) == 1:
+        return f"max {limits[0]:g} ULP{unit}"
+    return f"max ULP{unit}: " + ", ".join(f"{limit:g} in {dtype}" for dtype, limit in max_ulp.items())
+
+
 def of_classes(limits: Mapping[str, float | None]) -> str:
     """`demanding 8 ULP, extreme inputs: no promise`, of the classes that have not the limit of ordinary inputs."""
     others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
@@ -214,3 +227,48 @@ def of_others(verb: str, given: Mapping[str, Mapping[str, str]]) -> Iterable[str
         if other := differing(dtype, some):
             beside.setdefault(", ".join(f"{name} as {item}" for name, item in other.items()), []).append(dtype)
     return (f"{verb}{text} beside {', '.join(dtypes)}" for text, dtypes in beside.items())
+
+
+def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the strings of a declaration, each of which it names once, and which are among those allowed."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        value = (value,)
+    items = tuple(str(item) for item in value)
+    if not items:
+        raise UsageError(
+            f"{where}: {what} must name at least one; received an empty list", hint=f"leave {what}= out for the default"
+        )
+    if len(set(items)) != len(items):
+        raise UsageError(
+            f"{where}: {what} must not repeat; received {', '.join(items)}",
+            hint=f"{what}={list(dict.fromkeys(items))!r}",
+        )
+    return tuple(choice(where, what, item, allowed) for item in items) if allowed else items
+
+
+def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:
+    """Returns the packages that a kernel needs."""
+    if not requires:
+        return ()
+    names = strings(where, "requires", requires)
+    for item in names:
+        if not item.isidentifier():
+            raise UsageError(
+                f"{where}: requires names importable top-level packages; received {item!r}",
+                hint='the name after `import`, as in requires="liger_kernel"',
+            )
+        if Path(file).stem == item:
+            raise UsageError(
+                f"{where}: requires names the package {item!r}, which this file hides: `import {item}` finds {file}",
+                hint=f"name the file otherwise, such as {item}_kernels.py",
+            )
+    return names
+
+
+def choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
+    """Returns a value that is one of those allowed."""
+    if value not in allowed:
+        raise UsageError(
+            f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"
+        )
+    return value

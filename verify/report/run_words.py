@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from verify.records.readings import decimal
@@ -20,7 +20,6 @@ from verify.records.record import (
     Gate,
     KernelRun,
     LawRun,
-    Number,
     Result,
     Run,
     Unmeasured,
@@ -29,6 +28,7 @@ from verify.records.record import (
     value_of,
 )
 from verify.report.gaps import FEW, GapLine, gathered
+from verify.report.judged import beside_pytorch, judged, promised, rank
 from verify.report.words import (
     LONG,
     at_least,
@@ -44,8 +44,6 @@ from verify.report.words import (
 )
 from verify.truth.figure import COUNTABLE, UNIT
 
-# by gate, an error that is none beside another; by how much one is worse that is worth a word
-NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
 HUGE = 65_504.0  # a magnitude beyond which squares and sums are what overflows
 FIRST = 100  # characters of the first line of what was printed
 Kind = Literal["rounded", "faithful", "within", "wrong", "undecided", "vacuous"]
@@ -66,16 +64,6 @@ STATUS_WORD = {
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The figures of one implementation that its result is judged by: plain or scaled."""
-
-    maximum: Number
-    upper: Number
-    p999: Number
-    open: bool = False  # nothing is known of some elements, which the figures leave out
-
-
-@dataclass(frozen=True)
 class Found:
     """A result with the kernel it belongs to and its worst element, if the record has one."""
 
@@ -83,16 +71,6 @@ class Found:
     result: Result
     worst: Worst | None
     also: tuple[Result, ...] = ()  # wrong for the same reason
-
-
-def judged(figures: Figures, gate: Gate) -> Judged:
-    """The figures in the unit of the gate where they exist, else the plain ones."""
-    found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
-    if gate != "plain" and figures.scaled_max is not None:
-        upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
-        found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
-    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # of older records
-    return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
 
 
 def kind(kernel: KernelRun, result: Result) -> Kind:
@@ -113,38 +91,12 @@ def label(kernel: KernelRun, result: Result) -> str:
     beside = beside_pytorch(result)
     if earned != "within":
         return {"rounded": "correctly rounded"}.get(earned, earned) + beside
-    found = max((judged(each, result.gate) for each in promised(result)), key=lambda each: _rank(each.upper))
+    found = max((judged(each, result.gate) for each in promised(result)), key=lambda each: rank(each.upper))
     figure = ulp(found.upper)
     if figure == "NaN":
         return figure
     figure += UNIT[result.gate] + beside
     return f"at least {figure}, open" if found.open else figure
-
-
-def promised(result: Result) -> list[Figures]:
-    """The figures of the classes of inputs that the kernel promises something of; all where it has no classes."""
-    known = [each.figures for each in result.classes if each.limit is not None]
-    return known if known and len(known) < len(result.classes) else [result.figures]
-
-
-def _rank(value: Number) -> float:
-    found = value_of(value)
-    return math.inf if math.isnan(found) else found
-
-
-def beside_pytorch(result: Result) -> str:
-    """`, worse than PyTorch 14 times` on ordinary inputs, `, as PyTorch` of a wrong result; else empty."""
-    for each in result.classes:
-        if each.name != ORDINARY or each.baseline is None:
-            continue
-        least = NOTHING[result.gate]
-        own, theirs = (max(_rank(judged(of, result.gate).upper), least) for of in (each.figures, each.baseline))
-        if not own <= MANY * theirs:
-            times = "" if math.isinf(own) else f" {ulp(own / theirs)} times"
-            return f", worse than PyTorch{times}"
-        if each.reason and not theirs <= result.limit:
-            return ", as PyTorch"
-    return ""
 
 
 def standing(kernel: KernelRun, result: Result | None = None) -> str:

@@ -333,8 +333,7 @@ def errors(
         yardstick = scale.flat()
         noise, free = _in_ulps(yardstick, unit, scaled_by)
         relative = torch.sign(signed) * (distance - free).clamp(min=0) / noise
-        # half a ULP of the truth may be the whole error, and the bound wider than the noise
-        relative_width = torch.where(settled | infinite_error, zero, width / noise)
+        relative_width = torch.where(settled | infinite_error, zero, scaled_by(bound, unit) / noise)
         relative = torch.where(torch.isnan(relative), zero, relative)  # no error, and no noise
         relative_width = torch.where(torch.isnan(relative_width), zero, relative_width)
         expected = (noise * noise + (free - 0.5) * (free - 0.5) + 1 / 12).sqrt()

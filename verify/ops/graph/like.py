@@ -45,6 +45,8 @@ def like_op(
     examples: Any = None,
     outputs: Sequence[str] | None = None,
     name: str = "",
+    accumulate: str = "float32",
+    intermediate: str = "",
 ) -> Op:
     """The op of a function or module, for a kernel that takes operands of these `names` in this order."""
     meaning = _Meaning(function, tuple(names), name or _name_of(function))
@@ -53,7 +55,7 @@ def like_op(
     table = Shapes.made(meaning.names, parameters, shapes, given, where)
     ranges = ranges_of(meaning.names, integers or {}, table, given)
     labels = tuple(outputs) if outputs else None
-    made = _Like(meaning, table, ranges, labels)
+    made = _Like(meaning, table, ranges, labels, tf32=accumulate == "tf32", fused=intermediate == "float32")
     return made.op()
 
 
@@ -225,6 +227,8 @@ class _Like:
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict)
     by_noise: bool = False  # whether errors are told in units of the program's noise
+    tf32: bool = False  # whether products may round their operands to TF32
+    fused: bool = False  # whether nothing between the operators is rounded to 16 bits
     kind: torch.dtype = torch.float32  # of operands where there is no case yet
 
     def op(self) -> Op:
@@ -342,7 +346,8 @@ class _Like:
     ) -> Program:
         kinds = {name: self._dtype(name) for name in shapes} if kinds is None else kinds
         key = (tuple(shapes.items()), tuple(gradients))
-        for known in (key, (*key, tuple(kinds.items()))):
+        narrow = any(kind.is_floating_point and kind.itemsize == 2 for kind in kinds.values())
+        for known in ((*key, tuple(kinds.items())), *([] if narrow else [key])):
             if known in self.programs:
                 return self.programs[known]
         if len(self.programs) >= _HOLDS:
@@ -383,7 +388,9 @@ class _Like:
         with torch.no_grad():
             noise: dict[str, Noise] = {}
             if self.by_noise or program.decides:
-                noise, run.reach = noise_of(program, run, problem.results, Rounding.of(run))
+                stored = {} if self.fused else program.stored
+                rounding = Rounding.of(run, tf32=self.tf32, stored=stored)
+                noise, run.reach = noise_of(program, run, problem.results, rounding)
             problem.cache["reach"] = program, run.reach
             run.reach = {} if self.by_noise else run.reach
             spans = program.spans(run, problem.results)

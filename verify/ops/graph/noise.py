@@ -33,7 +33,7 @@ from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import Plain, Run, Step
+from verify.ops.graph.steps import Move, Plain, Run, Step
 
 NEAR = 8.0  # of its noise: so far a kernel's number may be from the exact one
 RUNS = 16
@@ -129,16 +129,22 @@ class _Samples:
             for each in step.inputs:
                 uses[id(each)] = uses.get(id(each), 0) + 1
         values: dict[int, Tensor] = {}
+        shown: dict[int, Tensor] = {}  # what a result is before it is rounded to the type that it is stored in
         found: dict[int, Tensor] = {}
         ends = {id(self.program.results[name]) for name in self.wanted}
         for step in self.steps:
-            shown, values[id(step)] = make(step, [values[id(each)] for each in step.inputs])
+            own, values[id(step)] = make(step, [values[id(each)] for each in step.inputs])
+            if isinstance(step, Move) and any(id(each) in shown for each in step.inputs):
+                own = step.value(self.run, [shown.get(id(each), values[id(each)]) for each in step.inputs])
+            if own is not values[id(step)]:
+                shown[id(step)] = own
             if id(step) in ends:
-                found[id(step)] = shown
+                found[id(step)] = own
             for each in step.inputs:
                 uses[id(each)] -= 1
                 if not uses[id(each)]:
                     del values[id(each)]
+                    shown.pop(id(each), None)
         return {name: found[id(self.program.results[name])] for name in self.wanted}
 
     def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -148,7 +154,7 @@ class _Samples:
             self.roundings[id(step)] = deviation
         if decides(step) or (id(step) in self.deciding and step.real):
             self.held[id(step)] = value
-        if id(step) in self.format.stored:
+        if id(step) in self.format.stored and deviation is not None:
             self.stored[id(step)] = value.to(self.format.stored[id(step)]).to(value.dtype) != value
         return value, value
 

@@ -25,7 +25,7 @@ from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real, with_kind
-from verify.ops.graph.recorder import Recorder
+from verify.ops.graph.recorder import Node, Recorder, Traced
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
@@ -45,7 +45,8 @@ class Program:
     leaves: tuple[str, ...]
     needed: dict[str, list[Step]] = field(default_factory=dict)
     integers: tuple[str, ...] = ()  # outputs that are whole numbers or conditions
-    typed: bool = False  # whether the function looked at the types of its operands
+    typed: bool = False  # whether the program is about one set of types of its operands
+    stored: dict[int, torch.dtype] = field(default_factory=dict)  # steps whose results lie in memory in 16 bits
 
     @property
     def sums(self) -> bool:
@@ -283,7 +284,8 @@ def trace(
     for place in smooth if differentiable else []:
         leaves.append(Leaf(tuple(plain[place].shape), (), name=f"grad {labels[place]}", operand=False))
     known = dict(zip(first, leaves, strict=True))
-    steps = iter(Rewriter(known).steps(recorder.nodes, [node for node in ends if node is not None]))
+    rewriter = Rewriter(known)
+    steps = iter(rewriter.steps(recorder.nodes, [node for node in ends if node is not None]))
     results: dict[str, Step] = {}
     for name, node in zip((*labels, *(f"d{name}" for name in differentiable)), ends, strict=True):
         if node is None:
@@ -293,7 +295,31 @@ def trace(
             results[name] = next(steps)
     integers = tuple(label for label, value in zip(labels, plain, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
-    return Program(_in_order(results.values()), results, names_of_leaves, integers=integers, typed=real.asked)
+    stored = _stored(recorder, rewriter, real)
+    typed = real.asked or real.main.itemsize == 2
+    return Program(_in_order(results.values()), results, names_of_leaves, {}, integers, typed, stored)
+
+
+def _stored(recorder: Recorder, rewriter: Rewriter, real: Real) -> dict[int, torch.dtype]:
+    """Maps id(step) to the 16-bit type that eager PyTorch stores its result in.
+
+    Where all numbers have one type, so have the gradients; else those of the function are known.
+    """
+    returned: list[tuple[Node, torch.dtype]] = []
+    if real.main.itemsize == 2 and all(kind == real.main for _, kind in real.made):
+        returned = [(node, real.main) for node in recorder.returned]
+    elif any(kind.itemsize == 2 for _, kind in real.made):
+        returned = [
+            (recorder.node(made), kind) for made, kind in real.made if kind.itemsize == 2 and isinstance(made, Traced)
+        ]
+    found: dict[int, torch.dtype] = {}
+    for node, kind in returned:
+        step = rewriter.known.get(node)
+        while isinstance(step, Move) and len(step.inputs) == 1:
+            step = step.inputs[0]
+        if isinstance(step, Step) and not isinstance(step, Leaf | Plain):
+            found[id(step)] = kind
+    return found
 
 
 def names_of(count: int) -> list[str]:

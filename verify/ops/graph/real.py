@@ -30,6 +30,7 @@ class Real(TorchFunctionMode):
     def __init__(self, main: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.main, self.asked = main, False
+        self.made: list[tuple[Tensor, torch.dtype]] = []  # what functions returned, and the type that it has
 
     def __enter__(self) -> Any:
         self.before = torch.get_default_dtype()
@@ -71,7 +72,9 @@ class Real(TorchFunctionMode):
             if kind is None or kind == self.kind(made):
                 return made
             made = made.clone()  # as a cast to another type makes one
-        return with_kind(made, kind or self._promoted(given))
+        kind = kind or self._promoted(given)
+        self.made.append((made, kind))
+        return with_kind(made, kind)
 
     def _promoted(self, given: list[Tensor]) -> torch.dtype:
         """The type that PyTorch gives to the result of tensors: one without dimensions counts where no other is."""
