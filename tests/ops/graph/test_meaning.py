@@ -264,6 +264,7 @@ GRIDS: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
     (lambda x: torch.round(x / 0.1) * 0.1, [T([0.05, 0.25, -0.35, 7.0])]),
     (lambda x, s: torch.round(x / s).clamp(-128, 127) * s, [T([0.5, 2.5, -1e9, 7.0]), T([1.0, 1.0, 1e-3, 3.0])]),
     (lambda x, s: torch.round(x / (s / 127)).clamp(-128, 127), [T([0.5, 2.5, -1e9, 7.0]), T([127.0, 127.0, 1.0, 3.0])]),
+    (lambda x, s: torch.round(x / s).clamp(-128, 127), [T([1.0, 1.0, 0.0, -3.0]), T([0.0, -0.0, 0.0, 0.0])]),
     (_e4m3, [T([0.015625, 1.0, -4.0, 0.3, 2.0**-126, 500.0, 0.0, 17.5])]),
     (lambda x: torch.floor(torch.log10(x)), [T([1e-3, 1.0, 1000.0, 1e10, 999.0])]),
 ]
