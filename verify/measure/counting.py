@@ -32,7 +32,7 @@ class Counts:
     capped: Tensor  # the fixed-point sum of the mean
     bins: Tensor  # of plain errors, as in `Tally.counts`
     scaled_bins: Tensor | None
-    sums: Tensor  # of the errors away from zero, and of their squares: fixed-point, one row of two
+    sums: Tensor  # of the errors away from zero, of their squares, and how many they are: fixed-point, three in a row
 
     def plus(self, other: Counts) -> Counts:
         """Of both sets of elements."""
@@ -55,6 +55,7 @@ class Counts:
                 scaled_counts=[] if scaled is None else in_use(scaled[segment]),
                 outward=sums[segment][0],
                 squares=sums[segment][1],
+                weighed=sums[segment][2],
                 **{
                     name: sum(row[at] for at in range(_COMBINATIONS) if at >> bit & 1)
                     for bit, name in enumerate(_FLAGS)
@@ -132,15 +133,14 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
             return fixed.sum().reshape(1)
         return reduced(fixed, owner, n_segments + 1, "sum", 0)[:n_segments]
 
-    # an element of which nothing is known has no error, an infinite one the largest
+    # an infinite error is the largest; an element of which nothing is known, or whose value nothing rounds, has none
     outward = found.ulp if found.outward is None else found.outward
-    outward = torch.where(
-        found.undecided & (found.ulp == 0), 0.0, outward.nan_to_num(_FAR, _FAR, -_FAR).clamp(-_FAR, _FAR)
-    )
+    weighed = ~torch.isnan(outward) & ~(found.undecided & (found.ulp == 0))
+    outward = torch.where(weighed, outward.clamp(-_FAR, _FAR), 0.0)
     return Counts(
         flags=per_segment(flags, _COMBINATIONS),
         capped=added(magnitude),
-        sums=torch.stack([added(outward), added(outward * outward)], 1),
+        sums=torch.stack([added(outward), added(outward * outward), added(weighed.double()) // int(UNIT)], 1),
         bins=per_segment((found.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude), 2 * BINS),
         scaled_bins=None if found.scaled is None else per_segment(bin_of(found.scaled.abs()), BINS),
     )

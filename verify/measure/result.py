@@ -151,7 +151,7 @@ def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> 
 
 def _on_average(figures: Figures, gate: str, of_class: str, max_bias: float) -> tuple[ResultStatus, str]:
     """The verdict on the root mean square and on the mean of one class."""
-    if gate == "noise" and figures.n >= FEWEST and figures.rms is not None and not figures.rms <= RMS_LIMIT:
+    if gate == "noise" and figures.weighed >= FEWEST and figures.rms is not None and not figures.rms <= RMS_LIMIT:
         told = f"{shown(figures.rms)} times what noise and rounding explain, root mean square on {of_class} inputs"
         return "wrong", f"{told}, the limit is {RMS_LIMIT:g}"
     bias, error = figures.bias or 0.0, figures.bias_error or 0.0

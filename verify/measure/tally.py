@@ -53,7 +53,7 @@ class Tally(msgspec.Struct, frozen=True):
     """Statistics of one set of elements. Plain errors and errors relative to the scale are counted apart.
 
     `worse` counts the elements beyond the limit at which PyTorch's result is within it.
-    `outward` adds up the errors away from zero in units of `UNIT`, `squares` their squares: `Figures.bias`, `rms`.
+    `outward` adds up the errors away from zero of the `weighed` elements in units of `UNIT`, `squares` their squares.
 
     `leaders` are the worst elements by the error that the op is judged by, `rest` is what the error of no other
     element exceeds; -1 where there is no other, or none with an error.
@@ -74,6 +74,7 @@ class Tally(msgspec.Struct, frozen=True):
     rest: Number = -1.0
     outward: int = 0
     squares: int = 0
+    weighed: int = 0
     worse: int = 0
 
     def merge(self, other: Tally) -> Tally:
@@ -101,6 +102,7 @@ class Tally(msgspec.Struct, frozen=True):
             rest=rest,
             outward=self.outward + other.outward,
             squares=self.squares + other.squares,
+            weighed=self.weighed + other.weighed,
             worse=self.worse + other.worse,
         )
 
@@ -116,9 +118,9 @@ class Tally(msgspec.Struct, frozen=True):
         """The figures that the record keeps. NaN against a number makes the maximum NaN, and in number the quantile."""
         scaled = self.scaled
 
-        mean = self.outward / (UNIT * self.n) if self.n else 0.0
-        square = self.squares / (UNIT * self.n) if self.n else 0.0
-        error = math.sqrt(max(square - mean * mean, 0.0) / self.n) if self.n else 0.0
+        weighed = UNIT * self.weighed
+        mean, square = (each / weighed if weighed else 0.0 for each in (self.outward, self.squares))
+        error = math.sqrt(max(square - mean * mean, 0.0) / self.weighed) if weighed else 0.0
 
         def p999(counts: BinCounts, upper: Number) -> Number:
             among = self.nan > self.n - math.ceil(0.999 * self.n)
@@ -140,6 +142,7 @@ class Tally(msgspec.Struct, frozen=True):
             bias=float(f"{mean:.4g}"),
             bias_error=float(f"{error:.4g}"),
             rms=float(f"{math.sqrt(square):.4g}"),
+            weighed=self.weighed,
         )
 
     def histogram(self) -> Histogram:

@@ -138,7 +138,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     beyond half a ULP); they are None for ops that are judged in ULP.
     Of the undecided elements those are `open` of which nothing is known: maximum, quantile and mean leave them out.
     `bias` is the mean error away from zero, +- `bias_error`: in ULP, or of the gate "noise" in units of the rms that
-    noise and rounding explain. `rms` is the root mean square in these units.
+    noise and rounding explain. `rms` is the root mean square in these units. Both are about `weighed` elements.
     """
 
     n: int
@@ -156,6 +156,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     bias: float | None = None
     bias_error: float | None = None
     rms: float | None = None
+    weighed: int = 0
 
 
 class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

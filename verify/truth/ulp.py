@@ -11,6 +11,7 @@ an absolute `bound` on how far the real number may be from it. Every error is th
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,7 @@ from torch import Tensor
 from verify.truth.formats import Format
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+_NONE = 2.0**-20  # ULP of noise that are none
 _FEW = 1 << 14  # bytes up to which tensors in the memory of the host are compared as bytes
 _FETCHED = 1 << 18  # bytes up to which tensors on a GPU are compared in the memory of the host
 _JOINED = 1 << 22  # bytes up to which those that are compared there are compared as one
@@ -74,7 +76,8 @@ class Errors:
     `ulp` is +inf where NaN meets a number (or the reverse), where infinity stands for a truth that is at most the
     largest finite number, and where a finite value stands for an infinite truth: such an element is the worst there
     can be. `scaled` is None when neither a scale nor a yardstick was given. `outward` is the error away from zero, in
-    ULP, or beside a yardstick in units of the rms that it and rounding to the format explain.
+    ULP, or beside a yardstick in units of the rms that it and rounding to the format explain; NaN where nothing is
+    rounded, so that there is no such unit.
     """
 
     ulp: Tensor
@@ -337,7 +340,7 @@ def errors(
         relative = torch.where(torch.isnan(relative), zero, relative)  # no error, and no noise
         relative_width = torch.where(torch.isnan(relative_width), zero, relative_width)
         expected = (noise * noise + (free - 0.5) * (free - 0.5) + 1 / 12).sqrt()
-        outward = outward / expected
+        outward = torch.where(scaled_by(yardstick.noise, unit) > _NONE, outward / expected, math.nan)
     elif scale is not None:
         scale_exponent = ulp_exponent(usable_scale(scale.reshape(-1), value), fmt)
         relative = scaled_by(signed, exponent - scale_exponent)
