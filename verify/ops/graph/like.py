@@ -7,7 +7,6 @@ that autograd makes of it, its scale follows from the sums on the way (docs/redu
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import inspect
 import math
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import CodeType
 from typing import Any
 
 import torch
@@ -54,33 +52,6 @@ def like_op(
     labels = tuple(outputs) if outputs else None
     made = _Like(meaning, table, ranges, labels)
     return made.op()
-
-
-def _text(function: Any) -> str:
-    """What tells a function from others of its name: its code, or its name where that is not Python's."""
-    if isinstance(function, functools.partial):
-        given = [
-            *((str(place), value) for place, value in enumerate(function.args)),
-            *sorted(function.keywords.items()),
-        ]
-        values = [(name, _text(value) if callable(value) else repr(value)) for name, value in given]
-        return f"{_text(function.func)} {values}"
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return "" if isinstance(function, torch.nn.Module) else getattr(function, "__qualname__", "")
-    return _code_text(code)
-
-
-def _code_text(code: CodeType) -> str:
-    """The code with all that is defined in it, the same in every process: `repr` would give its address."""
-    constants = [_constant_text(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {constants} {code.co_names}"
-
-
-def _constant_text(value: Any) -> str:
-    if isinstance(value, CodeType):
-        return _code_text(value)
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _name_of(function: Any) -> str:
@@ -242,8 +213,9 @@ class _Like:
             demand_answers(program, name, self.meaning.name)
         known = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
+        asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self._identity(dims, known)}"
         return Op(
-            name=f"like {self.meaning.name} {self._digest()}",
+            name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
             kind="elementwise" if elementwise else "graph",
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
@@ -263,6 +235,7 @@ class _Like:
             result_shapes=None if elementwise else self._result_shapes,
             integers=program.integers,
             settled=self.settled if program.integers else None,
+            identity=lambda dims: self._identity(dims, known),
         )
 
     def _differentiable(self, shapes: Mapping[str, Shape]) -> tuple[str, ...]:
@@ -278,9 +251,11 @@ class _Like:
         wanted = tuple(name for name in self.meaning.names if name not in self.ranges)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
-    def _digest(self) -> str:
-        """Eight digits that tell two functions of one name apart."""
-        return hashlib.sha256((repr(self.shapes) + _text(self.meaning.function)).encode()).hexdigest()[:8]
+    def _identity(self, dims: Shape, differentiable: Sequence[str]) -> str:
+        """Digests the function and its gradients as traced for these sizes: every step and every constant."""
+        shapes = self._shapes(dims)
+        ordered = {name: shapes[name] for name in self.meaning.names}
+        return "".join(self._program(ordered, wanted).digest for wanted in dict.fromkeys(((), tuple(differentiable))))
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         if name in self.ranges:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real
-from verify.ops.graph.recorder import Recorder
+from verify.ops.graph.recorder import Node, Recorder, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
@@ -46,6 +47,15 @@ class Program:
     leaves: tuple[str, ...]
     needed: dict[str, list[Step]] = field(default_factory=dict)
     integers: tuple[str, ...] = ()  # outputs that are whole numbers or conditions
+    recorded: tuple[Sequence[Node], Sequence[Node | None]] = (
+        (),
+        (),
+    )  # all calls, and the results
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns 12 hex digits of what was recorded, before any rewriting: another function has others."""
+        return digest_of(*self.recorded)
 
     @property
     def sums(self) -> bool:
@@ -289,7 +299,8 @@ def trace(
             results[name] = next(steps)
     integers = tuple(label for label, value in zip(labels, plain, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
-    return Program(_in_order(results.values()), results, names_of_leaves, integers=integers)
+    recorded = recorder.nodes, ends
+    return Program(_in_order(results.values()), results, names_of_leaves, integers=integers, recorded=recorded)
 
 
 def names_of(count: int) -> list[str]:
