@@ -129,7 +129,10 @@ def _import_file(path: Path, shown: str) -> ModuleType:
     sys.modules[label] = module
     declared_lines.pop(label, None)  # of an import that failed, before the file was mended
     try:
+        before = path.read_bytes()
         spec.loader.exec_module(module)
+        if path.read_bytes() != before:
+            raise UsageError(f"{shown} changed while it was imported", hint="the same command again")
     except UsageError as error:
         del sys.modules[label]
         raise _within(shown, error) from error

@@ -14,19 +14,73 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from verify.errors import UsageError
+from verify.records.source_digest import digest
 
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
 
 
+class SourceWatch:
+    """Notices that a source changed while a run went on. `files` are digests from the worker that imported them.
+
+    Watches the files that are on this machine. A worker elsewhere (not `local`) may have other files of these names:
+    only those that are equal here are watched then.
+    """
+
+    def __init__(self, files: Mapping[str, str], *, local: bool) -> None:
+        self._known: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for file, known in files.items():
+            state = _state(file)  # before the digest: a later change has another state
+            if state and (local or digest(Path(file)) == known):
+                self._known[file] = known, () if local else state
+        self.demand_unchanged()
+
+    def demand_unchanged(self) -> None:
+        """Raises UsageError if a file differs from what was imported first."""
+        for file, (known, seen) in self._known.items():
+            if (state := _state(file)) != seen:
+                if digest(Path(file)) != known:
+                    raise UsageError(
+                        f"a run measures one state of its sources; {os.path.relpath(file)} changed while it went on, "
+                        "and nothing of it is judged",
+                        hint="the same command again, once the file is saved",
+                    )
+                self._known[file] = known, state
+
+
+def _state(file: str) -> tuple[int, ...]:
+    """What changes with a file; empty where there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return ()
+    return found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def digests_of(kernel: Kernel) -> dict[str, str]:
+    """Digests the file of every module of the kernel's project that is loaded."""
+    return {file: digest(Path(file)) for file in _files_of(kernel).values()}
+
+
 def sources_of(kernel: Kernel) -> str:
     """Digest of every module of the kernel's project that is loaded: a changed kernel is another kernel."""
+    total = hashlib.sha256()
+    for name, file in _files_of(kernel).items():
+        total.update(name.encode() + b"\0" + Path(file).read_bytes() + b"\0")
+    return total.hexdigest()[:12]
+
+
+def _files_of(kernel: Kernel) -> dict[str, str]:
+    """Maps every module of the kernel's project that is loaded to its file, by name."""
     path = Path(kernel.file).resolve()
     root = next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent)
-    total = hashlib.sha256()
+    found: dict[str, str] = {}
     for name in sorted(sys.modules):
         if name.partition(".")[0] == "verify":
             continue
@@ -34,8 +88,8 @@ def sources_of(kernel: Kernel) -> str:
         if not isinstance(file, str) or not os.path.isabs(file) or "site-packages" in file:
             continue
         if root in _folders_of(file) and Path(file).is_file():
-            total.update(name.encode() + b"\0" + Path(file).read_bytes() + b"\0")
-    return total.hexdigest()[:12]
+            found[name] = file
+    return found
 
 
 @cache
@@ -49,7 +103,6 @@ def main(arguments: list[str]) -> int:
     from verify import backends
     from verify.declare.discovery import load
     from verify.declare.target import Target
-    from verify.errors import UsageError
 
     requested, *targets = arguments
     backends.activate(backends.select(requested or None))
