@@ -62,6 +62,10 @@ class InternalError(VerifyError):
     """verify itself failed in a worker: an exception that no code there expects. Its traceback is on stderr."""
 
 
+class JudgeFailed(InternalError):
+    """The process that judges died, or ran out of time or memory: nothing is known of the kernel."""
+
+
 def no_verdict(error: Exception) -> str:
     """How a line says that the harness is in error: its own routes disagree, or it failed where no code expects it."""
     return f"{IN_ERROR}: {error if isinstance(error, TruthError) else f'verify itself failed: {error}'}"

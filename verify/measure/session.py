@@ -22,7 +22,7 @@ from verify.declare import config
 from verify.declare.requests import Known, ListKernels, declared_by, sources_of
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
-from verify.errors import InternalError, TruthError, UsageError, VerifyError, no_verdict
+from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
 from verify.measure.going import Going
 from verify.measure.requests import Measure
 from verify.records.identity import assembled
@@ -287,9 +287,13 @@ class _Queue:
         match error:
             case OutOfTime():
                 status, hint, kind = "skipped", OUT_OF_TIME, "out of time"
+            case JudgeFailed():
+                status, message, kind = "skipped", str(error), "judge failed"
             case WorkerTimeout():
                 status, message = "timeout", f"no result within {self.session.timeout:g} s; stopped"
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
+                if error.judges:  # the kernel's own process has less time
+                    status, message, kind = "skipped", f"the judge ran out of time: {message}", "judge failed"
             case WorkerDied():
                 status = "crashed"
             case UsageError():
@@ -305,7 +309,8 @@ class _Queue:
         self.session.progress(self.going.end(part.key))
         kinds: set[GapKind] = {gap.kind for gap in gaps_of(done)}
         # those are tried again by the next start; a night does not spend its time again on a kernel that hangs
-        again = {"out of time", "harness error", "interrupted", *(("timeout", "crashed") if self.session.whole else ())}
+        again = {"out of time", "harness error", "judge failed", "interrupted"}
+        again |= {"timeout", "crashed"} if self.session.whole else set()
         if self.session.kept is not None and not kinds & again:
             self.session.kept.keep(part.key, done)
 

@@ -23,6 +23,7 @@ CLASSES = ORDINARY, DEMANDING, EXTREME = ("ordinary", "demanding", "extreme")
 Status = Literal["ok", "wrong", "error", "crashed", "timeout", "interrupted", "skipped"]
 GapKind = Literal[
     "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
+    "judge failed",  # it died, or ran out of time or memory: nothing is known of the kernel
     "out of time",  # the time budget was spent; the same command again goes on
     "crashed",
     "timeout",
