@@ -29,55 +29,31 @@ if TYPE_CHECKING:
 class SourceWatch:
     """Notices that a source changed while a run went on. `files` are digests from the worker that imported them.
 
-    Watches the files that are on this machine. A worker elsewhere (not `local`) may have other files of these names:
-    only those that are equal here are watched then.
+    A worker elsewhere (not `local`) may have other files of these names: only equal ones are watched then.
     """
 
     def __init__(self, files: Mapping[str, str], *, local: bool) -> None:
-        self._known: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for file, known in files.items():
-            state = _state(file)  # before the digest: a later change has another state
-            if state and (local or digest(Path(file)) == known):
-                self._known[file] = known, () if local else state
+        self._known = {file: known for file, known in files.items() if local or digest(Path(file)) == known}
         self.demand_unchanged()
 
     def demand_unchanged(self) -> None:
         """Raises UsageError if a file differs from what was imported first."""
-        for file, (known, seen) in self._known.items():
-            if (state := _state(file)) != seen:
-                if digest(Path(file)) != known:
-                    raise UsageError(
-                        f"a run measures one state of its sources; {os.path.relpath(file)} changed while it went on, "
-                        "and nothing of it is judged",
-                        hint="the same command again, once the file is saved",
-                    )
-                self._known[file] = known, state
-
-
-def _state(file: str) -> tuple[int, ...]:
-    """What changes with a file; empty where there is none."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return ()
-    return found.st_ctime_ns, found.st_size, found.st_ino
-
-
-def digests_of(kernel: Kernel) -> dict[str, str]:
-    """Digests the file of every module of the kernel's project that is loaded."""
-    return {file: digest(Path(file)) for file in _files_of(kernel).values()}
+        for file, known in self._known.items():
+            if digest(Path(file)) != known:
+                raise UsageError(
+                    f"a run measures one state of its sources; {os.path.relpath(file)} changed while it went on, "
+                    "and nothing of it is judged",
+                    hint="the same command again, once the file is saved",
+                )
 
 
 def sources_of(kernel: Kernel) -> str:
     """Digest of every module of the kernel's project that is loaded: a changed kernel is another kernel."""
-    total = hashlib.sha256()
-    for name, file in _files_of(kernel).items():
-        total.update(name.encode() + b"\0" + Path(file).read_bytes() + b"\0")
-    return total.hexdigest()[:12]
+    return hashlib.sha256(" ".join(sorted(digests_of(kernel).values())).encode()).hexdigest()[:12]
 
 
-def _files_of(kernel: Kernel) -> dict[str, str]:
-    """Maps every module of the kernel's project that is loaded to its file, by name."""
+def digests_of(kernel: Kernel) -> dict[str, str]:
+    """Digests the file of every module of the kernel's project that is loaded."""
     path = Path(kernel.file).resolve()
     root = next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent)
     found: dict[str, str] = {}
@@ -88,7 +64,7 @@ def _files_of(kernel: Kernel) -> dict[str, str]:
         if not isinstance(file, str) or not os.path.isabs(file) or "site-packages" in file:
             continue
         if root in _folders_of(file) and Path(file).is_file():
-            found[name] = file
+            found[file] = digest(Path(file))
     return found
 
 
