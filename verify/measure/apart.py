@@ -28,6 +28,7 @@ from verify.declare.discovery import load, reach
 from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
 from verify.errors import JudgeFailed, KernelError, UsageError
+from verify.measure import call
 from verify.measure.autotuners import choose_by_key
 from verify.measure.elsewhere import runner
 from verify.measure.judge import demand_known_answers
@@ -264,6 +265,9 @@ class _Subject:
             load(target)
         began = State.now()
         self._imported = before.left("import", began)
+        if (device := torch.get_default_device()) != torch.device("cpu"):  # of the kernel's calls, not of verify's
+            torch.set_default_device(None)
+            call.device_of_module, began = device, State.now()
         return began
 
     def _left(self) -> list[Left]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from verify.errors import InternalError, JudgeFailed, KernelError, Refused, TruthError, UsageError, VerifyError
+from verify.errors import InternalError, JudgeFailed, KernelError, Refused, TruthError, UsageError, VerifyError, said_by
 
 R = TypeVar("R")
 
@@ -127,7 +127,7 @@ class Failure(msgspec.Struct, frozen=True):
                 return Failure("timeout", str(error), judges=error.judges)
             case InternalError():
                 return Failure("internal", str(error))
-        return Failure("internal", f"{type(error).__name__}: {error}")
+        return Failure("internal", f"{type(error).__name__}: {said_by(error)}")
 
     def error(self) -> VerifyError:
         """The exception on the side that asked."""
