@@ -173,7 +173,7 @@ class _Calls:
                 later = _digests(self._run(case))
                 if other := [name for name in first if later.get(name) != first[name]]:
                     return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
-        except (KernelError, WorkerDied, WorkerTimeout):
+        except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed):
             pass
         return ""
 
@@ -302,7 +302,7 @@ def _special(kernel: Kernel, target: str, dtype: str, notes: list[str], run: Run
     """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
     try:
         return special_values(kernel, target, dtype, run)
-    except (KernelError, WorkerDied, WorkerTimeout) as error:
+    except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed) as error:
         notes.append(f"{dtype}: special values were not tried one by one: {error}")
         return {}
 

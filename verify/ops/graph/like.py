@@ -7,6 +7,7 @@ that autograd makes of it, its scale follows from the sums on the way (docs/redu
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 import math
@@ -235,7 +236,7 @@ class _Like:
             result_shapes=None if elementwise else self._result_shapes,
             integers=program.integers,
             settled=self.settled if program.integers else None,
-            identity=lambda dims: self._identity(dims, known),
+            identity=functools.cache(lambda dims: self._identity(dims, known)),
         )
 
     def _differentiable(self, shapes: Mapping[str, Shape]) -> tuple[str, ...]:
