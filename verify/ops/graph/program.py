@@ -47,10 +47,7 @@ class Program:
     leaves: tuple[str, ...]
     needed: dict[str, list[Step]] = field(default_factory=dict)
     integers: tuple[str, ...] = ()  # outputs that are whole numbers or conditions
-    recorded: tuple[Sequence[Node], Sequence[Node | None]] = (
-        (),
-        (),
-    )  # all calls, and the results
+    recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # calls, and those that give the results
 
     @cached_property
     def digest(self) -> str:
