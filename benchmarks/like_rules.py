@@ -190,7 +190,7 @@ def given(step: Step, kind: str, generator: np.random.Generator, tame: bool) -> 
                 inside = lo * (1 - (share := generator.random(count))) + hi * share
                 values = np.choose(generator.choice(3, count), [lo, hi, np.clip(inside, lo, hi)])
         ends = [torch.from_numpy(np.array(end)).reshape(each.shape) for end in (lo, hi)]
-        spans.append(point(ends[0], given=True) if kind == "point" else Span(ends[0], ends[1], None, True))
+        spans.append(point(ends[0], given=True) if kind == "point" else Span(ends[0], ends[1], True))
         picks.append(values)
     return spans, picks
 
@@ -210,7 +210,7 @@ def _moved(span: Any, device: str) -> Any:
     if isinstance(span, Truths):
         return Truths(span.value.to(device), None if span.open is None else span.open.to(device))
     lo = span.lo.to(device)
-    return Span(lo, lo if span.is_point else span.hi.to(device), span.excess, span.given)
+    return Span(lo, lo if span.is_point else span.hi.to(device), span.given)
 
 
 def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str, device: str) -> Found:
@@ -242,7 +242,10 @@ def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str, 
             found.example = found.example or _told(step, picks, at, value, f"[{lo[at]!r}, {hi[at]!r}]")
     if kind == "point":
         with np.errstate(all="ignore"):
-            scale = made.scale().expand(step.shape).reshape(-1).numpy()
+            size = made.mid().abs()
+            if getattr(step, "function", "") in ("add", "subtract"):  # two terms, which may cancel
+                size = size + sum(each.mid().abs() for each in spans)
+            scale = size.expand(step.shape).reshape(-1).numpy()
             usual = (scale > 2.0**-900) & (scale < 2.0**900) & np.isfinite(hi - lo)
             found.tight = ((hi - lo)[usual] / scale[usual] * 2.0**52).astype(np.float32)
     return found

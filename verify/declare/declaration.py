@@ -26,7 +26,6 @@ import msgspec
 
 from verify import ops
 from verify.declare import promises
-from verify.declare.promises import DEFAULT_LIMIT
 from verify.errors import UsageError
 from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Largest, Op, Operand, Params, Shape, largest_words, up_to
@@ -86,6 +85,9 @@ class Kernel:
     # by the dtype of a case, then by name: what has another one
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    max_noise: Mapping[str, float] = field(default_factory=lambda: {"": promises.DEFAULT_NOISE})  # by result
+    max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
+    vacuous: Mapping[str, str] = field(default_factory=dict)  # by result, why a vacuous verdict on it is accepted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -141,18 +143,40 @@ class Kernel:
         return some[0] | some[1]
 
     def limit(self, dtype: str, result: str = "") -> float:
-        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word."""
-        return self.max_ulp[self._limited(dtype, result)]
+        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word.
+
+        In the unit of the op's gate: ULP, or multiples of the program's noise.
+        """
+        return self.noise_limit(result) if self.op.gate_of(result) == "noise" else self.ulp_limit(dtype, result)
 
     def limit_of(self, dtype: str, of_class: str, result: str = "") -> float | None:
-        """The limit of a class of inputs; None where nothing is promised."""
+        """The limit of a class of inputs in the same unit; None where nothing is promised."""
         name = self._limited(dtype, result)
-        return self.class_limits.get(name, {}).get(of_class, self.max_ulp[name])
+        ulp = self.class_limits.get(name, {}).get(of_class, self.max_ulp[name])
+        if ulp is None or self.op.gate_of(result) != "noise":
+            return ulp
+        ordinary = self.max_ulp[name]
+        return self.noise_limit(result) * ((ulp - 0.5) / (ordinary - 0.5) if ordinary > 0.5 else 1.0)
+
+    def ulp_limit(self, dtype: str, result: str = "") -> float:
+        """The limit of ordinary inputs in ULP."""
+        return self.max_ulp[self._limited(dtype, result)]
+
+    def noise_limit(self, result: str = "") -> float:
+        """The limit of a result of a program, in units of its noise beyond half a ULP."""
+        return self.max_noise.get(result, self.max_noise[""])
+
+    def noise_floor(self, dtype: str, result: str) -> float:
+        """The least unit of such a result, in ULP: an error within `ulp_limit` is then within `noise_limit`."""
+        return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(result)
 
     def _limited(self, dtype: str, result: str) -> str:
-        """The dtype whose limit a result has: its own one where that has any."""
+        """The name under which a result's limits stand: its own, that of its dtype, or that of the case's dtype."""
         own = self.result_dtype(dtype, result) if result else None
-        return dtype if own is None or own not in self.max_ulp else own
+        for name in (f"{result} {own or dtype}", own):
+            if name in self.max_ulp:
+                return str(name)
+        return dtype
 
     def allows(self, dims: Sequence[int]) -> bool:
         """Whether sizes belong to the kernel's domain."""
@@ -179,6 +203,9 @@ class Kernel:
         else:
             parts.append("gradients: " + (" ".join("d" + name for name in self.gradients) or "none"))
         limits = sorted(set(self.max_ulp.values()))
+        if self.op.gate == "noise":
+            noise = [f"{limit:g}x noise{f' in {name}' if name else ''}" for name, limit in self.max_noise.items()]
+            unit = f" or {', '.join(noise)}"
         if len(limits) == 1:
             parts.append(f"max {limits[0]:g} ULP{unit}")
         else:
@@ -213,7 +240,10 @@ def kernel(
     outputs: Iterable[str] | None = None,
     layouts: Literal["any", "contiguous"] = "any",
     gradients: bool | Iterable[str] | Literal["auto"] = "auto",
-    max_ulp: float | Mapping[str, Any] = DEFAULT_LIMIT,
+    max_ulp: float | Mapping[str, Any] | None = None,
+    max_noise: float | Mapping[str, float] | None = None,
+    max_bias: float | Mapping[str, float] | None = None,
+    vacuous: Mapping[str, str] | None = None,
     backends: Iterable[str] = BACKENDS,
     peer: bool = False,
     policy: Policy | None = None,
@@ -240,8 +270,15 @@ def kernel(
     layouts: "any", or "contiguous" when it refuses other layouts with an error.
     gradients: "auto" (test those that autograd provides), True (all must exist), False, or operand names.
     max_ulp: the error beyond which a result is wrong by this kernel's own word; one number, or one per dtype, or one
-        per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype. A class that is not named has
-        the limit of the one before it, in the order ordinary, demanding, extreme; None promises nothing of it.
+        per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result,
+        {"y": 1, "dsink": 8}. A class that is not named has the limit of the one before it, in the order ordinary,
+        demanding, extreme; None promises nothing of it: there PyTorch's own result is the limit. Default 4 in float32
+        and float64, 1 in 16 bits, 0.51 in 8 bits; with like= nothing is promised of extreme inputs by default.
+    max_noise: with like=, how many times the program's own noise beyond half a ULP is right as well (docs/limits.md);
+        one number, default 8, or one per result.
+    max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of what its
+        noise explains); one number, or one per result. Without it the bias is only reported.
+    vacuous: results whose limit trivial answers would keep, and why that is accepted, {"dx": "saturated"}.
     backends: where it can run; elsewhere it is skipped and the reason reported.
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
     policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
@@ -300,7 +337,8 @@ def kernel(
         numbers = [item for item in returned if item not in definition.integers]
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
-        limits = promises.limits(about, max_ulp, promised, others)
+        results = [*returned, *(f"d{name}" for name in taken)]
+        limits = promises.limits(about, max_ulp, promised, others, results, relative=like is not None)
         declared = Kernel(
             name=label,
             function=function,
@@ -328,6 +366,9 @@ def kernel(
             largest=promises.largest(about, largest, promised, floating),
             operand_dtypes=of_operands,
             output_dtypes=of_outputs,
+            max_noise=promises.noise(about, max_noise, definition.gate, results),
+            max_bias=promises.by_result(about, "max_bias", max_bias, results),
+            vacuous=promises.reasons(about, vacuous, results),
         )
         _takes(about, declared)
         code = getattr(function, "__code__", None)

@@ -15,12 +15,40 @@ from verify.records.record import CLASSES, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
 
 DEFAULT_LIMIT = 4.0
+DEFAULT_NOISE = 8.0
+_DEFAULTS = {8: 0.51, 16: 1.0}  # by the bits of a format; DEFAULT_LIMIT of wider ones
+
+
+def default_limit(dtype: str) -> float:
+    """Returns the limit in ULP of a format for which nothing else is declared."""
+    return _DEFAULTS.get(named(dtype).bits, DEFAULT_LIMIT)
 
 
 def limits(
-    where: str, limit: Any, dtypes: tuple[str, ...], others: Iterable[str] = ()
+    where: str,
+    limit: Any,
+    dtypes: tuple[str, ...],
+    others: Iterable[str] = (),
+    results: Sequence[str] = (),
+    *,
+    relative: bool = False,
 ) -> dict[str, dict[str, float | None]]:
-    """The limit of each class of inputs in each dtype, and in those of `others` (single operands, outputs) it names."""
+    """Maps a dtype, or "RESULT DTYPE", to the limit of each class of inputs.
+
+    The dtypes are those of the cases, and those of `others` (single operands, outputs). With `relative` the default
+    promises nothing of extreme inputs.
+    """
+    others = tuple(others)
+    if limit is None:
+        every = dict.fromkeys((*dtypes, *others))
+        given = {name: {ORDINARY: default_limit(name)} | ({EXTREME: None} if relative else {}) for name in every}
+        return {name: _class_limits(where, each) for name, each in given.items()}
+    if isinstance(limit, Mapping) and limit and set(limit) <= set(results):
+        found = limits(where, None, dtypes, others, relative=relative)
+        for result, own in limit.items():
+            of_result = limits(where, own, dtypes, others, relative=relative)
+            found |= {f"{result} {dtype}": each for dtype, each in of_result.items()}
+        return found
     if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):
         return dict.fromkeys(dtypes, _class_limits(where, limit))
     if not set(dtypes) <= set(limit) <= {*dtypes, *others}:
@@ -49,6 +77,48 @@ def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
     return found
 
 
+def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str, float]:
+    """Maps a result to its limit in units of noise; "" stands for those that are not named."""
+    if given is not None and gate != "noise":
+        raise UsageError(
+            f"{where}: max_noise is about the results of a program that adds up numbers, as like= follows it",
+            hint="max_ulp= is the limit of elementwise functions and of verify's own ops",
+        )
+    found = {"": DEFAULT_NOISE} | by_result(where, "max_noise", given, results)
+    if not all(found.values()):
+        raise UsageError(f"{where}: max_noise is above 0", hint="max_noise=8 is the default")
+    return found
+
+
+def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict[str, float]:
+    """Maps a result to a number that is not negative; "" stands for those that are not named."""
+    each = given if isinstance(given, Mapping) else {} if given is None else {"": given}
+    for name, one in each.items():
+        if name and name not in results:
+            raise UsageError(
+                f"{where}: {what} is about its results, {', '.join(results)}; received {name!r}",
+                hint=f"{what}={{{results[0]!r}: 1.0}}, or one number for all",
+            )
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one < math.inf:
+            raise UsageError(f"{where}: {what} is a finite number of at least 0; received {one!r}", hint=f"{what}=1.0")
+    return {name: float(one) for name, one in each.items()}
+
+
+def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
+    """Maps a result to the reason for which a vacuous verdict on it is accepted."""
+    each = {} if given is None else given
+    if not isinstance(each, Mapping) or any(not isinstance(text, str) or not text.strip() for text in each.values()):
+        raise UsageError(
+            f"{where}: vacuous maps results to reasons; received {given!r}", hint='vacuous={"dx": "saturated inputs"}'
+        )
+    if unknown := set(each) - set(results):
+        raise UsageError(
+            f"{where}: vacuous is about its results, {', '.join(results)}; received {', '.join(map(str, unknown))}",
+            hint='vacuous={"dx": "saturated inputs"}',
+        )
+    return {name: " ".join(text.split()) for name, text in each.items()}
+
+
 def of_classes(limits: Mapping[str, float | None]) -> str:
     """`demanding 8 ULP, extreme inputs: no promise`, of the classes that have not the limit of ordinary inputs."""
     others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
@@ -60,7 +130,7 @@ def _limit(where: str, limit: Any) -> float:
         raise UsageError(
             f"{where}: max_ulp is a finite number of at least 0.5; received {limit!r}",
             hint="max_ulp=0.5 promises correct rounding, max_ulp=1 a faithful result; without it the limit is "
-            f"{DEFAULT_LIMIT:g}",
+            f"{DEFAULT_LIMIT:g}, 1 in 16 bits, 0.51 in 8 bits",
         )
     return float(limit)
 

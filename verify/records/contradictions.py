@@ -26,8 +26,8 @@ def contradictions(kernel: KernelRun) -> Found:
         known = asked.setdefault(result.properties, result.source) if result.properties else result.source
         if known != result.source:  # the hash covers which inputs a command tries
             yield f"{place}.source", f"a {result.source} has the property hash {result.properties} of a {known}"
-        if kernel.status == "ok" and not kernel.peer and result.status == "wrong":
-            yield f"{place}.status", f'"wrong", and the kernel {kernel.name} is "ok"'
+        if kernel.status == "ok" and not kernel.peer and result.status != "ok":
+            yield f"{place}.status", f'"{result.status}", and the kernel {kernel.name} is "ok"'
     if kernel.status == "interrupted" and kernel.results:
         yield ".status", f'"interrupted", and the kernel {kernel.name} has results'
     for at, law in enumerate(kernel.laws):

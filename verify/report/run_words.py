@@ -17,6 +17,7 @@ from verify.records.record import (
     CLASSES,
     ORDINARY,
     Figures,
+    Gate,
     KernelRun,
     LawRun,
     Number,
@@ -41,11 +42,13 @@ from verify.report.words import (
     truth,
     ulp,
 )
-from verify.truth.figure import COUNTABLE
+from verify.truth.figure import COUNTABLE, UNIT
 
+# by gate, an error that is none beside another; by how much one is worse that is worth a word
+NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
 HUGE = 65_504.0  # a magnitude beyond which squares and sums are what overflows
 FIRST = 100  # characters of the first line of what was printed
-Kind = Literal["rounded", "faithful", "within", "wrong"]
+Kind = Literal["rounded", "faithful", "within", "wrong", "undecided", "vacuous"]
 
 FAILED = ("wrong", "crashed", "timeout", "error")
 STATUS_WORD = {
@@ -54,6 +57,8 @@ STATUS_WORD = {
     "error": "error",
     "crashed": "crashed",
     "timeout": "timed out",
+    "undecided": "undecided",
+    "vacuous": "vacuous",
     "interrupted": "interrupted",
     "skipped": "skipped",
     "peer": "peer",
@@ -80,10 +85,10 @@ class Found:
     also: tuple[Result, ...] = ()  # wrong for the same reason
 
 
-def judged(figures: Figures, gate: Literal["plain", "scaled"]) -> Judged:
-    """The scaled figures where the gate is scaled and they exist, else the plain ones."""
+def judged(figures: Figures, gate: Gate) -> Judged:
+    """The figures in the unit of the gate where they exist, else the plain ones."""
     found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
-    if gate == "scaled" and figures.scaled_max is not None:
+    if gate != "plain" and figures.scaled_max is not None:
         upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
         found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
     endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # of older records
@@ -92,27 +97,54 @@ def judged(figures: Figures, gate: Literal["plain", "scaled"]) -> Judged:
 
 def kind(kernel: KernelRun, result: Result) -> Kind:
     """Which word of the field a result has earned. A peer is not judged, so it is never "wrong"."""
-    if result.status == "wrong" and not kernel.peer:
-        return "wrong"
-    figures = result.figures
-    if not figures.misrounded and not figures.undecided and value_of(figures.max_ulp) <= 0.5:
+    if result.status != "ok" and not kernel.peer:
+        return result.status
+    figures = promised(result)
+    if all(not of.misrounded and not of.undecided and value_of(of.max_ulp) <= 0.5 for of in figures):
         return "rounded"
-    return "faithful" if value_of(figures.max_upper) < 1 and not figures.open else "within"
+    return "faithful" if all(value_of(of.max_upper) < 1 and not of.open for of in figures) else "within"
 
 
 def label(kernel: KernelRun, result: Result) -> str:
     """`correctly rounded`, `faithful`, `2.25 ULP`, `1.2 ULP scaled`, `NaN` (of a peer), `wrong`."""
     earned = kind(kernel, result)
     if earned == "wrong":
-        return wrong_words(result)
+        return "wrong, as PyTorch" if beside_pytorch(result).endswith("as PyTorch") else wrong_words(result)
+    beside = beside_pytorch(result)
     if earned != "within":
-        return {"rounded": "correctly rounded", "faithful": "faithful"}[earned]
-    found = judged(result.figures, result.gate)
+        return {"rounded": "correctly rounded"}.get(earned, earned) + beside
+    found = max((judged(each, result.gate) for each in promised(result)), key=lambda each: _rank(each.upper))
     figure = ulp(found.upper)
     if figure == "NaN":
         return figure
-    figure += " ULP scaled" if result.gate == "scaled" else " ULP"
+    figure += UNIT[result.gate] + beside
     return f"at least {figure}, open" if found.open else figure
+
+
+def promised(result: Result) -> list[Figures]:
+    """The figures of the classes of inputs that the kernel promises something of; all where it has no classes."""
+    known = [each.figures for each in result.classes if each.limit is not None]
+    return known if known and len(known) < len(result.classes) else [result.figures]
+
+
+def _rank(value: Number) -> float:
+    found = value_of(value)
+    return math.inf if math.isnan(found) else found
+
+
+def beside_pytorch(result: Result) -> str:
+    """`, worse than PyTorch 14 times` on ordinary inputs, `, as PyTorch` of a wrong result; else empty."""
+    for each in result.classes:
+        if each.name != ORDINARY or each.baseline is None:
+            continue
+        least = NOTHING[result.gate]
+        own, theirs = (max(_rank(judged(of, result.gate).upper), least) for of in (each.figures, each.baseline))
+        if not own <= MANY * theirs:
+            times = "" if math.isinf(own) else f" {ulp(own / theirs)} times"
+            return f", worse than PyTorch{times}"
+        if each.reason and not theirs <= result.limit:
+            return ", as PyTorch"
+    return ""
 
 
 def standing(kernel: KernelRun, result: Result | None = None) -> str:
@@ -127,22 +159,22 @@ def name_of(kernel: KernelRun) -> str:
     return clean(kernel.name) + (" (peer)" if kernel.peer else "")
 
 
-def maximum(figures: Figures, gate: Literal["plain", "scaled"], *, dash: str = "\N{EN DASH}") -> str:
+def maximum(figures: Figures, gate: Gate, *, dash: str = "\N{EN DASH}") -> str:
     """The judged maximum as text; an interval where the reference left it open."""
     chosen = judged(figures, gate)
     shown = interval(chosen.maximum, chosen.upper, dash=dash)
     return at_least(chosen.maximum, dash=dash) if chosen.open and shown != "NaN" else shown
 
 
-def error_text(worst: Worst, gate: Literal["plain", "scaled"]) -> str:
+def error_text(worst: Worst, gate: Gate) -> str:
     """The error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain`."""
     if not math.isfinite(value_of(worst.ulp)):
         return f"unbounded: got is {clean(worst.got)}"
     plain = f"{signed_ulp(worst.ulp)} ULP"
     if abs(value_of(worst.ulp)) > COUNTABLE:
         plain += f" (got {clean(worst.got)} for {truth(worst.truth)})"
-    if gate == "scaled" and worst.scaled_ulp is not None:
-        return f"{signed_ulp(worst.scaled_ulp)} ULP scaled, {plain} plain"
+    if gate != "plain" and worst.scaled_ulp is not None:
+        return f"{signed_ulp(worst.scaled_ulp)}{UNIT[gate]}, {plain} plain"
     return plain
 
 
@@ -168,7 +200,7 @@ def badness(result: Result) -> tuple[int, int, float]:
     return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(result.figures, result.gate, result.limit))
 
 
-def size_of(figures: Figures, gate: Literal["plain", "scaled"], limit: float | None) -> tuple[int, float]:
+def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
     """Orders errors: NaN, infinities, then multiples of the limit."""
     error = value_of(judged(figures, gate).upper)
     if math.isnan(error):
@@ -358,7 +390,7 @@ def summary(kernel: KernelRun) -> str:
     ]
     worst = max(results, key=_weight)
     figure = maximum(worst.figures, worst.gate)
-    figure += "" if figure == "NaN" else " ULP scaled" if worst.gate == "scaled" else " ULP"
+    figure += "" if figure == "NaN" else UNIT[worst.gate]
     labels = f" ({', '.join(parts)})" if parts else ""
     return f"{len(results):,} results{labels}; the worst is {clean(worst.output)} {clean(worst.dtype)}: {figure}"
 
@@ -521,6 +553,9 @@ def _failed(found: dict[str, int], total: int) -> list[str]:
 def _missing(run: Run, found: dict[str, int]) -> str:
     counts = [(status, found[status]) for status in ("interrupted", "skipped") if found.get(status)]
     parts = [f"{plural(count, 'kernel')} {'was' if count == 1 else 'were'} {status}" for status, count in counts]
+    for status in ("undecided", "vacuous"):
+        if count := found.get(status, 0):
+            parts.append(f"the verdict on {plural(count, 'kernel')} is {status}")
     kinds = [gap.kind for gap in run.incomplete if gap.kind != "interrupted" or not found.get("interrupted")]
     if failed := kinds.count("judge failed"):
         parts.append(f"the judge failed at {plural(failed, 'part')} of the run")

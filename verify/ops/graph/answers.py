@@ -55,7 +55,7 @@ def settled(program: Program, run: Run, name: str, got: Tensor, value: Tensor) -
     other = torch.nonzero((given != known) & torch.isfinite(given)).reshape(-1)
     if not other.numel():
         return got
-    rounding = Run(run.leaves, run.device, "rounding", scaled=True)
+    rounding = Run(run.leaves, run.device, "rounding", reach=run.reach)
     base, places = _traced_back(rounding, program.results[name], np.arange(given.numel()))
     right = _right(program, rounding, base, torch.from_numpy(places).to(given.device), given)[other]
     answers = given.clone()
@@ -66,7 +66,7 @@ def settled(program: Program, run: Run, name: str, got: Tensor, value: Tensor) -
 def _right(program: Program, run: Run, base: Step, places: Tensor, got: Tensor) -> Tensor:
     held = places >= 0
     if isinstance(base, WhereExtreme | RankIndex):
-        near = run.blurred(_span(program, run, base.inputs[0]))
+        near = run.blurred(base.inputs[0], _span(program, run, base.inputs[0]))
         width = base.inputs[0].shape[-1]
         count = 1 if isinstance(base, WhereExtreme) else base.shape[-1]
         fits = held & (got >= 0) & (got < width) & (got == got.floor())

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.ops import autograd
 from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic, Number
-from verify.ops.graph.functions import Function
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
@@ -24,7 +22,7 @@ class Map(Step):
     """A function of each element: a name of `ELEMENTWISE`, or of `FUNCTIONS`.
 
     `ties` says that a comparison may have both answers where its two numbers are equal; `centred` that the second
-    operand is a mean of the first.
+    operand is a mean of the first: a normalisation begins there.
     """
 
     function: str = ""
@@ -36,17 +34,18 @@ class Map(Step):
             function = FUNCTIONS[self.function]
             [x] = given
             found = spans.apply(function, x)
-            if function.steps:
-                return self._stepped(run, x, found)
-            if not run.scaled or x.excess is None:
-                return found
-            return found.with_excess(_slope(function, x.mid()).abs() * x.excess)
+            return self._stepped(run, x, found) if function.steps else found
         return ELEMENTWISE[self.function].span(self, run, *given)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        if self.function in FUNCTIONS:
+            return FUNCTIONS[self.function].torch(given[0])
+        return ELEMENTWISE[self.function].value(*given)
 
     def _stepped(self, run: Run, x: Span, found: Span) -> Span:
         """A function that jumps: near a jump a number that was computed may lie on either side."""
         function = FUNCTIONS[self.function]
-        opened = spans.apply(function, run.blurred(x))
+        opened = spans.apply(function, run.blurred(self.inputs[0], x))
         if self.function == "sign" and run.opens != "rounding":  # the slope of |x| has two sides at 0
             zero = x.is_zero()
             opened = Span(opened.lo.masked_fill(zero, -1.0), opened.hi.masked_fill(zero, 1.0))
@@ -69,89 +68,34 @@ class Map(Step):
         return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
 
 
-def _slope(function: Function, x: Tensor) -> Tensor:
-    if function.slope is not None:
-        return function.slope(x, x)
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        y = function.torch(leaf)
-        if not y.requires_grad:
-            return torch.zeros_like(x)
-        [slope] = autograd.gradients([y], [leaf], [torch.ones_like(y)])
-    return torch.zeros_like(x) if slope is None else slope
-
-
 @dataclass(frozen=True)
 class Elementwise:
-    """An elementwise function of one or more numbers or conditions."""
+    """An elementwise function of one or more numbers or conditions: of spans, of single elements, of float64 tensors.
+
+    `rounds` says whether a kernel rounds the result.
+    """
 
     span: Callable[..., Any]
     element: Callable[..., Any]
-
-
-def _excess_of_sum(step: Map, run: Run, found: Span, a: Span, b: Span) -> Span:
-    if not run.scaled or (a.given and b.given):
-        return found
-    if step.centred:
-        floor = _unit(run) * _deviation(found.mid(), b.lo.shape) - found.mid().abs()
-        return found.with_excess(floor.clamp(min=0.0) if a.excess is None else a.excess + floor.clamp(min=0.0))
-    return found.with_excess((a.terms() + b.terms() - found.mid().abs()).clamp(min=0.0))
-
-
-def _unit(run: Run) -> float:
-    """Half an ulp of the arithmetic that a kernel for these operands computes in."""
-    return 2.0**-53 if any(leaf.dtype == torch.float64 for leaf in run.leaves.values()) else 2.0**-24
-
-
-def _deviation(around: Tensor, mean: tuple[int, ...]) -> Tensor:
-    """The root mean square of what is left of rows when their means, of the shape `mean`, were subtracted."""
-    shape = (1,) * (around.ndim - len(mean)) + tuple(mean)
-    dims = [dim for dim, (size, whole) in enumerate(zip(shape, around.shape, strict=True)) if size < whole]
-    return (around * around).mean(dims, True).sqrt() if dims else torch.zeros_like(around)
-
-
-def _excess_of_product(run: Run, found: Span, a: Span, b: Span, of_b: Tensor | None = None) -> Span:
-    """Relative errors of factors add up. `of_b` is what a unit of the second one's is worth, for a quotient."""
-    parts = []
-    if run.scaled and a.excess is not None:
-        parts.append(a.excess * (b.size() if of_b is None else 1 / b.size()))
-    if run.scaled and b.excess is not None:
-        parts.append(b.excess * (a.size() if of_b is None else of_b))
-    return found.with_excess(sum(parts[1:], parts[0])) if parts else found
-
-
-def _add(step: Map, run: Run, a: Span, b: Span) -> Span:
-    return _excess_of_sum(step, run, spans.add(a, b), a, b)
-
-
-def _subtract(step: Map, run: Run, a: Span, b: Span) -> Span:
-    return _excess_of_sum(step, run, spans.add(a, b, -1), a, b)
+    value: Callable[..., Tensor]
+    rounds: bool = False
 
 
 def _multiply(step: Map, run: Run, a: Span, b: Span) -> Span:
-    same = step.inputs[0] is step.inputs[1]
-    return _excess_of_product(run, spans.square(a) if same else spans.multiply(a, b), a, b)
-
-
-def _divide(step: Map, run: Run, a: Span, b: Span) -> Span:
-    found = spans.divide(a, b)
-    return _excess_of_product(run, found, a, b, found.size() / b.size())
+    return spans.square(a) if step.inputs[0] is step.inputs[1] else spans.multiply(a, b)
 
 
 def _magnitude(step: Map, run: Run, a: Span) -> Span:
     lo = torch.where((a.lo <= 0) & (a.hi >= 0), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
-    return Span(a.lo.abs(), a.lo.abs(), a.excess) if a.is_point else Span(lo, a.size(), a.excess)
+    return Span(a.lo.abs(), a.lo.abs()) if a.is_point else Span(lo, a.size())
 
 
 def _of_two(largest: bool) -> Elementwise:
-    def span(step: Map, run: Run, a: Span, b: Span) -> Span:
-        found = spans.extreme(a, b, largest)
-        if not run.scaled or (a.excess is None and b.excess is None):
-            return found
-        parts = [torch.zeros_like(found.lo) if each.excess is None else each.excess for each in (a, b)]
-        return found.with_excess(torch.maximum(*parts))
-
-    return Elementwise(span, lambda step, run, arithmetic, a, b: arithmetic.extreme(a, b, largest))
+    return Elementwise(
+        lambda step, run, a, b: spans.extreme(a, b, largest),
+        lambda step, run, arithmetic, a, b: arithmetic.extreme(a, b, largest),
+        torch.maximum if largest else torch.minimum,
+    )
 
 
 def _chosen(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
@@ -168,15 +112,11 @@ def _chosen(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
         return Truths(picked, opened if bool(opened.any()) else None)
     lo = torch.where(value, a.lo, b.lo)
     hi = lo if a.is_point and b.is_point else torch.where(value, a.hi, b.hi)
-    excess = None
-    if run.scaled and (a.excess is not None or b.excess is not None):
-        of_a, of_b = (torch.zeros_like(e.lo) if e.excess is None else e.excess for e in (a, b))
-        excess = torch.where(value, of_a, of_b)
     given = a.given and b.given
     if doubt is not None and bool(doubt.any()):
         either = spans.between(a, b)
         lo, hi, given = torch.where(doubt, either.lo, lo), torch.where(doubt, either.hi, hi), False
-    return Span(lo, hi, excess, given)
+    return Span(lo, hi, given)
 
 
 def _choose(step: Map, run: Run, arithmetic: Arithmetic, condition: Any, a: Any, b: Any) -> Any:
@@ -200,7 +140,7 @@ def _comparison(name: str) -> Elementwise:
         exactly = (a.lo == a.hi) & (b.lo == b.hi)
         doubt = (a.lo <= b.hi) & (b.lo <= a.hi) & ~exactly & ~nan
         if step.ties:
-            near_a, near_b = run.blurred(a), run.blurred(b)
+            near_a, near_b = run.blurred(step.inputs[0], a), run.blurred(step.inputs[1], b)
             close = (near_a.lo <= near_b.hi) & (near_b.lo <= near_a.hi) & torch.isfinite(a.lo)
             if bool(close.any()):
                 run.met_tie = True
@@ -214,7 +154,7 @@ def _comparison(name: str) -> Elementwise:
             return _undecided(arithmetic, at, a, b)
         return order in at
 
-    return Elementwise(span, element)
+    return Elementwise(span, element, torch_function)
 
 
 def _undecided(arithmetic: Arithmetic, at: tuple[int, ...], a: Number, b: Number) -> bool | None:
@@ -246,7 +186,7 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
             return decides if decides is not None and decides in (a, b) else None
         return python(a, b)
 
-    return Elementwise(span, element)
+    return Elementwise(span, element, torch_function)
 
 
 def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
@@ -330,7 +270,7 @@ def _is(name: str) -> Elementwise:
     def element(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> bool | None:
         return wanted(a) if isinstance(a, float) else False if arithmetic.is_known(a) else None
 
-    return Elementwise(span, element)
+    return Elementwise(span, element, getattr(torch, name))
 
 
 def _single(name: str) -> Callable[..., Number]:
@@ -342,25 +282,27 @@ def _not(step: Map, run: Run, a: Truths) -> Truths:
 
 
 ELEMENTWISE: dict[str, Elementwise] = {
-    "add": Elementwise(_add, _single("add")),
-    "subtract": Elementwise(_subtract, _single("subtract")),
+    "add": Elementwise(lambda step, run, a, b: spans.add(a, b), _single("add"), torch.add, rounds=True),
+    "subtract": Elementwise(lambda step, run, a, b: spans.add(a, b, -1), _single("subtract"), torch.sub, rounds=True),
     "multiply": Elementwise(
         _multiply,
         lambda step, run, arithmetic, a, b: a * a if a is b and not isinstance(a, float) else arithmetic.multiply(a, b),
+        torch.mul,
+        rounds=True,
     ),
-    "divide": Elementwise(_divide, _single("divide")),
-    "negative": Elementwise(lambda step, run, a: spans.negative(a), _single("negative")),
-    "magnitude": Elementwise(_magnitude, lambda step, run, arithmetic, a: abs(a)),
+    "divide": Elementwise(lambda step, run, a, b: spans.divide(a, b), _single("divide"), torch.div, rounds=True),
+    "negative": Elementwise(lambda step, run, a: spans.negative(a), _single("negative"), torch.neg),
+    "magnitude": Elementwise(_magnitude, lambda step, run, arithmetic, a: abs(a), torch.abs),
     "maximum": _of_two(True),
     "minimum": _of_two(False),
-    "where": Elementwise(_chosen, _choose),
-    "power": Elementwise(_power, _raise),
+    "where": Elementwise(_chosen, _choose, torch.where),
+    "power": Elementwise(_power, _raise, torch.pow, rounds=True),
     "and": _logical(torch.logical_and, lambda a, b: bool(a) and bool(b), False),
     "or": _logical(torch.logical_or, lambda a, b: bool(a) or bool(b), True),
     "xor": _logical(torch.logical_xor, lambda a, b: bool(a) != bool(b), None),
-    "not": Elementwise(_not, lambda step, run, arithmetic, a: None if a is None else not a),
-    "number": Elementwise(_either, _as_number),
-    "integer": Elementwise(_as_integer, _whole),
+    "not": Elementwise(_not, lambda step, run, arithmetic, a: None if a is None else not a, torch.logical_not),
+    "number": Elementwise(_either, _as_number, lambda a: a.to(torch.float64)),
+    "integer": Elementwise(_as_integer, _whole, lambda a: a.nan_to_num(0.0, 0.0, 0.0).to(torch.int64)),
     "isnan": _is("isnan"),
     "isinf": _is("isinf"),
     **{name: _comparison(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},

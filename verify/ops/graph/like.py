@@ -1,7 +1,7 @@
 """An `Op` whose meaning is a PyTorch function: `@verify.kernel(like=...)`.
 
 Its exact values and its fast reference are the function's own program (`verify.ops.graph.program`), its gradients those
-that autograd makes of it, its scale follows from the sums on the way (docs/reductions.md).
+that autograd makes of it. Errors are told in units of its noise (`verify.ops.graph.noise`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.answers import demand_answers, settled
+from verify.ops.graph.noise import Noise, Rounding, noise_of
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
@@ -195,6 +196,7 @@ class _Like:
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict)
+    by_noise: bool = False  # whether errors are told in units of the program's noise
 
     def op(self) -> Op:
         """The op, after the function was followed once."""
@@ -214,6 +216,7 @@ class _Like:
             demand_answers(program, name, self.meaning.name)
         known = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
+        self.by_noise = sums
         asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self._identity(dims, known)}"
         return Op(
             name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
@@ -226,7 +229,7 @@ class _Like:
             program=self.followed,
             looked_up=None if elementwise else self.looked_up,
             baseline=self._baseline,
-            gate="scaled" if sums else "plain",
+            gate="noise" if sums else "plain",
             regime_of=names[-1],
             summary=f"what PyTorch's {self.meaning.name} denotes",
             dims=() if self.shapes is None else self.shapes.dims,
@@ -331,17 +334,25 @@ class _Like:
                 shape = program.results[name.removeprefix("grad ")].shape
                 device = next(iter(present.values())).device
                 leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
-        return program, Run(leaves, next(iter(present.values())).device, scaled=program.sums or program.decides)
+        return program, Run(leaves, next(iter(present.values())).device)
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
-        """Intervals in float64."""
+        """Intervals in float64, and the noise of results that are sums or that decisions make."""
         program, run = self.followed(problem)
         with torch.no_grad():
+            noise: dict[str, Noise] = {}
+            if self.by_noise or program.decides:
+                noise, run.reach = noise_of(program, run, problem.results, Rounding.of(run))
+            problem.cache["reach"] = program, run.reach
+            run.reach = {} if self.by_noise else run.reach
             spans = program.spans(run, problem.results)
-            opened = self._opened(program, run, problem) if run.met_tie else {}
+            opened = self._opened(program, run, problem, noise) if run.met_tie else {}
         # on the host, where single elements are asked for
         problem.cache["opened"] = {name: tuple(each.cpu() for each in found) for name, found in opened.items()}
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
+        if self.by_noise:
+            for name, each in noise.items():
+                found[name] = replace(found[name], noise=each.deviation, spread=each.spread, other=each.other)
         if program.elementwise:
             values = [value for value in run.leaves.values() if value.is_floating_point()]
             gradients = self._gradients(problem)
@@ -383,27 +394,39 @@ class _Like:
 
     def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
         """A kernel's integers, with those that are right beside others replaced by the reference's."""
-        program, run = self.followed(problem)
-        return settled(program, run, result, got, self.fast(problem)[result].value.to(got.device))
+        value = self.fast(problem)[result].value
+        program, reach = problem.cache["reach"]
+        run = replace(self.followed(problem)[1], reach=reach)
+        return settled(program, run, result, got, value.to(got.device))
 
     def _gradients(self, problem: Problem) -> list[str]:
         return [name for name in problem.results if name.startswith("d") and name[1:] in problem.inputs]
 
-    def _opened(self, program: Program, run: Run, problem: Problem) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """Where decisions that may go both ways matter, and the least and greatest number then; by result."""
+    def _opened(
+        self, program: Program, run: Run, problem: Problem, noise: Mapping[str, Noise]
+    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Where decisions that may go both ways matter, and the least and greatest number then; by result.
+
+        Intervals of a deep program grow with its depth, whatever the decisions do: twice what these were seen to do to
+        a result (`Noise`) bounds them.
+        """
         gradients = self._gradients(problem)
         found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-        faces = program.spans(Run(run.leaves, run.device, "face", scaled=run.scaled), problem.results)
+        faces = program.spans(replace(run, opens="face"), problem.results)
         for names, opens in (
             ([name for name in problem.results if name not in gradients], "rounding"),
             (gradients, "ties"),
         ):
-            made = program.spans(Run(run.leaves, run.device, opens, scaled=run.scaled), names)  # type: ignore[arg-type]
+            made = program.spans(replace(run, opens=opens), names)
             for name, span in made.items():
                 if isinstance(span, Span):
-                    face = faces[name]
-                    wide = (span.hi - span.lo) > 4 * (face.hi - face.lo) + 2.0**-40 * face.scale()
-                    found[name] = wide, span.lo, span.hi
+                    face, least, most = faces[name], span.lo, span.hi
+                    if self.by_noise and (seen := noise[name]).spread is not None and seen.other is not None:
+                        moved = torch.maximum(seen.spread, (seen.other - face.mid()).abs().nan_to_num(0.0))
+                        least = torch.maximum(least, face.lo - 2 * moved)
+                        most = torch.minimum(most, face.hi + 2 * moved)
+                    wide = (most - least) > 4 * (face.hi - face.lo) + 2.0**-40 * face.mid().abs()
+                    found[name] = wide, least, most
         return found
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
@@ -435,7 +458,7 @@ def _fast(span: Any, opened: Any) -> Fast:
         several, least, most = opened
         ends = (torch.where(several, least, value), torch.where(several, most, value))
         bound = bound.masked_fill(several, 0.0)  # all between the ends is right, however wide one answer is
-    return Fast(value, span.scale(), ends, bound)
+    return Fast(value, value.abs(), ends, bound)
 
 
 def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
