@@ -143,21 +143,22 @@ def test_laws_that_do_not_end_are_a_gap_beside_the_figures(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def softmax(monkeypatch: pytest.MonkeyPatch) -> verify.Kernel:
+def rows(monkeypatch: pytest.MonkeyPatch) -> verify.Kernel:
     def few(*given: Any, **options: Any) -> list[Any]:
         return [replace(group, cases=group.cases[:4]) for group in plan(*given, **options)]
 
     monkeypatch.setattr(running, "plan", few)
 
-    @verify.kernel(op="softmax", dtypes=["bfloat16"], gradients=False, max_ulp=4)
-    def softmax(x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x.float(), -1).bfloat16()
+    @verify.kernel(op="rms_norm", dtypes=["bfloat16"], gradients=False, max_ulp=0.6)
+    def rows(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+        wide = x.double()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()).bfloat16()
 
-    return softmax
+    return rows
 
 
 def _measured(kernel: verify.Kernel, judges: int, **options: Any) -> KernelRun:
-    return measure_kernel(kernel, "accuracy.py::softmax", CPU, judges=judges, **options)
+    return measure_kernel(kernel, "accuracy.py::rows", CPU, judges=judges, **options)
 
 
 def _hang() -> None:
@@ -182,9 +183,9 @@ def _no_memory() -> None:
     ],
 )
 def test_a_case_that_is_not_judged_is_a_gap_and_the_others_have_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, softmax: verify.Kernel, fails: Callable[[], None], reason: str, judges: int
+    monkeypatch: pytest.MonkeyPatch, rows: verify.Kernel, fails: Callable[[], None], reason: str, judges: int
 ) -> None:
-    whole = _measured(softmax, judges)
+    whole = _measured(rows, judges)
     first, judge_case = [], running.judge_case
 
     def faulty(kernel: Any, group: Any, question: Any, *rest: Any) -> Any:
@@ -194,39 +195,39 @@ def test_a_case_that_is_not_judged_is_a_gap_and_the_others_have_a_verdict(
 
     def run(case: Any) -> Any:
         first.append(case)
-        return running.run_judged(softmax, case, "cpu")
+        return running.run_judged(rows, case, "cpu")
 
     monkeypatch.setattr(running, "judge_case", faulty)
-    found = _measured(softmax, judges, run=run, seconds=8.0 if fails is _hang else 600.0)
+    found = _measured(rows, judges, run=run, seconds=8.0 if fails is _hang else 600.0)
     assert found.status == "ok"
     text = f"bfloat16: the judge {reason}: 1 of {len(first)} cases have no verdict"
-    assert found.gaps == [Gap("judge failed", f"softmax: {text}", "accuracy.py::softmax")]
+    assert found.gaps == [Gap("judge failed", f"rows: {text}", "accuracy.py::rows")]
     assert text in found.notes
     assert 0 < sum(result.basis.n for result in found.results) < sum(result.basis.n for result in whole.results)
     # fewer cases are another property: no bound passes them
     assert {result.properties for result in found.results} - {result.properties for result in whole.results}
 
 
-def test_where_nothing_is_judged_the_kernel_is_skipped(monkeypatch: pytest.MonkeyPatch, softmax: verify.Kernel) -> None:
+def test_where_nothing_is_judged_the_kernel_is_skipped(monkeypatch: pytest.MonkeyPatch, rows: verify.Kernel) -> None:
     def faulty(*_: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(running, "judge_case", faulty)
-    found = _measured(softmax, 1)
+    found = _measured(rows, 1)
     assert (found.status, found.results) == ("skipped", [])
     assert found.message.startswith("bfloat16: the judge ran out of memory: ")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), JudgeFailed("the judge ran out of memory")])
-def test_no_memory_around_a_call_is_the_judges(softmax: verify.Kernel, error: Exception) -> None:
+def test_no_memory_around_a_call_is_the_judges(rows: verify.Kernel, error: Exception) -> None:
     calls = []
 
     def run(case: Any) -> Any:
         calls.append(case)
         if len(calls) == 1:
             raise error
-        return running.run_judged(softmax, case, "cpu")
+        return running.run_judged(rows, case, "cpu")
 
-    found = _measured(softmax, 1, run=run)
+    found = _measured(rows, 1, run=run)
     assert found.status == "ok"
     assert [gap.kind for gap in found.gaps] == ["judge failed"]
