@@ -197,11 +197,12 @@ def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:
 
 def _list(request: ListKernels, backend: Backend, progress: OnProgress) -> Listed:
     from verify.declare.discovery import load
-    from verify.declare.sources import sources_of
+    from verify.declare.sources import digests_of, sources_of
 
     target = Target.parse(request.target)
     kernels = load(target)
-    return Listed(sources_of(kernels[0]), [Declared.of(item, target.source) for item in kernels])
+    declared = [Declared.of(item, target.source) for item in kernels]
+    return Listed(sources_of(kernels[0]), declared, digests_of(kernels[0]))
 
 
 def _one(named: str) -> Kernel:

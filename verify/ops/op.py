@@ -166,7 +166,8 @@ class Op:
     ones; `settled(problem, result, got)` puts the answer of the reference in the place of others that are right too.
     `program(problem)` are the steps that a PyTorch function takes and the tensors to run them on (`verify.ops.graph`).
     `points` without an index makes what the points of a problem share. `looked_up(problem, result, fast)` asks for
-    single elements where `fast` has no bound, which takes its time.
+    single elements where `fast` has no bound, which takes its time. `identity(dims)` digests what a PyTorch function
+    means for these sizes; `name` has a digest for one set of sizes.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -200,6 +201,7 @@ class Op:
     settled: Callable[[Problem, str, Tensor], Tensor] | None = None
     program: Callable[[Problem], Any] | None = None
     looked_up: Callable[[Problem, str, Fast], Fast] | None = None
+    identity: Callable[[Shape], str] | None = None
 
     def gate_of(self, result: str) -> Gate:
         """What the error of a result is told in: integers and conditions are compared in ULP of float64."""

@@ -27,6 +27,7 @@ RESULT_STATUSES: tuple[ResultStatus, ...] = ("ok", "vacuous", "undecided", "wron
 Status = Literal["ok", "wrong", "undecided", "vacuous", "error", "crashed", "timeout", "interrupted", "skipped"]
 GapKind = Literal[
     "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
+    "judge failed",  # it died, or ran out of time or memory: nothing is known of the kernel
     "out of time",  # the time budget was spent; the same command again goes on
     "crashed",
     "timeout",

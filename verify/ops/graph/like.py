@@ -12,10 +12,9 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import CodeType
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from verify.ops.graph.steps import Leaf, Run, Truths
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
+_KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _HOLDS = 32  # programs kept: one for each set of shapes
 
 
@@ -57,33 +57,6 @@ def like_op(
     labels = tuple(outputs) if outputs else None
     made = _Like(meaning, table, ranges, labels, tf32=accumulate == "tf32", fused=intermediate == "float32")
     return made.op()
-
-
-def _text(function: Any) -> str:
-    """What tells a function from others of its name: its code, or its name where that is not Python's."""
-    if isinstance(function, functools.partial):
-        given = [
-            *((str(place), value) for place, value in enumerate(function.args)),
-            *sorted(function.keywords.items()),
-        ]
-        values = [(name, _text(value) if callable(value) else repr(value)) for name, value in given]
-        return f"{_text(function.func)} {values}"
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return "" if isinstance(function, torch.nn.Module) else getattr(function, "__qualname__", "")
-    return _code_text(code)
-
-
-def _code_text(code: CodeType) -> str:
-    """The code with all that is defined in it, the same in every process: `repr` would give its address."""
-    constants = [_constant_text(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {constants} {code.co_names}"
-
-
-def _constant_text(value: Any) -> str:
-    if isinstance(value, CodeType):
-        return _code_text(value)
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _name_of(function: Any) -> str:
@@ -250,8 +223,9 @@ class _Like:
         known = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
         self.by_noise = sums
+        asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self._identity(dims, known)}"
         return Op(
-            name=f"like {self.meaning.name} {self._digest()}",
+            name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
             kind="elementwise" if elementwise else "graph",
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
@@ -271,12 +245,13 @@ class _Like:
             result_shapes=None if elementwise else self._result_shapes,
             integers=program.integers,
             settled=self.settled if program.integers else None,
+            identity=functools.cache(lambda dims: self._identity(dims, known)),
         )
 
     def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
         """The program in the first type that the function takes: it may ask for one."""
         refusals = []
-        for self.kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for self.kind in _KINDS:
             try:
                 return self._program(shapes, ())
             except UsageError as error:
@@ -296,9 +271,22 @@ class _Like:
         wanted = tuple(name for name in self.meaning.names if name not in self.ranges)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
-    def _digest(self) -> str:
-        """Eight digits that tell two functions of one name apart."""
-        return hashlib.sha256((repr(self.shapes) + _text(self.meaning.function)).encode()).hexdigest()[:8]
+    def _identity(self, dims: Shape, differentiable: Sequence[str]) -> str:
+        """Digests the function and its gradients as traced for these sizes: every step and every constant.
+
+        A function that looks at the types of its operands has a digest for each type.
+        """
+        shapes = self._shapes(dims)
+        ordered = {name: shapes[name] for name in self.meaning.names}
+        found = []
+        for wanted in dict.fromkeys(((), tuple(differentiable))):
+            first = self._program(ordered, wanted)
+            found.append(first.digest)
+            for kind in _KINDS if first.typed else ():
+                with suppress(UsageError):  # the function takes no operands of this type
+                    kinds = {name: self._dtype(name, kind) for name in ordered}
+                    found.append(self._program(ordered, wanted, kinds).digest)
+        return "".join(found)
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         if name in self.ranges:
@@ -361,9 +349,9 @@ class _Like:
         self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
         return program
 
-    def _dtype(self, operand: str) -> torch.dtype:
+    def _dtype(self, operand: str, kind: torch.dtype | None = None) -> torch.dtype:
         if operand not in self.ranges:
-            return self.kind
+            return self.kind if kind is None else kind
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
     def followed(self, problem: Problem) -> tuple[Program, Run]:

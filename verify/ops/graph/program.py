@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real, with_kind
-from verify.ops.graph.recorder import Node, Recorder, Traced
+from verify.ops.graph.recorder import Node, Recorder, Traced, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
@@ -47,6 +48,12 @@ class Program:
     integers: tuple[str, ...] = ()  # outputs that are whole numbers or conditions
     typed: bool = False  # whether the program is about one set of types of its operands
     stored: dict[int, torch.dtype] = field(default_factory=dict)  # steps whose results lie in memory in 16 bits
+    recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # calls, and those that give the results
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns 12 hex digits of what was recorded, before any rewriting: another function has others."""
+        return digest_of(*self.recorded)
 
     @property
     def sums(self) -> bool:
@@ -297,7 +304,8 @@ def trace(
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
     stored = _stored(recorder, rewriter, real)
     typed = real.asked or real.main.itemsize == 2
-    return Program(_in_order(results.values()), results, names_of_leaves, {}, integers, typed, stored)
+    recorded = recorder.nodes, ends
+    return Program(_in_order(results.values()), results, names_of_leaves, {}, integers, typed, stored, recorded)
 
 
 def _stored(recorder: Recorder, rewriter: Rewriter, real: Real) -> dict[int, torch.dtype]:
