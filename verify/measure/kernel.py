@@ -21,6 +21,7 @@ from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
+from verify.measure.blind import KEPT
 from verify.measure.call import Measured, no_gradient, run_baseline, run_judged
 from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
 from verify.measure.curve import recorded
@@ -268,6 +269,8 @@ def _results_of(
 ) -> list[Result]:
     group, found = judging.group, judging.found
     own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
+    blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
+    notes += [f"{dtype}: {each.words}" for each in blind]
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, dtype, notes, run) if whole and own and not trying.ended else {}
     torch_name = label(backend.device)

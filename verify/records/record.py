@@ -264,7 +264,6 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     classes: list[ClassFigures] = []  # those that occur, in the order of CLASSES; none of a sweep or a hunt
     ulp_limit: float | None = None
     trivial: str = ""  # a trivial answer that is itself right, or why a vacuous result is accepted
-    blind: list[str] = []  # errors of the definition that the limit would not notice, one line each
     format: str = (
         ""  # of the result, in whose ULP it is judged, where that is not `dtype`, which says what cases it has
     )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import ELEMENTWISE, Map
-from verify.ops.graph.program import Program
+from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import Move, Plain, Run, Step
+from verify.ops.graph.steps import Plain, Run, Step
 
 NEAR = 8.0  # of its noise: so far a kernel's number may be from the exact one
 RUNS = 16
@@ -122,30 +122,8 @@ class _Samples:
         self.truth = self._results(self._base)
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
 
-    def _results(self, make: Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Evaluates the wanted results. `make` returns what a step shows as a result, and what later steps use."""
-        uses: dict[int, int] = {}
-        for step in self.steps:
-            for each in step.inputs:
-                uses[id(each)] = uses.get(id(each), 0) + 1
-        values: dict[int, Tensor] = {}
-        shown: dict[int, Tensor] = {}  # what a result is before it is rounded to the type that it is stored in
-        found: dict[int, Tensor] = {}
-        ends = {id(self.program.results[name]) for name in self.wanted}
-        for step in self.steps:
-            own, values[id(step)] = make(step, [values[id(each)] for each in step.inputs])
-            if isinstance(step, Move) and any(id(each) in shown for each in step.inputs):
-                own = step.value(self.run, [shown.get(id(each), values[id(each)]) for each in step.inputs])
-            if own is not values[id(step)]:
-                shown[id(step)] = own
-            if id(step) in ends:
-                found[id(step)] = own
-            for each in step.inputs:
-                uses[id(each)] -= 1
-                if not uses[id(each)]:
-                    del values[id(each)]
-                    shown.pop(id(each), None)
-        return {name: found[id(self.program.results[name])] for name in self.wanted}
+    def _results(self, make: Make) -> dict[str, Tensor]:
+        return self.program.values(self.run, self.wanted, make)
 
     def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         value = step.value(self.run, given)

@@ -34,6 +34,7 @@ from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _FEW = 16
+Make = Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]
 Needed = dict[int, tuple[Places, list[Places]]]  # by step: elements to evaluate, and what each needs of the inputs
 
 
@@ -117,6 +118,35 @@ class Program:
                 if not uses[id(each)]:
                     del held[id(each)]
         return {name: held[id(self.results[name])] for name in wanted}
+
+    def values(self, run: Run, wanted: Sequence[str], make: Make) -> dict[str, Tensor]:
+        """Evaluates the wanted results in float64. `make` returns what a step shows as a result, and what others use.
+
+        They differ where a result is stored in 16 bits: the error of a kernel is told from what it is before.
+        """
+        steps = self.needed_for(wanted)
+        uses: dict[int, int] = {}
+        for step in steps:
+            for each in step.inputs:
+                uses[id(each)] = uses.get(id(each), 0) + 1
+        ends = {id(self.results[name]) for name in wanted}
+        used: dict[int, Tensor] = {}
+        shown: dict[int, Tensor] = {}
+        found: dict[int, Tensor] = {}
+        for step in steps:
+            own, used[id(step)] = make(step, [used[id(each)] for each in step.inputs])
+            if isinstance(step, Move) and any(id(each) in shown for each in step.inputs):
+                own = step.value(run, [shown.get(id(each), used[id(each)]) for each in step.inputs])
+            if own is not used[id(step)]:
+                shown[id(step)] = own
+            if id(step) in ends:
+                found[id(step)] = own
+            for each in step.inputs:
+                uses[id(each)] -= 1
+                if not uses[id(each)]:
+                    del used[id(each)]
+                    shown.pop(id(each), None)
+        return {name: found[id(self.results[name])] for name in wanted}
 
     def elements(
         self,
