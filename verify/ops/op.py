@@ -99,13 +99,14 @@ class Fast:
     noise: Tensor | None = None
     spread: Tensor | None = None
     other: Tensor | None = None
+    remark: str = ""  # beside how elements are known
 
     def cpu(self) -> Fast:
         """The same in the memory of the host."""
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
         known = (self.bound, self.exact, self.unknown, self.noise, self.spread, self.other)
         rest = (None if each is None else each.cpu() for each in known)
-        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest)
+        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest, self.remark)
 
 
 @dataclass(frozen=True)

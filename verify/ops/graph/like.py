@@ -22,8 +22,9 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.answers import demand_answers, settled
-from verify.ops.graph.noise import Noise, Rounding, noise_of
-from verify.ops.graph.program import Program, trace
+from verify.ops.graph.noise import NEAR, Noise, Rounding, noise_of
+from verify.ops.graph.program import Program, names_of, trace
+from verify.ops.graph.real import Real, with_kind
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
@@ -32,6 +33,8 @@ from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
 _KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_NARROW = 0.25  # of the noise of an element, up to which its interval is narrow enough
+_FLOAT64 = 2.0**-29  # what float64 rounds, of what float32 rounds
 _HOLDS = 32  # programs kept: one for each set of shapes
 
 
@@ -320,14 +323,20 @@ class _Like:
 
     def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
         values = [value for value in operands if value is not None]
-        meaning = self.meaning
-        if meaning.module is not None:
-            kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
-            module = _moved(meaning.module, kind, values[0].device)
-            meaning = _Meaning(module, meaning.names, meaning.name, meaning.fixed)
-            meaning.__dict__["module"] = module
+        meaning = self._placed(values)
         made = meaning(meaning.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
+
+    def _placed(self, values: Sequence[Tensor]) -> _Meaning:
+        """The function for operands on a device and of a type: a module is moved there."""
+        meaning = self.meaning
+        if meaning.module is None:
+            return meaning
+        kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
+        module = _moved(meaning.module, kind, values[0].device)
+        moved = _Meaning(module, meaning.names, meaning.name, meaning.fixed)
+        moved.__dict__["module"] = module
+        return moved
 
     def _program(
         self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Mapping[str, torch.dtype] | None = None
@@ -389,6 +398,7 @@ class _Like:
         if self.by_noise:
             for name, each in noise.items():
                 found[name] = replace(found[name], noise=each.deviation, spread=each.spread, other=each.other)
+            found = self._narrowed(program, problem, found, noise)
         if program.elementwise:
             used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
             values = [value for value in used if value.is_floating_point()]
@@ -396,6 +406,70 @@ class _Like:
             found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
         return found
+
+    def _narrowed(
+        self, program: Program, problem: Problem, found: dict[str, Fast], noise: Mapping[str, Noise]
+    ) -> dict[str, Fast]:
+        """The references, with the values of elements whose intervals say less than a kernel's roundings.
+
+        Intervals grow with the depth of a program. There PyTorch's own float64 results stand beside the program's: two
+        evaluations that agree within what float64 rounds are the value, within twice that.
+        """
+        values = [value for value in problem.inputs.values() if value is not None]
+        if any(value.dtype == torch.float64 for value in values):
+            return found
+        wide = {}
+        for name, each in noise.items():
+            bound = found[name].bound
+            assert bound is not None
+            mask = (each.deviation > 0) & ~(bound <= _NARROW * each.deviation)
+            if bool(mask.any()):
+                wide[name] = mask
+        if not wide:
+            return found
+        theirs = self._in_float64(problem)
+        for name, mask in wide.items():
+            value, room = noise[name].value, noise[name].deviation * (NEAR * _FLOAT64)
+            if value is None or name not in theirs:
+                continue
+            room = room + value.abs() * 2.0**-50
+            sure = mask & ((theirs[name] - value).abs() <= room)
+            fast = found[name]
+            assert fast.bound is not None
+            remark = f"; of {int(sure.sum()):,} of {sure.numel():,} two float64 evaluations, which agree"
+            ends = fast.ends and (torch.where(sure, value, fast.ends[0]), torch.where(sure, value, fast.ends[1]))
+            bound = torch.where(sure, 2 * room, fast.bound)
+            found[name] = replace(
+                fast, value=torch.where(sure, value, fast.value), bound=bound, ends=ends, remark=remark
+            )
+        return found
+
+    def _in_float64(self, problem: Problem) -> dict[str, Tensor]:
+        """PyTorch's own results in float64, without verify's steps: its operators, and the gradients of autograd."""
+        names = [name for name, value in problem.inputs.items() if value is not None]
+        given = [problem.inputs[name] for name in names]
+        kinds = [value.dtype for value in given if value is not None]
+        wanted = [name[1:] for name in self._gradients(problem)]
+        values = [
+            value.detach().double().requires_grad_(name in wanted) if value.is_floating_point() else value
+            for name, value in zip(names, given, strict=True)
+            if value is not None
+        ]
+        main = next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+        try:
+            with torch.enable_grad(), Real(main):
+                made = self._placed(values)(names, list(map(with_kind, values, kinds)))
+        except RuntimeError:  # a constant of the function lies on another device
+            return {}
+        outputs = list(made.values()) if isinstance(made, Mapping) else list(made) if _several(made) else [made]
+        labels = self.outputs or names_of(len(outputs))
+        found = dict(zip(labels, outputs, strict=False))
+        ends = [(found[name], g.double()) for name, g in problem.upstream.items() if found[name].requires_grad]
+        if wanted and ends:
+            leaves = [values[names.index(name)] for name in wanted]
+            gradients = torch.autograd.grad([e for e, _ in ends], leaves, [g for _, g in ends], allow_unused=True)
+            found |= {f"d{name}": g for name, g in zip(wanted, gradients, strict=True) if g is not None}
+        return {name: value.detach() for name, value in found.items()}
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """With what single elements have, where an interval has no end."""
@@ -479,6 +553,10 @@ class _Like:
         gradient = result in self._gradients(problem)
         asked = Asked(program, run, result, list(indices), problem.cache["opened"].get(result), gradient, shared)
         return [asked.point(place) for place in range(len(asked.indices))]
+
+
+def _several(made: Any) -> bool:
+    return isinstance(made, tuple | list)
 
 
 def _fast(span: Any, opened: Any) -> Fast:
