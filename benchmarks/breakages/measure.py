@@ -301,7 +301,9 @@ def measure(
         twins = _twins(candidates)
         distinct = {label: candidates[label] for label in dict.fromkeys(twins.values())}
         found = judged(kernel, stored, upstream, distinct, program.dtype)
-        blind |= blind_spots(kernel, stored, upstream, program.dtype)
+        if kind == INPUTS[0]:
+            constants = blind_spots(kernel, stored, upstream, program.dtype)
+            blind |= {name for breakage, name in kinds.values() if breakage and name.partition(" in ")[0] in constants}
         outcomes += [_outcome(*kinds[label], kind, found[twin]) for label, twin in twins.items()]
     spent = time.monotonic() - started
     seen = any(one.inputs == INPUTS[0] for one in outcomes)
@@ -334,7 +336,11 @@ def _twins(candidates: Mapping[str, Results]) -> dict[str, str]:
 
 
 def _outcome(breakage: str, name: str, inputs: str, found: Mapping[str, Judgement]) -> Outcome:
-    results = {result: (each.passes, number(each.figure)) for result, each in found.items()}
+    results = {
+        result: (each.passes, number(each.figure))
+        for result, each in found.items()
+        if not (breakage in EACH_RESULT and each.right)
+    }
     return Outcome(name, inputs, breakage, results, max((each.open for each in found.values()), default=0.0))
 
 

@@ -247,7 +247,7 @@ _UNET += [normal(2, 4, 1, 1, scale=0.5), (2,)]
 
 
 def _mlp_operands(depth: int) -> list[Any]:
-    width = 64 if depth <= 8 else 32
+    width = 64
     return [(16, width), *[weight(width, width, math.sqrt(2)), normal(width, scale=0.1)] * depth]
 
 

@@ -84,7 +84,7 @@ class Kernel:
     # by the dtype of a case, then by name: what has another one
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    max_noise: Mapping[str, float] = field(default_factory=lambda: {"": promises.DEFAULT_NOISE})  # by result
+    max_noise: Mapping[str, float] = field(default_factory=dict)  # by result
     max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result, why a vacuous verdict on it is accepted
 
@@ -146,7 +146,8 @@ class Kernel:
 
         In the unit of the op's gate: ULP, or multiples of the program's noise.
         """
-        return self.noise_limit(result) if self.op.gate_of(result) == "noise" else self.ulp_limit(dtype, result)
+        by_noise = self.op.gate_of(result) == "noise"
+        return self.noise_limit(dtype, result) if by_noise else self.ulp_limit(dtype, result)
 
     def limit_of(self, dtype: str, of_class: str, result: str = "") -> float | None:
         """The limit of a class of inputs in the same unit; None where nothing is promised."""
@@ -155,19 +156,20 @@ class Kernel:
         if ulp is None or self.op.gate_of(result) != "noise":
             return ulp
         ordinary = self.max_ulp[name]
-        return self.noise_limit(result) * ((ulp - 0.5) / (ordinary - 0.5) if ordinary > 0.5 else 1.0)
+        return self.noise_limit(dtype, result) * ((ulp - 0.5) / (ordinary - 0.5) if ordinary > 0.5 else 1.0)
 
     def ulp_limit(self, dtype: str, result: str = "") -> float:
         """The limit of ordinary inputs in ULP."""
         return self.max_ulp[self._limited(dtype, result)]
 
-    def noise_limit(self, result: str = "") -> float:
+    def noise_limit(self, dtype: str, result: str) -> float:
         """The limit of a result of a program, in units of its noise beyond half a ULP."""
-        return self.max_noise.get(result, self.max_noise[""])
+        default = promises.default_noise(self.result_dtype(dtype, result) or dtype)
+        return self.max_noise.get(result, self.max_noise.get("", default))
 
     def noise_floor(self, dtype: str, result: str) -> float:
         """The least unit of such a result, in ULP: an error within `ulp_limit` is then within `noise_limit`."""
-        return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(result)
+        return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(dtype, result)
 
     def _limited(self, dtype: str, result: str) -> str:
         """The name under which a result's limits stand: its own, that of its dtype, or that of the case's dtype."""
@@ -265,9 +267,10 @@ def kernel(
         per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result,
         {"y": 1, "dsink": 8}. A class that is not named has the limit of the one before it, in the order ordinary,
         demanding, extreme; None promises nothing of it: there PyTorch's own result is the limit. Default 4 in float32
-        and float64, 1 in 16 bits, 0.51 in 8 bits; with like= nothing is promised of extreme inputs by default.
+        and float64 (8 of an elementwise function by like=), 1 in 16 bits, 0.51 in 8 bits; with like= nothing is
+        promised of extreme inputs by default.
     max_noise: with like=, how many times the program's own noise beyond half a ULP is right as well (docs/limits.md);
-        one number, default 8, or one per result.
+        one number, or one per result; default 8, in 16 bits 5.
     accumulate: with like=, what products are computed in: "tf32" grants operands of 10 bits to float32 ones.
     intermediate: with like=, what lies between operators: by default the dtype of the case, as in eager PyTorch;
         "float32" demands that nothing in between is rounded to 16 bits, as in a fused kernel.
@@ -344,7 +347,8 @@ def kernel(
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
         results = [*returned, *(f"d{name}" for name in taken)]
-        limits = promises.limits(about, max_ulp, promised, others, results, relative=like is not None)
+        beyond = 8.0 if like is not None and definition.gate == "plain" else promises.DEFAULT_LIMIT
+        limits = promises.limits(about, max_ulp, promised, others, results, wide=beyond, relative=like is not None)
         declared = Kernel(
             name=label,
             function=function,

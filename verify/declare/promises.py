@@ -17,12 +17,18 @@ from verify.truth.formats import FORMATS, named
 
 DEFAULT_LIMIT = 4.0
 DEFAULT_NOISE = 8.0
-_DEFAULTS = {8: 0.51, 16: 1.0}  # by the bits of a format; DEFAULT_LIMIT of wider ones
+# By the bits of a format. In 16 bits few roundings make the noise, so that their sum ends sooner.
+_DEFAULTS, _NOISE = {8: 0.51, 16: 1.0}, {8: 5.0, 16: 5.0}
 
 
-def default_limit(dtype: str) -> float:
-    """Returns the limit in ULP of a format for which nothing else is declared."""
-    return _DEFAULTS.get(named(dtype).bits, DEFAULT_LIMIT)
+def default_limit(dtype: str, wide: float = DEFAULT_LIMIT) -> float:
+    """Returns the limit in ULP of a format for which nothing else is declared; `wide` is that of float32."""
+    return _DEFAULTS.get(named(dtype).bits, wide)
+
+
+def default_noise(dtype: str) -> float:
+    """Returns the limit in units of noise of a format for which nothing else is declared."""
+    return _NOISE.get(named(dtype).bits, DEFAULT_NOISE)
 
 
 def limits(
@@ -32,22 +38,23 @@ def limits(
     others: Iterable[str] = (),
     results: Sequence[str] = (),
     *,
+    wide: float = DEFAULT_LIMIT,
     relative: bool = False,
 ) -> dict[str, dict[str, float | None]]:
     """Maps a dtype, or "RESULT DTYPE", to the limit of each class of inputs.
 
-    The dtypes are those of the cases, and those of `others` (single operands, outputs). With `relative` the default
-    promises nothing of extreme inputs.
+    The dtypes are those of the cases, and those of `others` (single operands, outputs). `wide` is the default in
+    float32 and float64. With `relative` the default promises nothing of extreme inputs.
     """
     others = tuple(others)
     if limit is None:
         every = dict.fromkeys((*dtypes, *others))
-        given = {name: {ORDINARY: default_limit(name)} | ({EXTREME: None} if relative else {}) for name in every}
+        given = {name: {ORDINARY: default_limit(name, wide)} | ({EXTREME: None} if relative else {}) for name in every}
         return {name: _class_limits(where, each) for name, each in given.items()}
     if isinstance(limit, Mapping) and limit and set(limit) <= set(results):
-        found = limits(where, None, dtypes, others, relative=relative)
+        found = limits(where, None, dtypes, others, wide=wide, relative=relative)
         for result, own in limit.items():
-            of_result = limits(where, own, dtypes, others, relative=relative)
+            of_result = limits(where, own, dtypes, others, wide=wide, relative=relative)
             found |= {f"{result} {dtype}": each for dtype, each in of_result.items()}
         return found
     if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):
@@ -85,7 +92,7 @@ def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str
             f"{where}: max_noise is about the results of a program that adds up numbers, as like= follows it",
             hint="max_ulp= is the limit of elementwise functions and of verify's own ops",
         )
-    found = {"": DEFAULT_NOISE} | by_result(where, "max_noise", given, results)
+    found = by_result(where, "max_noise", given, results)
     if not all(found.values()):
         raise UsageError(f"{where}: max_noise is above 0", hint="max_noise=8 is the default")
     return found
@@ -124,8 +131,8 @@ def of_limits(max_ulp: Mapping[str, float], max_noise: Mapping[str, float], gate
     """`max 4 ULP`, `max ULP scaled: 4 in float32, 1 in float16`, `max 4 ULP or 8x noise`."""
     unit = " scaled" if gate == "scaled" else ""
     if gate == "noise":
-        noise = [f"{limit:g}x noise{f' in {name}' if name else ''}" for name, limit in max_noise.items()]
-        unit = f" or {', '.join(noise)}"
+        said = [f"{limit:g}x noise{f' in {name}' if name else ''}" for name, limit in max_noise.items()]
+        unit = f" or {', '.join(said) or 'the default of noise'}"
     limits = sorted(set(max_ulp.values()))
     if len(limits) == 1:
         return f"max {limits[0]:g} ULP{unit}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from verify import ops
 from verify.cases import Case
 from verify.cases.explicit import spell
-from verify.declare.promises import DEFAULT_NOISE
+from verify.declare.promises import default_noise
 from verify.errors import UsageError
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
@@ -72,7 +72,8 @@ def assert_ulp(
         )
     floor, limit = 0.0, max_ulp
     if definition.gate_of(result) == "noise":  # beside that a program's noise is right
-        floor, limit = (max_ulp - 0.5) / DEFAULT_NOISE, DEFAULT_NOISE
+        limit = default_noise(fmt.name)
+        floor = (max_ulp - 0.5) / limit
     outcome = judge_result(definition, problem, result, actual, truth, fmt, policy=policy or Policy(), floor=floor)
     tally = outcome.tallies[0]
     upper = value_of(tally.maximum(definition.gate_of(result)).upper)

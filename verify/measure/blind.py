@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verify.cases import Case
 from verify.measure.counting import tally
-from verify.measure.result import RMS_LIMIT
+from verify.measure.result import rms_limit
 from verify.ops.graph.blind import mutated
 from verify.ops.op import Op, Problem
 from verify.records.record import Figures, value_of
@@ -26,7 +26,7 @@ from verify.truth.ulp import errors
 BUDGET = 24  # errors of a definition that are tried in one case
 KEPT = 5
 _MOST = 1 << 14  # elements, by the sizes of the case
-_SEEN = 0.5  # of the rms that noise and rounding explain: an error that moves results less is seen by no accuracy
+SEEN = 0.5  # of the rms that noise and rounding explain: an error that moves results less is seen by no accuracy
 
 
 class Blind(msgspec.Struct, frozen=True, order=True):
@@ -44,8 +44,13 @@ def blind_spots(
     floors: Mapping[str, float],
     limits: Mapping[str, float],
     budget: int = BUDGET,
+    *,
+    least: float = SEEN,
 ) -> list[Blind]:
-    """Returns the errors that pass in all results that they move, those first that come closest to the limit."""
+    """Returns the errors that pass in all results, those first that come closest to the limit.
+
+    Those that move no result by `least` of what noise and rounding explain are left out.
+    """
     if op.program is None or op.gate != "noise":
         return []
     program, run = op.program(problem)
@@ -59,7 +64,7 @@ def blind_spots(
             seen.append((figure / limits[name], figures.rms or 0.0, figure, limits[name]))
         share, _, figure, limit = max(seen)
         rms = max(each[1] for each in seen)
-        if share <= 1.0 and _SEEN <= rms <= RMS_LIMIT:
+        if share <= 1.0 and least <= rms <= min(rms_limit(formats[name].name) for name in wanted):
             words = f"{mutation.words} would pass: at most {shown(figure)}{UNIT['noise']}, the limit is {limit:g}"
             found.append(Blind(share, words))
     return sorted(found, reverse=True)

@@ -27,10 +27,12 @@ from verify.records.record import (
     value_of,
 )
 from verify.truth.figure import UNIT, shown, signed
+from verify.truth.formats import named
 
 KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's
 KEEP_SPECIAL = 3  # of the worst elements of infinite and NaN inputs
-FEWEST, RMS_LIMIT = 16, 2.0  # elements from which a root mean square is judged, and its limit
+FEWEST = 16  # elements from which a root mean square is judged
+RMS_LIMIT, RMS_LIMIT_NARROW = 2.0, 1.4  # its limit, and that in 16 bits, where honest kernels reach 1.2
 SURE = 3.0  # standard errors by which a mean has to be beyond its limit
 _UNBOUNDED = Regime("", math.nan, math.nan)
 
@@ -104,6 +106,7 @@ def check_limit(
     found: list[tuple[ResultStatus, str, bool]] = []
     gate = kernel.op.gate_of(result)
     bias = kernel.max_bias.get(result, kernel.max_bias.get("", math.inf))
+    rms = rms_limit(kernel.result_dtype(dtype, result) or dtype)
     for name in CLASSES:
         counted, limit = finite(parts, name), kernel.limit_of(dtype, name, result)
         figures = counted.figures()
@@ -111,7 +114,7 @@ def check_limit(
             continue
         status, reason = _judged(figures, gate, limit, name)
         if not reason and limit is not None:
-            status, reason = _on_average(figures, gate, name, bias)
+            status, reason = _on_average(figures, gate, name, bias, rms)
         if limit is None and counted.worse:
             status, reason = "wrong", _worse(counted.worse, figures.n, name)
         classes[name] = ClassCheck(figures, limit, reason)
@@ -149,11 +152,16 @@ def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> 
     return "undecided" if undecided else "wrong", _over_the_limit(figures, judged, limit, gate, of_class)
 
 
-def _on_average(figures: Figures, gate: str, of_class: str, max_bias: float) -> tuple[ResultStatus, str]:
+def rms_limit(dtype: str) -> float:
+    """Returns the limit of the root mean square of errors, in what noise and rounding explain."""
+    return RMS_LIMIT if named(dtype).bits > 16 else RMS_LIMIT_NARROW
+
+
+def _on_average(figures: Figures, gate: str, of_class: str, max_bias: float, rms: float) -> tuple[ResultStatus, str]:
     """The verdict on the root mean square and on the mean of one class."""
-    if gate == "noise" and figures.weighed >= FEWEST and figures.rms is not None and not figures.rms <= RMS_LIMIT:
+    if gate == "noise" and figures.weighed >= FEWEST and figures.rms is not None and not figures.rms <= rms:
         told = f"{shown(figures.rms)} times what noise and rounding explain, root mean square on {of_class} inputs"
-        return "wrong", f"{told}, the limit is {RMS_LIMIT:g}"
+        return "wrong", f"{told}, the limit is {rms:g}"
     bias, error = figures.bias or 0.0, figures.bias_error or 0.0
     if not abs(bias) - SURE * error <= max_bias:
         told = f"{signed(bias)} +- {shown(error)} away from zero on average on {of_class} inputs"
@@ -172,10 +180,11 @@ def _vacuous(kernel: Kernel, dtype: str, result: str, own: Tally, trivial: Mappi
     if own.n and 2 * own.open > own.n:
         return f"nothing is known of {own.open:,} of {own.n:,} elements on ordinary inputs", accepted
     whole = max((each.n for each in trivial.values()), default=0)
+    rms = rms_limit(kernel.result_dtype(dtype, result) or dtype)
     for name, each in trivial.items():
         figures = each.figures()
         passes = _judged(figures, gate, limit, ORDINARY)[0] != "wrong"
-        passes = passes and _on_average(figures, gate, ORDINARY, math.inf)[0] == "ok"
+        passes = passes and _on_average(figures, gate, ORDINARY, math.inf, rms)[0] == "ok"
         if each.n == whole and passes and not _is_right(each):
             return f"{name} would pass: the limit of {limit:g}{UNIT[gate]} says nothing on ordinary inputs", accepted
     return "", ""

@@ -99,6 +99,7 @@ class Fast:
     noise: Tensor | None = None
     spread: Tensor | None = None
     other: Tensor | None = None
+    together: float = 1.0  # how far the elements of a result move together
     remark: str = ""  # beside how elements are known
 
     def cpu(self) -> Fast:
@@ -106,7 +107,7 @@ class Fast:
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
         known = (self.bound, self.exact, self.unknown, self.noise, self.spread, self.other)
         rest = (None if each is None else each.cpu() for each in known)
-        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest, self.remark)
+        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest, self.together, self.remark)
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,12 @@ class Truth:
     noise: Tensor | None = None
     spread: Tensor | None = None
     other: Tensor | None = None
+    together: float = 1.0
 
     def unit(self, gate: Gate, floor: float) -> Tensor | Yardstick | None:
         """Returns what errors are told in beside ULP: by the scale, or by the noise, which is at least `floor` ULP."""
         if gate == "noise" and self.noise is not None:
-            return Yardstick(self.least_noise(self.noise), self.spread, floor)
+            return Yardstick(self.least_noise(self.noise), self.spread, floor, self.together)
         return self.scale if gate == "scaled" else None
 
     def least_noise(self, noise: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class Truth:
         ends = None if self.ends is None else (some(self.ends[0]), some(self.ends[1]))
         value, low, bound, scale = (some(each) for each in (self.value, self.low, self.bound, self.scale))
         rest = (some(each) for each in (self.unknown, self.noise, self.spread, self.other))
-        return Truth(value, low, bound, scale, self.certificate, ends, *rest)
+        return Truth(value, low, bound, scale, self.certificate, ends, *rest, self.together)
 
     def scale_exponent(self, index: int, fmt: Format) -> int:
         """The exponent of the unit in which the scaled error of one element is told."""
@@ -131,7 +132,9 @@ class Truth:
         low = None if self.low is None else self.low.cpu()
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
         rest = (None if each is None else each.cpu() for each in (self.unknown, self.noise, self.spread, self.other))
-        return Truth(self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate, ends, *rest)
+        return Truth(
+            self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate, ends, *rest, self.together
+        )
 
 
 def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
@@ -167,7 +170,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
         return _exactly(op, problem, result, reference)
     if reference.bound is not None:
         told = "an interval for every element" + reference.remark
-        rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other
+        rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other, reference.together
         return Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
     if op.kind == "contraction":
@@ -209,7 +212,7 @@ def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
     settled = ~torch.isfinite(value) & (low == 0)
     bound = torch.where(settled, 0.0, bound)
-    rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other
+    rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other, reference.together
     return Truth(value, low, bound, scale, "exact", *rest)
 
 

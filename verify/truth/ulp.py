@@ -58,15 +58,18 @@ class Yardstick:
     noise: Tensor
     spread: Tensor | None
     floor: float
+    together: float = 1.0  # elements that hang on one another move so far from what is expected of each
 
     def flat(self) -> Yardstick:
         """Returns the same in one dimension."""
-        return Yardstick(self.noise.reshape(-1), None if self.spread is None else self.spread.reshape(-1), self.floor)
+        spread = None if self.spread is None else self.spread.reshape(-1)
+        return Yardstick(self.noise.reshape(-1), spread, self.floor, self.together)
 
     def at(self, places: Tensor) -> Yardstick:
         """Returns that of some elements, by their flat indices."""
         flat = self.flat()
-        return Yardstick(flat.noise[places], None if flat.spread is None else flat.spread[places], self.floor)
+        spread = None if flat.spread is None else flat.spread[places]
+        return Yardstick(flat.noise[places], spread, self.floor, self.together)
 
 
 @dataclass(frozen=True)
@@ -340,6 +343,7 @@ def errors(
         relative = torch.where(torch.isnan(relative), zero, relative)  # no error, and no noise
         relative_width = torch.where(torch.isnan(relative_width), zero, relative_width)
         expected = (noise * noise + (free - 0.5) * (free - 0.5) + 1 / 12).sqrt()
+        expected = expected * yardstick.together
         outward = torch.where(scaled_by(yardstick.noise, unit) > _NONE, outward / expected, math.nan)
     elif scale is not None:
         scale_exponent = ulp_exponent(usable_scale(scale.reshape(-1), value), fmt)

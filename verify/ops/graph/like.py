@@ -397,7 +397,8 @@ class _Like:
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
         if self.by_noise:
             for name, each in noise.items():
-                found[name] = replace(found[name], noise=each.deviation, spread=each.spread, other=each.other)
+                seen = {"noise": each.deviation, "spread": each.spread, "other": each.other}
+                found[name] = replace(found[name], **seen, together=each.together)
             found = self._narrowed(program, problem, found, noise)
         if program.elementwise:
             used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
@@ -532,10 +533,11 @@ class _Like:
             for name, span in made.items():
                 if isinstance(span, Span):
                     face, least, most = faces[name], span.lo, span.hi
-                    if self.by_noise and (seen := noise[name]).spread is not None and seen.other is not None:
-                        moved = torch.maximum(seen.spread, (seen.other - face.mid()).abs().nan_to_num(0.0))
-                        least = torch.maximum(least, face.lo - 2 * moved)
-                        most = torch.minimum(most, face.hi + 2 * moved)
+                    if self.by_noise:
+                        seen, moved = noise[name], torch.zeros_like(face.lo)
+                        if seen.spread is not None and seen.other is not None:
+                            moved = torch.maximum(seen.spread, 2 * (seen.other - face.mid()).abs().nan_to_num(0.0))
+                        least, most = torch.maximum(least, face.lo - moved), torch.minimum(most, face.hi + moved)
                     wide = (most - least) > 4 * (face.hi - face.lo) + 2.0**-40 * face.mid().abs()
                     found[name] = wide, least, most
         return found

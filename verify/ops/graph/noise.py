@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -44,6 +44,7 @@ _TF32 = 2.0**-11  # the rounding of an operand of a product
 _COINS = (1 << 20) + 7  # random numbers that are drawn once; longer tensors have fresh ones
 _CONSTANT, _MOSTLY = 2.0**-20, 0.25  # of a sum's largest term: neighbours that differ by less; how many of them
 _FLIPS = 8
+_FEW = 1 << 14  # elements of a result whose elements may move together
 _TIE = 2.0**-44  # of a number: an exact tie is broken by that much
 _ROOT3 = math.sqrt(3.0)
 _CHAOTIC = 1e-3  # noise of an element, relative to it, from which its response need not be linear
@@ -82,6 +83,7 @@ class Noise:
     spread: Tensor | None = None
     other: Tensor | None = None
     value: Tensor | None = None  # the result of the run that nothing disturbed
+    together: float = 1.0  # the largest root mean square of a run's deviations in units of their own
 
 
 def _unit(kind: torch.dtype) -> float:
@@ -102,7 +104,9 @@ def noise_of(
         sampled.sample(runs // 2, seed + 1, 1.0)
     flipped = sampled.flipped(seed)
     found = {
-        name: Noise(sampled.deviation(name), *flipped.get(name, (None, None)), value=sampled.truth[name])
+        name: Noise(
+            sampled.deviation(name), *flipped.get(name, (None, None)), sampled.truth[name], sampled.together(name)
+        )
         for name in sampled.wanted
     }
     return found, sampled.reaches()
@@ -149,9 +153,15 @@ class _Samples:
         self.generator = generator
         self.coins = torch.rand(_COINS, dtype=torch.float64, device=device, generator=generator) * 2 - 1
         total = {name: torch.zeros_like(value) for name, value in self.truth.items()}
+        few = {name: [] for name, value in self.truth.items() if value.numel() <= _FEW}  # type: dict[str, list[Tensor]]
         for _ in range(runs):
             for name, value in self._results(self._disturbed if first else self._disturbed_alone).items():
-                total[name] += _squared(value - self.truth[name])
+                square = _squared(value - self.truth[name])
+                total[name] += square
+                if name in few:
+                    few[name].append(square)
+        if first:
+            self.each = few
         if first:
             self.runs, self.first_shrink = runs, shrink
         for name, value in total.items():
@@ -217,6 +227,17 @@ class _Samples:
                 return True
         return False
 
+    def together(self, name: str) -> float:
+        """How far the elements of a small result move together: all may hang on one sum. At least 1."""
+        squares = self.each.get(name)
+        if not squares:
+            return 1.0
+        whole = torch.stack(squares)
+        mean = whole.mean(0)
+        moved = (whole / mean).nan_to_num(0.0, 0.0, 0.0).reshape(len(squares), -1)
+        noisy = int((mean > 0).sum())
+        return max(1.0, math.sqrt(float(moved.sum(1).max()) / noisy)) if noisy else 1.0
+
     def deviation(self, name: str) -> Tensor:
         """The noise of a result. That of a gradient through a normalisation is at least an eighth of its row's."""
         found = self.deviations[name]
@@ -274,7 +295,8 @@ class _Samples:
         two = ((moved <= least) | (_distance(made, other) <= least)).all(0)
         differs = furthest.values > least
         nothing = torch.zeros_like(furthest.values)
-        return torch.where(two, nothing, furthest.values), torch.where(two & differs, other, math.nan)
+        # of more than two values the runs have met some
+        return torch.where(two, nothing, 2 * furthest.values), torch.where(two & differs, other, math.nan)
 
     def _open(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
         """Which decisions of a step are open, and by how much their first number is moved to turn them over."""
@@ -287,7 +309,9 @@ class _Samples:
         if _compares(step):
             apart = self._apart(step).abs()
             mask = (apart <= reach) & (reach > 0)
-            mask = mask | ((apart == 0) & (ties and step.ties))  # type: ignore[attr-defined]
+            computed = self._near(id(step.inputs[0]))
+            known = (apart == 0) & (reach == 0) & (zero if computed is None else computed > 0).bool()  # of itself
+            mask = mask | ((apart == 0) & ~known & (ties and step.ties))  # type: ignore[attr-defined]
         elif isinstance(step, Map):
             if step.function in _QUOTIENTS + _REMAINS:
                 by = self.held[id(step.inputs[1])]
@@ -363,7 +387,10 @@ def deviation_of(
     """Returns the deviation of a step's rounding: of each element, or as a part of its size; None if it is exact."""
     if isinstance(step, Map):
         rounds = not _is_stepped(step) if step.function in FUNCTIONS else ELEMENTWISE[step.function].rounds
-        return _once(value, format) if rounds and not _is_exact(step, run) else None
+        if not rounds or _is_exact(step, run):
+            return None
+        size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
+        return _once(value, size, format)
     if isinstance(step, Contract):
         a, b = given
         squares = (a * a) @ (b * b)
@@ -387,13 +414,19 @@ def deviation_of(
     return None
 
 
-def _once(value: Tensor, format: Rounding) -> Tensor | float | None:
-    """One rounding of each element that is no float32 number already; below the normal numbers a flush to zero."""
+# A gradient takes these slopes from the saved output y, as y (1 - y) and 1 - y y, where y is near 1 too.
+_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sigmoid slope": lambda x, slope: torch.maximum(slope.abs(), torch.sigmoid(x) ** 2),
+    "sech squared": lambda x, slope: torch.maximum(slope.abs(), 2 * torch.tanh(x) ** 2),
+}
+
+
+def _once(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | None:
+    """One rounding, of a `size`, of each element that is no float32 number; below the normal ones a flush to zero."""
     part = format.unit / _ROOT3
-    size = value.abs()
     exact = (value.to(torch.float32).to(torch.float64) == value) | ~torch.isfinite(value)
     low = ~exact & (size < format.lowest)
-    if not bool(exact.any()) and not bool(low.any()):
+    if not bool(exact.any()) and not bool(low.any()) and bool((size == value.abs()).all()):
         return part
     if bool(exact.all()):
         return None
