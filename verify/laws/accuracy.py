@@ -29,6 +29,7 @@ from torch import Tensor
 
 from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, classed
+from verify.cases.sizes import REACHES_OF_LAWS, long_sizes
 from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
@@ -48,6 +49,7 @@ from verify.truth.ulp import Policy, bits_of, errors, fetched, widen
 
 _SINGLY = 64  # elements that are judged exactly one by one; more of them are left to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
+_LONG_FROM = 1 << 12  # elements from which a profile's cases are worth a long dimension
 _BLURRED = 2.0**-6  # ULP by which the score of a case that passes may be off
 
 
@@ -60,7 +62,22 @@ def _space(subject: Subject) -> CaseSpace:
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     layouts = ("contiguous", "stepped") if subject.kernel.layouts == "any" else ("contiguous",)
     chosen = dataclasses.replace(chosen, layouts=layouts)
-    return (*chosen.each_choice(), *chosen.each_pair(), *chosen.each_alone(), *_every_pattern(subject))
+    return (
+        *chosen.each_choice(),
+        *chosen.each_pair(),
+        *chosen.each_alone(),
+        *_every_pattern(subject),
+        *_long(subject),
+    )
+
+
+def _long(subject: Subject) -> tuple[Case, ...]:
+    """Sizes with one long dimension that a run's cases leave out, where a PyTorch function says what is computed."""
+    kernel, reach = subject.kernel, REACHES_OF_LAWS[subject.backend.name]
+    if subject.sizes.elements < _LONG_FROM or (subject.dtype == "float64" and len(kernel.dtypes) > 1):
+        return ()
+    found = dict.fromkeys(dims for some in long_sizes(kernel.op, reach).values() for dims in some)
+    return tuple(msgspec.structs.replace(plain_case(subject, dims), seed=n) for n, dims in enumerate(found, 1))
 
 
 def _every_pattern(subject: Subject) -> tuple[Case, ...]:
