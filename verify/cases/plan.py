@@ -15,7 +15,7 @@ import msgspec
 
 from verify.cases import Case, case_of, counter
 from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of
-from verify.cases.values import CONFIDENT, ROW_REGIMES
+from verify.cases.values import ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.ops.op import Op
 from verify.truth.formats import named
@@ -209,7 +209,7 @@ def _graph(kernel: Kernel, dtype: str, effort: Effort, reach: Reach, seed: int) 
     small = _few(sizes[: max(1, len(sizes) // 2)])
     larger = _few(sizes[1:2] + sizes[len(sizes) // 2 :])
     chosen = []
-    for place, recipe in enumerate((*ROW_REGIMES, CONFIDENT)):
+    for place, recipe in enumerate(ROW_REGIMES):
         some = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
         if place:  # what an exact verdict costs where inputs are badly conditioned: the sizes take turns
             some = some[place % 2 :][:1]

@@ -171,14 +171,13 @@ def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
 # than a 16-bit offset reaches, and whole blocks, for which a kernel may leave out its masks. Products with a dimension
 # of 1 have results that are sums of one term, where a rounding on the way has nothing to hide behind.
 _FIXED_SHAPES: dict[str, tuple[Dims, ...]] = {
-    "elementwise": ((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33), (64, 64), (1025,), (4097,), (65_537,)),
+    "elementwise": ((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33), (64, 64)),
     "rowwise": ((5, 67), (2, 1), (3,), (0, 5), (33, 1031), (2, 1, 3, 5), (65, 8), (8, 128)),
     "contraction": (
         *((5, 67, 9), (1, 1, 1), (0, 3, 5), (3, 300, 2), (65, 33, 65), (33, 1, 33), (1, 33, 33), (33, 33, 1)),
         (64, 64, 64),
     ),
 }
-_ONE_MORE = ((4097,), (65_537,))
 # A transposed operand with whole tiles of 64, and with more than one: a kernel may have a path for each.
 _TILES: dict[str, tuple[Dims, ...]] = {
     "elementwise": ((64, 64), (71, 57)),
@@ -195,8 +194,8 @@ def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
     most = {"elementwise": sizes.elements, "rowwise": sizes.width, "contraction": sizes.depth}[kernel.op.kind]
 
     def size(dims: Dims) -> int:
-        if kernel.op.kind == "elementwise":  # one element more than blocks hold is worth more elements
-            return math.prod(dims) >> 4 * (dims in _ONE_MORE)
+        if kernel.op.kind == "elementwise":
+            return math.prod(dims)
         return dims[-1] if kernel.op.kind == "rowwise" else dims[1]
 
     scalar = kernel.op.kind == "elementwise" and _takes_scalars(kernel)
