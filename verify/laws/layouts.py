@@ -5,6 +5,9 @@ bit for bit, its result on contiguous copies of them. A kernel that declares `la
 other layouts with an error instead: silently wrong is a failure, and so is silently right where it promised not to
 look. Transposed operands have whole tiles of 64 in one case, and more than one tile in another.
 
+A kernel for a PyTorch function that sums is often made of PyTorch's own operators, which choose by the strides in which
+order a product adds: where the bits of such a one differ, the results of strided tensors are held to its limit instead.
+
 Two operands that are one tensor give the outputs of two copies of it.
 """
 
@@ -19,16 +22,35 @@ from verify.cases import Case, inputs_of
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.errors import KernelError
+from verify.laws.accuracy import judge_measured
 from verify.laws.compare import demand_same, laid
-from verify.laws.law import Law, Subject
-from verify.measure.call import run_contiguous, run_kernel, run_tensors
+from verify.laws.law import Broken, Law, Subject
+from verify.measure.call import Measured, run_contiguous, run_kernel, run_tensors
 
 
 def _compare(subject: Subject, case: Case, rule: str) -> None:
     strided = run_kernel(subject.kernel, case, subject.backend.device)
     plain = run_contiguous(subject.kernel, case, subject.backend.device)
     got, wanted = strided.to_read.results, plain.to_read.results
-    demand_same(case, got, wanted, rule, labels=("got", "contiguous"), facts=laid(case))
+    try:
+        demand_same(case, got, wanted, rule, labels=("got", "contiguous"), facts=laid(case))
+    except Broken as broken:
+        op = subject.kernel.op
+        if op.kind != "graph" or op.gate != "scaled" or not _both_within(subject, case, strided, plain):
+            raise broken from None
+
+
+def _both_within(subject: Subject, case: Case, strided: Measured, plain: Measured) -> bool:
+    """True if the results of strided tensors are within the limit, or those of contiguous ones are not either."""
+    try:
+        judge_measured(subject, case, strided)
+    except Broken:
+        try:
+            judge_measured(subject, case, plain)
+        except Broken:
+            return True  # the law of accuracy's
+        return False
+    return True
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
