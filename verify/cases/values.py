@@ -327,10 +327,14 @@ def _spread(wanted: WantedRows) -> Tensor:
 
 
 def _confident(wanted: WantedRows) -> Tensor:
-    """One logit of each row 9 to 17 above the others: its softmax is from 0.9999 to 1 - 2^-24."""
+    """One logit of each row 9 to 17 above the others: its softmax is from 0.9999 to 1 - 2^-24.
+
+    It is the first of the first row and the last of the last, as the labels of an integer operand are.
+    """
     values = wanted.bell() * 0.25
-    if wanted.width:
+    if wanted.width and wanted.count:
         place = wanted.stream.below(wanted.count, wanted.width, "place")
+        place[0], place[-1] = 0, wanted.width - 1
         values[torch.arange(wanted.count, device=wanted.device), place] = 9.0 + 8.0 * wanted.levels()[:, 0]
     return values
 
