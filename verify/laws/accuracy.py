@@ -84,7 +84,7 @@ def _long(subject: Subject) -> tuple[Case, ...]:
     kernel, reach = subject.kernel, REACHES_OF_LAWS[subject.backend.name]
     if subject.sizes.elements < _LONG_FROM or (subject.dtype == "float64" and len(kernel.dtypes) > 1):
         return ()
-    long = _ONE_MORE if kernel.op.kind == "elementwise" else ()
+    long: tuple[tuple[int, ...], ...] = _ONE_MORE if kernel.op.kind == "elementwise" else ()
     long += tuple(dims for some in long_sizes(kernel.op, reach).values() for dims in some)
     cases = [plain_case(subject, dims) for dims in dict.fromkeys(long)]
     return tuple(msgspec.structs.replace(case, seed=seed) for seed, case in enumerate(cases, 1))
@@ -107,7 +107,8 @@ def _subnormal_weights(subject: Subject) -> tuple[Case, ...]:
     It asks for no gradient: where each term rounds by half of the least number, right sums of many are off by more.
     """
     kernel, plain = subject.kernel, plain_case(subject, fixed_shapes(subject.kernel, subject.sizes)[0])
-    shapes, values = kernel.op.shapes(plain.dims, kernel.op.resolve(plain.params)), {}
+    shapes = kernel.op.shapes(plain.dims, kernel.op.resolve(plain.params))
+    values: dict[str, str] = {}
     for operand in kernel.op.operands:
         if operand.role in ("scale", "shift", "matrix") and operand.name in kernel.operands:
             fmt, count = formats.named(operand_dtype(plain, operand)), math.prod(shapes[operand.name])
@@ -154,6 +155,21 @@ def judge_results(
 ) -> float:
     """The largest error of results of given inputs, in ULP; `Broken` if it is beyond the kernel's own limit."""
     return judge_known(subject, case, known(subject, case, inputs, upstream, results))
+
+
+def keeps(
+    subject: Subject,
+    case: Case,
+    inputs: Mapping[str, Tensor | None],
+    upstream: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
+) -> bool:
+    """True if results of given inputs are within the kernel's own limit."""
+    try:
+        judge_results(subject, case, inputs, upstream, results)
+    except Broken:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
