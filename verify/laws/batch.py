@@ -110,7 +110,7 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
         rule = "a row's result depends on the values of other rows"
         labels, facts = (label, "other rows as drawn"), {**of, "row": f"{chosen} of {count}"}
         told.append((keep, keep, rule, labels, facts, None))
-    comparisons, summing = [], kernel.op.kind == "graph" and kernel.op.gate == "scaled"
+    comparisons, summing = [], kernel.op.kind == "graph" and kernel.op.gate != "plain"
     found = unchanged.demand(*(belonging.local(part, slice(None)) for part in runs))
     for part, (rows, mine, rule, labels, facts, alone) in zip(found, told, strict=True):
         got, expected = belonging.local(part, mine), _only(belonging.local(near.results, rows))
