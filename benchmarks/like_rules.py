@@ -23,8 +23,8 @@ import flint
 import numpy as np
 import torch
 
-from verify.ops.graph.arithmetic import Balls, Pole
-from verify.ops.graph.elementwise import ELEMENTWISE, Map
+from verify.ops.graph.arithmetic import Balls
+from verify.ops.graph.elementwise import ELEMENTWISE, LOGIC, Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, Ranked, RankIndex, WhereExtreme
 from verify.ops.graph.spans import Span, point
@@ -43,7 +43,7 @@ BESIDE += [math.pi * n / 2 for n in (1, 2, 3, 7)] + [
     2.0**-1022,
 ]
 WIDTH = {"sum": 7, "product": 4, "amax": 4, "amin": 4, "any": 4}
-CONDITIONS = ("and", "or", "xor", "not")
+CONDITIONS = (*LOGIC, "not")
 
 
 @dataclass
@@ -99,7 +99,7 @@ def step_of(name: str, count: int, generator: np.random.Generator) -> Step:
         x = real(count)
         return Map((count,), (x, x), function="multiply")
     if name in ELEMENTWISE:
-        of_real = name in ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "integer")
+        of_real = name in ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "signbit", "integer")
         kinds = {"not": [truth], "number": [truth], "where": [truth, real, real]}.get(name) or (
             [truth, truth] if name in CONDITIONS else [real] * _arity(name)
         )
@@ -132,7 +132,7 @@ def step_of(name: str, count: int, generator: np.random.Generator) -> Step:
 
 
 def _arity(name: str) -> int:
-    return 1 if name in ("negative", "magnitude", "isnan", "isinf", "integer") else 2
+    return 1 if name in ("negative", "magnitude", "isnan", "isinf", "signbit", "integer", "wrap") else 2
 
 
 def numbers(count: int, generator: np.random.Generator, tame: bool) -> Any:
@@ -177,7 +177,8 @@ def given(step: Step, kind: str, generator: np.random.Generator, tame: bool) -> 
             near = generator.choice([-1.0, 1.0, 1 + 2.0**-52, -1 + 2.0**-53], count)
             with np.errstate(all="ignore"):
                 values = np.where(generator.random(count) < 0.3, other * near, values)
-        if isinstance(step, Map) and step.function == "integer":
+        whole = isinstance(step, Map) and step.function in ("integer", "wrap")
+        if whole:
             values = np.round(np.clip(np.nan_to_num(values), -1e15, 1e15))
         lo = hi = values
         if kind != "point":
@@ -189,8 +190,10 @@ def given(step: Step, kind: str, generator: np.random.Generator, tame: bool) -> 
                 lo, hi = np.minimum(values, other), np.maximum(values, other)
                 inside = lo * (1 - (share := generator.random(count))) + hi * share
                 values = np.choose(generator.choice(3, count), [lo, hi, np.clip(inside, lo, hi)])
+            if whole:
+                lo, hi, values = np.floor(lo), np.ceil(hi), np.round(values)
         ends = [torch.from_numpy(np.array(end)).reshape(each.shape) for end in (lo, hi)]
-        spans.append(point(ends[0], given=True) if kind == "point" else Span(ends[0], ends[1], None, True))
+        spans.append(point(ends[0], given=True) if kind == "point" else Span(ends[0], ends[1], True))
         picks.append(values)
     return spans, picks
 
@@ -210,7 +213,7 @@ def _moved(span: Any, device: str) -> Any:
     if isinstance(span, Truths):
         return Truths(span.value.to(device), None if span.open is None else span.open.to(device))
     lo = span.lo.to(device)
-    return Span(lo, lo if span.is_point else span.hi.to(device), span.excess, span.given)
+    return Span(lo, lo if span.is_point else span.hi.to(device), span.given)
 
 
 def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str, device: str) -> Found:
@@ -242,7 +245,10 @@ def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str, 
             found.example = found.example or _told(step, picks, at, value, f"[{lo[at]!r}, {hi[at]!r}]")
     if kind == "point":
         with np.errstate(all="ignore"):
-            scale = made.scale().expand(step.shape).reshape(-1).numpy()
+            size = made.mid().abs()
+            if getattr(step, "function", "") in ("add", "subtract"):  # two terms, which may cancel
+                size = size + sum(each.mid().abs() for each in spans)
+            scale = size.expand(step.shape).reshape(-1).numpy()
             usual = (scale > 2.0**-900) & (scale < 2.0**900) & np.isfinite(hi - lo)
             found.tight = ((hi - lo)[usual] / scale[usual] * 2.0**52).astype(np.float32)
     return found
@@ -265,6 +271,7 @@ def _values(step: Step, run: Run, picks: Sequence[Any], wanted: Any, bits: int) 
                 listed.append(flat)
             if len(listed) == 2 and step.inputs[0] is step.inputs[1]:
                 listed[1] = listed[0]
+            run.signs = {id(each): np.signbit(values) for each, values in zip(step.inputs, picks, strict=True)}
             made += step.elements(run, arithmetic, part, listed)
     return made
 
@@ -273,8 +280,6 @@ def _inside(value: Any, lo: float, hi: float) -> bool | None:
     """Whether the number may lie in the interval; None where nothing is known of it."""
     if lo == -math.inf and hi == math.inf:
         return True
-    if isinstance(value, Pole):
-        return math.isinf(lo) or math.isinf(hi)
     if isinstance(value, float):
         return (lo != lo and hi != hi) if value != value else lo <= value <= hi
     if not value.is_finite():

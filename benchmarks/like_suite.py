@@ -1,8 +1,8 @@
 """Functions that people write kernels for, each with its truth: python -m benchmarks.like_suite docs/like.md
 
 For each the program is followed forward and backward at random float32 inputs. Counted are the elements whose interval
-is at most a thousandth of 4 float32 ULP of the scale of their terms; some of each result are evaluated in Arb and in
-mpmath too, and compared with PyTorch's own float64.
+is at most a thousandth of 4 float32 ULP of their terms, as their noise has it; some of each result are evaluated in
+Arb and in mpmath too, and compared with PyTorch's own float64.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from benchmarks.like_rules import write
 from verify.errors import UsageError
 from verify.ops.graph.arithmetic import Balls, Decimals, Pole
+from verify.ops.graph.noise import Rounding, noise_of
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run, Truths
@@ -31,7 +32,7 @@ from verify.ops.precision import arb_bits, mp_bits
 
 SHARE = 1e-3  # of the limit, which is 4 ULP of float32 at the scale of the terms
 SAMPLES = 6
-AGREES = 2.0**-40  # of the scale: PyTorch's float64, which may cancel on the way
+AGREES = 2.0**-40  # of the terms, as the noise has it: PyTorch's float64, which may cancel on the way
 Case = tuple[Callable[..., Any], Sequence[Any]]
 
 
@@ -533,14 +534,16 @@ def measure(function: Callable[..., Any], shapes: Sequence[Any], seed: int = 1) 
             leaves[name] = torch.randn(shape, generator=generator).double()
     run = Run(leaves, torch.device("cpu"))
     spans = program.spans(run, list(program.results))
+    noise, _ = noise_of(program, run, list(program.results), Rounding())
+    sizes = {name: spans[name].mid().abs() + each.deviation * 2.0**24 for name, each in noise.items()}
     theirs = _pytorch(function, operands, leaves, program, smooth)
     remarks: list[str] = []
     shares: dict[bool, list[Tensor]] = {False: [], True: []}
     for name, span in spans.items():
         if isinstance(span, Span):
-            limit = 4 * torch.exp2(torch.floor(torch.log2(span.scale().clamp(min=2.0**-126))) - 23)
+            limit = 4 * torch.exp2(torch.floor(torch.log2(sizes[name].clamp(min=2.0**-126))) - 23)
             shares[name.removeprefix("d") in operands].append(((span.hi - span.lo) / limit).reshape(-1))
-        remarks += _contradictions(program, run, name, span, theirs[name])
+        remarks += _contradictions(program, run, name, span, sizes.get(name, torch.zeros(())), theirs[name])
     narrow = [float((torch.cat(each) <= SHARE).double().mean()) if each else 1.0 for each in shares.values()]
     widest = max((float(each.max()) for part in shares.values() for each in part if each.numel()), default=0.0)
     return Found(len(spans), len(program.steps), *narrow, widest, remarks, time.monotonic() - started)
@@ -565,16 +568,16 @@ def _pytorch(function: Any, operands: Any, leaves: Any, program: Program, smooth
     return {name: value.detach() for name, value in found.items()}
 
 
-def _contradictions(program: Program, run: Run, name: str, span: Any, theirs: Tensor) -> list[str]:
+def _contradictions(program: Program, run: Run, name: str, span: Any, size: Tensor, theirs: Tensor) -> list[str]:
     if isinstance(span, Truths):
         return [] if torch.equal(span.value.to(theirs.dtype), theirs) else [f"{name}: PyTorch has other integers"]
     if span.lo.shape != theirs.shape:
         return [f"{name}: PyTorch has another shape"]
     found = []
-    room = span.scale() * AGREES + 2.0**-1000
+    room = size * AGREES + 2.0**-1000
     off = ((theirs < span.lo - room) | (theirs > span.hi + room)) & ~torch.isnan(span.lo)
     if bool(off.any()):
-        apart = float(((theirs - span.mid()).abs() / span.scale())[off].max())
+        apart = float(((theirs - span.mid()).abs() / size)[off].max())
         found.append(f"PyTorch's float64 {name} is off by {apart:.1g}")
     count = theirs.numel()
     places = np.unique(np.linspace(0, count - 1, min(SAMPLES, count)).astype(np.int64)).tolist() if count else []
@@ -592,7 +595,7 @@ def _contradictions(program: Program, run: Run, name: str, span: Any, theirs: Te
             inside = not (ball < flint.arb(low) or ball > flint.arb(high))
             with arb_bits(200):
                 apart = abs(ball - flint.arb(decimal))
-                if not apart < 1e-25 * float(span.scale().reshape(-1)[place]) + 1e-300:
+                if not apart < 1e-25 * float(size.reshape(-1)[place]) + 1e-300:
                     found.append(f"{name}: mpmath and Arb differ")
         if not inside:
             found.append(f"{name}: Arb is outside of the interval")

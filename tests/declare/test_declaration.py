@@ -45,12 +45,13 @@ def test_the_defaults() -> None:
     assert item.operands == ("x",)
     assert item.outputs == ("y",)
     assert (item.layouts, item.gradients, item.peer) == ("any", "auto", False)
-    assert item.max_ulp == {"float32": 4.0, "bfloat16": 4.0, "float16": 4.0}
+    assert item.max_ulp == {"float32": 4.0, "bfloat16": 1.0, "float16": 1.0}
     assert item.backends == ("cuda", "interpreter")
     assert item.summary == "Says what it does."
     assert item.module == __name__
     assert item(3) == 3
-    assert item.promise == ("float32 bfloat16 float16; layouts: any; gradients: where autograd gives one; max 4 ULP")
+    promise = "float32 bfloat16 float16; layouts: any; gradients: where autograd gives one; "
+    assert item.promise == promise + "max ULP: 4 in float32, 1 in bfloat16, 1 in float16"
 
 
 def test_a_full_declaration() -> None:
@@ -269,7 +270,7 @@ def test_the_dtypes_of_single_operands_and_outputs() -> None:
     weight = {"weight": torch.float32}
     item = kernel(op="rms_norm", dtypes=["bfloat16", "float32"], operand_dtypes=weight)(norm)
     assert item.mixed("bfloat16") == {"weight": "float32"} and item.mixed("float32") == {}
-    assert item.promise.endswith("max 4 ULP scaled; weight as float32 beside bfloat16")
+    assert item.promise.endswith("max ULP scaled: 1 in bfloat16, 4 in float32; weight as float32 beside bfloat16")
     assert (item.result_dtype("bfloat16", "y"), item.result_dtype("bfloat16", "dweight")) == ("bfloat16", "float32")
     by_dtype = kernel(op="rms_norm", operand_dtypes={"float16": weight}, output_dtypes={"float16": {"y": "float32"}})(
         norm

@@ -65,7 +65,7 @@ def test_the_command_of_the_message_is_about_the_element(result: str) -> None:
 def test_rows_are_spelled_out_where_they_are_short() -> None:
     one_pass = verify.kernel(op="layer_norm", dtypes=["float32"], params={"eps": 1e-5})(rough_norm)
     x = torch.tensor([[1000.0, 1001.0, 1000.5], [0.0, 1.0, 2.0]])
-    with pytest.raises(AssertionError, match=r"scale off at \[0, .\], the bound is 4; 2 of 6 elements fail") as caught:
+    with pytest.raises(AssertionError, match=r"scaled off at \[0, .\], the bound is 4; 2 of 6 elements fail") as caught:
         verify.assert_ulp(rough_norm(x, None, None), op="layer_norm", inputs=(x,), params={"eps": 1e-5}, max_ulp=4)
     got, again = explained(str(caught.value), one_pass)
     assert got == again

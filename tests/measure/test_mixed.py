@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +41,8 @@ def test_each_result_is_judged_in_its_own_format_and_by_its_limit(mixed: tuple[K
     run, found = mixed
     assert run.status == "ok", run
     assert "weight as float32 beside bfloat16; returns rstd as float32 beside bfloat16" in run.promise
-    told = {name: (words.dtype_of(result), result.limit) for name, result in found.items()}
+    assert {result.gate for result in found.values()} == {"noise"} and {each.limit for each in found.values()} == {8.0}
+    told = {name: (words.dtype_of(result), result.ulp_limit) for name, result in found.items()}
     assert told == {
         "y": ("bfloat16", 0.51),
         "rstd": ("bfloat16 to float32", 4.0),
@@ -71,7 +73,8 @@ def test_what_is_shown_of_operands_that_have_no_element_at_a_results_place(
     held = {"integers": {"label": "0 <= label < n"}} if "label" in shapes else {}
     where = "n % 2 == 0 and n >= 4 and m >= 2"
     declared = verify.kernel(like=like, shapes=shapes, where=where, dtypes=["float32"], gradients=False, **held)
-    _, found = measured(declared(like), backend)
+    kernel = functools.wraps(like)(lambda *given: like(*given) * 1.25)
+    _, found = measured(declared(kernel), backend)
     (result,) = found.values()
     assert {name: text.count("(0x") for name, text in result.worst[0].inputs.items()} == shown
 
@@ -111,7 +114,7 @@ def test_a_replay_and_its_script_have_the_dtypes(mixed: tuple[KernelRun, dict[st
     assert '"dtypes":{"weight":"float32"}' in replay_command(origin)
     case = Case.from_json(origin.case)
     found = replay(mixed_rms.norm, TARGET, backend, case, result="dweight", index=origin.index)
-    assert (found.dtype, found.limit) == ("float32", 4.0)
+    assert (found.dtype, found.gate, found.limit) == ("float32", "noise", 8.0)
     assert found.worst.ulp == mixed[1]["dweight"].worst[0].ulp
     script = snippet(mixed_rms.norm, backend, found)
     assert "x = tensor(torch.bfloat16, " in script and "weight = tensor(torch.float32, " in script

@@ -639,7 +639,8 @@ def test_one_product_scales_as_three_do(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ulp_module, "_ldexp_once", ldexp)
     thrice = errors(numbers, near, fmt, bound=bound, scale=near.abs() * 3)
     for key, value in vars(once).items():
-        assert torch.equal(value.nan_to_num(7.25), vars(thrice)[key].nan_to_num(7.25)), key
+        if value is not None:
+            assert torch.equal(value.nan_to_num(7.25), vars(thrice)[key].nan_to_num(7.25)), key
 
 
 def test_what_lies_elsewhere_is_fetched_with_its_shape_and_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, replay, sinks
-from verify.truth.figure import shown, signed
+from verify.truth.figure import UNIT, shown, signed
 
 if TYPE_CHECKING:
     from verify.diagnose.requests import Explanation, Other
@@ -55,17 +55,17 @@ def main(options: argparse.Namespace) -> int:
 def lines_of(found: Explanation) -> list[str]:
     """An explanation as a person reads it."""
     element = found.replay
-    unit = "ULP of scale" if element.gate == "scaled" else "ULP"
+    unit = UNIT[element.gate]
     worst = element.worst
-    judged = worst.scaled_ulp if element.gate == "scaled" else worst.ulp
+    judged = worst.ulp if element.gate == "plain" else worst.scaled_ulp
     lines = [
         f"{element.kernel} ({element.op}) {element.result} {element.dtype} on {element.backend}",
         f"  at        [{', '.join(str(i) for i in worst.index)}]",
         *(f"  {name:<9} {text}" for name, text in worst.inputs.items()),
         f"  got       {worst.got} ({worst.got_hex})",
         f"  truth     {worst.truth}",
-        f"  error     {_figure(judged)} {unit}, the limit is {element.limit:g}",
-        f"  at best   {_figure(found.least)} {unit}: the exact value rounded once",
+        f"  error     {_figure(judged)}{unit}, the limit is {element.limit:g}",
+        f"  at best   {_figure(found.least)}{unit}: the exact value rounded once",
     ]
     if found.sensitivity is not None:
         lines.append(f"  input     half an ulp of x moves the exact result by {_plain(found.sensitivity)} ULP")

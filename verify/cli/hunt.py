@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, screen, sinks, spread
-from verify.truth.figure import shown, signed
+from verify.truth.figure import UNIT, shown, signed
 
 if TYPE_CHECKING:
     from verify.hunt.requests import HuntProgress
@@ -151,15 +151,14 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
     from verify.records.record import replay_command, value_of
     from verify.report import words
 
-    scaled = found.gate == "scaled"
-    figure = found.figures.scaled_max if scaled else found.figures.max_ulp
-    unit = "scaled ULP" if scaled else "ULP"
+    figure = found.figures.max_ulp if found.gate == "plain" else found.figures.scaled_max
+    unit = UNIT[found.gate]
     status = "measured, not judged" if kernel.peer else f"limit {found.limit:g}: {found.status}"
     tries = f"{found.basis.n:,} evaluations, seed {found.basis.seed}"
     rate = found.basis.n / summary.seconds if summary.seconds else 0.0
     lines = [
         f"{kernel.name} {found.output} {found.dtype}",
-        f"    worst     {words.ulp(figure or 0.0)} {unit} found in {tries} ({status})",
+        f"    worst     {words.ulp(figure or 0.0)}{unit} found in {tries} ({status})",
         f"    searched  {summary.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
     ]
     if found.worst:
@@ -170,7 +169,7 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
         lines += [f"    got       {worst.got} ({worst.got_hex})", f"    truth     {worst.truth}"]
         if worst.scaled_ulp is not None and math.isfinite(value_of(worst.ulp)):
             plain, of_scale = signed(value_of(worst.ulp)), signed(value_of(worst.scaled_ulp))
-            lines.append(f"    error     {plain} ULP, {of_scale} of scale")
+            lines.append(f"    error     {plain} ULP, {of_scale}{unit}")
         if len(command := replay_command(worst.origin)) <= LONG:
             lines += ["    replay", f"    {command}"]
         elif summary.pinned is not None:

@@ -19,14 +19,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import msgspec
 
 from verify import ops
 from verify.declare import promises
-from verify.declare.promises import DEFAULT_LIMIT
 from verify.errors import UsageError
 from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Largest, Op, Operand, Params, Shape, largest_words, up_to
@@ -86,6 +84,9 @@ class Kernel:
     # by the dtype of a case, then by name: what has another one
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    max_noise: Mapping[str, float] = field(default_factory=lambda: {"": promises.DEFAULT_NOISE})  # by result
+    max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
+    vacuous: Mapping[str, str] = field(default_factory=dict)  # by result, why a vacuous verdict on it is accepted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -141,18 +142,40 @@ class Kernel:
         return some[0] | some[1]
 
     def limit(self, dtype: str, result: str = "") -> float:
-        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word."""
-        return self.max_ulp[self._limited(dtype, result)]
+        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word.
+
+        In the unit of the op's gate: ULP, or multiples of the program's noise.
+        """
+        return self.noise_limit(result) if self.op.gate_of(result) == "noise" else self.ulp_limit(dtype, result)
 
     def limit_of(self, dtype: str, of_class: str, result: str = "") -> float | None:
-        """The limit of a class of inputs; None where nothing is promised."""
+        """The limit of a class of inputs in the same unit; None where nothing is promised."""
         name = self._limited(dtype, result)
-        return self.class_limits.get(name, {}).get(of_class, self.max_ulp[name])
+        ulp = self.class_limits.get(name, {}).get(of_class, self.max_ulp[name])
+        if ulp is None or self.op.gate_of(result) != "noise":
+            return ulp
+        ordinary = self.max_ulp[name]
+        return self.noise_limit(result) * ((ulp - 0.5) / (ordinary - 0.5) if ordinary > 0.5 else 1.0)
+
+    def ulp_limit(self, dtype: str, result: str = "") -> float:
+        """The limit of ordinary inputs in ULP."""
+        return self.max_ulp[self._limited(dtype, result)]
+
+    def noise_limit(self, result: str = "") -> float:
+        """The limit of a result of a program, in units of its noise beyond half a ULP."""
+        return self.max_noise.get(result, self.max_noise[""])
+
+    def noise_floor(self, dtype: str, result: str) -> float:
+        """The least unit of such a result, in ULP: an error within `ulp_limit` is then within `noise_limit`."""
+        return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(result)
 
     def _limited(self, dtype: str, result: str) -> str:
-        """The dtype whose limit a result has: its own one where that has any."""
+        """The name under which a result's limits stand: its own, that of its dtype, or that of the case's dtype."""
         own = self.result_dtype(dtype, result) if result else None
-        return dtype if own is None or own not in self.max_ulp else own
+        for name in (f"{result} {own or dtype}", own):
+            if name in self.max_ulp:
+                return str(name)
+        return dtype
 
     def allows(self, dims: Sequence[int]) -> bool:
         """Whether sizes belong to the kernel's domain."""
@@ -173,17 +196,11 @@ class Kernel:
     def promise(self) -> str:
         """One line on what is promised."""
         parts = [" ".join(self.dtypes), f"layouts: {self.layouts}"]
-        unit = " scaled" if self.op.gate == "scaled" else ""
         if self.gradients == "auto":
             parts.append("gradients: where autograd gives one")
         else:
             parts.append("gradients: " + (" ".join("d" + name for name in self.gradients) or "none"))
-        limits = sorted(set(self.max_ulp.values()))
-        if len(limits) == 1:
-            parts.append(f"max {limits[0]:g} ULP{unit}")
-        else:
-            each = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in self.max_ulp.items())
-            parts.append(f"max ULP{unit}: {each}")
+        parts.append(promises.of_limits(self.max_ulp, self.max_noise, self.op.gate))
         for each in dict.fromkeys(map(promises.of_classes, self.class_limits.values())):
             where = [dtype for dtype, limits in self.class_limits.items() if promises.of_classes(limits) == each]
             everywhere = set(where) >= set(self.dtypes)
@@ -213,7 +230,12 @@ def kernel(
     outputs: Iterable[str] | None = None,
     layouts: Literal["any", "contiguous"] = "any",
     gradients: bool | Iterable[str] | Literal["auto"] = "auto",
-    max_ulp: float | Mapping[str, Any] = DEFAULT_LIMIT,
+    max_ulp: float | Mapping[str, Any] | None = None,
+    max_noise: float | Mapping[str, float] | None = None,
+    max_bias: float | Mapping[str, float] | None = None,
+    accumulate: Literal["float32", "tf32"] = "float32",
+    intermediate: Literal["", "float32"] = "",
+    vacuous: Mapping[str, str] | None = None,
     backends: Iterable[str] = BACKENDS,
     peer: bool = False,
     policy: Policy | None = None,
@@ -240,8 +262,18 @@ def kernel(
     layouts: "any", or "contiguous" when it refuses other layouts with an error.
     gradients: "auto" (test those that autograd provides), True (all must exist), False, or operand names.
     max_ulp: the error beyond which a result is wrong by this kernel's own word; one number, or one per dtype, or one
-        per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype. A class that is not named has
-        the limit of the one before it, in the order ordinary, demanding, extreme; None promises nothing of it.
+        per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result,
+        {"y": 1, "dsink": 8}. A class that is not named has the limit of the one before it, in the order ordinary,
+        demanding, extreme; None promises nothing of it: there PyTorch's own result is the limit. Default 4 in float32
+        and float64, 1 in 16 bits, 0.51 in 8 bits; with like= nothing is promised of extreme inputs by default.
+    max_noise: with like=, how many times the program's own noise beyond half a ULP is right as well (docs/limits.md);
+        one number, default 8, or one per result.
+    accumulate: with like=, what products are computed in: "tf32" grants operands of 10 bits to float32 ones.
+    intermediate: with like=, what lies between operators: by default the dtype of the case, as in eager PyTorch;
+        "float32" demands that nothing in between is rounded to 16 bits, as in a fused kernel.
+    max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of what its
+        noise explains); one number, or one per result. Without it the bias is only reported.
+    vacuous: results whose limit trivial answers would keep, and why that is accepted, {"dx": "saturated"}.
     backends: where it can run; elsewhere it is skipped and the reason reported.
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
     policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
@@ -260,8 +292,11 @@ def kernel(
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
-    if like is None and (shapes or integers or examples is not None):
-        raise UsageError("shapes, integers and examples belong to like=", hint="@verify.kernel(like=function, ...)")
+    if like is None and (shapes or integers or examples is not None or accumulate != "float32" or intermediate):
+        raise UsageError(
+            "shapes, integers, examples, accumulate and intermediate belong to like=",
+            hint="@verify.kernel(like=function, ...)",
+        )
     if like is not None and (received or op is not None or params):
         raise UsageError(
             "like= says what the kernel computes, so that there is neither op= nor params=",
@@ -283,7 +318,15 @@ def kernel(
             )
         taken: Iterable[str] | None = operands
         if like is not None:
-            definition = _like(label, function, like, operands, outputs, shapes, where, integers, examples)
+            said = {
+                "shapes": shapes,
+                "where": where,
+                "integers": integers,
+                "examples": examples,
+                "accumulate": promises.choice(about, "accumulate", accumulate, ("float32", "tf32")),
+                "intermediate": promises.choice(about, "intermediate", intermediate, ("", "float32")),
+            }
+            definition = _like(label, function, like, operands, outputs, said)
             taken = None
         else:
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
@@ -296,7 +339,8 @@ def kernel(
         numbers = [item for item in returned if item not in definition.integers]
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
-        limits = promises.limits(about, max_ulp, promised, others)
+        results = [*returned, *(f"d{name}" for name in taken)]
+        limits = promises.limits(about, max_ulp, promised, others, results, relative=like is not None)
         declared = Kernel(
             name=label,
             function=function,
@@ -305,25 +349,26 @@ def kernel(
             dtypes=promised,
             operands=taken,
             outputs=returned,
-            layouts=_choice(about, "layouts", layouts, LAYOUTS),
+            layouts=promises.choice(about, "layouts", layouts, LAYOUTS),
             gradients=_gradients(about, definition, gradients, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else _where(about, definition, where),
             refuses=bool(refuses),
             class_limits={dtype: each for dtype, each in limits.items() if len(set(each.values())) > 1},
-            backends=tuple(
-                _choice(about, "backends", item, BACKENDS) for item in _strings(about, "backends", backends)
-            ),
+            backends=promises.strings(about, "backends", backends, BACKENDS),
             peer=bool(peer),
             policy=policy or Policy(),
             module=module,
             file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
-            requires=_requires(about, requires, file),
+            requires=promises.required(about, requires, file),
             largest=promises.largest(about, largest, promised, floating),
             operand_dtypes=of_operands,
             output_dtypes=of_outputs,
+            max_noise=promises.noise(about, max_noise, definition.gate, results),
+            max_bias=promises.by_result(about, "max_bias", max_bias, results),
+            vacuous=promises.reasons(about, vacuous, results),
         )
         _takes(about, declared)
         code = getattr(function, "__code__", None)
@@ -335,22 +380,6 @@ def kernel(
 
 
 # -- checks: each states the rule and what was received -------------------------------------------------
-
-
-def _strings(where: str, what: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        value = (value,)
-    items = tuple(str(item) for item in value)
-    if not items:
-        raise UsageError(
-            f"{where}: {what} must name at least one; received an empty list", hint=f"leave {what}= out for the default"
-        )
-    if len(set(items)) != len(items):
-        raise UsageError(
-            f"{where}: {what} must not repeat; received {', '.join(items)}",
-            hint=f"{what}={list(dict.fromkeys(items))!r}",
-        )
-    return items
 
 
 def _op(received: tuple[object, ...], op: str | Op | None) -> str | Op:
@@ -415,10 +444,7 @@ def _like(
     like: Callable[..., Any],
     operands: Iterable[str] | None,
     outputs: Iterable[str] | None,
-    shapes: Mapping[str, str] | None,
-    where: str,
-    integers: Mapping[str, str] | None,
-    examples: Any,
+    said: Mapping[str, Any],
 ) -> Op:
     """The op of a PyTorch function, whose operands have the names of the kernel's arguments."""
     from verify.ops.graph.like import like_op
@@ -432,49 +458,21 @@ def _like(
             given = ()  # type: ignore[assignment]
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = tuple(each.name for each in given if each.kind in kinds and each.default is inspect.Parameter.empty)
-        names = names or tuple(shapes or ())
+        names = names or tuple(said["shapes"] or ())
         if not names:
             raise UsageError(
                 f"{about}: its operands are the arguments of the function, which has none with a name",
                 hint='operands=["x"] names them in their order',
             )
-    labels = None if outputs is None else _strings(about, "outputs", outputs)
-    return like_op(
-        like, names, shapes=shapes, where=where, integers=integers, examples=examples, outputs=labels, name=label
-    )
-
-
-def _requires(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:
-    if not requires:
-        return ()
-    names = _strings(where, "requires", requires)
-    for item in names:
-        if not item.isidentifier():
-            raise UsageError(
-                f"{where}: requires names importable top-level packages; received {item!r}",
-                hint='the name after `import`, as in requires="liger_kernel"',
-            )
-        if Path(file).stem == item:
-            raise UsageError(
-                f"{where}: requires names the package {item!r}, which this file hides: `import {item}` finds {file}",
-                hint=f"name the file otherwise, such as {item}_kernels.py",
-            )
-    return names
-
-
-def _choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
-    if value not in allowed:
-        raise UsageError(
-            f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"
-        )
-    return value
+    labels = None if outputs is None else promises.strings(about, "outputs", outputs)
+    return like_op(like, names, outputs=labels, name=label, **said)
 
 
 def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:
     if dtypes is None:
         return DEFAULT_DTYPES
     names = []
-    for item in _strings(where, "dtypes", dtypes):
+    for item in promises.strings(where, "dtypes", dtypes):
         try:
             names.append(named(item).name)
         except UsageError:
@@ -489,7 +487,7 @@ def _operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, 
     known = [operand.name for operand in op.operands]
     if operands is None:
         return tuple(known)
-    chosen = _strings(where, "operands", operands)
+    chosen = promises.strings(where, "operands", operands)
     for item in chosen:
         if item not in known:
             raise UsageError(
@@ -509,7 +507,7 @@ def _outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ..
     known = op.all_outputs
     if outputs is None:
         return op.required_outputs
-    chosen = _strings(where, "outputs", outputs)
+    chosen = promises.strings(where, "outputs", outputs)
     for item in chosen:
         if item not in known:
             raise UsageError(
@@ -528,7 +526,7 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
     if gradients is False:
         return ()
     chosen = []
-    for item in _strings(where, "gradients", gradients):
+    for item in promises.strings(where, "gradients", gradients):
         operand = item if item in differentiable else item.removeprefix("d")
         if operand not in differentiable:
             raise UsageError(
@@ -536,7 +534,7 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
                 hint='gradients=True (all), False (none), "auto" (those that autograd gives) or a list of operands',
             )
         chosen.append(operand)
-    return _strings(where, "gradients", chosen)
+    return promises.strings(where, "gradients", chosen)
 
 
 def _where(about: str, op: Op, text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verify.errors import UsageError
@@ -15,12 +16,40 @@ from verify.records.record import CLASSES, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
 
 DEFAULT_LIMIT = 4.0
+DEFAULT_NOISE = 8.0
+_DEFAULTS = {8: 0.51, 16: 1.0}  # by the bits of a format; DEFAULT_LIMIT of wider ones
+
+
+def default_limit(dtype: str) -> float:
+    """Returns the limit in ULP of a format for which nothing else is declared."""
+    return _DEFAULTS.get(named(dtype).bits, DEFAULT_LIMIT)
 
 
 def limits(
-    where: str, limit: Any, dtypes: tuple[str, ...], others: Iterable[str] = ()
+    where: str,
+    limit: Any,
+    dtypes: tuple[str, ...],
+    others: Iterable[str] = (),
+    results: Sequence[str] = (),
+    *,
+    relative: bool = False,
 ) -> dict[str, dict[str, float | None]]:
-    """The limit of each class of inputs in each dtype, and in those of `others` (single operands, outputs) it names."""
+    """Maps a dtype, or "RESULT DTYPE", to the limit of each class of inputs.
+
+    The dtypes are those of the cases, and those of `others` (single operands, outputs). With `relative` the default
+    promises nothing of extreme inputs.
+    """
+    others = tuple(others)
+    if limit is None:
+        every = dict.fromkeys((*dtypes, *others))
+        given = {name: {ORDINARY: default_limit(name)} | ({EXTREME: None} if relative else {}) for name in every}
+        return {name: _class_limits(where, each) for name, each in given.items()}
+    if isinstance(limit, Mapping) and limit and set(limit) <= set(results):
+        found = limits(where, None, dtypes, others, relative=relative)
+        for result, own in limit.items():
+            of_result = limits(where, own, dtypes, others, relative=relative)
+            found |= {f"{result} {dtype}": each for dtype, each in of_result.items()}
+        return found
     if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):
         return dict.fromkeys(dtypes, _class_limits(where, limit))
     if not set(dtypes) <= set(limit) <= {*dtypes, *others}:
@@ -49,6 +78,60 @@ def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
     return found
 
 
+def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str, float]:
+    """Maps a result to its limit in units of noise; "" stands for those that are not named."""
+    if given is not None and gate != "noise":
+        raise UsageError(
+            f"{where}: max_noise is about the results of a program that adds up numbers, as like= follows it",
+            hint="max_ulp= is the limit of elementwise functions and of verify's own ops",
+        )
+    found = {"": DEFAULT_NOISE} | by_result(where, "max_noise", given, results)
+    if not all(found.values()):
+        raise UsageError(f"{where}: max_noise is above 0", hint="max_noise=8 is the default")
+    return found
+
+
+def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict[str, float]:
+    """Maps a result to a number that is not negative; "" stands for those that are not named."""
+    each = given if isinstance(given, Mapping) else {} if given is None else {"": given}
+    for name, one in each.items():
+        if name and name not in results:
+            raise UsageError(
+                f"{where}: {what} is about its results, {', '.join(results)}; received {name!r}",
+                hint=f"{what}={{{results[0]!r}: 1.0}}, or one number for all",
+            )
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one < math.inf:
+            raise UsageError(f"{where}: {what} is a finite number of at least 0; received {one!r}", hint=f"{what}=1.0")
+    return {name: float(one) for name, one in each.items()}
+
+
+def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
+    """Maps a result to the reason for which a vacuous verdict on it is accepted."""
+    each = {} if given is None else given
+    if not isinstance(each, Mapping) or any(not isinstance(text, str) or not text.strip() for text in each.values()):
+        raise UsageError(
+            f"{where}: vacuous maps results to reasons; received {given!r}", hint='vacuous={"dx": "saturated inputs"}'
+        )
+    if unknown := set(each) - set(results):
+        raise UsageError(
+            f"{where}: vacuous is about its results, {', '.join(results)}; received {', '.join(map(str, unknown))}",
+            hint='vacuous={"dx": "saturated inputs"}',
+        )
+    return {name: " ".join(text.split()) for name, text in each.items()}
+
+
+def of_limits(max_ulp: Mapping[str, float], max_noise: Mapping[str, float], gate: str) -> str:
+    """`max 4 ULP`, `max ULP scaled: 4 in float32, 1 in float16`, `max 4 ULP or 8x noise`."""
+    unit = " scaled" if gate == "scaled" else ""
+    if gate == "noise":
+        noise = [f"{limit:g}x noise{f' in {name}' if name else ''}" for name, limit in max_noise.items()]
+        unit = f" or {', '.join(noise)}"
+    limits = sorted(set(max_ulp.values()))
+    if len(limits) == 1:
+        return f"max {limits[0]:g} ULP{unit}"
+    return f"max ULP{unit}: " + ", ".join(f"{limit:g} in {dtype}" for dtype, limit in max_ulp.items())
+
+
 def of_classes(limits: Mapping[str, float | None]) -> str:
     """`demanding 8 ULP, extreme inputs: no promise`, of the classes that have not the limit of ordinary inputs."""
     others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
@@ -60,7 +143,7 @@ def _limit(where: str, limit: Any) -> float:
         raise UsageError(
             f"{where}: max_ulp is a finite number of at least 0.5; received {limit!r}",
             hint="max_ulp=0.5 promises correct rounding, max_ulp=1 a faithful result; without it the limit is "
-            f"{DEFAULT_LIMIT:g}",
+            f"{DEFAULT_LIMIT:g}, 1 in 16 bits, 0.51 in 8 bits",
         )
     return float(limit)
 
@@ -144,3 +227,48 @@ def of_others(verb: str, given: Mapping[str, Mapping[str, str]]) -> Iterable[str
         if other := differing(dtype, some):
             beside.setdefault(", ".join(f"{name} as {item}" for name, item in other.items()), []).append(dtype)
     return (f"{verb}{text} beside {', '.join(dtypes)}" for text, dtypes in beside.items())
+
+
+def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the strings of a declaration, each of which it names once, and which are among those allowed."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        value = (value,)
+    items = tuple(str(item) for item in value)
+    if not items:
+        raise UsageError(
+            f"{where}: {what} must name at least one; received an empty list", hint=f"leave {what}= out for the default"
+        )
+    if len(set(items)) != len(items):
+        raise UsageError(
+            f"{where}: {what} must not repeat; received {', '.join(items)}",
+            hint=f"{what}={list(dict.fromkeys(items))!r}",
+        )
+    return tuple(choice(where, what, item, allowed) for item in items) if allowed else items
+
+
+def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:
+    """Returns the packages that a kernel needs."""
+    if not requires:
+        return ()
+    names = strings(where, "requires", requires)
+    for item in names:
+        if not item.isidentifier():
+            raise UsageError(
+                f"{where}: requires names importable top-level packages; received {item!r}",
+                hint='the name after `import`, as in requires="liger_kernel"',
+            )
+        if Path(file).stem == item:
+            raise UsageError(
+                f"{where}: requires names the package {item!r}, which this file hides: `import {item}` finds {file}",
+                hint=f"name the file otherwise, such as {item}_kernels.py",
+            )
+    return names
+
+
+def choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
+    """Returns a value that is one of those allowed."""
+    if value not in allowed:
+        raise UsageError(
+            f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"
+        )
+    return value

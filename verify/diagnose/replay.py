@@ -21,7 +21,7 @@ from verify.measure.element import describe
 from verify.records.record import LawRun, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, judge_known
-from verify.truth.fast import Truth, evaluate
+from verify.truth.fast import Truth, decided, evaluate
 from verify.truth.ulp import bits_of, pattern_at
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         repeatable=same,
         baseline=baseline,
         limit=kernel.limit(case.dtype, result),
-        gate=kernel.op.gate,
+        gate=kernel.op.gate_of(result),
     )
 
 
@@ -116,9 +116,13 @@ def _judge(
         return evaluate(kernel.op, problem, {result: formats.named("float32")})[result]
 
     point = kernel.op.points(problem, result, [index])[0]
+    if kernel.op.gate_of(result) == "noise":
+        point = decided(point, truth(), truth().for_result(got), index)
     judged = judge_known(
         point, lambda: truth().for_result(got).interval(index), fmt, pattern, both=True, policy=kernel.policy
     )
-    scaled = judged.scaled(truth().scale_exponent(index, fmt)) if kernel.op.gate == "scaled" else None
+    gate = kernel.op.gate_of(result)
+    floor = kernel.noise_floor(case.dtype, result)
+    scaled = None if gate == "plain" else truth().figure(judged, index, fmt, gate, floor)
     worst = describe(kernel.op, case, problem, result, got, index, judged, target, scaled=scaled)
     return worst, judged

@@ -43,7 +43,7 @@ class Replay(msgspec.Struct, frozen=True):
     @property
     def judged(self) -> float:
         """The error that the limit is about."""
-        error: Number | None = self.worst.scaled_ulp if self.gate == "scaled" else self.worst.ulp
+        error: Number | None = self.worst.ulp if self.gate == "plain" else self.worst.scaled_ulp
         return math.nan if error is None else abs(value_of(error))
 
 

@@ -29,6 +29,7 @@ from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
 from verify.records.record import Number, replay_command, value_of
 from verify.truth import formats
+from verify.truth.figure import UNIT
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy
 
@@ -90,8 +91,7 @@ def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> st
 
 
 def _figure(found: Replay) -> str:
-    unit = "ULP of scale" if found.gate == "scaled" else "ULP"
-    return f"{found.judged:.6g} {unit}"
+    return f"{found.judged:.6g}{UNIT[found.gate]}"
 
 
 def _device_name(backend: Backend) -> str:

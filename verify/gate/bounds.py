@@ -212,7 +212,7 @@ def _bound(table: toml.Table, arch: str, kernel: str) -> Bound:
     bound = Bound(
         key=Key(arch, kernel, output, dtype, regime),
         value=table.figure("value", least=LEAST),
-        gate=table.choice("gate", ("plain", "scaled")),
+        gate=table.choice("gate", ("plain", "scaled", "noise")),
         basis=Basis(
             kind=kind,  # type: ignore[arg-type]
             n=table.take("n", "a positive integer", lambda v: type(v) is int and v > 0),

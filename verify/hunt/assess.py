@@ -77,7 +77,7 @@ class Assessor:
             space.fmt,
             low=truth.low,
             bound=truth.bound,
-            scale=truth.scale if space.kernel.op.gate == "scaled" else None,
+            scale=truth.unit(space.kernel.op.gate_of(space.result), space.floor),
             policy=space.kernel.policy,
         )
         counts = counts_of(judged)

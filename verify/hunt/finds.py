@@ -24,7 +24,7 @@ from verify.measure.judge import judge_result
 from verify.ops.op import Problem
 from verify.records.record import Worst
 from verify.truth.exact import Judged, judge_known
-from verify.truth.fast import Truth, evaluate
+from verify.truth.fast import Truth, decided, evaluate
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import from_bits
 
@@ -109,7 +109,8 @@ def _as_seen(space: SearchSpace, target: str, device: str, case: Case, member: E
     got[member.element] = from_bits(bits, space.fmt).to(torch_dtype(space.fmt))[0]
     got = got.reshape(measured.shape)
     point = space.kernel.op.points(problem, space.result, [member.element])[0]
-    known = partial(truth.for_result(got).interval, member.element)
+    near = truth.for_result(got)
+    known, point = partial(near.interval, member.element), decided(point, truth, near, member.element)
     judged = judge_known(point, known, space.fmt, member.got, both=True, policy=space.kernel.policy)
     return _find(space, target, case, problem, got, truth, member.element, judged, alone=False)
 
@@ -130,7 +131,7 @@ def _find(
     *,
     alone: bool,
 ) -> Find:
-    scaled = judged.scaled(truth.scale_exponent(index, space.fmt)) if space.kernel.op.gate == "scaled" else None
+    scaled = truth.figure(judged, index, space.fmt, space.kernel.op.gate_of(space.result), space.floor)
     worst = describe(space.kernel.op, case, problem, space.result, got, index, judged, target, scaled=scaled)
     error = abs(judged.ulp if scaled is None else scaled)
     return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)

@@ -18,7 +18,7 @@ from verify.hunt.space import SearchSpace, space_of
 from verify.measure.tally import Maximum
 from verify.records.record import Basis, Result, Worst, number, replay_command
 from verify.truth import certificate
-from verify.truth.figure import shown
+from verify.truth.figure import UNIT, shown
 
 KEEP, CHARACTERS = 5, 3_000  # the record keeps so many finds, and only as long as their replay commands stay shorter
 
@@ -72,12 +72,12 @@ def hunt(
 
 def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
     kernel = space.kernel
-    gate, limit = kernel.op.gate, kernel.limit(space.dtype, space.result)
+    gate, limit = kernel.op.gate_of(space.result), kernel.limit(space.dtype, space.result)
     tally = msgspec.structs.replace(
         found.tally,
         nan=sum(find.nan for find in finds),
         plain=_largest(find.ulp for find in finds),
-        scaled=_largest(find.scaled or 0.0 for find in finds) if gate == "scaled" else None,
+        scaled=None if gate == "plain" else _largest(find.scaled or 0.0 for find in finds),
     )
     worst = finds[0].error if finds else 0.0
     # not (x <= limit): a NaN must fail
@@ -127,7 +127,7 @@ def _reason(find: Find, limit: float, gate: str) -> str:
         return "NaN where the exact answer is a number"
     if math.isinf(find.error):
         return "an infinite or unbounded error"
-    return f"{shown(find.error)} {'scaled ULP' if gate == 'scaled' else 'ULP'}, the limit is {limit:g}"
+    return f"{shown(find.error)}{UNIT[gate]}, the limit is {limit:g}"
 
 
 def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:

@@ -53,7 +53,7 @@ def pin(kernel: Kernel, request: Pin, backend: Backend) -> NowPinned:
 
 def gated(worst: Worst, gate: str) -> Number | None:
     """The figure that is judged."""
-    return worst.scaled_ulp if gate == "scaled" else worst.ulp
+    return worst.ulp if gate == "plain" else worst.scaled_ulp
 
 
 def shown(worst: Worst) -> str:

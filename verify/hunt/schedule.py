@@ -30,7 +30,7 @@ from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyEr
 from verify.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned
 from verify.hunt.settings import Settings
 from verify.records.identity import assembled
-from verify.records.record import Gap, GapKind, KernelRun, Result, Run, Status, value_of
+from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Result, Run, Status, value_of
 from verify.workers.pool import Job, Pool, nearest, using
 from verify.workers.process import START_SECONDS, OutOfTime
 from verify.workers.requests import WorkerDied, WorkerTimeout
@@ -297,7 +297,7 @@ def _kernel_run(hunted: _HuntedKernel) -> KernelRun:
     """All hunts of a kernel as one; the first that failed says what the kernel's status is."""
     done = [hunted.done[hunt] for hunt in hunted.hunts if hunt in hunted.done]
     results = [result for each in done for result in each.results]
-    failed = next((each for each in done if each.status not in ("ok", "wrong")), None)
+    failed = next((each for each in done if each.status not in RESULT_STATUSES), None)
     status: Status = "skipped"
     if hunted.unfit or failed is None:
         message = hunted.unfit or ("" if results else hunted.not_done)

@@ -99,6 +99,11 @@ class SearchSpace:
         return self.kernel.op.kind
 
     @property
+    def floor(self) -> float:
+        """The least noise, in ULP: see `Kernel.noise_floor`."""
+        return self.kernel.noise_floor(self.dtype, self.result)
+
+    @property
     def gradient(self) -> bool:
         return self.result not in self.kernel.op.all_outputs
 

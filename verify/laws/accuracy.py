@@ -48,6 +48,7 @@ from verify.records.record import CLASSES, value_of
 from verify.truth import formats
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
+from verify.truth.figure import UNIT
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of, errors, fetched, widen
 
@@ -234,10 +235,11 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             segments=segments,
             n_segments=len(parts),
             seed=case.seed,
+            floor=kernel.noise_floor(subject.dtype, name),
             sample=0,
             keep=1,
         )
-        scaled = kernel.op.gate == "scaled"
+        gate = kernel.op.gate_of(name)
         for (regime, found), part in zip(parts, outcome.tallies, strict=True):
             special, of_class = regime.name == NONFINITE, class_of(regime, found)
             promised = kernel.limit_of(subject.dtype, of_class, name) if of_class else None
@@ -246,7 +248,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             limit = promised * widened
             if case.fill == CONFIDENT:  # a loss of such a row is what is left of 1, which no format keeps
                 limit += math.inf if name in kernel.op.all_outputs else _ROUNDED_ARGUMENT
-            upper = value_of(part.maximum(kernel.op.gate).upper)
+            upper = value_of(part.maximum(gate).upper)
             within = upper <= limit and not part.nan
             if not special:
                 largest = max(largest, upper)
@@ -255,15 +257,23 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             error, index = value_of(part.leaders[0].upper), part.leaders[0].place
             judged = outcome.exact[index]
             worst = describe(
-                kernel.op, case, problem, name, got, index, judged, subject.target, scaled=error if scaled else None
+                kernel.op,
+                case,
+                problem,
+                name,
+                got,
+                index,
+                judged,
+                subject.target,
+                scaled=None if gate == "plain" else error,
             )
             lines = {
                 "at": f"{name} {list(worst.index)}",
                 **worst.inputs,
                 "got": f"{worst.got} ({worst.got_hex})",
                 "truth": worst.truth,
-                "error": f"{error:.6g} ULP" + (" of scale" if scaled else ""),
-                "limit": f"{limit:g} ULP",
+                "error": f"{error:.6g}{UNIT[gate]}",
+                "limit": f"{limit:g}{UNIT[gate]}",
             }
             rule = "wrong at an infinite or NaN input" if special else "beyond the kernel's own limit"
             raise Broken(rule, case, lines, result=name, index=index, error=error, limit=limit)
@@ -301,6 +311,8 @@ def _proven_within(
     """
     largest = 0.0
     scaled = kernel.op.gate == "scaled"
+    if kernel.op.gate == "noise":
+        return _within_noise(kernel, problem, results, truths, kinds, limit)
     for fmt in set(kinds.values()):
         names = [name for name in truths if kinds[name] is fmt]
         if not names:
@@ -328,6 +340,32 @@ def _proven_within(
                 return None
             magnitude = exact
         largest = max(largest, float(magnitude.max()))
+    return largest
+
+
+def _within_noise(
+    kernel: Kernel,
+    problem: Problem,
+    results: dict[str, Tensor],
+    truths: dict[str, Truth],
+    kinds: dict[str, Format],
+    limit: float,
+) -> float | None:
+    """The same of a program's results, whose errors are told in units of its noise."""
+    largest, dtype = 0.0, next(value.dtype for value in problem.inputs.values() if value is not None)
+    for name, truth in truths.items():
+        got = results[name]
+        if name in kernel.op.integers:
+            got = got if kernel.op.settled is None else kernel.op.settled(problem, name, got)
+        near, floor = truth.for_result(got), kernel.noise_floor(formats.of(dtype).name, name)
+        unit = truth.unit(kernel.op.gate_of(name), floor)
+        found = errors(got, near.value, kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy)
+        upper = found.ulp.abs() + found.width
+        if found.scaled is not None and found.scaled_width is not None:
+            upper = found.scaled.abs() + found.scaled_width
+        if not bool(((upper <= limit) & ~found.nonfinite).all()):
+            return None
+        largest = max(largest, float(upper.max()))
     return largest
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from verify import ops
 from verify.cases import Case
 from verify.cases.explicit import spell
+from verify.declare.promises import DEFAULT_NOISE
 from verify.errors import UsageError
 from verify.measure.element import describe
 from verify.measure.judge import judge_result
@@ -18,7 +19,7 @@ from verify.ops.op import Op, Problem
 from verify.records.record import value_of
 from verify.truth import formats
 from verify.truth.fast import evaluate
-from verify.truth.figure import shown
+from verify.truth.figure import UNIT, shown
 from verify.truth.ulp import Policy
 
 SPELLED = 32  # elements that a command in a message spells out
@@ -41,8 +42,8 @@ def assert_ulp(
 
     `inputs` are the tensors that the kernel received, in the op's order (None for an absent one). For a
     gradient, `result` is its name, such as "dx", and `upstream` the gradients that arrived at the outputs.
-    Ops that cancel are judged by the scaled error, as in `verify run`. The message says how many elements fail, and has
-    the worst input with its bits.
+    Ops that cancel are judged by the scaled error, programs of `like=` also by their noise, as in `verify run`. The
+    message says how many elements fail, and has the worst input with its bits.
     """
     __tracebackhide__ = True  # of pytest: what failed is the line that calls this
     definition = op if isinstance(op, Op) else ops.get(op)
@@ -69,23 +70,26 @@ def assert_ulp(
         raise AssertionError(
             f"{definition.name}.{result} has shape {tuple(truth.value.shape)}; received {tuple(actual.shape)}"
         )
-    outcome = judge_result(definition, problem, result, actual, truth, fmt, policy=policy or Policy())
+    floor, limit = 0.0, max_ulp
+    if definition.gate_of(result) == "noise":  # beside that a program's noise is right
+        floor, limit = (max_ulp - 0.5) / DEFAULT_NOISE, DEFAULT_NOISE
+    outcome = judge_result(definition, problem, result, actual, truth, fmt, policy=policy or Policy(), floor=floor)
     tally = outcome.tallies[0]
-    upper = value_of(tally.maximum(definition.gate).upper)
+    upper = value_of(tally.maximum(definition.gate_of(result)).upper)
     # not (x <= bound): a NaN must fail
-    if not (upper <= max_ulp) or tally.nan:
+    if not (upper <= limit) or tally.nan:
         index, found = tally.leaders[0].place, outcome.errors
         case = _case(definition, problem, result, actual, index)
         error = value_of(tally.leaders[0].upper)
-        scaled = definition.gate == "scaled" and found.scaled is not None
+        scaled = found.scaled is not None
         worst = describe(
             definition, case, problem, result, actual, index, outcome.exact[index], "FILE.py::KERNEL", scaled=None
         )
         size, width = (found.scaled, found.scaled_width) if scaled else (found.ulp, found.width)
         assert size is not None and width is not None
-        failing = max(1, int((~(size.abs() + width <= max_ulp)).sum()))
+        failing = max(1, int((~(size.abs() + width <= limit)).sum()))
         at = f"[{', '.join(map(str, worst.index))}]"
-        off = f"{shown(error)} {'ULP of scale' if scaled else 'ULP'} off at {at}, the bound is {max_ulp:g}"
+        off = f"{shown(error)}{UNIT[definition.gate_of(result)]} off at {at}, the bound is {limit:g}"
         lines = [
             f"{definition.name}.{result} is {off}; {failing:,} of {actual.numel():,} elements fail",
             *(f"  {name:<7} {text}" for name, text in worst.inputs.items()),

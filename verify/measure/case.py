@@ -24,9 +24,10 @@ from verify.measure.element import describe
 from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
+from verify.measure.trivial import trivial_answers
 from verify.ops.op import Fast, Largest, Op, Point, Problem, Regime
 from verify.records.readings import APART, BEYOND, NONFINITE
-from verify.records.record import Worst, value_of
+from verify.records.record import ORDINARY, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, compared_everywhere, device_kind, truth_of
 from verify.truth.figure import LEAST
@@ -58,6 +59,7 @@ class Piece(msgspec.Struct, frozen=True):
     curve: list[Peak]
     operand: str
     edges: tuple[float, ...]
+    trivial: dict[str, Tally] = {}
 
 
 Pieces = dict[str, dict[str, Piece]]  # of one case, by who gave the results (`KERNEL`, `BASELINE`, a mode) and result
@@ -80,6 +82,7 @@ class Collected:
     curve: list[Peak] = field(default_factory=list)  # places number the elements of all cases
     operand: Format | None = None  # of the operand that the curve is about
     edges: tuple[float, ...] = ()  # of the bins of the curve
+    trivial: dict[str, Tally] = field(default_factory=dict)  # trivial answers, judged on ordinary inputs
 
     def __post_init__(self) -> None:
         self.digest = Digest(self.fmt)
@@ -88,6 +91,8 @@ class Collected:
         """Merge one case in: the results do not depend on where it was judged, nor when."""
         for key, part in piece.parts.items():
             self.parts[key] = self.parts.get(key, Tally()).merge(part)
+        for name, part in piece.trivial.items():
+            self.trivial[name] = self.trivial.get(name, Tally()).merge(part)
         self.bounds |= piece.bounds
         self.cases.append(case)
         self.escalated += piece.escalated
@@ -133,6 +138,8 @@ class Question:
     policy: Policy
     seed: int
     largest: Largest | None
+    floors: dict[str, float]  # the least noise of each result, in ULP
+    limits: dict[str, float]  # of each result on ordinary inputs
 
     @property
     def on_host(self) -> bool:
@@ -171,6 +178,8 @@ def question_of(
         policy=kernel.policy,
         seed=seed,
         largest=kernel.largest.get(case.dtype),
+        floors={name: kernel.noise_floor(case.dtype, name) for name in wanted},
+        limits={name: kernel.limit(case.dtype, name) for name in wanted},
     )
 
 
@@ -235,58 +244,74 @@ def judge_case(
 
     truths = {name: question.truth(kernel.op, name) for name in question.fast}
     pieces: Pieces = {}
-    for by, results in given.items():
+    theirs: dict[str, Tensor] = {}  # where PyTorch's results are within the limit
+    for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):
         own = by != BASELINE
-        pieces[by] = _pieces(
+        judging = _Judging(
             question,
             truths,
-            results,
-            known.get(by, {}),
             parts,
             keep=keep if own else 1,
             sample=sample if own else 0,
             open_limit=open_limit if own else open_limit_peer,
             each=own and not kernel.peer,
+            trivial=by == KERNEL and not kernel.peer and not group.pinned,
+            theirs=theirs,
         )
-    return pieces
+        pieces[by] = judging.pieces(results, known.get(by, {}))
+    return {by: pieces[by] for by in given}
 
 
-def _pieces(
-    question: Question,
-    truths: dict[str, Truth],
-    results: dict[str, Tensor],
-    known: dict[str, Collected],
-    parts_of: Callable[[str, tuple[int, ...]], tuple[Tensor | None, Parts]],
-    *,
-    keep: int,
-    sample: int,
-    open_limit: int,
-    each: bool,
-) -> dict[str, Piece]:
-    """Every result of one case judged; with `each` also the worst element of every regime."""
-    op, problem = question.op, question.problem
-    pieces = {}
-    for name, truth in truths.items():
-        if name not in results:
-            continue
-        got = results[name].to(truth.value.device)
-        segments, parts = parts_of(name, tuple(got.shape))
+@dataclass(frozen=True)
+class _Judging:
+    """How the results of one case are judged, for a kernel, a mode of inference or PyTorch.
+
+    `each` also keeps the worst element of every regime. `theirs` collects, by result, the elements at which PyTorch is
+    within the limit; other results are compared with it.
+    """
+
+    question: Question
+    truths: dict[str, Truth]
+    parts_of: Callable[[str, tuple[int, ...]], tuple[Tensor | None, Parts]]
+    keep: int
+    sample: int
+    open_limit: int
+    each: bool
+    trivial: bool
+    theirs: dict[str, Tensor]
+
+    def pieces(self, results: dict[str, Tensor], known: dict[str, Collected]) -> dict[str, Piece]:
+        """Every result of one case judged."""
+        question = self.question
+        found = {}
+        for name, truth in self.truths.items():
+            if name in results:
+                before = known.get(name) or Collected(fmt=question.formats[name])
+                found[name] = self._piece(name, truth, results[name].to(truth.value.device), before)
+        return found
+
+    def _piece(self, name: str, truth: Truth, got: Tensor, before: Collected) -> Piece:
+        question = self.question
+        op, fmt = question.op, question.formats[name]
+        segments, parts = self.parts_of(name, tuple(got.shape))
         outcome = judge_result(
             op,
             question.host,
             name,
             got,
             truth,
-            question.formats[name],
+            fmt,
             policy=question.policy,
             segments=segments,
             n_segments=len(parts),
             seed=question.seed,
-            sample=sample,
-            keep=keep,
-            open_limit=open_limit,
+            floor=question.floors[name],
+            sample=self.sample,
+            keep=self.keep,
+            open_limit=self.open_limit,
             rounds=ROUNDS_GRAPH if op.kind == "graph" else CONTENDER_ROUNDS,
         )
+        outcome = self._compared(name, outcome, segments, len(parts))
         tallies: dict[tuple[str, str], Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
             if part.n:
@@ -294,13 +319,12 @@ def _pieces(
                 tallies[key] = tallies.get(key, Tally()).merge(part.without_places())
         curve, operand, edges = list[Peak](), "", tuple[float, ...]()
         if op.kind == "elementwise":
-            values = deciding_values(op, problem, name).detach().reshape(-1)
-            fmt = formats.of(values.dtype)
-            operand, edges = fmt.name, edges_for(op, problem.params, fmt)
+            values = deciding_values(op, question.problem, name).detach().reshape(-1)
+            of_operand = formats.of(values.dtype)
+            operand, edges = of_operand.name, edges_for(op, question.problem.params, of_operand)
             curve = _curve(values, edges, outcome, segments, parts)
-        before = known.get(name) or Collected(fmt=question.formats[name])
-        worst, special, of_each = _new_worst(question, name, got, outcome, parts, before, each=each)
-        pieces[name] = Piece(
+        worst, special, of_each = _new_worst(question, name, got, outcome, parts, before, each=self.each)
+        return Piece(
             parts=tallies,
             bounds={regime.name: regime for (regime, _), part in zip(parts, outcome.tallies, strict=True) if part.n},
             worst=worst,
@@ -311,8 +335,40 @@ def _pieces(
             curve=curve,
             operand=operand,
             edges=edges,
+            trivial=self._trivial(name, truth, fmt, segments, parts) if self.trivial else {},
         )
-    return pieces
+
+    def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
+        """The outcome with the elements counted that are beyond the limit where PyTorch's are within it."""
+        limit, found = self.question.limits[name], outcome.errors
+        figure, width = (found.ulp, found.width) if found.scaled is None else (found.scaled, found.scaled_width)
+        assert width is not None
+        if not self.each and name not in self.theirs:  # PyTorch's own, which is judged first
+            self.theirs[name] = (figure.abs() + width <= limit) & ~found.nonfinite
+            return outcome
+        if name not in self.theirs:
+            return outcome
+        beyond = ~(figure.abs() - width <= limit) | found.nonfinite
+        worse = beyond & self.theirs[name].to(beyond.device) & ~found.undecided
+        if not bool(worse.any()):
+            return outcome
+        member = torch.zeros_like(worse, dtype=torch.int64) if segments is None else segments.reshape(-1)
+        counts = torch.bincount(member[worse & (member >= 0)], minlength=count).tolist()
+        tallies = [
+            msgspec.structs.replace(part, worse=many) for part, many in zip(outcome.tallies, counts, strict=True)
+        ]
+        return replace(outcome, tallies=tallies)
+
+    def _trivial(self, name: str, truth: Truth, fmt: Format, segments: Tensor | None, parts: Parts) -> dict[str, Tally]:
+        question = self.question
+        ordinary = torch.tensor([class_of(*part) == ORDINARY and part[0].name not in APART for part in parts])
+        if segments is None:
+            mine = torch.full((truth.value.numel(),), bool(ordinary[0]), device=truth.value.device)
+        else:
+            member = segments.reshape(-1)
+            mine = ordinary.to(member.device)[member.clamp(min=0)] & (member >= 0)
+        unit = truth.unit(question.op.gate_of(name), question.floors[name])
+        return trivial_answers(question.problem, name, truth, fmt, unit, question.policy, mine, question.seed)
 
 
 def _curve(
@@ -343,7 +399,7 @@ def _new_worst(
 ) -> tuple[list[tuple[float, Worst]], list[tuple[float, Worst]], dict[tuple[str, str], tuple[float, Worst]]]:
     """The worst elements of one case that are worse than those known; of infinite and NaN inputs; of each part."""
     op, case, problem, target = question.op, question.case, question.host, question.target
-    scaled = op.gate == "scaled"
+    scaled = op.gate_of(result) != "plain"
     described: dict[int, Worst] = {}
 
     def element(error: float, index: int) -> Worst:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from verify.measure.tally import BINS, CAP, KEEP, LOWEST, SUB_BITS, UNIT, BinCou
 from verify.records.record import Number, number
 from verify.truth.ulp import Errors
 
+_FAR = math.sqrt(CAP)  # of an error whose square is added up
 _FLAGS = ("misrounded", "undecided", "nonfinite", "nan")
 _COMBINATIONS = 1 << len(_FLAGS)
 
@@ -30,17 +32,20 @@ class Counts:
     capped: Tensor  # the fixed-point sum of the mean
     bins: Tensor  # of plain errors, as in `Tally.counts`
     scaled_bins: Tensor | None
+    sums: Tensor  # of the errors away from zero, of their squares, and how many they are: fixed-point, three in a row
 
     def plus(self, other: Counts) -> Counts:
         """Of both sets of elements."""
         scaled = self.scaled_bins
         if scaled is not None and other.scaled_bins is not None:
             scaled = scaled + other.scaled_bins
-        return Counts(self.flags + other.flags, self.capped + other.capped, self.bins + other.bins, scaled)
+        flags, capped, bins = self.flags + other.flags, self.capped + other.capped, self.bins + other.bins
+        return Counts(flags, capped, bins, scaled, self.sums + other.sums)
 
     def tallies(self) -> list[Tally]:
         """One tally per segment, its maxima and leaders still unknown."""
         flags, capped, bins = self.flags.tolist(), self.capped.tolist(), self.bins.cpu()
+        sums = self.sums.tolist()
         scaled = None if self.scaled_bins is None else self.scaled_bins.cpu()
         return [
             Tally(
@@ -48,6 +53,9 @@ class Counts:
                 capped_sum=capped[segment],
                 counts=in_use(bins[segment]),
                 scaled_counts=[] if scaled is None else in_use(scaled[segment]),
+                outward=sums[segment][0],
+                squares=sums[segment][1],
+                weighed=sums[segment][2],
                 **{
                     name: sum(row[at] for at in range(_COMBINATIONS) if at >> bit & 1)
                     for bit, name in enumerate(_FLAGS)
@@ -118,14 +126,21 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
     flags = torch.zeros_like(found.ulp, dtype=torch.int64)
     for bit, name in enumerate(_FLAGS):
         flags += getattr(found, name).to(torch.int64) << bit
-    fixed = (magnitude.clamp(max=CAP) * UNIT).round().to(torch.int64)
-    if owner is None:
-        capped = fixed.sum().reshape(1)
-    else:
-        capped = reduced(fixed, owner, n_segments + 1, "sum", 0)[:n_segments]
+
+    def added(values: Tensor) -> Tensor:
+        fixed = (values.clamp(-CAP, CAP) * UNIT).round().to(torch.int64)
+        if owner is None:
+            return fixed.sum().reshape(1)
+        return reduced(fixed, owner, n_segments + 1, "sum", 0)[:n_segments]
+
+    # an infinite error is the largest; an element of which nothing is known, or whose value nothing rounds, has none
+    outward = found.ulp if found.outward is None else found.outward
+    weighed = ~torch.isnan(outward) & ~(found.undecided & (found.ulp == 0))
+    outward = torch.where(weighed, outward.clamp(-_FAR, _FAR), 0.0)
     return Counts(
         flags=per_segment(flags, _COMBINATIONS),
-        capped=capped,
+        capped=added(magnitude),
+        sums=torch.stack([added(outward), added(outward * outward), added(weighed.double()) // int(UNIT)], 1),
         bins=per_segment((found.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude), 2 * BINS),
         scaled_bins=None if found.scaled is None else per_segment(bin_of(found.scaled.abs()), BINS),
     )

@@ -24,7 +24,7 @@ from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Op, Problem
 from verify.records.record import number
 from verify.truth.exact import Judged, judge_known
-from verify.truth.fast import Truth, check_bound
+from verify.truth.fast import Truth, check_bound, decided
 from verify.truth.formats import Format, named
 from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bits
 
@@ -56,12 +56,13 @@ def judge_result(
     segments: Tensor | None = None,
     n_segments: int = 1,
     seed: int = 0,
+    floor: float = 0.0,
     sample: int = SAMPLE,
     keep: int = KEEP,
     open_limit: int = OPEN_LIMIT,
     rounds: int = CONTENDER_ROUNDS,
 ) -> JudgedResult:
-    """Judge one output tensor. `segments` numbers the regime of each element.
+    """Judge one output tensor. `segments` numbers the regime of each element. `floor` is the least noise, in ULP.
 
     `keep` is how many of the worst elements of each regime are judged exactly besides the maximum itself, `open_limit`
     how many of those whose rounding is open: the others are counted as undecided. `rounds` is how often those are
@@ -76,7 +77,7 @@ def judge_result(
         fmt,
         low=near.low,
         bound=near.bound,
-        scale=truth.scale if op.gate == "scaled" else None,
+        scale=truth.unit(op.gate_of(result), floor),
         policy=policy,
     )
     size = found.ulp.numel()
@@ -96,7 +97,8 @@ def judge_result(
         fresh = [index for index in indices if index not in exact]
         if not fresh:
             return {}
-        points = op.points(problem, result, fresh)
+        pairs = zip(fresh, op.points(problem, result, fresh), strict=True)
+        points = [decided(point, truth, near, index) for index, point in pairs]
         bits = patterns[torch.tensor(fresh, device=patterns.device)].tolist()
         for index, point, pattern in zip(fresh, points, bits, strict=True):
             given[index] = pattern & ((1 << fmt.bits) - 1)
@@ -165,9 +167,18 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
     verdicts = list(exact.values())
     known = [0.0] * len(verdicts)
     scaled, scaled_width = found.scaled, found.scaled_width
-    if scaled is not None and scaled_width is not None and found.scale_exponent is not None:
-        units = found.scale_exponent[where].tolist()
-        figures = [item.scaled(unit) for item, unit in zip(verdicts, units, strict=True)]
+    if scaled is not None and scaled_width is not None:
+        if (yardstick := found.yardstick) is not None:
+            noise, spread = (
+                [0.0] * len(verdicts) if each is None else each[where].tolist()
+                for each in (yardstick.noise, yardstick.spread)
+            )
+            rows = zip(verdicts, noise, spread, strict=True)
+            figures = [item.in_noise(unit, free, yardstick.floor) for item, unit, free in rows]
+        else:
+            assert found.scale_exponent is not None
+            units = found.scale_exponent[where].tolist()
+            figures = [item.scaled(unit) for item, unit in zip(verdicts, units, strict=True)]
         scaled, scaled_width = _replaced(scaled, where, figures), _replaced(scaled_width, where, known)
     # whether a zero has the right sign is the fast pass's word: an exact zero has none
     wrong = torch.tensor([item.misrounded for item in verdicts], device=device)

@@ -28,7 +28,7 @@ from verify.measure.elsewhere import Run
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
 from verify.measure.trying import Trying
-from verify.records.record import Basis, Gap, KernelRun, Origin, Result, SpecialValue
+from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin, Result, SpecialValue
 from verify.truth import formats
 from verify.truth.ulp import pattern_at
 from verify.workers.beside import Forks
@@ -109,8 +109,8 @@ def measure_kernel(
     differs = "" if kernel.peer else calls.difference([result for result in results if result.status == "wrong"])
     if gaps and not results and status == "ok":
         status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
-    if status == "ok" and any(result.status == "wrong" for result in results):
-        status = "wrong"
+    if status == "ok":
+        status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
     return KernelRun(
         name=kernel.name,
         target=target,
@@ -303,7 +303,7 @@ def _result(
     special_values: list[SpecialValue],
 ) -> Result:
     findings = item.findings
-    judged = check_limit(kernel, dtype, name, item.parts)
+    judged = check_limit(kernel, dtype, name, item.parts, item.trivial)
     lists = [item.worst, item.special]
     if judged.only_special:  # first the inputs that the reason names
         lists.reverse()

@@ -15,19 +15,23 @@ from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
     CLASSES,
     EXTREME,
+    ORDINARY,
     Basis,
     ClassFigures,
     Curve,
     Figures,
     RegimeFigures,
     Result,
+    ResultStatus,
     Worst,
     value_of,
 )
-from verify.truth.figure import shown
+from verify.truth.figure import UNIT, shown, signed
 
 KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's
 KEEP_SPECIAL = 3  # of the worst elements of infinite and NaN inputs
+FEWEST, RMS_LIMIT = 16, 2.0  # elements from which a root mean square is judged, and its limit
+SURE = 3.0  # standard errors by which a mean has to be beyond its limit
 _UNBOUNDED = Regime("", math.nan, math.nan)
 
 
@@ -72,6 +76,8 @@ class LimitCheck:
     reason: str
     only_special: bool  # wrong at infinite or NaN inputs alone
     classes: Mapping[str, ClassCheck]
+    status: ResultStatus = "ok"
+    trivial: str = ""  # a trivial answer that is right, or why a vacuous result is accepted
 
 
 def finite(parts: Mapping[PartName, Tally], of_class: str | None = None) -> Tally:
@@ -83,29 +89,107 @@ def finite(parts: Mapping[PartName, Tally], of_class: str | None = None) -> Tall
     return merged
 
 
-def check_limit(kernel: Kernel, dtype: str, result: str, parts: Mapping[PartName, Tally]) -> LimitCheck:
-    """The verdict on the tallies of one result by the kernel's own limits, that of ordinary inputs first."""
-    classes = {}
+def check_limit(
+    kernel: Kernel,
+    dtype: str,
+    result: str,
+    parts: Mapping[PartName, Tally],
+    trivial: Mapping[str, Tally] | None = None,
+) -> LimitCheck:
+    """The verdict on the tallies of one result by the kernel's own limits, that of ordinary inputs first.
+
+    `trivial` are the tallies of trivial answers on ordinary inputs, by what they are called.
+    """
+    classes: dict[str, ClassCheck] = {}
+    found: list[tuple[ResultStatus, str, bool]] = []
+    gate = kernel.op.gate_of(result)
+    bias = kernel.max_bias.get(result, kernel.max_bias.get("", math.inf))
     for name in CLASSES:
-        figures, limit = finite(parts, name).figures(), kernel.limit_of(dtype, name, result)
-        if figures.n:
-            classes[name] = ClassCheck(figures, limit, _beyond(figures, kernel.op.gate, limit, name))
-    if wrong := [item.reason for item in classes.values() if item.reason]:
-        return LimitCheck(wrong[0], False, classes)
+        counted, limit = finite(parts, name), kernel.limit_of(dtype, name, result)
+        figures = counted.figures()
+        if not figures.n:
+            continue
+        status, reason = _judged(figures, gate, limit, name)
+        if not reason and limit is not None:
+            status, reason = _on_average(figures, gate, name, bias)
+        if limit is None and counted.worse:
+            status, reason = "wrong", _worse(counted.worse, figures.n, name)
+        classes[name] = ClassCheck(figures, limit, reason)
+        if reason:
+            found.append((status, reason, False))
     limit = kernel.limit_of(dtype, EXTREME, result)
-    special = parts.get((NONFINITE, EXTREME), Tally()).figures()
+    counted = parts.get((NONFINITE, EXTREME), Tally())
+    special = counted.figures()
+    judged = _upper(special, gate)
     if special.nonfinite and limit is not None:
-        return LimitCheck(only_at_special(special.nonfinite), True, classes)
-    judged = _upper(special, kernel.op.gate)
-    if special.n and limit is not None and not judged <= limit:
-        return LimitCheck(f"{shown(judged)} ULP at an infinite input, the limit is {limit:g}", True, classes)
-    return LimitCheck("", False, classes)
+        found.append(("wrong", only_at_special(special.nonfinite), True))
+    elif counted.worse and limit is None:
+        found.append(("wrong", _worse(counted.worse, special.n, "infinite or NaN"), True))
+    elif special.n and limit is not None and not judged <= limit:
+        told = f"{shown(judged)}{UNIT[gate]} at an infinite input, the limit is {limit:g}"
+        found.append(("wrong", told, True))
+    found.sort(key=lambda each: each[0] != "wrong")  # stable: the class that weighs most first
+    empty, accepted = _vacuous(kernel, dtype, result, finite(parts, ORDINARY), trivial or {})
+    if not found and empty and not accepted:
+        found.append(("vacuous", empty, False))
+    status, reason, special_only = found[0] if found else ("ok", "", False)
+    return LimitCheck(reason, special_only, classes, status, accepted or ("" if empty else _right(trivial or {})))
 
 
-def _beyond(figures: Figures, gate: str, limit: float | None, of_class: str) -> str:
+def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> tuple[ResultStatus, str]:
+    """The verdict on the maximum of one class, and why."""
     judged = _upper(figures, gate)
     # not (x <= limit): a NaN must fail
-    return "" if limit is None or judged <= limit else _over_the_limit(figures, judged, limit, gate, of_class)
+    if limit is None or judged <= limit:
+        if limit is not None and figures.open:
+            return "undecided", f"nothing is known of {figures.open:,} of {figures.n:,} elements on {of_class} inputs"
+        return "ok", ""
+    proven = figures.max_ulp if gate == "plain" else figures.scaled_max
+    undecided = not math.isnan(judged) and proven is not None and not value_of(proven) > limit
+    return "undecided" if undecided else "wrong", _over_the_limit(figures, judged, limit, gate, of_class)
+
+
+def _on_average(figures: Figures, gate: str, of_class: str, max_bias: float) -> tuple[ResultStatus, str]:
+    """The verdict on the root mean square and on the mean of one class."""
+    if gate == "noise" and figures.weighed >= FEWEST and figures.rms is not None and not figures.rms <= RMS_LIMIT:
+        told = f"{shown(figures.rms)} times what noise and rounding explain, root mean square on {of_class} inputs"
+        return "wrong", f"{told}, the limit is {RMS_LIMIT:g}"
+    bias, error = figures.bias or 0.0, figures.bias_error or 0.0
+    if not abs(bias) - SURE * error <= max_bias:
+        told = f"{signed(bias)} +- {shown(error)} away from zero on average on {of_class} inputs"
+        return "wrong", f"{told}, the limit is {max_bias:g}"
+    return "ok", ""
+
+
+def _worse(count: int, of: int, inputs: str) -> str:
+    return f"worse than PyTorch at {count:,} of {of:,} {inputs} inputs: beyond the limit where PyTorch is within"
+
+
+def _vacuous(kernel: Kernel, dtype: str, result: str, own: Tally, trivial: Mapping[str, Tally]) -> tuple[str, str]:
+    """Why the limit says nothing about a result, and why its declaration accepts that; empty where it does."""
+    gate, limit = kernel.op.gate_of(result), kernel.limit(dtype, result)
+    accepted = kernel.vacuous.get(result, "")
+    if own.n and 2 * own.open > own.n:
+        return f"nothing is known of {own.open:,} of {own.n:,} elements on ordinary inputs", accepted
+    whole = max((each.n for each in trivial.values()), default=0)
+    for name, each in trivial.items():
+        figures = each.figures()
+        passes = _judged(figures, gate, limit, ORDINARY)[0] != "wrong"
+        passes = passes and _on_average(figures, gate, ORDINARY, math.inf)[0] == "ok"
+        if each.n == whole and passes and not _is_right(each):
+            return f"{name} would pass: the limit of {limit:g}{UNIT[gate]} says nothing on ordinary inputs", accepted
+    return "", ""
+
+
+def _is_right(answer: Tally) -> bool:
+    """True if a trivial answer is the correctly rounded truth throughout."""
+    return not answer.misrounded and not answer.nan and value_of(answer.plain.seen) <= 0.5
+
+
+def _right(trivial: Mapping[str, Tally]) -> str:
+    whole = max((each.n for each in trivial.values()), default=0)
+    right = [name for name, each in trivial.items() if each.n == whole and _is_right(each)]
+    return f"on ordinary inputs {right[0]} {'is' if right[0].startswith('a ') else 'are'} right" if right else ""
 
 
 def result_of(
@@ -159,9 +243,11 @@ def result_of(
         output=output,
         dtype=dtype,
         basis=basis,
-        gate=kernel.op.gate,
+        gate=kernel.op.gate_of(result),
         limit=kernel.limit(dtype, result),
-        status="wrong" if judged.reason else "ok",
+        ulp_limit=kernel.ulp_limit(dtype, result) if kernel.op.gate_of(result) == "noise" else None,
+        trivial=judged.trivial,
+        status=judged.status,
         reason=judged.reason,
         figures=counted.figures(),
         regimes=regimes,
@@ -180,22 +266,22 @@ def result_of(
 
 def _upper(figures: Figures, gate: str) -> float:
     """The upper end of the maximum that is judged."""
-    upper = figures.scaled_upper if gate == "scaled" else figures.max_upper
+    upper = figures.max_upper if gate == "plain" else figures.scaled_upper
     return math.nan if upper is None else value_of(upper)
 
 
 def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str, of_class: str) -> str:
-    unit = "scaled ULP" if gate == "scaled" else "ULP"
+    unit = UNIT[gate]
     inputs = f"{of_class} inputs".lstrip()
     if math.isnan(judged):
         return f"NaN at {figures.nonfinite:,} of {figures.n:,} {inputs} whose exact answer is a number"
     if math.isinf(judged) and figures.nonfinite:
         return f"infinite or unbounded error at {figures.nonfinite:,} of {figures.n:,} {inputs}"
     on = f" on {inputs}" if of_class else ""
-    proven = figures.scaled_max if gate == "scaled" else figures.max_ulp
+    proven = figures.max_ulp if gate == "plain" else figures.scaled_max
     if proven is not None and not value_of(proven) > limit:
-        return f"not proven within {limit:g} {unit}{on}: up to {shown(judged)} cannot be excluded"
-    return f"{shown(judged)} {unit}{on}, the limit is {limit:g}"
+        return f"not proven within {limit:g}{unit}{on}: up to {shown(judged)} cannot be excluded"
+    return f"{shown(judged)}{unit}{on}, the limit is {limit:g}"
 
 
 def only_at_special(count: int) -> str:

@@ -52,6 +52,9 @@ class Maximum(msgspec.Struct, frozen=True, array_like=True):
 class Tally(msgspec.Struct, frozen=True):
     """Statistics of one set of elements. Plain errors and errors relative to the scale are counted apart.
 
+    `worse` counts the elements beyond the limit at which PyTorch's result is within it.
+    `outward` adds up the errors away from zero of the `weighed` elements in units of `UNIT`, `squares` their squares.
+
     `leaders` are the worst elements by the error that the op is judged by, `rest` is what the error of no other
     element exceeds; -1 where there is no other, or none with an error.
     """
@@ -69,6 +72,10 @@ class Tally(msgspec.Struct, frozen=True):
     scaled: Maximum | None = None
     leaders: list[Leader] = []
     rest: Number = -1.0
+    outward: int = 0
+    squares: int = 0
+    weighed: int = 0
+    worse: int = 0
 
     def merge(self, other: Tally) -> Tally:
         """The tally of both sets together. Places of leaders must come from one numbering."""
@@ -93,6 +100,10 @@ class Tally(msgspec.Struct, frozen=True):
             scaled=scaled,
             leaders=leaders[:KEEP],
             rest=rest,
+            outward=self.outward + other.outward,
+            squares=self.squares + other.squares,
+            weighed=self.weighed + other.weighed,
+            worse=self.worse + other.worse,
         )
 
     def without_places(self) -> Tally:
@@ -100,12 +111,16 @@ class Tally(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, leaders=[], rest=-1.0)
 
     def maximum(self, gate: str) -> Maximum:
-        """The maximum of the figure that an op is judged by: "plain" or "scaled"."""
-        return (self.scaled or Maximum()) if gate == "scaled" else self.plain
+        """The maximum of the figure that an op is judged by."""
+        return self.plain if gate == "plain" else self.scaled or Maximum()
 
     def figures(self) -> Figures:
         """The figures that the record keeps. NaN against a number makes the maximum NaN, and in number the quantile."""
         scaled = self.scaled
+
+        weighed = UNIT * self.weighed
+        mean, square = (each / weighed if weighed else 0.0 for each in (self.outward, self.squares))
+        error = math.sqrt(max(square - mean * mean, 0.0) / self.weighed) if weighed else 0.0
 
         def p999(counts: BinCounts, upper: Number) -> Number:
             among = self.nan > self.n - math.ceil(0.999 * self.n)
@@ -124,6 +139,10 @@ class Tally(msgspec.Struct, frozen=True):
             scaled_max=None if scaled is None else "nan" if self.nan else scaled.seen,
             scaled_upper=None if scaled is None else "nan" if self.nan else scaled.upper,
             scaled_p999=None if scaled is None else p999(self.scaled_counts, scaled.upper),
+            bias=float(f"{mean:.4g}"),
+            bias_error=float(f"{error:.4g}"),
+            rms=float(f"{math.sqrt(square):.4g}"),
+            weighed=self.weighed,
         )
 
     def histogram(self) -> Histogram:

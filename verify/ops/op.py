@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from verify.records.record import Gate
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -84,6 +86,8 @@ class Fast:
     None where there is nowhere more than one. `bound` is how far the exact value may be, where the reference knows it
     itself; else the certificate does, but for `exact` elements, which are the exact value to its last bit. `unknown`
     marks elements whose value no route finds: nothing is said against any answer there, and they count as undecided.
+    `noise` is how far roundings of the definition's own steps move the value (rms). Decisions that these roundings may
+    turn over give an element an `other` right value, or move it within a `spread`: see `verify.ops.graph.noise`.
     """
 
     value: Tensor
@@ -92,11 +96,15 @@ class Fast:
     bound: Tensor | None = None
     exact: Tensor | None = None
     unknown: Tensor | None = None
+    noise: Tensor | None = None
+    spread: Tensor | None = None
+    other: Tensor | None = None
 
     def cpu(self) -> Fast:
         """The same in the memory of the host."""
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
-        rest = (None if each is None else each.cpu() for each in (self.bound, self.exact, self.unknown))
+        known = (self.bound, self.exact, self.unknown, self.noise, self.spread, self.other)
+        rest = (None if each is None else each.cpu() for each in known)
         return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest)
 
 
@@ -174,7 +182,7 @@ class Op:
     params: Params = field(default_factory=dict)
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     optional_outputs: tuple[str, ...] = ()
-    gate: Literal["plain", "scaled"] = "plain"
+    gate: Gate = "plain"
     regime_of: str = "x"
     regime_values: Callable[[Problem, str], Tensor] | None = None
     regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: ()
@@ -192,6 +200,10 @@ class Op:
     settled: Callable[[Problem, str, Tensor], Tensor] | None = None
     program: Callable[[Problem], Any] | None = None
     looked_up: Callable[[Problem, str, Fast], Fast] | None = None
+
+    def gate_of(self, result: str) -> Gate:
+        """What the error of a result is told in: integers and conditions are compared in ULP of float64."""
+        return "plain" if result in self.integers else self.gate
 
     @property
     def required_outputs(self) -> tuple[str, ...]:

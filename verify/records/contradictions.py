@@ -25,8 +25,8 @@ def contradictions(kernel: KernelRun) -> Found:
         known = asked.setdefault(result.properties, result.source) if result.properties else result.source
         if known != result.source:  # the hash covers which inputs a command tries
             yield f"{place}.source", f"a {result.source} has the property hash {result.properties} of a {known}"
-        if kernel.status == "ok" and not kernel.peer and result.status == "wrong":
-            yield f"{place}.status", f'"wrong", and the kernel {kernel.name} is "ok"'
+        if kernel.status == "ok" and not kernel.peer and result.status != "ok":
+            yield f"{place}.status", f'"{result.status}", and the kernel {kernel.name} is "ok"'
     for at, law in enumerate(kernel.laws):
         if kernel.status == "ok" and law.status == "broken":
             yield f".laws[{at}].status", f'"broken", and the kernel {kernel.name} is "ok"'

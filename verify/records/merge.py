@@ -14,7 +14,17 @@ from verify.errors import UsageError
 from verify.records.identity import sealed
 from verify.records.record import SCHEMA, KernelRun, Run, Stage
 
-_ORDER = ("skipped", "interrupted", "ok", "wrong", "timeout", "crashed", "error")  # the later one counts
+_ORDER = (
+    "skipped",
+    "interrupted",
+    "ok",
+    "vacuous",
+    "undecided",
+    "wrong",
+    "timeout",
+    "crashed",
+    "error",
+)  # the later one counts
 
 
 def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[Stage] = ()) -> Run:

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verify.records.record import Basis, Figures, KernelRun, RegimeFigures, Result, Run, Worst, value_of
+from verify.records.record import Basis, Figures, Gate, KernelRun, RegimeFigures, Result, Run, Worst, value_of
 
-Gate = Literal["plain", "scaled"]
 Source = Literal["run", "sweep", "hunt"]
 
 WHOLE = "all"  # the regime of results that have none, and of elements that lie in none
@@ -47,7 +46,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Reading:
-    """One figure of one record: `value` is what is judged, in ULP, the upper end of its interval."""
+    """One figure of one record: `value` is what is judged, in the unit of its gate, the upper end of its interval."""
 
     key: Key
     gate: Gate
@@ -136,7 +135,7 @@ def _parts(result: Result) -> list[RegimeFigures]:
 
 def judged(figures: Figures, gate: Gate) -> float:
     """What a bound is compared with: the larger of the maximum and what cannot be excluded; NaN if either is."""
-    pair = (figures.scaled_max, figures.scaled_upper) if gate == "scaled" else (figures.max_ulp, figures.max_upper)
+    pair = (figures.max_ulp, figures.max_upper) if gate == "plain" else (figures.scaled_max, figures.scaled_upper)
     values = [math.nan if value is None else value_of(value) for value in pair]
     return math.nan if any(map(math.isnan, values)) else max(values)
 
@@ -161,7 +160,7 @@ def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
     for worst in result.worst:
         if not _lies_in(worst, result, part):
             continue
-        error = worst.scaled_ulp if result.gate == "scaled" else worst.ulp
+        error = worst.ulp if result.gate == "plain" else worst.scaled_ulp
         size = math.nan if error is None else abs(value_of(error))
         # a NaN result makes the maximum NaN, and the error of its element is infinite
         if size == value or not (math.isfinite(size) or math.isfinite(value)):

@@ -20,7 +20,11 @@ Number = float | Literal["inf", "-inf", "nan"]
 # Classes of inputs, in the order of what weighs most; `verify.cases.classes` says what belongs to which.
 CLASSES = ORDINARY, DEMANDING, EXTREME = ("ordinary", "demanding", "extreme")
 
-Status = Literal["ok", "wrong", "error", "crashed", "timeout", "interrupted", "skipped"]
+# what an error is told in: ULP of the truth, ULP of the scale of its terms, the noise of the program that defines it
+Gate = Literal["plain", "scaled", "noise"]
+ResultStatus = Literal["ok", "wrong", "undecided", "vacuous"]
+RESULT_STATUSES: tuple[ResultStatus, ...] = ("ok", "vacuous", "undecided", "wrong")  # the later one counts
+Status = Literal["ok", "wrong", "undecided", "vacuous", "error", "crashed", "timeout", "interrupted", "skipped"]
 GapKind = Literal[
     "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
     "out of time",  # the time budget was spent; the same command again goes on
@@ -130,8 +134,11 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     `max_ulp` is the exactly re-judged maximum; `max_upper` is what no element can exceed given the
     certificate of the fast reference (equal to `max_ulp` unless elements remain undecided).
-    The `scaled_*` figures are relative to ulp(scale); they are None for ops without a scale of their own.
+    The `scaled_*` figures are in the unit of the gate "scaled" (ULP of the scale) or "noise" (the program's own noise,
+    beyond half a ULP); they are None for ops that are judged in ULP.
     Of the undecided elements those are `open` of which nothing is known: maximum, quantile and mean leave them out.
+    `bias` is the mean error away from zero, +- `bias_error`: in ULP, or of the gate "noise" in units of the rms that
+    noise and rounding explain. `rms` is the root mean square in these units. Both are about `weighed` elements.
     """
 
     n: int
@@ -146,6 +153,10 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     scaled_upper: Number | None = None
     scaled_p999: Number | None = None
     open: int = 0
+    bias: float | None = None
+    bias_error: float | None = None
+    rms: float | None = None
+    weighed: int = 0
 
 
 class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -221,23 +232,25 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One output or gradient of one kernel in one dtype.
 
-    `gate` says which figure is judged; `limit` is the kernel's own declaration; `status`: "ok" when the
-    judged maximum is proven within the limit, "wrong" when it is not.
+    `gate` says which figure is judged; `limit` is the kernel's own declaration. The `status` is "ok" when the judged
+    maximum is proven within the limit, "wrong" when it is proven beyond it, "undecided" when neither is, and "vacuous"
+    when trivial answers would keep the limit too. Of the gate "noise" an element is also within the limit where its
+    error is at most `ulp_limit`.
     """
 
     output: str
     dtype: str
     basis: Basis
-    gate: Literal["plain", "scaled"]
+    gate: Gate
     limit: float
-    status: Literal["ok", "wrong"]
+    status: ResultStatus
     figures: Figures
     regimes: list[RegimeFigures]
     histogram: Histogram
     worst: list[Worst]
     escalated: int  # elements judged exactly because float64 did not decide
     certificate: str  # which certificate bounded the fast reference, or "exact"
-    reason: str = ""  # why the status is "wrong", one line
+    reason: str = ""  # why the status is not "ok", one line
     baseline: Figures | None = None
     baseline_name: str = ""
     baseline_worst: list[Worst] = []
@@ -248,6 +261,9 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     special: list[SpecialValue] = []
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`: equal when no bit changed
     classes: list[ClassFigures] = []  # those that occur, in the order of CLASSES; none of a sweep or a hunt
+    ulp_limit: float | None = None
+    trivial: str = ""  # a trivial answer that is itself right, or why a vacuous result is accepted
+    blind: list[str] = []  # errors of the definition that the limit would not notice, one line each
     format: str = (
         ""  # of the result, in whose ULP it is judged, where that is not `dtype`, which says what cases it has
     )
@@ -435,10 +451,10 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
-        """fail: something is wrong. incomplete: nothing wrong seen, but something was not measured."""
+        """fail: something is wrong. incomplete: nothing wrong seen, but something was not measured, or not decided."""
         judged = [kernel.status for kernel in self.kernels if not kernel.peer]
         if set(judged) & {"wrong", "error", "crashed", "timeout"}:
             return "fail"
-        if self.incomplete or "ok" not in judged:
+        if self.incomplete or "ok" not in judged or set(judged) & {"undecided", "vacuous"}:
             return "incomplete"
         return "pass"

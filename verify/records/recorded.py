@@ -71,7 +71,7 @@ def _results(run: Run) -> Iterator[tuple[KernelRun, Result]]:
 
 
 def _error(item: Result, worst: Worst) -> float:
-    error = worst.scaled_ulp if item.gate == "scaled" and worst.scaled_ulp is not None else worst.ulp
+    error = worst.scaled_ulp if item.gate != "plain" and worst.scaled_ulp is not None else worst.ulp
     return abs(value_of(error))
 
 

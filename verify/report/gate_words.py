@@ -88,7 +88,7 @@ def error(reading: Reading) -> str:
 def figure(reading: Reading) -> str:
     """`0.91 ULP`, `0.91 ULP scaled`, `NaN`."""
     text = error(reading)
-    return text if text == "NaN" else f"{text} ULP" + (" scaled" if reading.gate == "scaled" else "")
+    return text if text == "NaN" else text + words.UNIT[reading.gate]
 
 
 def bound_text(bound: Bound | None) -> str:
@@ -149,7 +149,7 @@ def where(worst: Worst) -> str:
 def there(reading: Reading) -> str:
     """The error of the worst element itself, where that is not the figure that is judged; else nothing."""
     assert reading.worst is not None
-    found = reading.worst.scaled_ulp if reading.gate == "scaled" else reading.worst.ulp
+    found = reading.worst.ulp if reading.gate == "plain" else reading.worst.scaled_ulp
     size = math.nan if found is None else abs(value_of(found))
     if not math.isfinite(size) or not reading.finite or error(reading) == shown(size):
         return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from verify.records.readings import decimal
@@ -17,9 +17,9 @@ from verify.records.record import (
     CLASSES,
     ORDINARY,
     Figures,
+    Gate,
     KernelRun,
     LawRun,
-    Number,
     Result,
     Run,
     Unmeasured,
@@ -28,6 +28,7 @@ from verify.records.record import (
     value_of,
 )
 from verify.report.gaps import FEW, GapLine, gathered
+from verify.report.judged import beside_pytorch, judged, promised, rank
 from verify.report.words import (
     LONG,
     at_least,
@@ -42,11 +43,11 @@ from verify.report.words import (
     truth,
     ulp,
 )
-from verify.truth.figure import COUNTABLE
+from verify.truth.figure import COUNTABLE, UNIT
 
 HUGE = 65_504.0  # a magnitude beyond which squares and sums are what overflows
 FIRST = 100  # characters of the first line of what was printed
-Kind = Literal["rounded", "faithful", "within", "wrong"]
+Kind = Literal["rounded", "faithful", "within", "wrong", "undecided", "vacuous"]
 
 FAILED = ("wrong", "crashed", "timeout", "error")
 STATUS_WORD = {
@@ -55,20 +56,12 @@ STATUS_WORD = {
     "error": "error",
     "crashed": "crashed",
     "timeout": "timed out",
+    "undecided": "undecided",
+    "vacuous": "vacuous",
     "interrupted": "interrupted",
     "skipped": "skipped",
     "peer": "peer",
 }
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The figures of one implementation that its result is judged by: plain or scaled."""
-
-    maximum: Number
-    upper: Number
-    p999: Number
-    open: bool = False  # nothing is known of some elements, which the figures leave out
 
 
 @dataclass(frozen=True)
@@ -81,38 +74,29 @@ class Found:
     also: tuple[Result, ...] = ()  # wrong for the same reason
 
 
-def judged(figures: Figures, gate: Literal["plain", "scaled"]) -> Judged:
-    """The scaled figures where the gate is scaled and they exist, else the plain ones."""
-    found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
-    if gate == "scaled" and figures.scaled_max is not None:
-        upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
-        found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
-    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # of older records
-    return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
-
-
 def kind(kernel: KernelRun, result: Result) -> Kind:
     """Which word of the field a result has earned. A peer is not judged, so it is never "wrong"."""
-    if result.status == "wrong" and not kernel.peer:
-        return "wrong"
-    figures = result.figures
-    if not figures.misrounded and not figures.undecided and value_of(figures.max_ulp) <= 0.5:
+    if result.status != "ok" and not kernel.peer:
+        return result.status
+    figures = promised(result)
+    if all(not of.misrounded and not of.undecided and value_of(of.max_ulp) <= 0.5 for of in figures):
         return "rounded"
-    return "faithful" if value_of(figures.max_upper) < 1 and not figures.open else "within"
+    return "faithful" if all(value_of(of.max_upper) < 1 and not of.open for of in figures) else "within"
 
 
 def label(kernel: KernelRun, result: Result) -> str:
     """`correctly rounded`, `faithful`, `2.25 ULP`, `1.2 ULP scaled`, `NaN` (of a peer), `wrong`."""
     earned = kind(kernel, result)
     if earned == "wrong":
-        return wrong_words(result)
+        return "wrong, as PyTorch" if beside_pytorch(result).endswith("as PyTorch") else wrong_words(result)
+    beside = beside_pytorch(result)
     if earned != "within":
-        return {"rounded": "correctly rounded", "faithful": "faithful"}[earned]
-    found = judged(result.figures, result.gate)
+        return {"rounded": "correctly rounded"}.get(earned, earned) + beside
+    found = max((judged(each, result.gate) for each in promised(result)), key=lambda each: rank(each.upper))
     figure = ulp(found.upper)
     if figure == "NaN":
         return figure
-    figure += " ULP scaled" if result.gate == "scaled" else " ULP"
+    figure += UNIT[result.gate] + beside
     return f"at least {figure}, open" if found.open else figure
 
 
@@ -128,22 +112,22 @@ def name_of(kernel: KernelRun) -> str:
     return clean(kernel.name) + (" (peer)" if kernel.peer else "")
 
 
-def maximum(figures: Figures, gate: Literal["plain", "scaled"], *, dash: str = "\N{EN DASH}") -> str:
+def maximum(figures: Figures, gate: Gate, *, dash: str = "\N{EN DASH}") -> str:
     """The judged maximum as text; an interval where the reference left it open."""
     chosen = judged(figures, gate)
     shown = interval(chosen.maximum, chosen.upper, dash=dash)
     return at_least(chosen.maximum, dash=dash) if chosen.open and shown != "NaN" else shown
 
 
-def error_text(worst: Worst, gate: Literal["plain", "scaled"]) -> str:
+def error_text(worst: Worst, gate: Gate) -> str:
     """The error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain`."""
     if not math.isfinite(value_of(worst.ulp)):
         return f"unbounded: got is {clean(worst.got)}"
     plain = f"{signed_ulp(worst.ulp)} ULP"
     if abs(value_of(worst.ulp)) > COUNTABLE:
         plain += f" (got {clean(worst.got)} for {truth(worst.truth)})"
-    if gate == "scaled" and worst.scaled_ulp is not None:
-        return f"{signed_ulp(worst.scaled_ulp)} ULP scaled, {plain} plain"
+    if gate != "plain" and worst.scaled_ulp is not None:
+        return f"{signed_ulp(worst.scaled_ulp)}{UNIT[gate]}, {plain} plain"
     return plain
 
 
@@ -169,7 +153,7 @@ def badness(result: Result) -> tuple[int, int, float]:
     return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(result.figures, result.gate, result.limit))
 
 
-def size_of(figures: Figures, gate: Literal["plain", "scaled"], limit: float | None) -> tuple[int, float]:
+def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
     """Orders errors: NaN, infinities, then multiples of the limit."""
     error = value_of(judged(figures, gate).upper)
     if math.isnan(error):
@@ -359,7 +343,7 @@ def summary(kernel: KernelRun) -> str:
     ]
     worst = max(results, key=_weight)
     figure = maximum(worst.figures, worst.gate)
-    figure += "" if figure == "NaN" else " ULP scaled" if worst.gate == "scaled" else " ULP"
+    figure += "" if figure == "NaN" else UNIT[worst.gate]
     labels = f" ({', '.join(parts)})" if parts else ""
     return f"{len(results):,} results{labels}; the worst is {clean(worst.output)} {clean(worst.dtype)}: {figure}"
 
@@ -523,6 +507,9 @@ def _missing(run: Run, found: dict[str, int]) -> str:
     parts = []
     if stopped := found.get("interrupted", 0):
         parts.append(f"{plural(stopped, 'kernel')} {'was' if stopped == 1 else 'were'} interrupted")
+    for status in ("undecided", "vacuous"):
+        if count := found.get(status, 0):
+            parts.append(f"the verdict on {plural(count, 'kernel')} is {status}")
     if skipped := found.get("skipped", 0):
         parts.append(f"{plural(skipped, 'kernel')} {'was' if skipped == 1 else 'were'} skipped")
     if lines := sum(gap.kind != "interrupted" or not stopped for gap in run.incomplete):

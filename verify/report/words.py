@@ -19,11 +19,18 @@ from typing import Any
 
 from verify.records.record import Basis, Figures, Number, RegimeFigures, Result, value_of
 from verify.truth.figure import BEYOND, COUNTABLE
+from verify.truth.figure import UNIT as UNIT
 
 # Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters,
 # which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# By gate: the mark beside a figure in a column, and what a legend says of the mark.
+MARK = {"plain": "", "scaled": " s", "noise": " n"}
+LEGEND = {
+    "scaled": "scaled error, in ULP of the magnitude of the summed terms; it is the one judged",
+    "noise": "error beyond half a ULP, in units of the program's own rounding noise; it is the one judged",
+}
 OPEN = "at least: of other elements nothing is known, they are open and count as undecided"
 LONG = 300  # characters of a command beyond which a screen names its element by its place in the record
 

@@ -10,6 +10,7 @@ ACM TOMS 17 (1991).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -50,6 +51,17 @@ class Judged:
             return self.ulp
         finer = self.exponent - exponent
         return _to_float(quotient(self.error.numerator << max(finer, 0), self.error.denominator << max(-finer, 0)))
+
+    def in_noise(self, noise: float, spread: float, floor: float) -> float:
+        """The error beyond half a ULP and a spread, in units of noise that are at least `floor` ULP, with its sign."""
+        if self.error is None or math.isnan(noise) or math.isinf(noise + spread):
+            return self.ulp if self.error is None else 0.0
+        ulp = power_of_two(self.exponent)
+        beyond = abs(self.error) - Fraction(1, 2) - Fraction(spread) / ulp
+        if beyond <= 0:
+            return 0.0
+        unit = max(Fraction(noise) / ulp, Fraction(floor))
+        return math.copysign(_to_float(beyond / unit) if unit else math.inf, self.error)
 
 
 def enclose(

@@ -17,18 +17,20 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from mpmath import mp
 from torch import Tensor
 
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.agreement import TOLERANCE
 from verify.ops.compensated import at_hand, library, tensor_of
-from verify.ops.elements import whole
+from verify.ops.elements import to_arb, whole
 from verify.ops.op import Fast, Op, Point, Problem
+from verify.records.record import Gate
 from verify.truth import certificate
 from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
-from verify.truth.exact import START_PRECISION, settle
+from verify.truth.exact import START_PRECISION, Judged, settle
 from verify.truth.formats import Format
-from verify.truth.ulp import ulp_exponent, usable_scale, widen
+from verify.truth.ulp import Yardstick, ulp_exponent, usable_scale, widen
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
@@ -43,7 +45,7 @@ class Truth:
     """The truth of one result: value + low within `bound`, in the shape of the result.
 
     `ends` are the least and the greatest right answer of each element, where an element has more than one; `unknown`
-    are those whose value no route finds.
+    are those whose value no route finds. `noise`, `spread` and `other` are those of `verify.ops.op.Fast`.
     """
 
     value: Tensor
@@ -53,16 +55,55 @@ class Truth:
     certificate: str
     ends: tuple[Tensor, Tensor] | None = None
     unknown: Tensor | None = None
+    noise: Tensor | None = None
+    spread: Tensor | None = None
+    other: Tensor | None = None
+
+    def unit(self, gate: Gate, floor: float) -> Tensor | Yardstick | None:
+        """Returns what errors are told in beside ULP: by the scale, or by the noise, which is at least `floor` ULP."""
+        if gate == "noise" and self.noise is not None:
+            return Yardstick(self.least_noise(self.noise), self.spread, floor)
+        return self.scale if gate == "scaled" else None
+
+    def least_noise(self, noise: Tensor) -> Tensor:
+        """Returns the noise, which is at least how far the truth is known: an exact step may have none."""
+        return torch.where(torch.isfinite(self.bound), torch.maximum(noise, self.bound), noise)
+
+    def figure(self, judged: Judged, index: int, fmt: Format, gate: Gate, floor: float) -> float | None:
+        """Returns the error of one element in the unit of a gate; None where that is ULP."""
+        if gate == "scaled":
+            return judged.scaled(self.scale_exponent(index, fmt))
+        if gate == "plain" or self.noise is None:
+            return None
+        spread = 0.0 if self.spread is None else float(self.spread.reshape(-1)[index])
+        return judged.in_noise(float(self.least_noise(self.noise).reshape(-1)[index]), spread, floor)
 
     def for_result(self, got: Tensor) -> Truth:
         """The truth that a result is judged by: of several right answers of an element the one next to it."""
+        actual = widen(got.detach()).reshape(self.value.shape)
+        if self.other is not None:
+            closer = (actual - self.other).abs() < (actual - self.value).abs()
+            low = None if self.low is None else torch.where(closer, 0.0, self.low)
+            value = torch.where(closer, self.other, self.value)
+            bound = torch.where(closer, torch.maximum(self.bound, value.abs() * 2.0**-50), self.bound)
+            return replace(self, value=value, low=low, bound=bound, other=None).for_result(got)
         if self.ends is None:
             return self
-        actual = widen(got.detach()).reshape(self.value.shape)
         nearest = torch.minimum(torch.maximum(actual, self.ends[0]), self.ends[1])
         several = (self.ends[0] < self.ends[1]) & ~torch.isnan(actual)
         low = None if self.low is None else torch.where(several, 0.0, self.low)
         return replace(self, value=torch.where(several, nearest, self.value), low=low, ends=None)
+
+    def at(self, places: Tensor) -> Truth:
+        """Returns the truth of some elements, by their flat indices."""
+
+        def some(each: Tensor | None) -> Any:
+            return None if each is None else each.reshape(-1)[places]
+
+        ends = None if self.ends is None else (some(self.ends[0]), some(self.ends[1]))
+        value, low, bound, scale = (some(each) for each in (self.value, self.low, self.bound, self.scale))
+        rest = (some(each) for each in (self.unknown, self.noise, self.spread, self.other))
+        return Truth(value, low, bound, scale, self.certificate, ends, *rest)
 
     def scale_exponent(self, index: int, fmt: Format) -> int:
         """The exponent of the unit in which the scaled error of one element is told."""
@@ -89,8 +130,18 @@ class Truth:
         """The same truth in the memory of the host."""
         low = None if self.low is None else self.low.cpu()
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
-        unknown = None if self.unknown is None else self.unknown.cpu()
-        return Truth(self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate, ends, unknown)
+        rest = (None if each is None else each.cpu() for each in (self.unknown, self.noise, self.spread, self.other))
+        return Truth(self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate, ends, *rest)
+
+
+def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
+    """The point of an element: another one where decisions made otherwise give it the value that `near` has."""
+    if truth.other is None:
+        return point
+    number, other = (float(each.reshape(-1)[index]) for each in (near.value, truth.other))
+    if number != other:
+        return point
+    return Point(lambda prec: mp.mpf(number), lambda prec: to_arb(number))
 
 
 def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:
@@ -116,7 +167,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
         return _exactly(op, problem, result, reference)
     if reference.bound is not None:
         told = "an interval for every element"
-        rest = reference.ends, reference.unknown
+        rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other
         return Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
     if op.kind == "contraction":
@@ -158,7 +209,8 @@ def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
     settled = ~torch.isfinite(value) & (low == 0)
     bound = torch.where(settled, 0.0, bound)
-    return Truth(value, low, bound, scale, "exact", reference.ends, reference.unknown)
+    rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other
+    return Truth(value, low, bound, scale, "exact", *rest)
 
 
 def _pair(point: Point) -> tuple[float, float]:

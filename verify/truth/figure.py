@@ -9,6 +9,8 @@ from decimal import ROUND_CEILING, Decimal
 LEAST = 0.5
 # No format has more numbers than this: an error of more ulps (of a truth at or near zero) counts nothing.
 COUNTABLE, BEYOND = 2.0**64, ">1.8e+19"
+# Behind a figure, by what its op is judged in: see `verify.records.record.Gate`.
+UNIT = {"plain": " ULP", "scaled": " ULP scaled", "noise": "\N{MULTIPLICATION SIGN} noise"}
 DIGITS = 4  # of a bound, and of a figure that is compared with one by eye
 
 

@@ -11,6 +11,7 @@ an absolute `bound` on how far the real number may be from it. Every error is th
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,7 @@ from torch import Tensor
 from verify.truth.formats import Format
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+_NONE = 2.0**-20  # ULP of noise that are none
 _FEW = 1 << 14  # bytes up to which tensors in the memory of the host are compared as bytes
 _FETCHED = 1 << 18  # bytes up to which tensors on a GPU are compared in the memory of the host
 _JOINED = 1 << 22  # bytes up to which those that are compared there are compared as one
@@ -46,12 +48,36 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class Yardstick:
+    """The unit of results that a program defines: how far its own roundings move each element (rms), its `noise`.
+
+    Half a ULP of the result, which every kernel may round, and the `spread` of open decisions are no error. The unit is
+    at least `floor` ULP of the result.
+    """
+
+    noise: Tensor
+    spread: Tensor | None
+    floor: float
+
+    def flat(self) -> Yardstick:
+        """Returns the same in one dimension."""
+        return Yardstick(self.noise.reshape(-1), None if self.spread is None else self.spread.reshape(-1), self.floor)
+
+    def at(self, places: Tensor) -> Yardstick:
+        """Returns that of some elements, by their flat indices."""
+        flat = self.flat()
+        return Yardstick(flat.noise[places], None if flat.spread is None else flat.spread[places], self.floor)
+
+
+@dataclass(frozen=True)
 class Errors:
     """Per element, flat: signed error and its half width in ULP, and what is known about rounding.
 
     `ulp` is +inf where NaN meets a number (or the reverse), where infinity stands for a truth that is at most the
     largest finite number, and where a finite value stands for an infinite truth: such an element is the worst there
-    can be. `scaled` is None when no scale was given.
+    can be. `scaled` is None when neither a scale nor a yardstick was given. `outward` is the error away from zero, in
+    ULP, or beside a yardstick in units of the rms that it and rounding to the format explain; NaN where nothing is
+    rounded, so that there is no such unit.
     """
 
     ulp: Tensor
@@ -64,6 +90,8 @@ class Errors:
     scaled: Tensor | None
     scaled_width: Tensor | None
     scale_exponent: Tensor | None
+    yardstick: Yardstick | None = None
+    outward: Tensor | None = None
 
 
 def bits_of(tensor: Tensor) -> Tensor:
@@ -197,7 +225,7 @@ def errors(
     *,
     low: Tensor | None = None,
     bound: Tensor | None = None,
-    scale: Tensor | None = None,
+    scale: Tensor | Yardstick | None = None,
     policy: Policy | None = None,
 ) -> Errors:
     """Errors of `got` (in the format's dtype) against the truth; all tensors broadcast-free, same shape."""
@@ -302,7 +330,18 @@ def errors(
     relative: Tensor | None = None
     relative_width: Tensor | None = None
     scale_exponent: Tensor | None = None
-    if scale is not None:
+    yardstick: Yardstick | None = None
+    outward = signed * torch.sign(value)
+    if isinstance(scale, Yardstick):
+        yardstick = scale.flat()
+        noise, free = _in_ulps(yardstick, unit, scaled_by)
+        relative = torch.sign(signed) * (distance - free).clamp(min=0) / noise
+        relative_width = torch.where(settled | infinite_error, zero, scaled_by(bound, unit) / noise)
+        relative = torch.where(torch.isnan(relative), zero, relative)  # no error, and no noise
+        relative_width = torch.where(torch.isnan(relative_width), zero, relative_width)
+        expected = (noise * noise + (free - 0.5) * (free - 0.5) + 1 / 12).sqrt()
+        outward = torch.where(scaled_by(yardstick.noise, unit) > _NONE, outward / expected, math.nan)
+    elif scale is not None:
         scale_exponent = ulp_exponent(usable_scale(scale.reshape(-1), value), fmt)
         relative = scaled_by(signed, exponent - scale_exponent)
         # an error may have more ulps of a tiny truth than a float64 can count, and few of the scale
@@ -322,7 +361,18 @@ def errors(
         scaled=relative,
         scaled_width=relative_width,
         scale_exponent=scale_exponent,
+        yardstick=yardstick,
+        outward=outward,
     )
+
+
+def _in_ulps(
+    yardstick: Yardstick, unit: Tensor, scaled_by: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns the noise of each element and the error that is free, in ULP of the truth."""
+    noise = scaled_by(yardstick.noise, unit).clamp(min=yardstick.floor)
+    free = torch.full_like(noise, 0.5)
+    return noise, free if yardstick.spread is None else free + scaled_by(yardstick.spread, unit)
 
 
 def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[Tensor, Tensor]:

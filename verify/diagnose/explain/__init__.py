@@ -95,7 +95,7 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
     truth = evaluate(kernel.op, problem, {result: fmt})[result].for_result(got)
-    scale = truth.scale if kernel.op.gate == "scaled" else None
+    scale = truth.unit(kernel.op.gate_of(result), kernel.noise_floor(case.dtype, result))
     found = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound, scale=scale, policy=kernel.policy)
     judged = torch.nan_to_num((found.ulp if found.scaled is None else found.scaled).abs(), nan=torch.inf)
     segments, regimes = segments_of(kernel.op, case, problem, result, tuple(got.shape))

@@ -22,10 +22,9 @@ from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.spans import point
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
 
-_EXACT = ("where", "negative", "magnitude", "maximum", "minimum", "integer", "number")
+_EXACT = ("where", "negative", "magnitude", "maximum", "minimum", "integer", "number", "wrap")
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 _LONGEST = 44  # characters of a step's text
 _MOST = 128  # steps that are rounded alone
@@ -74,8 +73,7 @@ def roundings(
 def rounds(step: Step) -> bool:
     """Whether a kernel rounds what the step computes; the numbers of the others are numbers that there were before."""
     if isinstance(step, Map):
-        jumps = step.function in FUNCTIONS and FUNCTIONS[step.function].steps
-        return step.real and step.function not in _EXACT and not jumps
+        return step.real and step.function not in _EXACT and not step.decides
     return isinstance(step, Contract | Running | Spread) or (
         isinstance(step, Reduce) and step.function in ("sum", "product")
     )

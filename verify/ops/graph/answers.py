@@ -55,7 +55,7 @@ def settled(program: Program, run: Run, name: str, got: Tensor, value: Tensor) -
     other = torch.nonzero((given != known) & torch.isfinite(given)).reshape(-1)
     if not other.numel():
         return got
-    rounding = Run(run.leaves, run.device, "rounding", scaled=True)
+    rounding = Run(run.leaves, run.device, "rounding", reach=run.reach)
     base, places = _traced_back(rounding, program.results[name], np.arange(given.numel()))
     right = _right(program, rounding, base, torch.from_numpy(places).to(given.device), given)[other]
     answers = given.clone()
@@ -66,7 +66,7 @@ def settled(program: Program, run: Run, name: str, got: Tensor, value: Tensor) -
 def _right(program: Program, run: Run, base: Step, places: Tensor, got: Tensor) -> Tensor:
     held = places >= 0
     if isinstance(base, WhereExtreme | RankIndex):
-        near = run.blurred(_span(program, run, base.inputs[0]))
+        near = run.blurred(base.inputs[0], _span(program, run, base.inputs[0]))
         width = base.inputs[0].shape[-1]
         count = 1 if isinstance(base, WhereExtreme) else base.shape[-1]
         fits = held & (got >= 0) & (got < width) & (got == got.floor())
@@ -88,7 +88,8 @@ def _right(program: Program, run: Run, base: Step, places: Tensor, got: Tensor) 
     if isinstance(base, Map) and base.function == "integer":
         span = _span(program, run, base.inputs[0])
         lo, hi = (torch.take(end.broadcast_to(base.shape), places.clamp(min=0)) for end in (span.lo, span.hi))
-        return held & (lo <= got) & (got <= hi)
+        beyond = ~((lo >= base.within[0]) & (hi < base.within[1] + 1))  # of which PyTorch defines no integer
+        return held & ((lo <= got) & (got <= hi) | beyond)
     truths = _span(program, run, base)
     if isinstance(truths, Span) or truths.open is None:
         return torch.zeros_like(held)

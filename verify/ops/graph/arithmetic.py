@@ -7,7 +7,7 @@ ball that is not finite says nothing: it asks for more bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import mul
 from typing import Any
 
@@ -20,7 +20,7 @@ from verify.ops.precision import arb_bits, mp_bits
 
 
 class Pole(float):
-    """A number divided by an exact zero: infinite, with the sign of a zero that real numbers do not have."""
+    """A function's value at an exact zero, whose sign, which real numbers do not have, decides which infinity it is."""
 
 
 POLE = Pole("nan")
@@ -60,14 +60,14 @@ class Arithmetic:
             return special if special != special else self.unknown() if sign is None else special * sign
         return a * b
 
-    def divide(self, a: Number, b: Number) -> Number:
+    def divide(self, a: Number, b: Number, side: Callable[[], float]) -> Number:
+        """a / b. `side` returns the sign, 1.0 or -1.0, of a zero that is divided by."""
         if isinstance(b, float):
-            if isinstance(b, Pole):
-                return self.finite(0.0) if not isinstance(a, float) else math.nan
             return math.nan if b != b or isinstance(a, float) else self.finite(0.0)
         sign = self.sign(b)
         if sign == 0:
-            return math.nan if (not isinstance(a, float) and self.sign(a) == 0) or a != a else POLE
+            of_a = a if isinstance(a, float) else self.sign(a)
+            return self.unknown() if of_a is None else of_a * math.inf * side()
         if isinstance(a, float):
             return a if a != a else self.unknown() if sign is None else a * sign
         return self.unknown() if sign is None else a / b
@@ -98,8 +98,6 @@ class Arithmetic:
         """-1, 0, 1, or 2 where one is NaN; None where it is not decided."""
         if not isinstance(a, float) and not isinstance(b, float):
             return self.compared(a, b)
-        if isinstance(a, Pole) or isinstance(b, Pole):
-            return None
         if (a != a and isinstance(a, float)) or (b != b and isinstance(b, float)):
             return 2
         if isinstance(a, float) and isinstance(b, float):
@@ -169,6 +167,14 @@ class Arithmetic:
     def sign(self, a: Number) -> int | None:
         raise NotImplementedError
 
+    def digits(self, a: Number) -> tuple[int, int] | None:
+        """The integers m and e of a number m 2^e, m odd, or both 0; None where it is not exact."""
+        raise NotImplementedError
+
+    def scaled(self, mantissa: int, exponent: int) -> Number:
+        """mantissa 2^exponent."""
+        raise NotImplementedError
+
     def evaluated(self, function: Function, x: Number) -> Number:
         raise NotImplementedError
 
@@ -188,9 +194,38 @@ class Arithmetic:
         raise NotImplementedError
 
 
+def divided(
+    arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float], *, down: str, remains: bool
+) -> Number:
+    """The quotient of two numbers rounded by `down`, "floor" or "trunc", or what `remains` of the first."""
+    if isinstance(b, float) and not isinstance(a, float) and b == b:
+        sign = arithmetic.sign(a)
+        if sign is None:
+            return arithmetic.unknown()
+        beyond = down == "floor" and sign * b < 0  # the quotient is -1, and infinity remains
+        return (b if beyond else a) if remains else arithmetic.finite(-1.0 if beyond else 0.0)
+    if isinstance(a, float) or isinstance(b, float):
+        whole = not remains and not isinstance(b, float) and (down == "trunc" or arithmetic.sign(b) == 0)
+        return arithmetic.divide(a, b, side) if whole else math.nan
+    sign = arithmetic.sign(b)
+    if sign is None:
+        return arithmetic.unknown()
+    if sign == 0:
+        return math.nan if remains else arithmetic.divide(a, b, side)
+    digits = arithmetic.digits(a), arithmetic.digits(b)
+    if digits[0] is None or digits[1] is None or abs(digits[0][1] - digits[1][1]) > _APART:
+        quotient = arithmetic.apply(FUNCTIONS[down], a / b)
+        return a - quotient * b if remains else quotient
+    unit = min(digits[0][1], digits[1][1])
+    first, second = (mantissa << exponent - unit for mantissa, exponent in digits)  # type: ignore[misc]
+    times = first // second
+    times += down == "trunc" and times < 0 and first != times * second
+    return arithmetic.scaled(first - times * second, unit) if remains else arithmetic.scaled(times, 0)
+
+
 def _has_special(line: Sequence[Number]) -> bool:
     """Whether an infinity or NaN is among some numbers."""
-    return not {float, Pole}.isdisjoint(map(type, line))
+    return float in set(map(type, line))
 
 
 class Balls(Arithmetic):
@@ -222,6 +257,15 @@ class Balls(Arithmetic):
         if a < 0:
             return -1
         return 0 if a.is_zero() else None
+
+    def digits(self, a: Number) -> tuple[int, int] | None:
+        if not a.is_exact():
+            return None
+        mantissa, exponent = a.man_exp()
+        return int(mantissa), int(exponent)
+
+    def scaled(self, mantissa: int, exponent: int) -> Number:
+        return flint.arb((mantissa, exponent))
 
     def evaluated(self, function: Function, x: Number) -> Number:
         return function.arb(x)
@@ -274,6 +318,13 @@ class Decimals(Arithmetic):
 
     def sign(self, a: Number) -> int | None:
         return int(mp.sign(a))
+
+    def digits(self, a: Number) -> tuple[int, int] | None:
+        sign, mantissa, exponent, _ = a._mpf_
+        return (-int(mantissa) if sign else int(mantissa)), exponent
+
+    def scaled(self, mantissa: int, exponent: int) -> Number:
+        return mp.ldexp(mp.mpf(mantissa), exponent)
 
     def evaluated(self, function: Function, x: Number) -> Number:
         return function.mp(x)

@@ -479,13 +479,23 @@ def _cdist(a: Tensor, b: Tensor, p: float, mode: Any) -> Tensor:
 
 def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
     apart = a.unsqueeze(-2) - b.unsqueeze(-3)
-    far = distance.unsqueeze(-1)
-    if p == 1:
-        slope = torch.sign(apart)
+    far, size = distance.unsqueeze(-1), apart.abs()
+    if p in (0, 1):
+        slope = torch.sign(apart) * p
+    elif math.isinf(p):
+        slope = torch.where(size == size.amax(-1, True), torch.sign(apart), 0.0)
     else:
-        slope = torch.where(far == 0, 0.0, apart * apart.abs().pow(p - 2) / far.pow(p - 1)) if p != 2 else apart / far
-        slope = torch.where(far == 0, 0.0, slope)
+        none = (far == 0) | (size == 0)
+        share = torch.where(none, 1.0, size) / torch.where(far == 0, 1.0, far)
+        slope = torch.where(none, 0.0, torch.sign(apart) * (share if p == 2 else share.pow(p - 1)))
     return (grad.unsqueeze(-1) * slope).sum(-2)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """Of a vector each element has a norm of its own."""
+    others = [each for each in range(v.ndim) if each != dim]
+    norm = _norm(v, 2, others, True) if others else v.abs()
+    return v * (g / norm), norm
 
 
 @lru_cache(maxsize=1)
@@ -536,6 +546,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.logcumsumexp.default: logcumsumexp,
         _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
         _aten._cdist_forward.default: _cdist,
+        _aten._weight_norm_interface.default: _weight_norm,
         _aten._cdist_backward.default: _cdist_backward,
         _aten._adaptive_avg_pool2d.default: resampling.adaptive_avg_pool,
         _aten._adaptive_avg_pool3d.default: resampling.adaptive_avg_pool,
@@ -583,6 +594,7 @@ KEPT = (
     "special_spherical_bessel_j0",
     "index_add",
     "native_dropout",
+    "sinc",
 )
 # it has a rule for these as they are, or PyTorch takes them apart by itself
 WHOLE = ("zeros", "ones", "split", "split_with_sizes", "unbind", "mv", "dot")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops import autograd
 from verify.ops.graph import spans
-from verify.ops.graph.arithmetic import Arithmetic, Number
-from verify.ops.graph.functions import Function
+from verify.ops.graph.arithmetic import Arithmetic, Number, Pole, divided
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
+
+_BITS = ("bits and", "bits or", "bits xor")
+_JUMPS = ("floor quotient", "trunc quotient", "remainder", "fmod", "signbit")
+LOGIC = ("and", "or", "xor", *_BITS)  # of two conditions, or integers
 
 
 @dataclass(eq=False)
@@ -24,12 +29,13 @@ class Map(Step):
     """A function of each element: a name of `ELEMENTWISE`, or of `FUNCTIONS`.
 
     `ties` says that a comparison may have both answers where its two numbers are equal; `centred` that the second
-    operand is a mean of the first.
+    operand is a mean of the first: a normalisation begins there.
     """
 
     function: str = ""
     ties: bool = False
     centred: bool = False
+    within: tuple[int, int] = (-(2**63), 2**63 - 1)  # the least and the greatest integer of a type
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         if self.function in FUNCTIONS:
@@ -37,16 +43,24 @@ class Map(Step):
             [x] = given
             found = spans.apply(function, x)
             if function.steps:
-                return self._stepped(run, x, found)
-            if not run.scaled or x.excess is None:
-                return found
-            return found.with_excess(_slope(function, x.mid()).abs() * x.excess)
+                found = self._stepped(run, x, found)
+                return Span(found.lo, found.hi, x.given)  # it rounds nothing
+            return found
         return ELEMENTWISE[self.function].span(self, run, *given)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        if self.function in FUNCTIONS:
+            return FUNCTIONS[self.function].torch(given[0])
+        if self.function == "wrap":
+            least, most = self.within
+            holds = (given[0] >= least) & (given[0] <= most)
+            return torch.where(holds, given[0], torch.remainder(given[0] - least, float(most - least + 1)) + least)
+        return ELEMENTWISE[self.function].value(*given)
 
     def _stepped(self, run: Run, x: Span, found: Span) -> Span:
         """A function that jumps: near a jump a number that was computed may lie on either side."""
         function = FUNCTIONS[self.function]
-        opened = spans.apply(function, run.blurred(x))
+        opened = spans.apply(function, run.blurred(self.inputs[0], x))
         if self.function == "sign" and run.opens != "rounding":  # the slope of |x| has two sides at 0
             zero = x.is_zero()
             opened = Span(opened.lo.masked_fill(zero, -1.0), opened.hi.masked_fill(zero, 1.0))
@@ -58,100 +72,70 @@ class Map(Step):
             return point(function.torch(x.mid()))
         return opened if run.opens else found
 
+    @property
+    def decides(self) -> bool:
+        """Whether a number near a jump, or two that are nearly equal, may lie on either side."""
+        jumps = self.function in FUNCTIONS and FUNCTIONS[self.function].steps
+        return self.ties or jumps or self.function in _JUMPS
+
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [broadcast(wanted, self.shape, each.shape) for each in self.inputs]
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         if self.function in FUNCTIONS:
             function = FUNCTIONS[self.function]
-            return [arithmetic.apply(function, x) for x in given[0]]
-        single = ELEMENTWISE[self.function].element
-        return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
+            made = [arithmetic.apply(function, x) for x in given[0]]
+            for at, value in enumerate(made):
+                if isinstance(value, Pole):
+                    zero = 0.0 * self._side(run, 0, wanted[at])
+                    made[at] = function.torch(torch.tensor(zero, dtype=torch.float64)).item()
+            return made
+        single, zero_of = ELEMENTWISE[self.function].element, ELEMENTWISE[self.function].zero_of
+        if zero_of is None:
+            return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
+        return [
+            single(self, run, arithmetic, *values, partial(self._side, run, zero_of, place))
+            for place, values in zip(wanted, zip(*given, strict=True), strict=True)
+        ]
 
-
-def _slope(function: Function, x: Tensor) -> Tensor:
-    if function.slope is not None:
-        return function.slope(x, x)
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        y = function.torch(leaf)
-        if not y.requires_grad:
-            return torch.zeros_like(x)
-        [slope] = autograd.gradients([y], [leaf], [torch.ones_like(y)])
-    return torch.zeros_like(x) if slope is None else slope
+    def _side(self, run: Run, place: int, wanted: int) -> float:
+        """The sign of the zero that an operand is."""
+        step = self.inputs[place]
+        [at] = broadcast(np.array([wanted]), self.shape, step.shape)
+        return -1.0 if run.is_minus(step, int(at)) else 1.0
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """An elementwise function of one or more numbers or conditions."""
+    """An elementwise function of one or more numbers or conditions: of spans, of single elements, of float64 tensors.
+
+    `rounds` says whether a kernel rounds the result. `zero_of` is the operand whose sign matters where it is 0:
+    `element` takes a function that returns it.
+    """
 
     span: Callable[..., Any]
     element: Callable[..., Any]
-
-
-def _excess_of_sum(step: Map, run: Run, found: Span, a: Span, b: Span) -> Span:
-    if not run.scaled or (a.given and b.given):
-        return found
-    if step.centred:
-        floor = _unit(run) * _deviation(found.mid(), b.lo.shape) - found.mid().abs()
-        return found.with_excess(floor.clamp(min=0.0) if a.excess is None else a.excess + floor.clamp(min=0.0))
-    return found.with_excess((a.terms() + b.terms() - found.mid().abs()).clamp(min=0.0))
-
-
-def _unit(run: Run) -> float:
-    """Half an ulp of the arithmetic that a kernel for these operands computes in."""
-    return 2.0**-53 if any(leaf.dtype == torch.float64 for leaf in run.leaves.values()) else 2.0**-24
-
-
-def _deviation(around: Tensor, mean: tuple[int, ...]) -> Tensor:
-    """The root mean square of what is left of rows when their means, of the shape `mean`, were subtracted."""
-    shape = (1,) * (around.ndim - len(mean)) + tuple(mean)
-    dims = [dim for dim, (size, whole) in enumerate(zip(shape, around.shape, strict=True)) if size < whole]
-    return (around * around).mean(dims, True).sqrt() if dims else torch.zeros_like(around)
-
-
-def _excess_of_product(run: Run, found: Span, a: Span, b: Span, of_b: Tensor | None = None) -> Span:
-    """Relative errors of factors add up. `of_b` is what a unit of the second one's is worth, for a quotient."""
-    parts = []
-    if run.scaled and a.excess is not None:
-        parts.append(a.excess * (b.size() if of_b is None else 1 / b.size()))
-    if run.scaled and b.excess is not None:
-        parts.append(b.excess * (a.size() if of_b is None else of_b))
-    return found.with_excess(sum(parts[1:], parts[0])) if parts else found
-
-
-def _add(step: Map, run: Run, a: Span, b: Span) -> Span:
-    return _excess_of_sum(step, run, spans.add(a, b), a, b)
-
-
-def _subtract(step: Map, run: Run, a: Span, b: Span) -> Span:
-    return _excess_of_sum(step, run, spans.add(a, b, -1), a, b)
+    value: Callable[..., Tensor]
+    rounds: bool = False
+    zero_of: int | None = None
 
 
 def _multiply(step: Map, run: Run, a: Span, b: Span) -> Span:
-    same = step.inputs[0] is step.inputs[1]
-    return _excess_of_product(run, spans.square(a) if same else spans.multiply(a, b), a, b)
-
-
-def _divide(step: Map, run: Run, a: Span, b: Span) -> Span:
-    found = spans.divide(a, b)
-    return _excess_of_product(run, found, a, b, found.size() / b.size())
+    return spans.square(a) if step.inputs[0] is step.inputs[1] else spans.multiply(a, b)
 
 
 def _magnitude(step: Map, run: Run, a: Span) -> Span:
     lo = torch.where((a.lo <= 0) & (a.hi >= 0), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
-    return Span(a.lo.abs(), a.lo.abs(), a.excess) if a.is_point else Span(lo, a.size(), a.excess)
+    hi = a.size()
+    return Span(hi if a.is_point else lo, hi, a.given)
 
 
 def _of_two(largest: bool) -> Elementwise:
-    def span(step: Map, run: Run, a: Span, b: Span) -> Span:
-        found = spans.extreme(a, b, largest)
-        if not run.scaled or (a.excess is None and b.excess is None):
-            return found
-        parts = [torch.zeros_like(found.lo) if each.excess is None else each.excess for each in (a, b)]
-        return found.with_excess(torch.maximum(*parts))
-
-    return Elementwise(span, lambda step, run, arithmetic, a, b: arithmetic.extreme(a, b, largest))
+    return Elementwise(
+        lambda step, run, a, b: spans.extreme(a, b, largest),
+        lambda step, run, arithmetic, a, b: arithmetic.extreme(a, b, largest),
+        torch.maximum if largest else torch.minimum,
+    )
 
 
 def _chosen(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
@@ -168,15 +152,11 @@ def _chosen(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
         return Truths(picked, opened if bool(opened.any()) else None)
     lo = torch.where(value, a.lo, b.lo)
     hi = lo if a.is_point and b.is_point else torch.where(value, a.hi, b.hi)
-    excess = None
-    if run.scaled and (a.excess is not None or b.excess is not None):
-        of_a, of_b = (torch.zeros_like(e.lo) if e.excess is None else e.excess for e in (a, b))
-        excess = torch.where(value, of_a, of_b)
     given = a.given and b.given
     if doubt is not None and bool(doubt.any()):
         either = spans.between(a, b)
         lo, hi, given = torch.where(doubt, either.lo, lo), torch.where(doubt, either.hi, hi), False
-    return Span(lo, hi, excess, given)
+    return Span(lo, hi, given)
 
 
 def _choose(step: Map, run: Run, arithmetic: Arithmetic, condition: Any, a: Any, b: Any) -> Any:
@@ -200,7 +180,7 @@ def _comparison(name: str) -> Elementwise:
         exactly = (a.lo == a.hi) & (b.lo == b.hi)
         doubt = (a.lo <= b.hi) & (b.lo <= a.hi) & ~exactly & ~nan
         if step.ties:
-            near_a, near_b = run.blurred(a), run.blurred(b)
+            near_a, near_b = run.blurred(step.inputs[0], a), run.blurred(step.inputs[1], b)
             close = (near_a.lo <= near_b.hi) & (near_b.lo <= near_a.hi) & torch.isfinite(a.lo)
             if bool(close.any()):
                 run.met_tie = True
@@ -214,7 +194,7 @@ def _comparison(name: str) -> Elementwise:
             return _undecided(arithmetic, at, a, b)
         return order in at
 
-    return Elementwise(span, element)
+    return Elementwise(span, element, torch_function)
 
 
 def _undecided(arithmetic: Arithmetic, at: tuple[int, ...], a: Number, b: Number) -> bool | None:
@@ -246,76 +226,221 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
             return decides if decides is not None and decides in (a, b) else None
         return python(a, b)
 
-    return Elementwise(span, element)
+    return Elementwise(span, element, torch_function)
 
 
 def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
-    """a ** b = exp(b log a) for positive a; elsewhere nothing is known but for NaN."""
-    found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], a)))
-    plain = (a.lo > 0) & ~torch.isnan(b.lo) & ~torch.isinf(a.hi) & ~torch.isinf(b.lo) & ~torch.isinf(b.hi)
-    of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
+    """|a| ** b = exp(b log |a|), with the sign of a where b is odd; PyTorch's at zeros, infinities and NaN."""
+    size = _magnitude(step, run, a)
+    found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], size)))
     fixed = (b.lo == b.hi) & torch.isfinite(b.lo)
-    beyond = (a.hi < 0) & torch.isfinite(a.lo) & fixed & (b.lo != b.lo.floor())
+    whole, negative = fixed & (b.lo == b.lo.floor()), a.hi < 0
+    odd = negative & (b.lo.remainder(2.0) == 1)
+    lo, hi = torch.where(odd, -found.hi, found.lo), torch.where(odd, -found.lo, found.hi)
+    plain = ((a.lo > 0) | (negative & whole)) & _finite(a.lo, a.hi, b.lo, b.hi)
+    lo, hi = torch.where(plain, lo, -math.inf), torch.where(plain, hi, math.inf)
+    of_a, of_b = torch.isnan(a.lo), torch.isnan(b.lo)  # NaN ** 0 and 1 ** NaN are 1
+    beyond = negative & torch.isfinite(a.lo) & fixed & ~whole
     nan = beyond | (of_a & of_b) | (of_a & ((b.lo > 0) | (b.hi < 0))) | (of_b & ((a.lo > 1) | (a.hi < 1)))
-    lo, hi = torch.where(plain, found.lo, -math.inf), torch.where(plain, found.hi, math.inf)
-    known = a.is_zero() & fixed & (b.lo != 0)
-    at_zero = torch.where(b.lo > 0, 0.0, math.inf)
-    lo, hi = torch.where(known, at_zero, lo), torch.where(known, at_zero, hi)
-    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+    exactly = ((a.lo == a.hi) | of_a) & ((b.lo == b.hi) | of_b) & ((a.lo == 0) | ~_finite(a.lo, b.lo))
+    known = torch.pow(a.lo, b.lo)
+    lo, hi = (torch.where(exactly, known, end.masked_fill(nan, math.nan)) for end in (lo, hi))
+    return Span(lo, hi)
 
 
-def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number) -> Number:
+def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
     if isinstance(a, float) or isinstance(b, float):
         known = [x if isinstance(x, float) else (float(x) if arithmetic.is_known(x) else math.nan) for x in (a, b)]
         return arithmetic.number(float(torch.pow(*(torch.tensor(x, dtype=torch.float64) for x in known))))
     sign = arithmetic.sign(a)
     if sign == 1:
         return a**b
+    digits = arithmetic.digits(b)  # the first is odd, or 0
+    whole, odd = digits is not None and digits[1] >= 0, digits is not None and digits[1] == 0 and digits[0] != 0
     if sign == 0:
         other = arithmetic.sign(b)
-        return (
-            arithmetic.unknown() if other is None else (math.inf if other < 0 else arithmetic.finite(float(other == 0)))
-        )
-    whole = int(float(b)) if arithmetic.is_known(b) and float(b).is_integer() and abs(float(b)) < 1e6 else None
-    return arithmetic.unknown() if sign is None and whole is None else math.nan if whole is None else a**whole
+        if other is None or other >= 0:
+            return arithmetic.unknown() if other is None else arithmetic.finite(float(other == 0))
+        return side() * math.inf if odd else math.inf
+    if sign is None:
+        return a ** int(float(b)) if whole and abs(float(b)) < 1e6 else arithmetic.unknown()
+    if not whole:
+        return arithmetic.unknown() if digits is None else math.nan
+    found = arithmetic.opposite(a) ** b
+    return arithmetic.opposite(found) if odd else found
+
+
+def _signbit(step: Map, run: Run, a: Span) -> Truths:
+    value = torch.signbit(a.mid())
+    near = run.blurred(step.inputs[0], a) if run.opens in ("rounding", "ties") else a
+    doubt = (near.lo <= 0) & (near.hi >= 0) & (near.lo != near.hi)
+    run.met_tie = run.met_tie or bool(doubt.any())
+    return Truths(value, doubt if run.opens != "face" and bool(doubt.any()) else None)
+
+
+def _has_minus(step: Map, run: Run, arithmetic: Arithmetic, a: Number, side: Callable[[], float]) -> bool | None:
+    if isinstance(a, float):
+        return math.copysign(1.0, a) < 0
+    sign = arithmetic.sign(a)
+    return side() < 0 if sign == 0 else None if sign is None else sign < 0
+
+
+def _rounded_quotient(a: Span, b: Span, down: str) -> Span:
+    """floor(a / b), or trunc, of the exact quotient."""
+    quotient = spans.apply(FUNCTIONS[down], spans.divide(a, b))
+    exactly = (a.lo == a.hi) & (b.lo == b.hi)
+    # a - fmod(a, b) is a multiple of b: of those up to 2^51 float64 finds which
+    known = (
+        torch.div(a.lo, b.lo, rounding_mode="floor") if down == "floor" else ((a.lo - a.lo.fmod(b.lo)) / b.lo).round()
+    )
+    exactly = exactly & torch.isfinite(known) & (known.abs() < 2.0**51)
+    lo, hi = (torch.where(exactly, known, end) for end in (quotient.lo, quotient.hi))
+    if down == "trunc":
+        return Span(lo, hi)
+    beyond = b.is_infinite() & _finite(a.lo, a.hi) & ~exactly  # -1 of numbers of the other sign
+    lo, hi = torch.where(beyond, -1.0, lo), torch.where(beyond, 0.0, hi)
+    nan = a.is_infinite() & ~b.is_zero()
+    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+
+
+def _remainder(a: Span, b: Span, down: str) -> Span:
+    """a - floor(a / b) b, or by trunc: of two numbers float64's fmod has no error."""
+    times = _rounded_quotient(a, b, down)
+    least, most = (-b.size(), b.size()) if down == "trunc" else (b.lo.clamp(max=0.0), b.hi.clamp(min=0.0))
+    same = torch.isfinite(times.lo) & (times.lo == times.hi)
+    near = spans.add(a, spans.multiply(point(torch.where(same, times.lo, 0.0)), b), -1)
+    lo, hi = (
+        torch.where(same, torch.maximum(near.lo, least), least),
+        torch.where(same, torch.minimum(near.hi, most), most),
+    )
+    nan = torch.isnan(a.lo) | torch.isnan(b.lo) | a.is_infinite() | b.is_zero()
+    doubtful = ~nan & ~(_finite(a.lo, a.hi, b.lo, b.hi) & ((b.lo > 0) | (b.hi < 0)))
+    lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
+    left = torch.fmod(a.lo, b.lo)
+    exactly = (a.lo == a.hi) & (b.lo == b.hi) & ((a.lo / b.lo).abs() < 2.0**500)  # SLEEF's is wrong far beyond
+    other = down == "floor"
+    turned = spans.add(point(left), point(torch.where((left != 0) & ((left < 0) != (b.lo < 0)) & other, b.lo, 0.0)))
+    lo, hi = torch.where(exactly, turned.lo, lo), torch.where(exactly, turned.hi, hi)
+    return Span(lo.masked_fill(nan, math.nan), hi.masked_fill(nan, math.nan))
+
+
+def _finite(*ends: Tensor) -> Tensor:
+    return reduce(torch.logical_and, map(torch.isfinite, ends))
+
+
+def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise:
+    """A division to a whole quotient: PyTorch computes it, and what remains, as if nothing was rounded."""
+    remains = made is _remainder
+
+    def span(step: Map, run: Run, a: Span, b: Span) -> Span:
+        found = made(a, b, down)
+        if a.given and b.given:
+            return Span(found.lo, found.hi, remains)
+        near_a, near_b = run.blurred(step.inputs[0], a), run.blurred(step.inputs[1], b)
+        near = _rounded_quotient(near_a, near_b, down)
+        if not bool(((near.lo != near.hi) & ~torch.isnan(near.lo)).any()):
+            return found
+        run.met_tie = True
+        if run.opens == "face":
+            return point(made(point(a.mid()), point(b.mid()), down).mid())
+        return made(near_a, near_b, down) if run.opens else found
+
+    def element(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
+        return divided(arithmetic, a, b, side, down=down, remains=remains)
+
+    def value(a: Tensor, b: Tensor) -> Tensor:
+        if remains:
+            return torch.remainder(a, b) if down == "floor" else torch.fmod(a, b)
+        return torch.div(a, b, rounding_mode=down)
+
+    return Elementwise(span, element, value, zero_of=1)
 
 
 def _either(step: Map, run: Run, a: Truths) -> Span:
     """A condition as 0 or 1, an integer as a number."""
     value = a.value.to(torch.float64)
+    if a.open is None and bool((value.abs() > 2.0**53).any()):
+        unit = torch.where(value.abs() > 2.0**53, value.abs() * 2.0**-52, 0.0)
+        return Span(value - unit, value + unit, True)
     if a.open is None:
-        return point(value)
-    if a.value.dtype == torch.bool:
-        return Span(value.masked_fill(a.open, 0.0), value.masked_fill(a.open, 1.0))
-    return Span(value.masked_fill(a.open, -math.inf), value.masked_fill(a.open, math.inf))
+        return point(value, given=True)
+    least, most = (0.0, 1.0) if a.value.dtype == torch.bool else (-math.inf, math.inf)
+    return Span(value.masked_fill(a.open, least), value.masked_fill(a.open, most), True)
 
 
 def _as_number(step: Map, run: Run, arithmetic: Arithmetic, a: Any) -> Number:
     if a is None:
-        whole = _holds_integers(step.inputs[0])
+        whole = holds_integers(step.inputs[0])
         return arithmetic.unknown() if whole else arithmetic.union(arithmetic.finite(0.0), arithmetic.finite(1.0))
-    return arithmetic.finite(float(a))
+    return arithmetic.scaled(int(a), 0)
 
 
-def _holds_integers(step: Step) -> bool:
+def holds_integers(step: Step) -> bool:
     """Whether a step that is no numbers may be other integers than 0 and 1."""
     while isinstance(step, Move) and len(step.inputs) == 1:
         step = step.inputs[0]
-    return getattr(step, "function", "integer") in ("integer", "where")
+    return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
+
+
+def _holds(step: Map, a: Span) -> Tensor:
+    """Where all numbers of an interval are in the range of a type of integers."""
+    least, most = step.within
+    return (a.lo >= float(least)) & (a.hi < float(most + 1))
 
 
 def _as_integer(step: Map, run: Run, a: Span) -> Truths:
-    """A number that was rounded to an integer before."""
-    value = a.mid().nan_to_num(0.0, 0.0, 0.0).to(torch.int64)
-    doubt = ~(a.lo == a.hi)
-    return Truths(value, doubt if bool(doubt.any()) else None)
+    """A number that was rounded to an integer before. PyTorch does not define what those beyond the range become."""
+    beyond, (least, most) = ~_holds(step, a), step.within
+    value = a.mid().nan_to_num(0.0).clamp(max(least, -(2**62)), min(most, 2**62)).to(torch.int64)
+    doubt = (a.lo != a.hi) & ~torch.isnan(a.lo)
+    if bool(beyond.any()):
+        run.met_tie = True
+        doubt = doubt | beyond if run.opens else doubt
+    return Truths(value, doubt if run.opens != "face" and bool(doubt.any()) else None)
+
+
+def _digits_of(arithmetic: Arithmetic, a: Number) -> int | None:
+    """The integer that a number is, up to 2^4096."""
+    digits = None if isinstance(a, float) else arithmetic.digits(a)
+    return digits[0] << digits[1] if digits is not None and 0 <= digits[1] < 4096 else None
 
 
 def _whole(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> int | None:
-    if isinstance(a, float) or not arithmetic.is_known(a):
-        return None
-    lower, upper = (int(float(end)) for end in ((a.lower(), a.upper()) if hasattr(a, "lower") else (a, a)))
-    return lower if lower == upper else None
+    whole = _digits_of(arithmetic, a)
+    return whole if whole is not None and step.within[0] <= whole <= step.within[1] else None
+
+
+def _wrap(step: Map, run: Run, a: Span) -> Span:
+    """Integers, which are computed without rounding, as a type of them holds them."""
+    holds, (least, most) = _holds(step, a), step.within
+    if bool(holds.all()):
+        return Span(a.lo, a.hi, True)
+    turned = torch.remainder(a.lo - least, float(most - least + 1)) + least
+    exactly = (a.lo == a.hi) & (a.lo.abs() < 2.0**52) & (most < 2**52)
+    lo, hi = (torch.where(exactly, turned, float(end)) for end in step.within)
+    return Span(torch.where(holds, a.lo, lo), torch.where(holds, a.hi, hi), True)
+
+
+def _wrapped(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
+    whole, (least, most) = _digits_of(arithmetic, a), step.within
+    if whole is not None:
+        return arithmetic.scaled((whole - least) % (most - least + 1) + least, 0)
+    return arithmetic.union(arithmetic.scaled(least, 0), arithmetic.scaled(most, 0))
+
+
+def _of_bits(name: str) -> Elementwise:
+    """Of the binary digits of two integers."""
+    python = getattr(operator, f"__{name}__")
+
+    def span(step: Map, run: Run, a: Truths, b: Truths) -> Truths:
+        value = getattr(torch, f"bitwise_{name}")(a.value, b.value)
+        doubts = [each.open for each in (a, b) if each.open is not None]
+        return Truths(value, reduce(torch.logical_or, doubts).expand(value.shape) if doubts else None)
+
+    def element(step: Map, run: Run, arithmetic: Arithmetic, a: Any, b: Any) -> int | None:
+        return None if None in (a, b) else int(python(int(a), int(b)))
+
+    return Elementwise(span, element, getattr(torch, f"bitwise_{name}"))
 
 
 def _is(name: str) -> Elementwise:
@@ -330,7 +455,7 @@ def _is(name: str) -> Elementwise:
     def element(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> bool | None:
         return wanted(a) if isinstance(a, float) else False if arithmetic.is_known(a) else None
 
-    return Elementwise(span, element)
+    return Elementwise(span, element, getattr(torch, name))
 
 
 def _single(name: str) -> Callable[..., Number]:
@@ -342,25 +467,36 @@ def _not(step: Map, run: Run, a: Truths) -> Truths:
 
 
 ELEMENTWISE: dict[str, Elementwise] = {
-    "add": Elementwise(_add, _single("add")),
-    "subtract": Elementwise(_subtract, _single("subtract")),
+    "add": Elementwise(lambda step, run, a, b: spans.add(a, b), _single("add"), torch.add, rounds=True),
+    "subtract": Elementwise(lambda step, run, a, b: spans.add(a, b, -1), _single("subtract"), torch.sub, rounds=True),
     "multiply": Elementwise(
         _multiply,
         lambda step, run, arithmetic, a, b: a * a if a is b and not isinstance(a, float) else arithmetic.multiply(a, b),
+        torch.mul,
+        rounds=True,
     ),
-    "divide": Elementwise(_divide, _single("divide")),
-    "negative": Elementwise(lambda step, run, a: spans.negative(a), _single("negative")),
-    "magnitude": Elementwise(_magnitude, lambda step, run, arithmetic, a: abs(a)),
+    "divide": Elementwise(
+        lambda step, run, a, b: spans.divide(a, b), _single("divide"), torch.div, rounds=True, zero_of=1
+    ),
+    "floor quotient": _division("floor", _rounded_quotient),
+    "trunc quotient": _division("trunc", _rounded_quotient),
+    "remainder": _division("floor", _remainder),
+    "fmod": _division("trunc", _remainder),
+    "signbit": Elementwise(_signbit, _has_minus, torch.signbit, zero_of=0),
+    "negative": Elementwise(lambda step, run, a: spans.negative(a), _single("negative"), torch.neg),
+    "magnitude": Elementwise(_magnitude, lambda step, run, arithmetic, a: abs(a), torch.abs),
     "maximum": _of_two(True),
     "minimum": _of_two(False),
-    "where": Elementwise(_chosen, _choose),
-    "power": Elementwise(_power, _raise),
+    "where": Elementwise(_chosen, _choose, torch.where),
+    "power": Elementwise(_power, _raise, torch.pow, rounds=True, zero_of=0),
     "and": _logical(torch.logical_and, lambda a, b: bool(a) and bool(b), False),
     "or": _logical(torch.logical_or, lambda a, b: bool(a) or bool(b), True),
     "xor": _logical(torch.logical_xor, lambda a, b: bool(a) != bool(b), None),
-    "not": Elementwise(_not, lambda step, run, arithmetic, a: None if a is None else not a),
-    "number": Elementwise(_either, _as_number),
-    "integer": Elementwise(_as_integer, _whole),
+    "not": Elementwise(_not, lambda step, run, arithmetic, a: None if a is None else not a, torch.logical_not),
+    "number": Elementwise(_either, _as_number, lambda a: a.to(torch.float64)),
+    "integer": Elementwise(_as_integer, _whole, lambda a: a.nan_to_num(0.0, 0.0, 0.0).to(torch.int64)),
+    "wrap": Elementwise(_wrap, _wrapped, lambda a: a),
+    **{f"bits {name}": _of_bits(name) for name in ("and", "or", "xor")},
     "isnan": _is("isnan"),
     "isinf": _is("isinf"),
     **{name: _comparison(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},

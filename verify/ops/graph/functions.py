@@ -37,7 +37,7 @@ class Function:
     ulps: float | Callable[[Tensor], Tensor] = 8.0
     codomain: tuple[float, float] = (-math.inf, math.inf)
     domain: tuple[float, float] = (-math.inf, math.inf)
-    exact: tuple[float, ...] = ()
+    exact: tuple[float, ...] | Callable[[Tensor, Tensor], Tensor] = ()  # or where results of arguments are exact
     spread: float | Callable[[Tensor], Tensor] = 0.0
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
     steps: bool = False  # constant between jumps: no rounding, and an argument near a jump decides
@@ -118,14 +118,27 @@ add("exp", torch.exp, arb.exp, mp.exp, (0.0, math.inf), codomain=(0.0, math.inf)
 add("exp2", torch.exp2, lambda x: arb(2) ** x, lambda x: mp.power(2, x), (0.0, math.inf), codomain=(0.0, math.inf))
 add("expm1", torch.expm1, arb.expm1, mp.expm1, (-1.0, math.inf), codomain=(-1.0, math.inf), exact=(0.0,))
 add("log", torch.log, arb.log, mp.log, (math.nan, math.inf), domain=(0.0, math.inf), exact=(1.0,))
+
+
+def _log2(x: Tensor) -> Tensor:
+    """Of powers of two the exponent, which all routes have."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.where(mantissa == 0.5, exponent.to(torch.float64) - 1, torch.log2(x))
+
+
+def _arb_log2(x: Any) -> Any:
+    mantissa, exponent = x.man_exp() if x.is_exact() else (0, 0)
+    return arb(exponent) if mantissa == 1 else x.log() / arb.const_log2()
+
+
 add(
     "log2",
-    torch.log2,
-    lambda x: x.log() / arb.const_log2(),
-    lambda x: mp.log(x) / mp.log(2),
+    _log2,
+    _arb_log2,
+    lambda x: mp.mpf(x.exp) if x.man == 1 else mp.log(x) / mp.log(2),
     (math.nan, math.inf),
     domain=(0.0, math.inf),
-    exact=(1.0,),
+    exact=lambda x, y: torch.frexp(x)[0] == 0.5,
 )
 add(
     "log10",

@@ -1,7 +1,7 @@
 """An `Op` whose meaning is a PyTorch function: `@verify.kernel(like=...)`.
 
 Its exact values and its fast reference are the function's own program (`verify.ops.graph.program`), its gradients those
-that autograd makes of it, its scale follows from the sums on the way (docs/reductions.md).
+that autograd makes of it. Errors are told in units of its noise (`verify.ops.graph.noise`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.answers import demand_answers, settled
+from verify.ops.graph.noise import Noise, Rounding, noise_of
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Run, Truths
+from verify.ops.graph.steps import Leaf, Run, Truths
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
@@ -44,6 +45,8 @@ def like_op(
     examples: Any = None,
     outputs: Sequence[str] | None = None,
     name: str = "",
+    accumulate: str = "float32",
+    intermediate: str = "",
 ) -> Op:
     """The op of a function or module, for a kernel that takes operands of these `names` in this order."""
     meaning = _Meaning(function, tuple(names), name or _name_of(function))
@@ -52,7 +55,7 @@ def like_op(
     table = Shapes.made(meaning.names, parameters, shapes, given, where)
     ranges = ranges_of(meaning.names, integers or {}, table, given)
     labels = tuple(outputs) if outputs else None
-    made = _Like(meaning, table, ranges, labels)
+    made = _Like(meaning, table, ranges, labels, tf32=accumulate == "tf32", fused=intermediate == "float32")
     return made.op()
 
 
@@ -223,13 +226,17 @@ class _Like:
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict)
+    by_noise: bool = False  # whether errors are told in units of the program's noise
+    tf32: bool = False  # whether products may round their operands to TF32
+    fused: bool = False  # whether nothing between the operators is rounded to 16 bits
+    kind: torch.dtype = torch.float32  # of operands where there is no case yet
 
     def op(self) -> Op:
         """The op, after the function was followed once."""
         names = self.meaning.names
         dims = self._plain_dims()
         shapes = self._shapes(dims)
-        program = self._program({name: shapes[name] for name in names}, ())
+        program = self._followed_first({name: shapes[name] for name in names})
         outputs = self.outputs or tuple(program.results)
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
@@ -242,6 +249,7 @@ class _Like:
             demand_answers(program, name, self.meaning.name)
         known = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
+        self.by_noise = sums
         return Op(
             name=f"like {self.meaning.name} {self._digest()}",
             kind="elementwise" if elementwise else "graph",
@@ -253,7 +261,7 @@ class _Like:
             program=self.followed,
             looked_up=None if elementwise else self.looked_up,
             baseline=self._baseline,
-            gate="scaled" if sums else "plain",
+            gate="noise" if sums else "plain",
             regime_of=names[-1],
             summary=f"what PyTorch's {self.meaning.name} denotes",
             dims=() if self.shapes is None else self.shapes.dims,
@@ -264,6 +272,16 @@ class _Like:
             integers=program.integers,
             settled=self.settled if program.integers else None,
         )
+
+    def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
+        """The program in the first type that the function takes: it may ask for one."""
+        refusals = []
+        for self.kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            try:
+                return self._program(shapes, ())
+            except UsageError as error:
+                refusals.append(error)
+        raise refusals[0]
 
     def _differentiable(self, shapes: Mapping[str, Shape]) -> tuple[str, ...]:
         """The operands that the function has a gradient for: PyTorch's cross entropy has none for its weights."""
@@ -323,23 +341,29 @@ class _Like:
         made = meaning(meaning.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
-    def _program(self, shapes: Mapping[str, Shape], gradients: Sequence[str]) -> Program:
+    def _program(
+        self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Mapping[str, torch.dtype] | None = None
+    ) -> Program:
+        kinds = {name: self._dtype(name) for name in shapes} if kinds is None else kinds
         key = (tuple(shapes.items()), tuple(gradients))
-        if key not in self.programs:
-            if len(self.programs) >= _HOLDS:
-                self.programs.pop(next(iter(self.programs)))
-            operands = {name: torch.zeros(shape, dtype=self._dtype(name)) for name, shape in shapes.items()}
-            self.programs[key] = trace(
-                lambda *values: self.meaning(tuple(shapes), values),
-                operands,
-                outputs=self.outputs,
-                differentiable=gradients,
-            )
-        return self.programs[key]
+        narrow = any(kind.is_floating_point and kind.itemsize == 2 for kind in kinds.values())
+        for known in ((*key, tuple(kinds.items())), *([] if narrow else [key])):
+            if known in self.programs:
+                return self.programs[known]
+        if len(self.programs) >= _HOLDS:
+            self.programs.pop(next(iter(self.programs)))
+        program = trace(
+            lambda *values: self.meaning(tuple(shapes), values),
+            {name: torch.zeros(shape, dtype=kinds[name]) for name, shape in shapes.items()},
+            outputs=self.outputs,
+            differentiable=gradients,
+        )
+        self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
+        return program
 
     def _dtype(self, operand: str) -> torch.dtype:
         if operand not in self.ranges:
-            return torch.float64
+            return self.kind
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
     def followed(self, problem: Problem) -> tuple[Program, Run]:
@@ -347,7 +371,8 @@ class _Like:
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
         gradients = tuple(name for name in present if "d" + name in wanted)
-        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients)
+        kinds = {name: value.dtype for name, value in present.items()}
+        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients, kinds)
         leaves = dict(present)
         for name in program.leaves:
             if name.startswith("grad "):
@@ -355,19 +380,30 @@ class _Like:
                 shape = program.results[name.removeprefix("grad ")].shape
                 device = next(iter(present.values())).device
                 leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
-        return program, Run(leaves, next(iter(present.values())).device, scaled=program.sums or program.decides)
+        return program, Run(leaves, next(iter(present.values())).device)
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
-        """Intervals in float64."""
+        """Intervals in float64, and the noise of results that are sums or that decisions make."""
         program, run = self.followed(problem)
         with torch.no_grad():
+            noise: dict[str, Noise] = {}
+            if self.by_noise or program.decides:
+                stored = {} if self.fused else program.stored
+                rounding = Rounding.of(run, tf32=self.tf32, stored=stored)
+                noise, run.reach = noise_of(program, run, problem.results, rounding)
+            problem.cache["reach"] = program, run.reach
+            run.reach = {} if self.by_noise else run.reach
             spans = program.spans(run, problem.results)
-            opened = self._opened(program, run, problem) if run.met_tie else {}
+            opened = self._opened(program, run, problem, noise) if run.met_tie else {}
         # on the host, where single elements are asked for
         problem.cache["opened"] = {name: tuple(each.cpu() for each in found) for name, found in opened.items()}
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
+        if self.by_noise:
+            for name, each in noise.items():
+                found[name] = replace(found[name], noise=each.deviation, spread=each.spread, other=each.other)
         if program.elementwise:
-            values = [value for value in run.leaves.values() if value.is_floating_point()]
+            used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
+            values = [value for value in used if value.is_floating_point()]
             gradients = self._gradients(problem)
             found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
@@ -407,27 +443,39 @@ class _Like:
 
     def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
         """A kernel's integers, with those that are right beside others replaced by the reference's."""
-        program, run = self.followed(problem)
-        return settled(program, run, result, got, self.fast(problem)[result].value.to(got.device))
+        value = self.fast(problem)[result].value
+        program, reach = problem.cache["reach"]
+        run = replace(self.followed(problem)[1], reach=reach)
+        return settled(program, run, result, got, value.to(got.device))
 
     def _gradients(self, problem: Problem) -> list[str]:
         return [name for name in problem.results if name.startswith("d") and name[1:] in problem.inputs]
 
-    def _opened(self, program: Program, run: Run, problem: Problem) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """Where decisions that may go both ways matter, and the least and greatest number then; by result."""
+    def _opened(
+        self, program: Program, run: Run, problem: Problem, noise: Mapping[str, Noise]
+    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Where decisions that may go both ways matter, and the least and greatest number then; by result.
+
+        Intervals of a deep program grow with its depth, whatever the decisions do: twice what these were seen to do to
+        a result (`Noise`) bounds them.
+        """
         gradients = self._gradients(problem)
         found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-        faces = program.spans(Run(run.leaves, run.device, "face", scaled=run.scaled), problem.results)
+        faces = program.spans(replace(run, opens="face"), problem.results)
         for names, opens in (
             ([name for name in problem.results if name not in gradients], "rounding"),
             (gradients, "ties"),
         ):
-            made = program.spans(Run(run.leaves, run.device, opens, scaled=run.scaled), names)  # type: ignore[arg-type]
+            made = program.spans(replace(run, opens=opens), names)
             for name, span in made.items():
                 if isinstance(span, Span):
-                    face = faces[name]
-                    wide = (span.hi - span.lo) > 4 * (face.hi - face.lo) + 2.0**-40 * face.scale()
-                    found[name] = wide, span.lo, span.hi
+                    face, least, most = faces[name], span.lo, span.hi
+                    if self.by_noise and (seen := noise[name]).spread is not None and seen.other is not None:
+                        moved = torch.maximum(seen.spread, (seen.other - face.mid()).abs().nan_to_num(0.0))
+                        least = torch.maximum(least, face.lo - 2 * moved)
+                        most = torch.minimum(most, face.hi + 2 * moved)
+                    wide = (most - least) > 4 * (face.hi - face.lo) + 2.0**-40 * face.mid().abs()
+                    found[name] = wide, least, most
         return found
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
@@ -459,7 +507,7 @@ def _fast(span: Any, opened: Any) -> Fast:
         several, least, most = opened
         ends = (torch.where(several, least, value), torch.where(several, most, value))
         bound = bound.masked_fill(several, 0.0)  # all between the ends is right, however wide one answer is
-    return Fast(value, span.scale(), ends, bound)
+    return Fast(value, value.abs(), ends, bound)
 
 
 def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
@@ -468,6 +516,8 @@ def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
     A program has no limit: what it makes of -inf * 0 says nothing about the function that it was written for.
     """
     given = [value.to(torch.float64).expand(fast.value.shape) for value in values]
+    if not given:
+        return fast
     nan, infinite = (torch.stack([test(value) for value in given]).any(0) for test in (torch.isnan, torch.isinf))
     free = infinite & ~nan & torch.isnan(fast.value)
     free = free | nan if gradient else free

@@ -24,12 +24,11 @@ from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.real import Real
-from verify.ops.graph.recorder import Recorder
+from verify.ops.graph.real import Real, with_kind
+from verify.ops.graph.recorder import Node, Recorder, Traced
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
@@ -46,6 +45,8 @@ class Program:
     leaves: tuple[str, ...]
     needed: dict[str, list[Step]] = field(default_factory=dict)
     integers: tuple[str, ...] = ()  # outputs that are whole numbers or conditions
+    typed: bool = False  # whether the program is about one set of types of its operands
+    stored: dict[int, torch.dtype] = field(default_factory=dict)  # steps whose results lie in memory in 16 bits
 
     @property
     def sums(self) -> bool:
@@ -78,20 +79,18 @@ class Program:
     def decides(self) -> bool:
         """Whether anything is decided by comparing, selecting or rounding to integers."""
         return any(
-            isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank)
-            or (
-                isinstance(step, Map) and (step.ties or (step.function in FUNCTIONS and FUNCTIONS[step.function].steps))
-            )
+            isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank) or (isinstance(step, Map) and step.decides)
             for step in self.steps
         )
 
     @property
     def elementwise(self) -> bool:
         """Whether every element of every result depends on elements at its own place alone."""
-        return all(
-            isinstance(step, Leaf | Plain | Map)
-            or (isinstance(step, Move) and step.inputs[0].shape == step.shape and not step.within)
-            for step in self.steps
+        widest = max((step.shape for step in self.steps if isinstance(step, Leaf)), key=len, default=())
+        return all(isinstance(step, Leaf | Plain | Map) for step in self.steps) and all(
+            len(widest) <= len(result.shape)
+            and all(a in (1, b) for a, b in zip(widest[::-1], result.shape[::-1], strict=False))
+            for result in self.results.values()
         )
 
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
@@ -208,7 +207,7 @@ def trace(
     outputs: Sequence[str] | None = None,
     differentiable: Sequence[str] = (),
 ) -> Program:
-    """Follow a function once. `operands` give shapes and dtypes; numbers are traced in float64.
+    """Follow a function once, in float64. `operands` give shapes and the dtypes that the function sees.
 
     The program's leaves are the operands and, for each output with a gradient, "grad " + its name.
     """
@@ -216,10 +215,18 @@ def trace(
 
     names = list(operands)
     examples = [_example(value) for value in operands.values()]
+    kinds = [value.dtype for value in operands.values()]
+    real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))
+
+    def called(values: Sequence[Tensor]) -> list[Tensor]:
+        with real:
+            return _called(function, list(map(with_kind, values, kinds)))
+
     try:
-        with Real():
-            plain = _called(function, examples)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        plain = called(examples)
+    except UsageError:
+        raise
+    except Exception as error:
         said = str(error).strip().splitlines() or [""]
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
         raise UsageError(
@@ -236,14 +243,12 @@ def trace(
 
     def joint(given: list[Tensor], upstream: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         if not differentiable:
-            with Real():
-                return _called(function, given), []
+            return called(given), []
         with torch.enable_grad():
             values = [
                 value.detach().requires_grad_(name in differentiable) for name, value in zip(names, given, strict=True)
             ]
-            with Real():
-                made = _called(function, values)
+            made = called(values)
             ends = [(made[place], gradient) for place, gradient in zip(smooth, upstream, strict=True)]
             sums = [_ending(value, gradient) for value, gradient in ends if value.requires_grad]
             if not sums:
@@ -279,7 +284,8 @@ def trace(
     for place in smooth if differentiable else []:
         leaves.append(Leaf(tuple(plain[place].shape), (), name=f"grad {labels[place]}", operand=False))
     known = dict(zip(first, leaves, strict=True))
-    steps = iter(Rewriter(known).steps(recorder.nodes, [node for node in ends if node is not None]))
+    rewriter = Rewriter(known)
+    steps = iter(rewriter.steps(recorder.nodes, [node for node in ends if node is not None]))
     results: dict[str, Step] = {}
     for name, node in zip((*labels, *(f"d{name}" for name in differentiable)), ends, strict=True):
         if node is None:
@@ -289,7 +295,31 @@ def trace(
             results[name] = next(steps)
     integers = tuple(label for label, value in zip(labels, plain, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
-    return Program(_in_order(results.values()), results, names_of_leaves, integers=integers)
+    stored = _stored(recorder, rewriter, real)
+    typed = real.asked or real.main.itemsize == 2
+    return Program(_in_order(results.values()), results, names_of_leaves, {}, integers, typed, stored)
+
+
+def _stored(recorder: Recorder, rewriter: Rewriter, real: Real) -> dict[int, torch.dtype]:
+    """Maps id(step) to the 16-bit type that eager PyTorch stores its result in.
+
+    Where all numbers have one type, so have the gradients; else those of the function are known.
+    """
+    returned: list[tuple[Node, torch.dtype]] = []
+    if real.main.itemsize == 2 and all(kind == real.main for _, kind in real.made):
+        returned = [(node, real.main) for node in recorder.returned]
+    elif any(kind.itemsize == 2 for _, kind in real.made):
+        returned = [
+            (recorder.node(made), kind) for made, kind in real.made if kind.itemsize == 2 and isinstance(made, Traced)
+        ]
+    found: dict[int, torch.dtype] = {}
+    for node, kind in returned:
+        step = rewriter.known.get(node)
+        while isinstance(step, Move) and len(step.inputs) == 1:
+            step = step.inputs[0]
+        if isinstance(step, Step) and not isinstance(step, Leaf | Plain):
+            found[id(step)] = kind
+    return found
 
 
 def names_of(count: int) -> list[str]:

@@ -6,7 +6,8 @@ PyTorch's own gradients of these divide by what may be zero, go by positions tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,7 +21,16 @@ from verify.ops.graph.recorder import Traced, at_line
 
 
 class Real(TorchFunctionMode):
-    """Each format of floating point is float64, that of tensors which the program makes without naming one too."""
+    """Each format of floating point is float64, that of tensors which the program makes without naming one too.
+
+    A program that asks a tensor for its type is told the one that it has in the case: each result has that of its
+    operands, `main` that of tensors which the program holds. `asked` says that the program depends on it.
+    """
+
+    def __init__(self, main: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.main, self.asked = main, False
+        self.made: list[tuple[Tensor, torch.dtype]] = []  # what functions returned, and the type that it has
 
     def __enter__(self) -> Any:
         self.before = torch.get_default_dtype()
@@ -32,9 +42,49 @@ class Real(TorchFunctionMode):
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if name == "__get__" and function == _DTYPE:
+            self.asked = True
+            return self.kind(args[0])
+        if name in _BY_TYPE and args and (given := _BY_TYPE[name](self.kind(args[0]), args, kwargs)):
+            self.asked, kwargs = True, {**kwargs, **given}
+        return self._told(self._called(function, name, args, kwargs), function, args, kwargs)
+
+    def kind(self, tensor: Tensor) -> torch.dtype:
+        """The type that a tensor has in the case."""
+        found: torch.dtype = getattr(tensor, "kind", self.main if tensor.dtype == torch.float64 else tensor.dtype)
+        return found
+
+    def _told(self, made: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """The results of a call with their types."""
+        if isinstance(made, tuple | list):
+            for each in made:
+                self._told(each, function, args, kwargs)
+            return made
+        if not isinstance(made, Tensor) or made.dtype != torch.float64:
+            return made
+        named = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.dtype)]
+        given = list(_tensors([args, kwargs]))
+        kind = _CASTS.get(function) or (named[0] if named else None)
+        if kind is None and function in (Tensor.to, Tensor.type_as) and len(given) > 1:
+            kind = self.kind(given[1])
+        if any(made is each for each in given):
+            if kind is None or kind == self.kind(made):
+                return made
+            made = made.clone()  # as a cast to another type makes one
+        kind = kind or self._promoted(given)
+        self.made.append((made, kind))
+        return with_kind(made, kind)
+
+    def _promoted(self, given: list[Tensor]) -> torch.dtype:
+        """The type that PyTorch gives to the result of tensors: one without dimensions counts where no other is."""
+        real = [each for each in given if each.dtype.is_floating_point]
+        kinds = {self.kind(each) for each in real if each.ndim} or {self.kind(each) for each in real} or {self.before}
+        return reduce(_wider, kinds)
+
+    def _called(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         if function in _CASTS:
             return args[0].double()
-        name = getattr(function, "__name__", "")
         if name == "__set__" and function == _SET_DATA and any(isinstance(each, Traced) for each in args):
             raise UsageError(
                 f"like= cannot be followed: it sets tensor.data{at_line()}",
@@ -42,15 +92,61 @@ class Real(TorchFunctionMode):
             )
         kept = 1 if _writes(name) else 0  # what is written to stays the tensor that it is
         args = [*args[:kept], *map(_as_real, args[kept:])]
-        kwargs = {key: each if key == "out" else _as_real(each) for key, each in (kwargs or {}).items()}
+        kwargs = {key: each if key == "out" else _as_real(each) for key, each in kwargs.items()}
         name = name.removeprefix("linalg_")
         ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional, torch.linalg))
         return (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
 
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+_CASTS = {
+    Tensor.float: torch.float32,
+    Tensor.half: torch.float16,
+    Tensor.bfloat16: torch.bfloat16,
+    Tensor.double: torch.float64,
+}
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """PyTorch promotes no types of 8 bits."""
+    return torch.promote_types(a, b) if min(a.itemsize, b.itemsize) > 1 else max(a, b, key=lambda each: each.itemsize)
+
+
+def with_kind(tensor: Tensor, kind: torch.dtype) -> Tensor:
+    """The tensor, which has a type in the case."""
+    tensor.kind = kind  # type: ignore[attr-defined]
+    return tensor
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _largest_of_type(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, float]:
+    """What nan_to_num puts in the place of infinities that nothing is given for."""
+    limits = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(torch.int64)
+    ends = (("posinf", 2, limits.max), ("neginf", 3, limits.min))
+    return {name: end for name, at, end in ends if len(args) <= at and kwargs.get(name) is None}
+
+
+def _least_of_norm(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, float]:
+    """The eps of an RMS norm without one: that of the type in which PyTorch computes it."""
+    if len(args) > 3 or kwargs.get("eps") is not None:
+        return {}
+    return {"eps": torch.finfo(kind if kind == torch.float64 else torch.float32).eps}
+
+
+_BY_TYPE: dict[str, Callable[..., dict[str, float]]] = {
+    "nan_to_num": _largest_of_type,
+    "nan_to_num_": _largest_of_type,
+    "rms_norm": _least_of_norm,
+}
 
 
 def _writes(name: str) -> bool:
@@ -169,10 +265,8 @@ def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, 
 
 
 def _copysign(size: Tensor, sign: Any) -> Tensor:
-    """A real number has one zero, which is positive."""
-    negative = sign < 0 if isinstance(sign, Tensor) else math.copysign(1.0, sign) < 0
     magnitude = size.abs()
-    return torch.where(torch.as_tensor(negative), -magnitude, magnitude)
+    return torch.where(torch.signbit(torch.as_tensor(sign)), -magnitude, magnitude)
 
 
 def _embedding_bag(
@@ -193,7 +287,7 @@ def _embedding_bag(
             "like= has embedding_bag without max_norm and padding_idx, and mode='max' for bags of one size",
             hint="functional.embedding and a sum, mean or amax say the same",
         )
-    rows = functional.embedding(indices, weight)
+    rows = functional.embedding(indices, weight, scale_grad_by_freq=scale_grad_by_freq)
     rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(-1)
     if offsets is None:
         return rows.amax(1) if mode == "max" else rows.sum(1) / (rows.shape[1] if mode == "mean" else 1)
@@ -250,6 +344,18 @@ def _multi_margin(
     return _reduced(loss[0] if x.ndim == 1 else loss, reduction)
 
 
+def _multilabel_margin(
+    x: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+) -> Tensor:
+    """Of each row's labels up to the first -1, and of each other number of the row."""
+    rows, labels = (x[None], target[None]) if x.ndim == 1 else (x, target)
+    held, places = (labels >= 0).to(torch.int64).cumprod(-1) > 0, labels.clamp(min=0)
+    own = ((places.unsqueeze(-1) == torch.arange(rows.shape[1], device=x.device)) & held.unsqueeze(-1)).any(1)
+    apart = (1 - rows.gather(1, places).unsqueeze(-1) + rows.unsqueeze(1)).clamp(min=0)
+    loss = torch.where(held.unsqueeze(-1) & ~own.unsqueeze(1), apart, 0.0).sum((1, 2)) / rows.shape[1]
+    return _reduced(loss[0] if x.ndim == 1 else loss, reduction)
+
+
 def _bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.einsum("...i,oij,...j->...o", a, weight, b)
     return y if bias is None else y + bias
@@ -286,6 +392,7 @@ _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "embedding_bag": _embedding_bag,
     "gaussian_nll_loss": _gaussian_nll,
     "multi_margin_loss": _multi_margin,
+    "multilabel_margin_loss": _multilabel_margin,
     "scatter_reduce": _scatter_reduce,
     **MATRICES,
     "dist": lambda a, b, p=2: torch.linalg.vector_norm(a - b, p),

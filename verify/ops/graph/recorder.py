@@ -87,6 +87,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.table = table
         self.nodes: list[Node] = []
+        self.whole = True  # whether what is called is PyTorch's operator, and not a part of one that was taken apart
+        self.returned: list[Node] = []  # what such operators returned: what lies in memory between them
         self.memories: dict[int, Memory] = {}
         self.lifted: dict[int, tuple[Tensor, Traced]] = {}  # constants by their identity, and kept
         self.wholes: dict[Any, Tensor] = {}  # what stands for the storage of a constant
@@ -111,7 +113,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # modes for what the function calls are none for what that is made of
-            return self._dispatched(func, args, kwargs or {})
+            made = self._dispatched(func, args, kwargs or {})
+            for each in (made if isinstance(made, tuple | list) else [made]) if self.whole else []:
+                if isinstance(each, Traced) and each.is_floating_point():
+                    self.returned.append(self.node(each))
+            return made
 
     def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if base_name(func).removesuffix("_") in RANDOM:
@@ -124,9 +130,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable and writing_of(func).without is not None:
             return self._written(func, args, kwargs)
         if func in self.table:
-            whole = self.table[func]
-            with self:  # what writes is taken whole: its wrapping does that
-                made = (whole if func._schema.is_mutable else formula_of(whole, args))(*args, **kwargs)
+            formula, before = self.table[func], self.whole
+            self.whole = False
+            try:
+                with self:  # what writes is taken whole: its wrapping does that
+                    made = (formula if func._schema.is_mutable else formula_of(formula, args))(*args, **kwargs)
+            finally:
+                self.whole = before
             if made is not NotImplemented:
                 return made
         if is_composite(func):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic
-from verify.ops.graph.elementwise import ELEMENTWISE, Map
+from verify.ops.graph.elementwise import Map
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import ABSENT, NOTHING, Places, Run, Step, Truths, offsets, rows_of, strides_of
 
@@ -44,18 +44,25 @@ class Reduce(Step):
         if not self.dims:
             return a
         if self.function == "sum":
-            found = spans.total(a, self.dims, self.keep)
-            if not run.scaled:
-                return found
-            terms = a.size() if a.excess is None else a.size() + a.excess
-            return found.with_excess((terms.sum(self.dims, self.keep) - found.mid().abs()).clamp(min=0.0))
+            return spans.total(a, self.dims, self.keep)
         if self.function == "product":
             found = spans.product(a, self.dims[0])
             return found.moved(lambda end: end.unsqueeze(self.dims[0])) if self.keep else found
         pick = torch.amax if self.function == "amax" else torch.amin
         lo = pick(a.lo, self.dims, self.keep)
         hi = lo if a.is_point else pick(a.hi, self.dims, self.keep)
-        return Span(lo, hi, None if a.excess is None else a.excess.amax(self.dims, self.keep), a.given)
+        return Span(lo, hi, a.given)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        [a] = given
+        if not self.dims:
+            return a
+        if self.function == "any":
+            return a.sum(self.dims, self.keep) > 0
+        if self.function == "product":
+            return a.prod(self.dims[0], self.keep)
+        made: Tensor = getattr(torch, self.function)(a, self.dims, self.keep)
+        return made
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         shape = self.inputs[0].shape
@@ -91,15 +98,10 @@ class Contract(Step):
     """Products of matrices, (b, m, k) @ (b, k, n)."""
 
     def span(self, run: Run, given: Sequence[Any]) -> Span:
-        a, b = given
-        found, terms = spans.contract(a, b)
-        if not run.scaled:
-            return found
-        if a.excess is not None:
-            terms = terms + a.excess @ b.size()
-        if b.excess is not None:
-            terms = terms + a.size() @ b.excess
-        return found.with_excess((terms - found.mid().abs().nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0))
+        return spans.contract(*given)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        return given[0] @ given[1]
 
     def _lines(self, wanted: Places) -> tuple[Places, Places, Places, Places]:
         """The rows and the columns that are met, each once, and which of them each element is the product of."""
@@ -140,27 +142,26 @@ class Spread(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Span:
         a = given[0]
-        size = math.prod(self.shape)
-        where = self._destination(run)
-        where = torch.where(where < 0, size, where)
-
-        def gathered(values: Tensor) -> Tensor:
-            room = torch.zeros(size + 1, dtype=torch.float64, device=values.device)
-            return room.index_add_(0, where, values.reshape(-1))[:size].reshape(self.shape)
-
-        most = int(torch.bincount(where, minlength=size + 1)[:size].max()) if size and where.numel() else 0
-        sizes = gathered(a.size())
+        where, size = self._destination(run), math.prod(self.shape)
+        most = int(torch.bincount(where[where >= 0], minlength=size).max()) if size and where.numel() else 0
+        sizes = self.gathered(run, a.size())
         slack = sizes * (most * 2.0**-52) if most > 1 else torch.zeros_like(sizes)
-        lo = gathered(a.lo)
-        hi = lo if a.is_point else gathered(a.hi)
+        lo = self.gathered(run, a.lo)
+        hi = lo if a.is_point else self.gathered(run, a.hi)
         strange = ~torch.isfinite(sizes)
         found = Span((lo - slack).masked_fill(strange, -math.inf), (hi + slack).masked_fill(strange, math.inf))
-        if run.scaled:
-            terms = sizes if a.excess is None else sizes + gathered(a.excess)
-            found = found.with_excess((terms - found.mid().abs().nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0))
-        if len(given) > 1:
-            found = ELEMENTWISE["add"].span(Map(self.shape, self.inputs), run, given[1], found)
-        return found
+        return spans.add(given[1], found) if len(given) > 1 else found
+
+    def gathered(self, run: Run, values: Tensor) -> Tensor:
+        """The sum of the values that go to each place."""
+        size, where = math.prod(self.shape), self._destination(run)
+        where = torch.where(where < 0, size, where)
+        room = torch.zeros(size + 1, dtype=torch.float64, device=values.device)
+        return room.index_add_(0, where, values.reshape(-1))[:size].reshape(self.shape)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        made = self.gathered(run, given[0])
+        return made + given[1] if len(given) > 1 else made
 
     def _lists(self, run: Run) -> tuple[Places, Places]:
         """The places of the input in the order of their destinations, and where each destination begins."""
@@ -195,12 +196,10 @@ class Running(Step):
     dim: int = 0
 
     def span(self, run: Run, given: Sequence[Any]) -> Span:
-        [a] = given
-        found = spans.running(a, self.dim)
-        if not run.scaled:
-            return found
-        terms = a.size() if a.excess is None else a.size() + a.excess
-        return found.with_excess((terms.cumsum(self.dim) - found.mid().abs().nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0))
+        return spans.running(given[0], self.dim)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        return given[0].cumsum(self.dim)
 
     def _stretches(self, wanted: Places) -> tuple[Places, Places, Places, int]:
         """The wanted places line by line: their order, where each one's own terms begin, how many, and the stride."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.ops.graph.elementwise import Map
+from verify.ops.graph.elementwise import LOGIC, Map, holds_integers
 from verify.ops.graph.inference import broadcast_shape
 from verify.ops.graph.operators import base_name
 from verify.ops.graph.recorder import Node, mapped, nodes_in
@@ -36,7 +36,7 @@ class Rewriter:
 
     def __init__(self, known: dict[Node, Step]) -> None:
         self.known: dict[Node, Any] = known
-        self.constants: dict[float, Step] = {}
+        self.made: dict[Any, Any] = {}  # steps by kind, inputs and parameters: equal ones are one step
         self.node: Node
 
     def steps(self, nodes: Sequence[Node], wanted: Sequence[Node]) -> list[Step]:
@@ -50,12 +50,33 @@ class Rewriter:
                 continue
             self.node = node
             if node.target == "constant":
-                self.known[node] = constant(node.args[0])
+                self.known[node] = self._constant(node.args[0])
             elif node.target is operator.getitem:
                 self.known[node] = self.known[node.args[0]][node.args[1]]
             else:
-                self.known[node] = self._call(node)
+                self.known[node] = self._once(node)
         return [self.known[node] for node in wanted]
+
+    def _once(self, node: Node) -> Any:
+        """The steps of a call, which are those of an equal call before it."""
+        found = node.value
+        kind = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else ()
+        try:
+            key = node.target, kind, _key(self._given(node.args)), _key(self._given(node.kwargs))
+            hash(key)
+        except TypeError:
+            return self._call(node)
+        if key not in self.made:
+            self.made[key] = self._call(node)
+        return self.made[key]
+
+    def _constant(self, value: Tensor) -> Step:
+        if value.numel() != 1:
+            return constant(value)
+        key = "constant", tuple(value.shape), value.is_floating_point(), repr(value.item())
+        if key not in self.made:
+            self.made[key] = constant(value)
+        return self.made[key]  # type: ignore[no-any-return]
 
     def _given(self, value: Any) -> Any:
         return mapped(value, self.known.__getitem__)
@@ -78,7 +99,26 @@ class Rewriter:
                 f"like= uses an operator that verify has no real meaning for: {target}{node.place}",
                 hint="docs/like.md lists what is understood; verify.op defines an op by formulas instead",
             )
-        return RULES[name](self, *args, **kwargs)
+        return self._typed(RULES[name](self, *args, **kwargs), found)
+
+    def _typed(self, made: Any, found: Any) -> Any:
+        """Numbers as PyTorch's type of a result holds them: integers wrap around, and a condition is true or not."""
+        if isinstance(made, list):
+            return [self._typed(each, like) for each, like in zip(made, found, strict=True)]
+        if not made.real or found.is_floating_point():
+            return made
+        if found.dtype == torch.bool:
+            return self.map("ne", made, 0.0, real=False)
+        return self.map("wrap", made, within=range_of(found.dtype))
+
+    def dtype(self, place: int) -> torch.dtype:
+        """The type of an operand of the operator at hand."""
+        given: Any = self.node.args[place]
+        return given.value.dtype if isinstance(given, Node) else torch.tensor(given).dtype
+
+    def alike(self, *given: Step) -> tuple[Step, ...]:
+        """Steps that one step joins: as numbers, unless all are integers or conditions."""
+        return tuple(map(self.real, given)) if any(each.real for each in given) else given
 
     def _is_plain(self, args: Any, kwargs: Any, found: Tensor) -> bool:
         """Whether PyTorch computes this without rounding: from integers alone, to integers, or made of nothing."""
@@ -117,27 +157,39 @@ class Rewriter:
 
     def real(self, value: Any) -> Step:
         """A number, or an integer or a condition as one."""
+        if isinstance(value, int) and 2**53 < abs(value) < 2**63:  # more digits than float64 has
+            value = self._constant(torch.tensor(value))
         if not isinstance(value, Step):
-            value = float(value)
-            if value not in self.constants or value != value:
-                self.constants[value] = constant(torch.tensor(value, dtype=torch.float64))
-            return self.constants[value]
-        return value if value.real else Map(value.shape, (value,), function="number")
+            return self._constant(torch.tensor(float(value), dtype=torch.float64))
+        return value if value.real else self.map("number", value)
 
     def map(self, function: str, *given: Any, real: bool = True, **options: Any) -> Step:
         """An elementwise step; scalars become constants."""
-        steps = tuple(each if isinstance(each, Step) and not each.real else self.real(each) for each in given)
-        if function not in ("where", "and", "or", "xor", "not", "number"):
-            steps = tuple(self.real(each) for each in steps)
+        kept = 2 if function in LOGIC else 1 if function in ("where", "number", "not") else 0  # conditions, not numbers
+        steps = tuple(each if place < kept else self.real(each) for place, each in enumerate(given))
         shape = broadcast_shape([each.shape for each in steps])
-        origin = f"{self.node.target}{self.node.place}"
-        return Map(shape, steps, real, origin, function=function, **options)
+        key = function, real, tuple(map(id, steps)), tuple(sorted(options.items()))
+        if key not in self.made:
+            origin = f"{self.node.target}{self.node.place}"
+            self.made[key] = Map(shape, steps, real, origin, function=function, **options)
+        return self.made[key]  # type: ignore[no-any-return]
 
 
 def constant(value: Tensor) -> Step:
     """A tensor that is no operand."""
     held = value.detach().to(torch.float64) if value.is_floating_point() else value.detach()
     return Plain(tuple(held.shape), (), held.is_floating_point(), compute=lambda given: held)
+
+
+def _key(value: Any) -> Any:
+    """What tells the arguments of one call from those of another: steps by identity, numbers by type and digits."""
+    if isinstance(value, Step):
+        return id(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in sorted(value.items()))
+    return (type(value), repr(value)) if isinstance(value, int | float) else value
 
 
 def steps_in(value: Any) -> list[Step]:
@@ -147,14 +199,27 @@ def steps_in(value: Any) -> list[Step]:
 
 
 def moved(a: Step, change: Callable[[Tensor], Tensor], *, view: bool = True) -> Step:
-    shape = tuple(change(torch.empty(a.shape, device="meta")).shape)
-    if shape == a.shape and change is _same:
+    """A step with the elements of another elsewhere: the other itself where each keeps its place."""
+    before = torch.empty(a.shape, device="meta")
+    after = change(before)
+    shape = tuple(after.shape)
+    if view and shape == a.shape and lies_as(after, before):
         return a
     return Move(shape, (a,), a.real, move=lambda tensors, fixed, fill: change(tensors[0]), view=view)
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def lies_as(tensor: Tensor, other: Tensor) -> bool:
+    """Whether each element of one tensor is that of another at the same place, as both are views of one memory."""
+    strides = [
+        tuple(stride for stride, size in zip(each.stride(), each.shape, strict=True) if size != 1)
+        for each in (tensor, other)
+    ]
+    return (
+        tensor.shape == other.shape
+        and strides[0] == strides[1]
+        and tensor.storage_offset() == other.storage_offset()
+        and tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    )
 
 
 def is_integer(step: Step) -> bool:
@@ -173,10 +238,25 @@ def through_moves(step: Step) -> Step:
     return step
 
 
+def viewed(step: Step, base: Step, tensor: Tensor) -> Tensor:
+    """The view of a tensor that a step is of a step before it."""
+    return tensor if step is base else step.move([viewed(step.inputs[0], base, tensor)], [], 0.0)  # type: ignore[attr-defined]
+
+
+def range_of(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the greatest of a type of integers."""
+    if dtype == torch.bool:
+        return 0, 1
+    limits = torch.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
 def name_of(r: Rewriter) -> str:
     """The name of the operator at hand, without its overload."""
     return base_name(r.node.target)
 
 
 def condition_of(r: Rewriter, a: Any) -> Step:
-    return r.map("ne", a, 0.0, real=False) if isinstance(a, Step) and a.real else a
+    if not isinstance(a, Step):
+        return constant(torch.tensor(bool(a)))
+    return r.map("ne", a, 0.0, real=False) if a.real or holds_integers(a) else a

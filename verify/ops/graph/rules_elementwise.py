@@ -16,10 +16,12 @@ from verify.ops.graph.rewrite import (
     Rule,
     condition_of,
     constant,
+    lies_as,
     moved,
     name_of,
     rule,
     through_moves,
+    viewed,
 )
 from verify.ops.graph.selecting import IsExtreme
 from verify.ops.graph.special import FUNCTIONS, polygamma
@@ -48,7 +50,6 @@ RULES["square"] = lambda r, a: r.map("multiply", a, a)
 RULES["sgn"] = _unary("sign")
 RULES["reciprocal"] = lambda r, a: r.map("divide", 1.0, a)
 RULES["cosh"] = lambda r, a: r.map("multiply", r.map("add", r.map("exp", a), r.map("exp", r.map("negative", a))), 0.5)
-RULES["hypot"] = lambda r, a, b: r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
 RULES["tan"] = lambda r, a: r.map("divide", r.map("sin", a), r.map("cos", a))
 RULES["asin"] = lambda r, a: r.map("atan", r.map("divide", a, r.map("sqrt", _product_around(r, a, 1.0))))
 RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
@@ -60,6 +61,14 @@ def _product_around(r: Rewriter, a: Step, sign: float) -> Step:
     return r.map("multiply", less, r.map("add", a, 1.0))
 
 
+@rule("hypot")
+def _hypot(r: Rewriter, a: Step, b: Step) -> Step:
+    """Infinite beside an infinity, if the other operand is NaN too."""
+    root = r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
+    beyond = r.map("or", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
+    return r.map("where", beyond, math.inf, root)
+
+
 @rule("acos")
 def _acos(r: Rewriter, a: Step) -> Step:
     squared = r.map("divide", r.map("subtract", 1.0, a), r.map("add", a, 1.0))
@@ -68,15 +77,17 @@ def _acos(r: Rewriter, a: Step) -> Step:
 
 @rule("atan2")
 def _atan2(r: Rewriter, a: Step, b: Step) -> Step:
-    """By the quotient that is at most 1; 0 at the origin."""
+    """By the quotient that is at most 1; that of infinities is 1, and that of zeros 0."""
+    below, behind = (r.map("signbit", each, real=False) for each in (a, b))
     tall, wide = r.map("magnitude", a), r.map("magnitude", b)
-    below, behind = (r.map("lt", each, 0.0, real=False) for each in (a, b))
     quarter = r.map("multiply", r.map("atan", 1.0), r.map("where", below, -2.0, 2.0))
     turn = r.map("where", behind, r.map("multiply", quarter, 2.0), 0.0)
-    flat = r.map("add", r.map("atan", r.map("divide", a, b)), turn)
+    far = r.map("and", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
+    a, b = (r.map("where", far, r.map("where", minus, -1.0, 1.0), each) for each, minus in ((a, below), (b, behind)))
+    none = r.map("eq", r.map("maximum", tall, wide), 0.0, real=False)
+    flat = r.map("add", r.map("atan", r.map("divide", a, r.map("where", none, 1.0, b))), turn)
     steep = r.map("subtract", quarter, r.map("atan", r.map("divide", b, a)))
-    angle = r.map("where", r.map("gt", tall, wide, real=False), steep, flat)
-    return r.map("where", r.map("eq", r.map("maximum", tall, wide), 0.0, real=False), 0.0, angle)
+    return r.map("where", r.map("gt", tall, wide, real=False), steep, flat)
 
 
 @rule("acosh")
@@ -208,19 +219,17 @@ def _multiply(r: Rewriter, a: Any, b: Any) -> Step:
 
 @rule("div")
 def _divide(r: Rewriter, a: Any, b: Any, rounding_mode: str | None = None) -> Step:
-    quotient = r.map("divide", a, b)
-    return quotient if rounding_mode is None else r.map(rounding_mode, quotient)
+    return r.map("divide" if rounding_mode is None else f"{rounding_mode} quotient", a, b)
 
 
 @rule("floor_divide")
 def _floor_divide(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("floor", r.map("divide", a, b))
+    return r.map("floor quotient", a, b)
 
 
 @rule("remainder", "fmod")
 def _remainder(r: Rewriter, a: Any, b: Any) -> Step:
-    down = "floor" if "remainder" in str(r.node.target) else "trunc"
-    return r.map("subtract", a, r.map("multiply", r.map(down, r.map("divide", a, b)), b))
+    return r.map(name_of(r), a, b)
 
 
 @rule("pow")
@@ -247,14 +256,17 @@ def _whole_power(r: Rewriter, a: Step, exponent: int) -> Step:
     return r.map("multiply", square, a) if exponent % 2 else square
 
 
-@rule("maximum", "fmax")
-def _maximum(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("maximum", a, b)
+@rule("maximum", "minimum")
+def _extreme(r: Rewriter, a: Any, b: Any) -> Step:
+    return r.map(name_of(r), a, b)
 
 
-@rule("minimum", "fmin")
-def _minimum(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("minimum", a, b)
+@rule("fmax", "fmin")
+def _extreme_of_numbers(r: Rewriter, a: Any, b: Any) -> Step:
+    """The other operand where one is NaN."""
+    best = r.map("maximum" if name_of(r) == "fmax" else "minimum", a, b)
+    of_a, of_b = (r.map("isnan", each, real=False) for each in (a, b))
+    return r.map("where", of_a, b, r.map("where", of_b, a, best))
 
 
 @rule("relu")
@@ -289,10 +301,9 @@ def _elu(r: Rewriter, a: Step, alpha: float = 1, scale: float = 1, input_scale: 
 
 @rule("where")
 def _where(r: Rewriter, condition: Step, a: Any, b: Any) -> Step:
-    if r.node.value.is_floating_point():
-        return r.map("where", condition, r.real(a), r.real(b))
-    shape = r.shape
-    return Map(shape, (condition, a, b), False, function="where")
+    if any(not isinstance(each, Step) or each.real for each in (a, b)) or r.node.value.is_floating_point():
+        return r.map("where", condition, a, b)
+    return Map(r.shape, (condition, a, b), False, function="where")
 
 
 @rule("masked_fill")
@@ -310,6 +321,9 @@ def _triangle(r: Rewriter, a: Step, diagonal: int = 0) -> Step:
 
 def _compare(name: str) -> Rule:
     def compared(r: Rewriter, a: Any, b: Any) -> Step:
+        if a is b:  # only NaN is not equal to itself
+            nan = r.map("isnan", a, real=False)
+            return nan if name == "ne" else _never(r) if name in ("lt", "gt") else r.map("not", nan, real=False)
         a = _beneath(name, a, b)
         ties = name not in ("eq", "ne") or all(isinstance(e, Step) and not isinstance(e, Plain) for e in (a, b))
         if name in ("eq", "ne") and (selected := _selection(r, a, b)) is not None:
@@ -317,6 +331,10 @@ def _compare(name: str) -> Rule:
         return r.map(name, a, b, real=False, ties=ties)
 
     return compared
+
+
+def _never(r: Rewriter) -> Step:
+    return constant(torch.zeros(r.shape, dtype=torch.bool))
 
 
 def _beneath(name: str, a: Any, b: Any) -> Any:
@@ -343,9 +361,20 @@ def _selection(r: Rewriter, a: Any, b: Any) -> Step | None:
             and found.function in ("amax", "amin")
             and found.inputs[0] is values
             and found.dims
+            and r.shape == values.shape
+            and _keeps_rows(best, found)
         ):
             return _largest_of(values, sorted(found.dims), found.function == "amax")
     return None
+
+
+def _keeps_rows(best: Step, found: Reduce) -> bool:
+    """Whether the extreme of each row is where the row is."""
+    shape, row = found.inputs[0].shape, torch.empty(found.shape, device="meta")
+    own = row
+    for dim in () if found.keep else sorted(found.dims):
+        own = own.unsqueeze(dim)
+    return lies_as(viewed(best, found, row).broadcast_to(shape), own.expand(shape))
 
 
 def _largest_of(values: Step, dims: list[int], largest: bool) -> Step:
@@ -365,23 +394,43 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 def _logic(name: str) -> Rule:
     def combined(r: Rewriter, a: Any, b: Any) -> Step:
-        given = [condition_of(r, each) for each in (a, b)]
-        return r.map(name, *given, real=False)
+        if r.node.value.dtype == torch.bool:
+            return r.map(name, *(condition_of(r, each) for each in (a, b)), real=False)
+        return r.map(f"bits {name}", *(_bits_of(r, each) for each in (a, b)), real=False)
 
     return combined
 
 
+def _bits_of(r: Rewriter, a: Any) -> Step:
+    """An integer as its binary digits."""
+    a = a if isinstance(a, Step) else constant(torch.tensor(a))
+    return r.map("integer", a, real=False, within=(-(2**64), 2**64)) if a.real else a  # it wrapped around before
+
+
 for _name in ("and", "or", "xor"):
     RULES[f"logical_{_name}"] = RULES[f"bitwise_{_name}"] = _logic(_name)
-RULES["__and__"], RULES["__or__"] = _logic("and"), _logic("or")
+    RULES[f"__{_name}__"] = _logic(_name)
 
 
 @rule("logical_not", "bitwise_not")
 def _logical_not(r: Rewriter, a: Step) -> Step:
-    return r.map("not", condition_of(r, a), real=False)
+    if r.node.value.dtype == torch.bool:
+        return r.map("not", condition_of(r, a), real=False)
+    return r.map("subtract", -1.0, a)
 
 
-@rule("isnan", "isinf")
+@rule("__lshift__", "__rshift__", "bitwise_left_shift", "bitwise_right_shift")
+def _shift(r: Rewriter, a: Any, b: Any) -> Step:
+    if isinstance(b, Step) or not 0 <= b < 64:
+        raise UsageError(
+            f"like= has shifts by a constant from 0 to 63: {r.node.target}{r.node.place}",
+            hint="a product with a power of two, or a division, says the same",
+        )
+    left = name_of(r) in ("__lshift__", "bitwise_left_shift")
+    return r.map("multiply" if left else "floor quotient", a, 2.0**b)
+
+
+@rule("isnan", "isinf", "signbit")
 def _is_special(r: Rewriter, a: Step) -> Step:
     name = name_of(r)
     return r.map(name, a, real=False)

@@ -17,13 +17,17 @@ from verify.ops.graph.rewrite import (
     RULES,
     Rewriter,
     Rule,
+    condition_of,
     constant,
     is_integer,
+    lies_as,
     moved,
     name_of,
+    range_of,
     rule,
     steps_in,
     through_moves,
+    viewed,
 )
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
 from verify.ops.graph.steps import Move, Plain, Step
@@ -73,7 +77,7 @@ def _as_strided_scatter(
         made.as_strided(size, stride, offset or 0).copy_(parts[1])
         return made
 
-    both = (r.real(a), r.real(b)) if r.node.value.is_floating_point() else (a, b)
+    both = r.alike(a, b)
     return Move(r.shape, both, both[0].real, move=move, within=True)
 
 
@@ -96,9 +100,9 @@ def _parts(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> list[Step]:
 def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
     call: Any = r.node.target
     kept = [each for each in tensors if each.shape != (0,)]
-    real = r.node.value.is_floating_point()
-    kept = [r.real(each) for each in kept] if real else kept
-    return Move(r.shape, tuple(kept), real, move=lambda parts, fixed, fill: call(list(parts), dim))
+    joined = r.alike(*kept)
+    real = joined[0].real if joined else r.node.value.is_floating_point()
+    return Move(r.shape, joined, real, move=lambda parts, fixed, fill: call(list(parts), dim))
 
 
 @rule("flip", "roll", "repeat", "pixel_shuffle", "pixel_unshuffle", "rot90")
@@ -148,29 +152,32 @@ def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
 @rule("slice_scatter", "select_scatter", "diagonal_scatter")
 def _scattered_in(r: Rewriter, a: Step, b: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
-    both = (r.real(a), r.real(b)) if r.node.value.is_floating_point() else (a, b)
+    both = r.alike(a, b)
     return Move(r.shape, both, both[0].real, move=lambda parts, fixed, fill: call(*parts, *args, **kwargs))
 
 
 @rule("copy")
 def _copy(r: Rewriter, a: Step, b: Step, *args: Any) -> Step:
-    return moved(_cast(r, b, a), lambda tensor: tensor.expand(a.shape))
-
-
-def _cast(r: Rewriter, value: Any, like: Step) -> Step:
-    return r.real(value) if like.real else value
+    return moved(_converted(r, b, r.dtype(1)), lambda tensor: tensor.expand(a.shape))
 
 
 @rule("_to_copy", "to", "prims_convert_element_type", "convert_element_type")
 def _to(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    return _converted(r, a, r.dtype(0))
+
+
+def _converted(r: Rewriter, a: Step, before: torch.dtype) -> Step:
+    """What a step of one type is in the type of the result."""
     found = r.node.value
     if found.is_floating_point():
         return r.real(a)
-    if not a.real:
-        return a
     if found.dtype == torch.bool:
-        return r.map("ne", a, 0.0, real=False)
-    return r.map("integer", a if _is_whole(a) else r.map("trunc", a), real=False)
+        return condition_of(r, a)
+    (least, most) = within = range_of(found.dtype)
+    if before.is_floating_point:
+        return r.map("integer", a if _is_whole(a) else r.map("trunc", a), real=False, within=within)
+    held = range_of(before)
+    return a if least <= held[0] and held[1] <= most else r.real(a)  # which wraps around
 
 
 def _is_whole(a: Step) -> bool:
@@ -181,7 +188,7 @@ def _is_whole(a: Step) -> bool:
         return not a.of and bool((value := a.compute([])).eq(value.floor()).all())
     if isinstance(a, Map) and a.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
         return all(map(_is_whole, a.inputs))
-    return isinstance(a, Map) and a.function in ("round", "floor", "ceil", "trunc", "sign", "number")
+    return isinstance(a, Map) and a.function in ("round", "floor", "ceil", "trunc", "sign", "number", "wrap")
 
 
 @rule("index_put")
@@ -206,8 +213,8 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
         return parts[0].index_put(expanded(by), parts[1])  # type: ignore[arg-type]
 
-    both = (r.real(a), r.real(values)) if a.real else (a, values)
-    return Move(shape, both, a.real, move=move, by=tuple(chosen))
+    both = r.alike(a, values)
+    return Move(shape, both, both[0].real, move=move, by=tuple(chosen))
 
 
 @rule("index_add")
@@ -242,44 +249,82 @@ def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
 @rule("scatter")
 def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs: Any) -> Step:
     best = through_moves(index)
-    if isinstance(best, WhereExtreme) and not kwargs:
-        return _at_extreme(r, a, dim, best, source)
-    if isinstance(best, RankIndex) and not kwargs:
-        return _at_rank(r, a, dim, best, source)
+    if isinstance(best, WhereExtreme | RankIndex) and not kwargs and a.shape:
+        return _at_best(r, a, dim % len(a.shape), index, best, source)
     _need_plain(r, [index])
     if kwargs.get("reduce") == "add":
         return _scatter_add(r, a, dim, index, source)  # type: ignore[no-any-return]
-    values = source if isinstance(source, Step) else r.real(source)
+    values = source if isinstance(source, Step) else constant(torch.tensor(source))
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
         written = parts[1] if parts[1].ndim else parts[1].expand(by[0].shape)
         return parts[0].scatter(dim, by[0], written)
 
-    both = (r.real(a), r.real(values)) if a.real else (a, values)
-    return Move(a.shape, both, a.real, move=move, by=(index,))
+    both = r.alike(a, values)
+    return Move(a.shape, both, both[0].real, move=move, by=(index,))
 
 
-def _at_extreme(r: Rewriter, a: Step, dim: int, best: WhereExtreme, source: Any) -> Step:
-    """A scatter to where the largest element is: that of the dimension itself, which needs no index."""
-    dim %= len(a.shape)
-    values = best.inputs[0]  # the dimension that was searched is the last one here
-    chosen: Step = IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
-    chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
+def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | RankIndex, source: Any) -> Step:
+    """A scatter to the places of largest elements: a choice, for each element, by whether it is one of them."""
+    values, count = best.inputs[0], index.shape[dim]
     given = source if isinstance(source, Step) else r.real(source)
-    return r.map("where", chosen, moved(r.real(given), lambda tensor: tensor.expand(a.shape)), a)
+    corner = tuple(slice(0, size) for size in index.shape)
+    given = moved(given, lambda tensor: tensor[corner] if tensor.ndim else tensor.expand(index.shape))
+    shadow = torch.empty(best.shape, device="meta")
+    whole = isinstance(best, RankIndex) and a.shape == _turned(values.shape, dim)
+    if whole and lies_as(viewed(index, best, shadow), shadow[..., :count].movedim(-1, dim)):
+        wide, base = (moved(r.real(each), lambda tensor: tensor.movedim(dim, -1)) for each in (given, a))
+        made: Step = AtRank(values.shape, (values, wide, base), largest=best.largest)
+        return moved(made, lambda tensor: tensor.movedim(-1, dim))
+    places = viewed(index, best, torch.arange(math.prod(best.shape)).reshape(best.shape)).movedim(dim, 0)
+    ranks = best.shape[-1] if isinstance(best, RankIndex) else 1
+    if count > _MOST or any(len((part % ranks).unique()) > 1 for part in places):
+        raise UsageError(
+            f"like= scatters to up to {_MOST} places of each row, by one rank of each: {r.node.target}{r.node.place}",
+            hint="scatter to the indices as topk or sort returns them",
+        )
+    for at, part in enumerate(places):
+        line = moved(given, lambda tensor, at=at: tensor.narrow(dim, at, 1))  # type: ignore[misc]
+        chosen = _is_best(r, best, int(part.reshape(-1)[0]) % ranks if part.numel() else 0)
+        shape, rows = (*part.shape, values.shape[-1]), part // ranks
+        if not torch.equal(rows.reshape(-1), torch.arange(math.prod(values.shape[:-1]))):
+            chosen = moved(chosen, lambda tensor, rows=rows: tensor.flatten(0, -2)[rows.to(tensor.device)], view=False)  # type: ignore[misc]
+        else:
+            chosen = moved(chosen, lambda tensor, shape=shape: tensor.reshape(shape))  # type: ignore[misc]
+        chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
+        a = r.map("where", _fitted(chosen, a.shape), _fitted(line, a.shape, keep=dim), a)
+    return a
 
 
-def _at_rank(r: Rewriter, a: Step, dim: int, index: RankIndex, source: Any) -> Step:
-    """A scatter to the places of the largest elements."""
-    given = source if isinstance(source, Step) else r.real(source)
-    wide = moved(given, lambda tensor: tensor.expand(_swapped(index.shape, dim)).movedim(dim, -1))
-    values = index.inputs[0]
-    base = moved(a, lambda tensor: tensor.movedim(dim, -1))
-    made = AtRank(values.shape, (values, wide, base), largest=index.largest)
-    return moved(made, lambda tensor: tensor.movedim(-1, dim))
+_MOST = 16
 
 
-def _swapped(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+def _is_best(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
+    """Which elements have a rank: the first of the largest, where only that is looked for."""
+    values = best.inputs[0]
+    if isinstance(best, WhereExtreme):
+        return IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
+    one, none = torch.zeros(*values.shape[:-1], rank + 1), torch.zeros(values.shape)
+    one[..., rank] = 1.0
+    made = AtRank(values.shape, (values, constant(one), constant(none)), largest=best.largest)
+    return r.map("ne", made, 0.0, real=False)
+
+
+def _fitted(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
+    """Cut, or padded by zeros, to a shape in all dimensions but one."""
+    wanted = tuple(
+        before if at == keep else after for at, (before, after) in enumerate(zip(a.shape, shape, strict=True))
+    )
+    a = moved(a, lambda tensor: tensor[tuple(slice(0, size) for size in wanted)])
+    pads = [
+        each for before, after in zip(reversed(a.shape), reversed(wanted), strict=True) for each in (0, after - before)
+    ]
+    if not any(pads):
+        return a
+    return Move(wanted, (a,), a.real, move=lambda parts, by, fill: torch.nn.functional.pad(parts[0], pads, value=fill))
+
+
+def _turned(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return tuple(torch.empty(shape, device="meta").movedim(-1, dim).shape)
 
 

@@ -29,7 +29,7 @@ def _sum(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False, dtype: An
 
 @rule("amax", "amin")
 def _amax(r: Rewriter, a: Step, dim: Any = (), keepdim: bool = False) -> Step:
-    return _reduced(r, r.node.target._schema.name.split("::")[1], a, dim, keepdim)  # type: ignore[union-attr]
+    return _reduced(r, r.node.target._schema.name.split("::")[1], r.real(a), dim, keepdim)  # type: ignore[union-attr]
 
 
 @rule("any", "all")
@@ -54,6 +54,7 @@ def _prod(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False, dtype: A
 def _max(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False) -> Any:
     largest = "max" in str(r.node.target)
     function = "amax" if largest else "amin"
+    a = r.real(a)
     if dim is None:
         return Reduce((), (a,), function=function, dims=tuple(range(len(a.shape))))
     dims = _dims_of(a, dim)
@@ -64,6 +65,7 @@ def _max(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False) ->
 @rule("argmax", "argmin")
 def _argmax(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False) -> Step:
     largest = "argmax" in str(r.node.target)
+    a = r.real(a)
     if dim is None:
         return WhereExtreme((), (moved(a, lambda tensor: tensor.reshape(-1)),), False, largest=largest)
     return _argument(r, a, dim, keepdim, largest)
@@ -86,7 +88,7 @@ def _sort(r: Rewriter, a: Step, dim: int = -1, descending: bool = False, **kwarg
 
 
 def _ordered(r: Rewriter, a: Step, count: int, dim: int, largest: bool) -> list[Any]:
-    last = moved(a, lambda tensor: tensor.movedim(dim, -1))
+    last = moved(r.real(a), lambda tensor: tensor.movedim(dim, -1))
     ranked = Ranked((*last.shape[:-1], count), (last,), largest=largest)
     index = RankIndex(ranked.shape, (last,), False, largest=largest)
     return [moved(each, lambda tensor: tensor.movedim(-1, dim)) for each in (ranked, index)]

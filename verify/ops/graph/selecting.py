@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops.graph.arithmetic import Arithmetic, Number, Pole
+from verify.ops.graph.arithmetic import Arithmetic, Number
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Places, Run, Step, Truths, rows_of
 
@@ -48,14 +48,10 @@ class IsExtreme(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Truths:
         [a] = given
-        side = 1.0 if self.largest else -1.0
-        best = a.mid() * side
-        value = torch.where(torch.isnan(best).any(-1, True), torch.isnan(best), best == best.amax(-1, True))
-        if self.first:
-            value = value & (value.cumsum(-1) == 1)
+        value = self.value(run, [a.mid()])
         if run.opens == "face":
             return Truths(value)
-        doubt, several = _candidates(a, self.largest), _candidates(run.blurred(a), self.largest)
+        doubt, several = candidates(a, self.largest), candidates(run.blurred(self.inputs[0], a), self.largest)
         exactly = ((a.lo == a.hi) | ~doubt).all(-1, True)
         doubt = doubt & ~exactly
         if bool(several.any()):
@@ -63,6 +59,11 @@ class IsExtreme(Step):
             if run.opens == "ties" or (run.opens and not a.given):
                 doubt = several
         return Truths(value, doubt if bool(doubt.any()) else None)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        best = given[0] if self.largest else -given[0]
+        value = torch.where(torch.isnan(best).any(-1, True), torch.isnan(best), best == best.amax(-1, True))
+        return value & (value.cumsum(-1) == 1) if self.first else value
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [_rows_around(self.inputs[0], wanted, self.shape[-1])]
@@ -99,10 +100,10 @@ def _order(arithmetic: Arithmetic, a: Number, b: Number, of_nan: int) -> int | N
 
 
 def _is_nan(value: Number) -> bool:
-    return isinstance(value, float) and value != value and not isinstance(value, Pole)
+    return isinstance(value, float) and value != value
 
 
-def _candidates(a: Span, largest: bool) -> Tensor:
+def candidates(a: Span, largest: bool) -> Tensor:
     """The elements that may be the largest, where there is more than one."""
     low, high = (a.lo, a.hi) if largest else (-a.hi, -a.lo)
     candidate = high >= low.amax(-1, True)
@@ -117,9 +118,11 @@ class WhereExtreme(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Truths:
         [a] = given
-        value = (a.mid().argmax if self.largest else a.mid().argmin)(-1)
-        several = _candidates(run.blurred(a), self.largest).any(-1)
-        return _seen(run, value, several)
+        several = candidates(run.blurred(self.inputs[0], a), self.largest).any(-1)
+        return _seen(run, self.value(run, [a.mid()]), several)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        return given[0].argmax(-1) if self.largest else given[0].argmin(-1)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [_rows_of(self.inputs[0], wanted)]
@@ -157,8 +160,10 @@ class Ranked(Step):
         count = self.shape[-1]
         lo = a.lo.topk(count, -1, self.largest).values
         hi = lo if a.is_point else a.hi.topk(count, -1, self.largest).values
-        excess = None if a.excess is None else a.excess.amax(-1, True).expand(lo.shape)
-        return Span(lo, hi, excess, a.given)
+        return Span(lo, hi, a.given)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        return given[0].topk(self.shape[-1], -1, self.largest).values
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [_rows_around(self.inputs[0], wanted, self.shape[-1])]
@@ -208,11 +213,13 @@ class RankIndex(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Truths:
         [a] = given
-        count = self.shape[-1]
-        value = a.mid().topk(count, -1, self.largest).indices
+        value = self.value(run, [a.mid()])
         low, high = a.lo.gather(-1, value), a.hi.gather(-1, value)
-        doubt = ((_rivals(run.blurred(a)).gather(-1, value)) > 1) & ~torch.isnan(low + high)
+        doubt = ((rivals(run.blurred(self.inputs[0], a)).gather(-1, value)) > 1) & ~torch.isnan(low + high)
         return _seen(run, value, doubt)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        return given[0].topk(self.shape[-1], -1, self.largest).indices
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [_rows_around(self.inputs[0], wanted, self.shape[-1])]
@@ -228,7 +235,7 @@ class RankIndex(Step):
         return found
 
 
-def _rivals(a: Span, *, exact: bool = True) -> Tensor:
+def rivals(a: Span, *, exact: bool = True) -> Tensor:
     """How many elements of its row, itself included, each cannot be told apart from; equal ones only where `exact`."""
     overlap = (a.lo.unsqueeze(-1) <= a.hi.unsqueeze(-2)) & (a.lo.unsqueeze(-2) <= a.hi.unsqueeze(-1))
     if not exact:
@@ -261,7 +268,7 @@ class AtRank(Step):
         count = source.lo.shape[-1]
         at = values.mid().topk(count, -1, self.largest).indices
         lo, hi = (base_end.scatter(-1, at, end) for base_end, end in ((base.lo, source.lo), (base.hi, source.hi)))
-        doubt = _rivals(run.blurred(values)) > 1
+        doubt = rivals(run.blurred(self.inputs[0], values)) > 1
         if bool(doubt.any()) and run.opens != "face":
             run.met_tie = True
             least = torch.minimum(source.lo.amin(-1, True), base.lo)
@@ -271,9 +278,13 @@ class AtRank(Step):
                 most.masked_fill(torch.isnan(most), math.inf),
             )
             if run.opens != "ties" and (values.given or not run.opens):
-                doubt = _rivals(values, exact=False) > 1
+                doubt = rivals(values, exact=False) > 1
             lo, hi = torch.where(doubt, least, lo), torch.where(doubt, most, hi)
         return Span(lo, hi)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        values, source, base = given
+        return base.scatter(-1, values.topk(source.shape[-1], -1, self.largest).indices, source)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         values, source, _ = self.inputs

@@ -15,7 +15,7 @@ from torch import Tensor
 from verify.errors import BeyondEffort
 from verify.ops.elements import to_arb
 from verify.ops.graph.answers import settled
-from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals, Pole
+from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.program import Needed, Program
 from verify.ops.graph.steps import Run
 from verify.ops.op import Point
@@ -73,7 +73,7 @@ class Asked:
 
     def enclosure(self, place: int, prec: int) -> Any:
         """The same as a ball of Arb's."""
-        return _as_ball(self._signed(place, self.ball(place, max(prec, _FEWEST))))
+        return _as_ball(self.ball(place, max(prec, _FEWEST)))
 
     def _element(self, place: int, bits: int, kind: type[Arithmetic]) -> Any:
         """One element; others that are likely to be asked for at this precision are evaluated with it."""
@@ -134,12 +134,6 @@ class Asked:
         other.view(-1)[at] = float(value)
         return float(settled(self.program, self.run, self.result, other, shown).reshape(-1)[at])
 
-    def _signed(self, place: int, value: Any) -> Any:
-        """A pole with the sign that IEEE arithmetic gives it."""
-        if not isinstance(value, Pole):
-            return value
-        return float(self._closed().lo.reshape(-1)[self.indices[place]])
-
     def _decimal(self, place: int, prec: int) -> Any:
         """mpmath at a precision from which as many bits are left as were asked for: a ball says how many cancel."""
         bits = max(prec, _FEWEST)
@@ -156,11 +150,14 @@ class Asked:
                 break
             if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many cancelled, and enough are left
                 break
-            if bits >= _LIMIT:
-                return mp.zero if not ball.is_nan() else mp.nan
+            if bits >= _LIMIT and (ball.is_nan() or ball.contains(0)):
+                return mp.nan if ball.is_nan() else mp.zero
+            if bits >= _LIMIT:  # two numbers, between which a jump at an exact tie decides
+                lost = 0
+                break
             bits *= 2
         bits = -(-(max(prec, _FEWEST) + lost + 2 * GUARD) // 128) * 128
-        value = self._signed(place, self._element(place, bits, Decimals))
+        value = self._element(place, bits, Decimals)
         with mp_bits(bits):
             return mp.mpf(value)
 
@@ -173,7 +170,7 @@ class Asked:
         """A number and how far the real one may be from it; None where Arb finds none either, or not in time."""
         for bits in _STEPS:
             try:
-                ball = self._signed(place, self.ball(place, bits))
+                ball = self.ball(place, bits)
             except BeyondEffort:
                 return None
             if isinstance(ball, float):

@@ -1,8 +1,7 @@
 """Intervals of float64 tensors: every operation rounds outwards, so that the real number lies inside.
 
 A `Span` whose ends are one infinity is that infinity; NaN at both ends is a value that is not defined; from -inf to inf
-says nothing, not even whether it is defined (`verify.ops.graph.exactly` then decides). `excess` is by how much the
-magnitude of the terms exceeds that of the value itself (docs/reductions.md), None where it does not.
+says nothing, not even whether it is defined (`verify.ops.graph.single` then decides).
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ _LOW = 2.0**-968  # below, a product may have lost what lies under the smallest 
 
 @dataclass(frozen=True)
 class Span:
-    """lo <= the real numbers <= hi. `given` says that the values are inputs, moved but not computed with."""
+    """lo <= the real numbers <= hi. `given` says that nothing was rounded on the way from the inputs."""
 
     lo: Tensor
     hi: Tensor
-    excess: Tensor | None = None
     given: bool = False
 
     @property
@@ -54,16 +52,6 @@ class Span:
         """The largest magnitude."""
         return self.lo.abs() if self.is_point else torch.maximum(self.lo.abs(), self.hi.abs())
 
-    def terms(self) -> Tensor:
-        """The magnitude of the terms that a kernel must have rounded on the way here; an input was not."""
-        size = torch.zeros_like(self.lo) if self.given else self.size()
-        return size if self.excess is None else size + self.excess
-
-    def scale(self) -> Tensor:
-        """The magnitude of the terms of a result."""
-        size = self.mid().abs()
-        return size if self.excess is None else size + self.excess
-
     def is_zero(self) -> Tensor:
         return (self.lo == 0) & (self.hi == 0)
 
@@ -73,18 +61,12 @@ class Span:
     def moved(self, move: Callable[[Tensor], Tensor]) -> Span:
         """The same values elsewhere."""
         lo = move(self.lo)
-        excess = None if self.excess is None else move(self.excess)
-        return Span(lo, lo if self.is_point else move(self.hi), excess, self.given)
-
-    def with_excess(self, excess: Tensor | None) -> Span:
-        if excess is not None:
-            excess = excess.expand(self.lo.shape).nan_to_num(nan=0.0, posinf=_LARGEST)
-        return Span(self.lo, self.hi, excess)
+        return Span(lo, lo if self.is_point else move(self.hi), self.given)
 
 
 def point(values: Tensor, *, given: bool = False) -> Span:
     """Numbers that are known exactly."""
-    return Span(values, values, None, given)
+    return Span(values, values, given)
 
 
 def _any(mask: Tensor) -> bool:
@@ -144,7 +126,7 @@ def _settled(lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
 def add(a: Span, b: Span, sign: int = 1) -> Span:
     """a + b, or a - b with sign = -1."""
     if sign < 0:
-        b = Span(-b.hi, -b.lo, b.excess, b.given) if not b.is_point else point(-b.lo)
+        b = Span(-b.hi, -b.lo, b.given) if not b.is_point else point(-b.lo)
     lo, down = _sum(a.lo, b.lo)
     hi, up = (lo, down) if a.is_point and b.is_point else _sum(a.hi, b.hi)
     lo, hi = _rounded(lo, hi, (down, up))
@@ -154,7 +136,7 @@ def add(a: Span, b: Span, sign: int = 1) -> Span:
 
 def negative(a: Span) -> Span:
     lo = -a.hi
-    return Span(lo, lo if a.is_point else -a.lo, a.excess, a.given)
+    return Span(lo, lo if a.is_point else -a.lo, a.given)
 
 
 def _pairs(a: Span, b: Span) -> list[tuple[Tensor, Tensor]]:
@@ -262,7 +244,9 @@ def _end(function: Function, x: Tensor, side: int) -> Tensor:
         return value
     moved = value + side * _error(function, x, value)
     moved = torch.where(torch.isinf(value), value, moved)
-    for exact in function.exact:
+    if callable(function.exact):
+        moved = torch.where(function.exact(x, value), value, moved)
+    for exact in () if callable(function.exact) else function.exact:
         moved = torch.where(x == exact, value, moved)
     least, most = function.codomain
     moved = moved.clamp(least, most)
@@ -287,7 +271,9 @@ def _bent(function: Function, a: Span) -> Span:
         reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON) + middle.abs() * _EPSILON + _TINY
         steep = 1.0 if function.slope is None else function.slope(a.lo, a.hi)
         spread = spread + torch.where(a.lo == a.hi, 0.0, reach * steep)
-    for exact in function.exact:
+    if callable(function.exact):
+        spread = torch.where((a.lo == a.hi) & function.exact(a.lo, value), 0.0, spread)
+    for exact in () if callable(function.exact) else function.exact:
         spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
     pole = torch.isinf(value) & (a.lo == a.hi) & (a.lo <= 0) & (a.lo == a.lo.floor())  # else it overflows
@@ -311,7 +297,7 @@ def extreme(a: Span, b: Span, largest: bool) -> Span:
     """The larger, or the smaller, of two."""
     pick = torch.maximum if largest else torch.minimum
     lo = pick(a.lo, b.lo)
-    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi))
+    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi), a.given and b.given)
 
 
 def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
@@ -362,8 +348,8 @@ def _halved(a: Span, half: int) -> Span:
     return Span(torch.cat([made.lo, rest.lo]), torch.cat([made.hi, rest.hi]))
 
 
-def contract(a: Span, b: Span) -> tuple[Span, Tensor]:
-    """a @ b of batches of matrices, and the sums of the magnitudes of the products."""
+def contract(a: Span, b: Span) -> Span:
+    """Encloses a @ b of batches of matrices."""
     count = a.lo.shape[-1]
     middle_a, middle_b = a.mid(), b.mid()
     size_a, size_b = middle_a.abs(), middle_b.abs()
@@ -380,7 +366,7 @@ def contract(a: Span, b: Span) -> tuple[Span, Tensor]:
         spread = spread + torch.where(terms < _LOW, lost * _TINY, 0.0)
     known = torch.isfinite(value) & torch.isfinite(spread)
     lo = torch.where(known, value - spread, -math.inf)
-    return Span(lo, torch.where(known, value + spread, math.inf)), terms
+    return Span(lo, torch.where(known, value + spread, math.inf))
 
 
 def _radius(a: Span, middle: Tensor) -> Tensor:

@@ -326,6 +326,16 @@ add("i1e", _special.i1e, _scaled(1), _mp_scaled(1), (0.0, 0.0), shape="waves", c
     ulps=32.0)  # fmt: skip
 
 
+def _sinc_pi(x: Tensor) -> Tensor:
+    whole = x.round()
+    divisor = torch.where(x == 0, 1.0, x) * math.pi
+    return torch.where(x == 0, 1.0, torch.sin((x - whole) * math.pi) * (1 - 2 * (whole.remainder(2.0))) / divisor)
+
+
+add("sinc", _sinc_pi, lambda x: x.sinc_pi(), mp.sincpi, (0.0, 0.0), shape="bent", codomain=(-0.22, 1.0), ulps=16.0,
+    slope=lambda lo, hi: torch.full_like(lo, 1.4), exact=lambda x, y: x == x.round())  # fmt: skip
+
+
 def _sinc(x: Tensor) -> Tensor:
     divisor = torch.where(x == 0, 1.0, x)
     return torch.where(x == 0, 1.0, torch.sin(divisor) / divisor)

@@ -24,7 +24,7 @@ from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.spans import Span, point
 
 Places = NDArray[np.int64]
-_BLUR = 2.0**-21  # of the terms of a number: a few roundings in float32
+_BLUR = 2.0**-21  # of a number whose noise is not known: a few roundings in float32
 ABSENT: Any = object()  # the element at a place below 0
 NOTHING = -1  # in a map of places: no element, but the constant that a padding has
 
@@ -55,6 +55,10 @@ class Step:
         """The result as a `Span` or as `Truths`."""
         raise NotImplementedError
 
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        """Returns the result as PyTorch's float64 numbers (or conditions, integers) have it, without a bound."""
+        raise NotImplementedError
+
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         """For each of `reads` the places of the elements that `wanted` ones need, in rows of equal length."""
         raise NotImplementedError
@@ -69,25 +73,27 @@ class Run:
     """One evaluation: the tensors of the operands, and how decisions are read that rounding may change.
 
     Where a program decides (which element is larger, to which integer a number rounds) by numbers that it computed
-    itself, a kernel that rounds them by `_BLUR` of their terms may decide otherwise. With `opens` = "rounding" both
-    answers are followed then, with "ties" also where two inputs are exactly equal: there a derivative has two sides.
-    With "face" every decision is as PyTorch's float64 numbers have it, even where their intervals leave it open.
+    itself, a kernel that rounds them otherwise may decide otherwise. With `opens` = "rounding" both answers are
+    followed then, with "ties" also where two inputs are exactly equal: there a derivative has two sides. With "face"
+    every decision is as PyTorch's float64 numbers have it, even where their intervals leave it open. `reach` maps
+    id(step) to how far a kernel's numbers may be from the exact ones: a multiple of their noise.
     """
 
     leaves: dict[str, Tensor]
     device: torch.device
     opens: Literal["", "face", "rounding", "ties"] = ""
-    scaled: bool = True
+    reach: dict[int, Tensor] | None = None
     met_tie: bool = False  # whether a decision could have been another
     plain: dict[int, Tensor] = field(default_factory=dict)
     maps: dict[int, Any] = field(default_factory=dict)
+    signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # by step, where its float64 numbers have a minus
 
-    def blurred(self, a: Span) -> Span:
-        """What a kernel may hold for numbers that it computed."""
+    def blurred(self, step: Step, a: Span) -> Span:
+        """Returns what a kernel may hold for the numbers of a step, whose interval is `a`."""
         if a.given:
             return a
-        reach = a.terms() * _BLUR
-        return Span(a.lo - reach, a.hi + reach)
+        reach = a.size() * _BLUR if self.reach is None else self.reach.get(id(step))
+        return a if reach is None else Span(a.lo - reach, a.hi + reach)
 
     def fixed(self, step: Step) -> Tensor:
         """The value of a step that follows from integers alone."""
@@ -101,16 +107,26 @@ class Run:
             self.plain[id(step)] = found
         return self.plain[id(step)]
 
+    def is_minus(self, step: Step, place: int) -> bool:
+        """Whether IEEE arithmetic puts a minus before a number, which is 0: real numbers have one zero."""
+        if id(step) not in self.signs:
+            self.signs[id(step)] = torch.signbit(self._span(step).mid()).cpu().reshape(-1).numpy()
+        return bool(self.signs[id(step)][place])
+
+    def _span(self, step: Step) -> Any:
+        known: dict[int, Any] = {}
+        pending = [step]
+        while pending:
+            missing = [each for each in pending[-1].inputs if id(each) not in known]
+            pending += missing
+            if not missing:
+                each = pending.pop()
+                known[id(each)] = each.span(self, [known[id(one)] for one in each.inputs])
+        return known[id(step)]
+
     def _computed(self, step: Step) -> Tensor:
         """Integers that numbers on the way to them decide, none of which depends on an operand: scaled positions."""
-        known: dict[int, Any] = {}
-
-        def span(each: Step) -> Any:
-            if id(each) not in known:
-                known[id(each)] = each.span(self, [span(one) for one in each.inputs])
-            return known[id(each)]
-
-        found = span(step)
+        found = self._span(step)
         if found.open is not None and bool(found.open.any()):
             raise UsageError(f"like= picks elements by positions that rounding decides: {step.origin}")
         value: Tensor = found.value
@@ -135,6 +151,10 @@ class Leaf(Step):
         value = run.leaves[self.name]
         return point(value.to(torch.float64), given=True) if self.real else Truths(value)
 
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        held = run.leaves[self.name]
+        return held.to(torch.float64) if self.real else held
+
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return []
 
@@ -154,8 +174,12 @@ class Plain(Step):
     compute: Callable[[list[Tensor]], Tensor] = lambda given: given[0]
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
-        value = run.fixed(self)
-        return point(value.to(torch.float64), given=True) if self.real else Truths(value)
+        value = self.value(run, given)
+        return point(value, given=True) if self.real else Truths(value)
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        held = run.fixed(self)
+        return held.to(torch.float64) if self.real else held
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return []
@@ -207,11 +231,12 @@ class Move(Step):
 
         lo = moved([each.lo for each in given], self.fill)
         hi = lo if all(each.is_point for each in given) else moved([each.hi for each in given], self.fill)
-        excess = None
-        if any(each.excess is not None for each in given):
-            nothing = [torch.zeros_like(each.lo) if each.excess is None else each.excess for each in given]
-            excess = moved(nothing, 0.0)
-        return Span(lo, hi, excess, all(each.given for each in given))
+        return Span(lo, hi, all(each.given for each in given))
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        return self.move(
+            list(given), [run.fixed(each) for each in self.by], self.fill if self.real else bool(self.fill)
+        )
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         places = self._places(run, wanted)

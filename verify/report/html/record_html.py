@@ -21,7 +21,17 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from verify.records.files import encode
-from verify.records.record import CLASSES, ORDINARY, KernelRun, Number, Result, Run, replay_command, value_of
+from verify.records.record import (
+    CLASSES,
+    ORDINARY,
+    RESULT_STATUSES,
+    KernelRun,
+    Number,
+    Result,
+    Run,
+    replay_command,
+    value_of,
+)
 from verify.report import findings, run_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
@@ -39,7 +49,18 @@ INLINE = 80_000  # of kernel sections, the one that opens with the page first
 ROWS = 150_000  # of the table; what is judged is written out in any case
 SPEEDS = 40_000  # of plots of accuracy against speed
 CROWD = 12  # more peers than these stand apart from the judged kernels, by operation
-RANK = {"wrong": 6, "crashed": 5, "timeout": 4, "error": 3, "interrupted": 2, "skipped": 2, "ok": 1, "peer": 0}
+RANK = {
+    "wrong": 6,
+    "crashed": 5,
+    "timeout": 4,
+    "error": 3,
+    "undecided": 2,
+    "vacuous": 2,
+    "interrupted": 2,
+    "skipped": 2,
+    "ok": 1,
+    "peer": 0,
+}
 MOST_FINDINGS = 40  # beside the first; the table has them all
 CROWDED = 40  # rows of peers beyond which they are hidden until asked for
 TEMPLATES = ("report", "against", "kernel", "brief", "parts", "beside", "row", "speed")
@@ -334,7 +355,7 @@ def rows(run: Run, history: History | None = None) -> list[Row]:
             standing = run_words.standing(kernel, result)
             order = (-RANK[standing], *(-part for part in run_words.badness(result)))
             found.append((order, _row(anchor, standing, kernel, result, history)))
-        if not kernel.results or kernel.status not in ("ok", "wrong"):
+        if not kernel.results or kernel.status not in RESULT_STATUSES:
             standing = run_words.standing(kernel)
             found.append(((-RANK[standing],), _bare_row(anchor, standing, kernel)))
     # the sort is stable: equal rows keep the order of the record
@@ -344,7 +365,7 @@ def rows(run: Run, history: History | None = None) -> list[Row]:
 def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history: History | None) -> Row:
     figures = run_words.judged(result.figures, result.gate)
     baseline = None if result.baseline is None else run_words.judged(result.baseline, result.gate)
-    scaled = " scaled" if result.gate == "scaled" and run_words.maximum(result.figures, result.gate) != "NaN" else ""
+    scaled = "" if run_words.maximum(result.figures, result.gate) == "NaN" else words.MARK[result.gate]
     cells = {
         "kernel": Cell(run_words.name_of(kernel)),
         "output": Cell(words.clean(result.output)),

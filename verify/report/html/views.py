@@ -239,8 +239,8 @@ def _law(law: LawRun) -> LawView:
 
 def result_view(kernel: KernelRun, result: Result, at: str = "", history: against.History | None = None) -> ResultView:
     """One result of a kernel; `at` is where it stands in the embedded record."""
-    scaled = result.gate == "scaled"
-    unit = " ULP scaled" if scaled else " ULP"
+    scaled = result.gate != "plain"
+    unit = words.UNIT[result.gate]
     maximum = run_words.maximum(result.figures, result.gate)
     trouble = run_words.trouble(result)
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"

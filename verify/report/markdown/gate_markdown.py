@@ -167,7 +167,7 @@ def _detail(row: Row) -> str:
 
 
 def _figure(reading: Reading) -> str:
-    return gate_words.error(reading) + (" scaled" if reading.gate == "scaled" else "")
+    return gate_words.error(reading)
 
 
 def _bound(bound: Bound | None) -> str:

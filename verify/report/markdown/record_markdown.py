@@ -5,13 +5,24 @@ Results in order are rows while there are few; of many, each kernel is one line.
 
 from __future__ import annotations
 
-from verify.records.record import CLASSES, KernelRun, LawRun, Result, Run, replay_command
+from verify.records.record import CLASSES, RESULT_STATUSES, KernelRun, LawRun, Result, Run, replay_command
 from verify.report import findings, run_words, words
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
 from verify.report.run_words import Found
 from verify.report.signs import GLYPHS, STANDING
 
-RANK = {"wrong": 0, "crashed": 1, "timeout": 2, "error": 3, "interrupted": 4, "skipped": 4, "ok": 5, "peer": 6}
+RANK = {
+    "wrong": 0,
+    "crashed": 1,
+    "timeout": 2,
+    "error": 3,
+    "undecided": 4,
+    "vacuous": 4,
+    "interrupted": 4,
+    "skipped": 4,
+    "ok": 5,
+    "peer": 6,
+}
 HEADER = (
     "| kernel | result | dtype | ordinary | demanding | extreme | basis | PyTorch | verdict |\n"
     "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |"
@@ -76,8 +87,8 @@ def _notes(run: Run) -> str:
     notes = []
     if results:
         notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class.")
-    if any(result.gate == "scaled" for result in results):
-        notes.append("scaled: in ULP of the magnitude of the summed terms; it is the one judged.")
+    gates = {result.gate for result in results}
+    notes += [f"{words.MARK[gate].strip()}: {text}." for gate, text in words.LEGEND.items() if gate in gates]
     if any("≥" in run_words.of_class(result, name) for result in results for name in CLASSES):
         notes.append(f"≥: {words.OPEN}.")
     if any(kernel.peer for kernel in run.kernels):
@@ -93,7 +104,7 @@ def _rows(run: Run) -> list[tuple[int, str]]:
             standing = run_words.standing(kernel, result)
             order = (RANK[standing], *(-part for part in run_words.badness(result)))
             found.append((order, _row(kernel, result, standing)))
-        if not kernel.results or kernel.status not in ("ok", "wrong"):
+        if not kernel.results or kernel.status not in RESULT_STATUSES:
             standing = run_words.standing(kernel)
             word = run_words.STATUS_WORD[kernel.status]
             cells = [code(run_words.name_of(kernel)), *[""] * 7, f"{GLYPHS[standing]} {word}"]
@@ -115,7 +126,7 @@ def _calm_kernels(run: Run) -> list[str]:
 
 
 def _row(kernel: KernelRun, result: Result, standing: str) -> str:
-    scaled = " scaled" if result.gate == "scaled" and run_words.maximum(result.figures, result.gate) != "NaN" else ""
+    scaled = "" if run_words.maximum(result.figures, result.gate) == "NaN" else words.MARK[result.gate]
     label = run_words.label(kernel, result)
     return table_row(
         [
@@ -165,12 +176,11 @@ def _law(kernel: KernelRun, law: LawRun) -> str:
 
 def _worst(found: Found) -> str:
     kernel, result, worst = found.kernel, found.result, found.worst
-    scaled = " scaled" if result.gate == "scaled" else ""
     maximum = run_words.maximum(result.figures, result.gate)
-    figure = maximum if maximum == "NaN" else f"{maximum} ULP{scaled}"
+    figure = maximum if maximum == "NaN" else f"{maximum}{words.UNIT[result.gate]}"
     name = " ".join(code(part) for part in (run_words.name_of(kernel), result.output, result.dtype))
     facts = [
-        ("limit", f"{words.decimal(result.limit)} ULP{scaled}"),
+        ("limit", f"{words.decimal(result.limit)}{words.UNIT[result.gate]}"),
         ("max", f"{figure}, {words.basis_of(result)}"),
     ]
     if worst is not None:

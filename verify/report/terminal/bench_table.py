@@ -124,7 +124,7 @@ def _worst(results: list[Result], side: Side) -> Result | None:
 def _error(result: Result | None, signs: Signs) -> str:
     if result is None:
         return "-"
-    scaled = " s" if result.gate == "scaled" else ""
+    scaled = words.MARK[result.gate]
     return f"{words.clean(result.output)} {run_words.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
 
 
@@ -154,8 +154,8 @@ def _ratio(speed: Speed | None) -> str:
 def notes(run: Run) -> list[str]:
     """What the columns mean, as far as they occur."""
     found = ["output, gradient: the largest error found, in ULP, of the worst output and the worst gradient"]
-    if any(result.gate == "scaled" for kernel in run.kernels for result in kernel.results):
-        found.append("s: scaled error, in ULP of the magnitude of the summed terms; it is the one judged")
+    gates = {result.gate for kernel in run.kernels for result in kernel.results}
+    found += [f"{words.MARK[gate].strip()}: {text}" for gate, text in words.LEGEND.items() if gate in gates]
     if any("@" in kernel.name for kernel in run.kernels):
         found.append("KERNEL@eager, KERNEL@compile: PyTorch's own formula in that kernel's place")
     timed = [item for kernel in run.kernels for item in kernel.speed]

@@ -197,7 +197,7 @@ def _cells(change: Change, signs: Signs) -> list[Cell]:
 
 def value(bound: Bound | None) -> str:
     """The value, marked where it is of the scaled error."""
-    return "-" if bound is None else words.decimal(bound.value) + (" s" if bound.gate == "scaled" else "")
+    return "-" if bound is None else words.decimal(bound.value) + words.MARK[bound.gate]
 
 
 def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:

@@ -61,7 +61,7 @@ def _about(run: Run) -> str:
 
 
 def _cells(pair: Pair, signs: Signs) -> list[Cell]:
-    scaled = " s" if pair.head is not None and pair.head.gate == "scaled" else ""
+    scaled = "" if pair.head is None else words.MARK[pair.head.gate]
     output = pair.key.output + ("" if pair.source == "run" else f" ({pair.source})")
     return [
         Cell(output),

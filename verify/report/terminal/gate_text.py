@@ -67,14 +67,19 @@ def _table(page: Page, rows: Sequence[Row]) -> None:
             right=("bound", "measured"),
         )
     if rows:
-        page.line(Cell("bound, measured: largest error in ULP; scaled where the op cancels", "dim"))
+        page.line(
+            Cell(
+                "bound, measured: largest error in ULP; s: scaled, where the op cancels; n: in a program's noise",
+                "dim",
+            )
+        )
 
 
 def _cells(row: Row, signs: Signs) -> list[Cell]:
     reading = row.leading
     assert reading is not None
     style = STYLE.get(row.status, PENDING)
-    scaled = " s" if reading.gate == "scaled" else ""
+    scaled = words.MARK[reading.gate]
     return [
         Cell(row.key.output),
         Cell(row.key.dtype),

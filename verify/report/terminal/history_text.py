@@ -134,7 +134,7 @@ def beside(value: float, finite: float) -> str:
 
 def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
     line = item.series
-    scaled = " s" if line.gate == "scaled" else ""
+    scaled = words.MARK[line.gate]
     return {
         "output": Cell(line.output + ("" if line.source == "run" else f" ({line.source})")),
         "dtype": Cell(line.dtype),

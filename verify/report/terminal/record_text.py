@@ -85,7 +85,7 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
             _field(console, "input", told)
         _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
         _field(console, "truth", words.truth(worst.truth))
-        if result.gate == "scaled" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp)):
+        if result.gate != "plain" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp)):
             _field(console, "error", run_words.error_text(worst, result.gate))
     if found.also:
         _field(console, "also", findings.also(found, dash=signs.dash))
@@ -97,12 +97,12 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
 
 def _why(result: Result, signs: Signs) -> tuple[str, str]:
     """Why a result is wrong, with what it rests on; the maximum and the count of NaN where that does not say them."""
-    scaled = " scaled" if result.gate == "scaled" else ""
+    unit = words.UNIT[result.gate]
     maximum = run_words.maximum(result.figures, result.gate, dash=signs.dash)
     size = value_of(run_words.judged(result.figures, result.gate).maximum)
-    said = [] if maximum == "NaN" else [f"max {maximum} ULP{scaled}"]
+    said = [] if maximum == "NaN" else [f"max {maximum}{unit}"]
     if said and not (result.reason and size > result.limit):
-        said.append(f"limit {words.decimal(result.limit)} ULP{scaled}")
+        said.append(f"limit {words.decimal(result.limit)}{unit}")
     elif result.reason:
         said = []
     if result.figures.nonfinite and (math.isfinite(size) or not result.reason):

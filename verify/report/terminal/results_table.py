@@ -173,8 +173,9 @@ def footnotes(rows: list[Row]) -> list[str]:
     notes = []
     if any(result.classes for row in rows for result in row.kernel.results):
         notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class")
-    if any(row.cells["max"].endswith(" s") for row in rows):
-        notes.append("s: scaled error, in ULP of the magnitude of the summed terms; it is the one judged")
+    for gate, text in words.LEGEND.items():
+        if any(row.cells["max"].endswith(words.MARK[gate]) for row in rows):
+            notes.append(f"{words.MARK[gate].strip()}: {text}")
     if marks := {mark for row in rows for cell in row.cells.values() for mark in ("≥", ">=") if cell.startswith(mark)}:
         notes.append(f"{marks.pop()}: {words.OPEN}")
     if any(row.status == "peer" for row in rows):
@@ -206,7 +207,7 @@ def _rows(run: Run, signs: Signs) -> list[Row]:
 
 
 def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
-    scaled = " s" if result.gate == "scaled" else ""
+    scaled = words.MARK[result.gate]
     figures = result.figures
     status = run_words.standing(kernel, result)
     glyph = signs.status[status]

@@ -1,0 +1,240 @@
+"""Every rule and decomposition, PyTorch's own included, against PyTorch's float64 on zeros, infinities, NaN, ties."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verify.errors import UsageError
+from verify.ops.graph.arithmetic import Balls
+from verify.ops.graph.decompositions import table
+from verify.ops.graph.noise import Rounding, noise_of
+from verify.ops.graph.program import trace
+from verify.ops.graph.rewrite import RULES
+from verify.ops.graph.spans import Span
+from verify.ops.graph.steps import Run
+from verify.ops.precision import arb_bits
+
+_aten = torch.ops.aten
+EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 3.0, -7.0, math.inf, -math.inf, math.nan, 5e-324, -1e-310, 1e308, -1e308]
+
+
+def _overloads() -> Iterator[Any]:
+    for name in RULES:
+        packet = getattr(_aten, name, None)
+        yield from [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    yield from table()
+
+
+def _given(count: int) -> list[Tensor]:
+    x = torch.tensor(EDGES, dtype=torch.float64)
+    return [x] if count == 1 else [each.reshape(-1) for each in torch.meshgrid(x, x, indexing="ij")]
+
+
+def _operators() -> dict[str, tuple[Any, int]]:
+    """The operators of one or two tensors of numbers, and of nothing else."""
+    found = {}
+    for overload in _overloads():
+        arguments = overload._schema.arguments
+        needed = [each for each in arguments if not each.has_default_value()]
+        plain = all(str(each.type) == "Tensor" and not each.alias_info for each in needed)
+        if not plain or len(needed) not in (1, 2) or overload._schema.is_mutable or "empty" in str(overload):
+            continue
+        try:
+            made = overload(*_given(len(needed)))
+        except (RuntimeError, IndexError):
+            continue  # not for vectors of numbers
+        if isinstance(made, Tensor | tuple | list):
+            found[str(overload)] = overload, len(needed)
+    return dict(sorted(found.items()))
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    OPERATORS = _operators()
+
+
+def _apart(function: Callable[..., Any], given: list[Tensor]) -> list[str]:
+    """Where what a program says does not hold what PyTorch computes."""
+    operands = {f"x{place}": value for place, value in enumerate(given)}
+    made = function(*given)
+    made = list(made) if isinstance(made, tuple | list) else [made]
+    program = trace(function, operands)
+    run = Run(dict(operands), torch.device("cpu"))
+    found = []
+    for (name, span), want in zip(program.spans(run, list(program.results)).items(), made, strict=True):
+        value = want.double().reshape(-1)
+        if not isinstance(span, Span):
+            known = span.value.double().expand(want.shape).reshape(-1)
+            lo = hi = known
+            if span.open is not None:
+                doubt = span.open.expand(want.shape).reshape(-1)
+                lo, hi = known.masked_fill(doubt, -math.inf), known.masked_fill(doubt, math.inf)
+        else:
+            lo, hi = (end.expand(want.shape).reshape(-1) for end in (span.lo, span.hi))
+        room = value.abs() * 1e-9 + 1e-290
+        holds = (torch.isnan(value) & torch.isnan(lo)) | ((value >= lo - room) & (value <= hi + room)) | (value == lo)
+        unknown = (lo == -math.inf) & (hi == math.inf)
+        for at in torch.nonzero(~holds | unknown).reshape(-1).tolist():
+            if unknown[at] and program.results[name].real:
+                with arb_bits(200):
+                    ball = program.elements(run, Balls(), name, [at])[0]
+                number = ball if isinstance(ball, float) else float(ball.mid()) if ball.is_finite() else None
+                same = number is None or number == value[at] or (number != number and value[at] != value[at])
+                if same or abs(number - float(value[at])) <= float(room[at]):
+                    continue
+            elif unknown[at]:
+                continue
+            inputs = [each.reshape(-1)[at].item() for each in given if each.numel() == value.numel()]
+            found.append(f"{name} {inputs}: {float(value[at])!r}, not {float(lo[at])!r} to {float(hi[at])!r}")
+    return found
+
+
+UNDEFINED = "PyTorch does not define which integer a number beyond the range becomes"
+INEXACT = "PyTorch's float64 loses digits"
+LIMIT = "PyTorch's float64 has NaN in the place of a limit, or after an overflow"
+DIFFERENT = {  # operators whose eager float64 is not what they denote, and why
+    **{f"aten._cast_{kind}.default": UNDEFINED for kind in ("Byte", "Char", "Int", "Long", "Short")},
+    **dict.fromkeys(
+        ("aten.fmod.Tensor", "aten.remainder.Tensor"), "SLEEF's fmod is NaN where quotients are beyond 2^1000"
+    ),
+    **dict.fromkeys(("aten.gelu.default", "aten.gelu_backward.default", "aten.hardsigmoid_backward.default"), INEXACT),
+    **dict.fromkeys(
+        ("aten.sinc.default", "aten.special_sinc.default"), "float64's pi: not 0 at whole numbers, NaN at inf"
+    ),
+    "aten.hardswish_backward.default": "every derivative is right at NaN",
+    "aten.log_sigmoid_forward.default": "its second result is a buffer",
+    **dict.fromkeys(("aten.sgn.default", "aten.sign.default"), "PyTorch's sign of NaN is 0; a program keeps NaN"),
+    **dict.fromkeys(("aten.ldexp.Tensor", "aten.tanh_backward.default", "aten.i0.default"), LIMIT),
+    **dict.fromkeys(("aten._weight_norm.default", "aten._weight_norm_interface.default"), LIMIT),
+    **{
+        f"aten.special_{name}.default": f"{LIMIT}; {INEXACT}"
+        for name in "bessel_j0 bessel_j1 bessel_y0 bessel_y1 i0 i1 modified_bessel_i0 modified_bessel_i1 "
+        "modified_bessel_k1 scaled_modified_bessel_k1".split()
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_is_pytorchs_on_edges(name: str) -> None:
+    operator, count = OPERATORS[name]
+    try:
+        apart = _apart(operator, _given(count))
+    except UsageError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert "like=" in refused
+        return
+    assert bool(apart) == (name in DIFFERENT), f"{len(apart)}: " + "\n".join(apart[:12])
+
+
+X = torch.tensor(
+    [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 3.0, -3.0, 6.0, -7.0, 20.0, 1e-3, 1e-30, -1e-310]
+).double()
+Y = X.roll(3) * 0.5
+LABELS = torch.tensor([0, 3, 1, 1])
+PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{
+        name: lambda x, y, name=name: getattr(functional, name)(x) + 0 * y  # type: ignore[misc]
+        for name in "relu6 hardtanh leaky_relu elu celu selu softplus softshrink hardshrink tanhshrink logsigmoid "
+        "hardswish mish silu softsign relu".split()
+    },
+    **{
+        name: lambda x, y, name=name: getattr(torch, name)(x, y)  # type: ignore[misc]
+        for name in "maximum minimum fmax fmin atan2 hypot logaddexp logaddexp2 remainder fmod copysign".split()
+    },
+    **{
+        name: lambda x, y, name=name: getattr(functional, name)(x, y, reduction="none")  # type: ignore[misc]
+        for name in "mse_loss l1_loss smooth_l1_loss huber_loss poisson_nll_loss".split()
+    },
+    "threshold": lambda x, y: functional.threshold(x, 0.5, -2.0) * y,
+    "divided": lambda x, y: x / y + torch.reciprocal(x),
+    "powers": lambda x, y: x.abs() ** y + x**2 + x**3,
+    "clamped": lambda x, y: x.clamp(-1, 1) * y.clamp(min=0),
+    "xlogy": lambda x, y: torch.xlogy(x, y.abs()),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.25) + torch.addcdiv(x, y, 3 + x.abs(), value=2),
+    "nan to num": lambda x, y: torch.nan_to_num(x / y),
+    "rounded": lambda x, y: x.round() + x.floor() * y + x.trunc() - x.frac(),
+    "cross entropy with logits": lambda x, y: functional.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    "kl": lambda x, y: functional.kl_div(x, y.abs(), reduction="none"),
+    "softmax": lambda x, y: x.reshape(4, 4).softmax(-1) * y.reshape(4, 4).log_softmax(0),
+    "extremes": lambda x, y: x.reshape(4, 4).amax(0) + y.reshape(4, 4).min(1)[0] + x.reshape(4, 4).logsumexp(1),
+    "norms": lambda x, y: x.reshape(4, 4).norm(dim=0) + torch.linalg.vector_norm(y.reshape(4, 4), math.inf, 1),
+    "more norms": lambda x, y: x.reshape(4, 4).norm(1, 0) + torch.linalg.vector_norm(y.reshape(4, 4), 3, 1),
+    "standard deviation": lambda x, y: x.std() + y.reshape(4, 4).var(0),
+    "products": lambda x, y: x.reshape(4, 4).prod(0) + y.reshape(4, 4).cumprod(1)[0] + x.cumsum(0)[:4],
+    "margins": lambda x, y: functional.multi_margin_loss(x.reshape(4, 4), LABELS) + y.sum(),
+    "many labels": lambda x, y: functional.multilabel_margin_loss(x.reshape(4, 4), LABELS_OF_ROWS) + y.sum(),
+    "soft labels": lambda x, y: (
+        functional.multilabel_soft_margin_loss(x.reshape(4, 4), (y > 0).double().reshape(4, 4)) + y.sum()
+    ),
+    "soft margin": lambda x, y: functional.soft_margin_loss(x, torch.sign(X + 0.1), reduction="none") + y,
+    "ranking": lambda x, y: functional.margin_ranking_loss(x, y, torch.sign(X + 0.1)),
+    "hinge": lambda x, y: functional.hinge_embedding_loss(x, torch.sign(X + 0.1)) + y.sum(),
+    "cosine": lambda x, y: functional.cosine_embedding_loss(
+        x.reshape(4, 4), y.reshape(4, 4), torch.tensor([1, -1, 1, -1])
+    ),
+    "triplet": lambda x, y: functional.triplet_margin_loss(x.reshape(4, 4), y.reshape(4, 4), y.reshape(4, 4) + 1),
+    "nll": lambda x, y: functional.cross_entropy(x.reshape(4, 4), LABELS, weight=torch.arange(4.0).double()) + y.sum(),
+    "pools": lambda x, y: functional.max_pool1d(x.reshape(2, 8), 3) + functional.avg_pool1d(y.reshape(2, 8), 3),
+    "layer norm": lambda x, y: functional.layer_norm(torch.stack([x[:4], x[4:8] * 0 + 1]), (4,)) + y[:4],
+    "group norm": lambda x, y: functional.group_norm(x.reshape(2, 4, 2), 2, y[:4], y[4:8]),
+    "batch norm": lambda x, y: functional.batch_norm(x.reshape(2, 4, 2), None, None, y[:4], y[4:8], training=True),
+    "local response": lambda x, y: functional.local_response_norm(x.reshape(2, 4, 2), 2) + y.sum(),
+    "normalised": lambda x, y: functional.normalize(torch.stack([x[:4] * 0, y[:4]]), dim=-1),
+    "similarity": lambda x, y: functional.cosine_similarity(x.reshape(4, 4), y.reshape(4, 4) + 1, dim=1),
+    "pairwise": lambda x, y: functional.pairwise_distance(x.reshape(4, 4), y.reshape(4, 4)),
+    "maxima in windows": lambda x, y: functional.max_pool2d(x.reshape(1, 1, 4, 4), 3, 1, 1) + y.sum(),
+    "adaptive": lambda x, y: (
+        functional.adaptive_max_pool1d(x.reshape(2, 8), 3) + functional.adaptive_avg_pool1d(y.reshape(2, 8), 3)
+    ),
+    "powers in windows": lambda x, y: functional.lp_pool1d(x.reshape(1, 2, 8).abs() + 1, 3, 2) + y.sum(),
+    "interpolated": lambda x, y: functional.interpolate(x.reshape(1, 1, 4, 4), (3, 5), mode="bicubic") + y.sum(),
+    "padded": lambda x, y: functional.pad(x.reshape(1, 4, 4), (1, 2), mode="reflect") * functional.pad(y[:7], (0, 0)),
+    "convolved": lambda x, y: functional.conv1d(x.reshape(1, 2, 8), y[:12].reshape(2, 2, 3), padding=1, dilation=2),
+    "unfolded": lambda x, y: functional.unfold(x.reshape(1, 1, 4, 4), 2) * y[:4, None],
+    "sorted": lambda x, y: x.sort()[0] * y.topk(16)[0] + x.median() + x.reshape(4, 4).kthvalue(2)[0].sum(),
+    "running": lambda x, y: x.cummax(0)[0] + y.cummin(0)[0] + torch.logcumsumexp(x, 0),
+    "quantile": lambda x, y: x.quantile(0.3) + y.nanmean() + x.nansum(),
+    "angles": lambda x, y: (
+        torch.rad2deg(torch.asin((x / 30).clamp(-0.9, 0.9))) + torch.sinc(y) + torch.sinh(x) + torch.tan(y)
+    ),
+    "logits": lambda x, y: (
+        torch.logit(x.sigmoid(), eps=1e-6) + torch.special.entr(y.abs()) + torch.special.xlog1py(x, y.abs())
+    ),
+    **{
+        f"distances {p}": lambda x, y, p=p: torch.cdist(x.reshape(4, 4), y.reshape(4, 4), p)  # type: ignore[misc]
+        for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf)
+    },
+}
+LABELS_OF_ROWS = torch.tensor([[3, 0, -1, 1], [0, -1, -1, -1], [2, 1, 0, 3], [-1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_values_and_gradients_are_pytorchs_at_ties(name: str) -> None:
+    operands = {"x": X, "y": Y}
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    made = PAIRS[name](x, y)
+    program = trace(PAIRS[name], operands, differentiable=("x", "y"))
+    gradients = torch.autograd.grad(made, (x, y), torch.ones_like(made))
+    run = Run({**operands, "grad y": torch.ones_like(made)}, torch.device("cpu"), "ties")
+    spans, narrow = program.spans(run, list(program.results)), []
+    noise, _ = noise_of(program, replace(run, opens=""), list(program.results), Rounding(), runs=4)
+    for result, want in zip(("y", "dx", "dy"), (made.detach(), *gradients), strict=True):
+        lo, hi = (end.expand(want.shape) for end in (spans[result].lo, spans[result].hi))
+        size = spans[result].mid().abs() + noise[result].deviation * 2.0**24  # of the terms
+        room = size * 2.0**-40 + 1e-290
+        narrow += (hi - lo <= 4 * room).reshape(-1).tolist()
+        holds = (want >= lo - room) & (want <= hi + room) | ~torch.isfinite(want)
+        assert bool(holds.all()), (result, X[~holds] if holds.shape == X.shape else holds, want[~holds], lo[~holds])
+    assert sum(narrow) > len(narrow) / 2, "an interval without an end holds everything"

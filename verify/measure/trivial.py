@@ -1,0 +1,70 @@
+"""Trivial answers: what a limit lets pass that nobody computed.
+
+A limit that zeros keep says nothing about a kernel that keeps it. So zeros, the mean, copies of operands, half the
+truth and the truth a little off are judged on ordinary inputs as if a kernel had returned them. A result is vacuous
+where one of them would pass, unless it is itself right, as zeros are for the gradient of a constant.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.cases import counter
+from verify.measure.counting import tally
+from verify.measure.tally import Tally
+from verify.ops.op import Problem
+from verify.truth.fast import Truth
+from verify.truth.formats import Format, torch_dtype
+from verify.truth.ulp import Policy, Yardstick, errors, ulp_exponent
+
+SEEN = 4096  # elements of each case
+OFF = 0.01  # of the truth, or two spacings of the format where those are more
+_SPACINGS = 2
+
+
+def trivial_answers(
+    problem: Problem,
+    result: str,
+    truth: Truth,
+    fmt: Format,
+    unit: Tensor | Yardstick | None,
+    policy: Policy,
+    ordinary: Tensor,
+    seed: int,
+) -> dict[str, Tally]:
+    """Judges trivial answers at some of the ordinary elements (a flat mask) of one case."""
+    places = torch.nonzero(ordinary & torch.isfinite(truth.value.reshape(-1))).reshape(-1)
+    if not places.numel():
+        return {}
+    if places.numel() > SEEN:
+        chosen = counter.below(seed, f"trivial/{result}", SEEN, places.numel())
+        places = places[chosen.to(places.device)]
+    value = truth.value.reshape(-1)[places]
+    found: dict[str, Tally] = {}
+    for name, exact in _answers(problem, result, truth, fmt, places).items():
+        answer = exact.to(torch_dtype(fmt))
+        near = truth.at(places).for_result(answer)
+        mine = unit.at(places) if isinstance(unit, Yardstick) else None if unit is None else unit.reshape(-1)[places]
+        judged = errors(answer, near.value, fmt, low=near.low, bound=near.bound, scale=mine, policy=policy)
+        found[name] = tally(judged)[0]
+    return found if bool((value != 0).any()) else {"zeros": found["zeros"]}
+
+
+def _answers(problem: Problem, result: str, truth: Truth, fmt: Format, places: Tensor) -> dict[str, Tensor]:
+    """The answers in float64, by what the verdict calls them."""
+    value = truth.value.reshape(-1)[places]
+    spacing = torch.ldexp(torch.full_like(value, _SPACINGS), ulp_exponent(value, fmt))
+    off = torch.maximum(value.abs() * OFF, spacing)
+    found = {
+        "zeros": torch.zeros_like(value),
+        "their mean": torch.full_like(value, float(value.mean())),
+        "half of them": value * 0.5,
+        "values 1% off": value + torch.copysign(off, value),
+    }
+    shape = tuple(truth.value.shape)
+    given = {**problem.inputs, **{f"d{name}": tensor for name, tensor in problem.upstream.items()}}
+    for name, tensor in given.items():
+        if tensor is not None and tuple(tensor.shape) == shape and name != result:
+            found[f"a copy of {name}"] = tensor.detach().reshape(-1).to(value.device)[places].to(torch.float64)
+    return found

@@ -1,0 +1,474 @@
+"""The noise of a program: how far its results move when each computed step is rounded once.
+
+A kernel cannot be better than its format. So the error of a result is told in units of its noise, the rms change
+of an element when every step of the definition is disturbed by one rounding of the format that a kernel computes in:
+
+    noise = noise_of(program, run, ["y", "dx"], Rounding.of(run))["y"]
+    noise.deviation    # one number for each element of y
+    noise.spread       # how far decisions that fall within their own noise move it; None where there are none
+
+A rounding is a relative change, uniform within +-u. A sum of n terms with the sum T and the sum of squares Q has the
+variance (u^2 / 3) ((n + 1) (T^2 / 3 + Q / 6)): what adding one after the other makes, on average over all orders. It
+depends neither on the order nor on partial sums. Steps that only move or select numbers round nothing.
+
+The disturbances are far below the roundings that they stand for, so that the response is linear, and decisions stay
+as they are. Where a number decides that is within `NEAR` of its own noise of where the decision turns over, some more
+runs decide otherwise: what results are then is right too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from verify.ops.graph.elementwise import ELEMENTWISE, Map
+from verify.ops.graph.program import Program
+from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
+from verify.ops.graph.spans import Span
+from verify.ops.graph.special import FUNCTIONS
+from verify.ops.graph.steps import Move, Plain, Run, Step
+
+NEAR = 8.0  # of its noise: so far a kernel's number may be from the exact one
+RUNS = 16
+_STEP = 2.0**-30  # of a disturbed number
+_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+_LOWEST = {torch.float64: 2.0**-1022, torch.float16: 2.0**-14}  # the smallest normal numbers; 2^-126 of the others
+_TF32 = 2.0**-11  # the rounding of an operand of a product
+_COINS = (1 << 20) + 7  # random numbers that are drawn once; longer tensors have fresh ones
+_CONSTANT = 2.0**-20  # of a sum's largest term: terms that differ by less round in one direction
+_FLIPS = 8
+_TIE = 2.0**-44  # of a number: an exact tie is broken by that much
+_ROOT3 = math.sqrt(3.0)
+_CHAOTIC = 1e-3  # noise of an element, relative to it, from which its response need not be linear
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What a kernel computes in: `unit` is half an ulp of it. `tf32` says that products round their operands to TF32.
+
+    `stored` maps id(step) to the 16-bit format in which the result of the step lies in memory before it is used.
+    """
+
+    unit: float = 2.0**-24
+    lowest: float = 2.0**-126
+    largest: float = 2.0**128
+    tf32: bool = False
+    stored: Mapping[int, torch.dtype] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run, *, tf32: bool = False, stored: Mapping[int, torch.dtype] | None = None) -> Rounding:
+        """Returns float64 for operands of float64, else float32."""
+        wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
+        kind = torch.float64 if wide else torch.float32
+        return cls(_unit(kind), _lowest(kind), math.inf if wide else 2.0**128, tf32 and not wide, stored or {})
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of one result: `deviation` for each element, and what open decisions do to it.
+
+    `other` is the second right value of elements that have two, NaN elsewhere. Elements that open decisions give more
+    than two values have a `spread`: how far they move it at most. Both are None where no decision is open.
+    """
+
+    deviation: Tensor
+    spread: Tensor | None = None
+    other: Tensor | None = None
+
+
+def _unit(kind: torch.dtype) -> float:
+    return 2.0 ** -_BITS[kind]
+
+
+def _lowest(kind: torch.dtype) -> float:
+    return _LOWEST.get(kind, 2.0**-126)
+
+
+def noise_of(
+    program: Program, run: Run, wanted: Sequence[str], format: Rounding, runs: int = RUNS, *, seed: int = 0
+) -> tuple[dict[str, Noise], dict[int, Tensor]]:
+    """Returns the noise of the wanted results, and how far deciding numbers may be off (`Run.reach`)."""
+    sampled = _Samples(program, run, wanted, format)
+    sampled.sample(runs, seed, _STEP / format.unit)
+    if sampled.is_chaotic():
+        sampled.sample(runs // 2, seed + 1, 1.0)
+    flipped = sampled.flipped(seed)
+    found = {name: Noise(sampled.deviation(name), *flipped.get(name, (None, None))) for name in sampled.wanted}
+    return found, sampled.reaches()
+
+
+class _Samples:
+    """One base run of a program, and disturbed ones beside it."""
+
+    def __init__(self, program: Program, run: Run, wanted: Sequence[str], format: Rounding) -> None:
+        self.program, self.run, self.format = program, run, format
+        self.wanted = [name for name in wanted if program.results[name].real]
+        self.steps = program.needed_for(wanted)
+        self.numbers = {id(step): number for number, step in enumerate(self.steps)}
+        self.deciding = {id(each) for step in self.steps if decides(step) for each in step.inputs if each.real}
+        self.held: dict[int, Tensor] = {}  # by step: what was decided, and the numbers that decided it
+        self.roundings: dict[int, Tensor | float] = {}  # by step: its deviation, or how much of its size that is
+        self.stored: dict[int, Tensor] = {}  # by step that is stored: the elements which its format rounds
+        self.squares: dict[int, Tensor] = {}  # summed over runs, of how far numbers moved: by step, of `held`
+        self.runs = 0
+        self.coins: Tensor | None = None
+        self.truth = self._results(self._base)
+        self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
+
+    def _results(self, make: Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Evaluates the wanted results. `make` returns what a step shows as a result, and what later steps use."""
+        uses: dict[int, int] = {}
+        for step in self.steps:
+            for each in step.inputs:
+                uses[id(each)] = uses.get(id(each), 0) + 1
+        values: dict[int, Tensor] = {}
+        shown: dict[int, Tensor] = {}  # what a result is before it is rounded to the type that it is stored in
+        found: dict[int, Tensor] = {}
+        ends = {id(self.program.results[name]) for name in self.wanted}
+        for step in self.steps:
+            own, values[id(step)] = make(step, [values[id(each)] for each in step.inputs])
+            if isinstance(step, Move) and any(id(each) in shown for each in step.inputs):
+                own = step.value(self.run, [shown.get(id(each), values[id(each)]) for each in step.inputs])
+            if own is not values[id(step)]:
+                shown[id(step)] = own
+            if id(step) in ends:
+                found[id(step)] = own
+            for each in step.inputs:
+                uses[id(each)] -= 1
+                if not uses[id(each)]:
+                    del values[id(each)]
+                    shown.pop(id(each), None)
+        return {name: found[id(self.program.results[name])] for name in self.wanted}
+
+    def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        value = step.value(self.run, given)
+        deviation = deviation_of(step, self.run, value, given, self.format)
+        if deviation is not None:
+            self.roundings[id(step)] = deviation
+        if decides(step) or (id(step) in self.deciding and step.real):
+            self.held[id(step)] = value
+        if id(step) in self.format.stored and deviation is not None:
+            self.stored[id(step)] = value.to(self.format.stored[id(step)]).to(value.dtype) != value
+        return value, value
+
+    def sample(self, runs: int, seed: int, shrink: float) -> None:
+        """Adds the deviations of some disturbed runs; roundings are multiplied by `shrink` while they run."""
+        first = self.runs == 0
+        self.random, self.shrink = random.Random(seed), shrink
+        device = next(iter(self.truth.values())).device if self.truth else self.run.device
+        generator = torch.Generator(device).manual_seed(seed)
+        self.generator = generator
+        self.coins = torch.rand(_COINS, dtype=torch.float64, device=device, generator=generator) * 2 - 1
+        total = {name: torch.zeros_like(value) for name, value in self.truth.items()}
+        for _ in range(runs):
+            for name, value in self._results(self._disturbed if first else self._disturbed_alone).items():
+                total[name] += _squared(value - self.truth[name])
+        if first:
+            self.runs, self.first_shrink = runs, shrink
+        for name, value in total.items():
+            self.deviations[name] = torch.maximum(self.deviations[name], (value / runs).sqrt() / shrink)
+
+    def _disturbed(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """One rounding of a step; how far deciding numbers moved is added to what other runs saw."""
+        shown, used = self._disturbed_alone(step, given)
+        if id(step) in self.deciding and step.real:
+            self._moved(id(step), used - self.held[id(step)])
+        if _compares(step):
+            self._moved(-id(step), (given[0] - given[1]) - self._apart(step))
+        return shown, used
+
+    def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        if decides(step) and not isinstance(step, AtRank) and getattr(step, "function", "") not in _REMAINS:
+            return self.held[id(step)], self.held[id(step)]
+        value = self._frozen(step, given)
+        deviation = self.roundings.get(id(step))
+        if isinstance(deviation, float):
+            value = torch.addcmul(value, value, self._tossed(value), value=deviation * self.shrink * _ROOT3)
+        elif deviation is not None:
+            value = torch.addcmul(value, deviation, self._tossed(value), value=self.shrink * _ROOT3)
+        if id(step) not in self.stored:
+            return value, value
+        unit = _unit(self.format.stored[id(step)]) * self.shrink
+        moved = torch.addcmul(value, value, self._tossed(value), value=unit)
+        return value, torch.where(self.stored[id(step)], moved, value)
+
+    def _frozen(self, step: Step, given: list[Tensor]) -> Tensor:
+        """A step's value with the decisions within it as they were in the base run."""
+        if isinstance(step, AtRank):
+            ranks = self.held[id(step.inputs[0])].topk(given[1].shape[-1], -1, step.largest).indices
+            return given[2].scatter(-1, ranks, given[1])
+        if isinstance(step, Map) and step.function in _REMAINS:
+            a, b = (self.held[id(each)] for each in step.inputs)
+            left = self.held[id(step)]
+            return left + (given[0] - a) - ((a - left) / b).round() * (given[1] - b)
+        return step.value(self.run, given)
+
+    def _tossed(self, like: Tensor) -> Tensor:
+        """Returns numbers within +-1 of the shape of a tensor: a stretch of those that were drawn once."""
+        assert self.coins is not None
+        count = like.numel()
+        if count > _COINS // 2:
+            fresh = torch.rand(like.shape, dtype=torch.float64, device=like.device, generator=self.generator)
+            return fresh * 2 - 1
+        start = self.random.randrange(_COINS - count)
+        return self.coins[start : start + count].view(like.shape)
+
+    def _apart(self, step: Step) -> Tensor:
+        return self.held[id(step.inputs[0])] - self.held[id(step.inputs[1])]
+
+    def _moved(self, key: int, by: Tensor) -> None:
+        square = _squared(by)
+        self.squares[key] = self.squares[key] + square if key in self.squares else square
+
+    def is_chaotic(self) -> bool:
+        """True if the noise of many elements is so large beside them that their response is not linear."""
+        for name, value in self.truth.items():
+            large = self.deviations[name] > _CHAOTIC * value.abs()
+            if value.numel() and float((large & (value != 0)).double().mean()) > 0.1:
+                return True
+        return False
+
+    def deviation(self, name: str) -> Tensor:
+        """The noise of a result. That of a gradient through a normalisation is at least an eighth of its row's."""
+        found = self.deviations[name]
+        for step in self.steps:
+            if isinstance(step, Map) and step.centred and step.shape == found.shape and name not in self._outputs():
+                dims = _averaged(step)
+                if dims:
+                    found = torch.maximum(found, (found * found).mean(dims, True).sqrt() / 8)
+        return found
+
+    def _outputs(self) -> list[str]:
+        return [
+            name for name in self.program.results if not name.startswith("d") or "grad " + name in self.program.leaves
+        ]
+
+    def _near(self, key: int) -> Tensor | None:
+        """`NEAR` times the noise of a deciding number; None where it is not computed."""
+        if key not in self.squares or not bool(self.squares[key].any()):
+            return None
+        return (self.squares[key] / self.runs).sqrt() * (NEAR / self.first_shrink)
+
+    def reaches(self) -> dict[int, Tensor]:
+        """How far the numbers that decide something may be off, by step: anywhere, where a kernel's overflow."""
+        found: dict[int, Tensor] = {}
+        for key in self.deciding:
+            reach, beyond = self._near(key), self.held[key].abs() > self.format.largest
+            if reach is not None:
+                found[key] = torch.where(beyond, math.inf, reach)
+        return found
+
+    def flipped(self, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """What open decisions do to each result: `Noise.spread` and `Noise.other`; {} where none is open.
+
+        At an exact tie a gradient has two sides, while an output is what PyTorch says.
+        """
+        outputs = set(self._outputs())
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for ties in (False, True):
+            names = [name for name in self.wanted if (name in outputs) is not ties]
+            opened = (
+                {id(step): at for step in self.steps if (at := self._open(step, ties)) is not None} if names else {}
+            )
+            made = [self._results(partial(self._decided, opened, way, seed)) for way in range(_FLIPS if opened else 0)]
+            for name in names if made else []:
+                found[name] = self._moves(name, torch.stack([each[name] for each in made]))
+        return found
+
+    def _moves(self, name: str, made: Tensor) -> tuple[Tensor, Tensor]:
+        """The spread of a result, and its other value, from what it was in several runs."""
+        truth = self.truth[name]
+        moved = _distance(made, truth)
+        furthest = moved.max(0)
+        other = made.gather(0, furthest.indices[None])[0]
+        least = NEAR * self.deviations[name] + 2.0**-30 * truth.abs()
+        two = ((moved <= least) | (_distance(made, other) <= least)).all(0)
+        differs = furthest.values > least
+        nothing = torch.zeros_like(furthest.values)
+        return torch.where(two, nothing, furthest.values), torch.where(two & differs, other, math.nan)
+
+    def _open(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
+        """Which decisions of a step are open, and by how much their first number is moved to turn them over."""
+        if not decides(step) or not step.inputs[0].real:
+            return None
+        x = self.held[id(step.inputs[0])]
+        near = self._near(-id(step) if _compares(step) else id(step.inputs[0]))
+        zero = torch.zeros_like(x)
+        reach = zero if near is None else near
+        if _compares(step):
+            apart = self._apart(step).abs()
+            mask = (apart <= reach) & (reach > 0)
+            mask = mask | ((apart == 0) & (ties and step.ties))  # type: ignore[attr-defined]
+        elif isinstance(step, Map):
+            if step.function in _QUOTIENTS + _REMAINS:
+                by = self.held[id(step.inputs[1])]
+                reach_by = self._near(id(step.inputs[1]))
+                reach = reach + (0.0 if reach_by is None else (x / by).abs() * reach_by)
+                lower = step.function in ("floor quotient", "remainder")
+                jumps = partial(torch.div, other=by, rounding_mode="floor" if lower else "trunc")
+            else:
+                jumps = torch.signbit if step.function == "signbit" else FUNCTIONS[step.function].torch
+            mask = (jumps(x + reach) != jumps(x - reach)) & (reach > 0)
+            mask = mask | ((x == 0) & (ties and step.function == "sign"))
+        else:
+            near_x = Span(x - reach, x + reach)
+            mask = (
+                candidates(near_x, step.largest) if isinstance(step, IsExtreme | WhereExtreme) else rivals(near_x) > 1
+            )  # type: ignore[attr-defined]
+            mask = mask & torch.isfinite(x)
+            if near is None and not ties:
+                return None
+        if not bool(mask.any()):
+            return None
+        return mask, 2 * reach + x.abs() * _TIE + 1e-300
+
+    def _decided(
+        self, opened: Mapping[int, tuple[Tensor, Tensor]], way: int, seed: int, step: Step, given: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """A step's value with its open decisions turned one way or the other."""
+        if id(step) not in opened:
+            value = step.value(self.run, given)
+            return value, value
+        mask, by = opened[id(step)]
+        if way < 2:
+            side = torch.ones_like(by) * (1 if way else -1)
+        elif way < 4 and not isinstance(step, Map):  # the last, or the first, of equal ones
+            ramp = torch.arange(1, by.shape[-1] + 1, dtype=by.dtype, device=by.device) / by.shape[-1]
+            side = (ramp if way == 2 else 1 - ramp).expand(by.shape)
+        else:  # the same side for all that the same number decides
+            key = seed * 1009 + way * 31 + self.numbers[id(step.inputs[0])]
+            generator = torch.Generator(by.device).manual_seed(key)
+            side = torch.randint(0, 2, by.shape, device=by.device, generator=generator).to(by.dtype) * 2 - 1
+        if isinstance(step, Map) and step.function in ("eq", "ne"):
+            value = step.value(self.run, given)
+            value = torch.where(mask, (side > 0).expand(mask.shape), value)
+        else:
+            first = torch.where(mask, given[0] + side * by, given[0])
+            value = step.value(self.run, [first, *given[1:]])
+        return value, value
+
+
+def decides(step: Step) -> bool:
+    """True if a step turns numbers into a choice: roundings before it may change the choice, never by a little."""
+    if isinstance(step, Map):
+        jumps = step.function in _COMPARISONS + _QUOTIENTS + _REMAINS or step.function == "signbit"
+        return step.inputs[0].real and (jumps or _is_stepped(step))
+    return isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank)
+
+
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_QUOTIENTS, _REMAINS = ("floor quotient", "trunc quotient"), ("remainder", "fmod")
+
+
+def _compares(step: Step) -> bool:
+    return isinstance(step, Map) and step.function in _COMPARISONS and step.inputs[0].real
+
+
+def _is_stepped(step: Map) -> bool:
+    return step.function in FUNCTIONS and FUNCTIONS[step.function].steps
+
+
+def deviation_of(
+    step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
+) -> Tensor | float | None:
+    """Returns the deviation of a step's rounding: of each element, or as a part of its size; None if it is exact."""
+    if isinstance(step, Map):
+        rounds = not _is_stepped(step) if step.function in FUNCTIONS else ELEMENTWISE[step.function].rounds
+        return _once(value, format) if rounds and not _is_exact(step, run) else None
+    if isinstance(step, Contract):
+        a, b = given
+        squares = (a * a) @ (b * b)
+        zeros = bool((a == 0).any()) or bool((b == 0).any())
+        count = (
+            (a != 0).double() @ (b != 0).double() if zeros else torch.tensor(float(a.shape[-1]), dtype=torch.float64)
+        )
+        found = _of_sum(value, squares, count.to(value.device), format, products=True)
+        return (found * found + squares * (2 * _TF32**2 / 3)).sqrt() if format.tf32 else found
+    if isinstance(step, Running):
+        [a] = given
+        squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
+        return _of_sum(value, squares, count, format)
+    if isinstance(step, Spread):
+        squares, count = step.value(run, [a * a for a in given]), step.value(run, [(a != 0).double() for a in given])
+        return _of_sum(value, squares, count, format)
+    if isinstance(step, Reduce) and step.function == "sum" and step.dims:
+        return _of_reduction(step, value, given[0], format)
+    if isinstance(step, Reduce) and step.function == "product":
+        return format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
+    return None
+
+
+def _once(value: Tensor, format: Rounding) -> Tensor | float | None:
+    """One rounding of each element that is no float32 number already; below the normal numbers a flush to zero."""
+    part = format.unit / _ROOT3
+    size = value.abs()
+    exact = (value.to(torch.float32).to(torch.float64) == value) | ~torch.isfinite(value)
+    low = ~exact & (size < format.lowest)
+    if not bool(exact.any()) and not bool(low.any()):
+        return part
+    if bool(exact.all()):
+        return None
+    return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
+
+
+def _is_exact(step: Map, run: Run) -> bool:
+    """True for a product with, or a quotient by, powers of two."""
+    if step.function not in ("multiply", "divide"):
+        return False
+    for each in step.inputs[1:] if step.function == "divide" else step.inputs:
+        if (
+            isinstance(each, Plain)
+            and not each.of
+            and bool((torch.frexp(run.fixed(each).abs().double())[0] == 0.5).all())
+        ):
+            return True
+    return False
+
+
+def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, products: bool = False) -> Tensor:
+    """The deviation of a sum of `count` terms that are not 0, of which the first of a plain sum is only copied."""
+    variance = (count + 1) * (total * total / 3 + squares / 6)
+    if not products:
+        variance = variance - squares / count.clamp(min=1)
+    variance = variance.clamp(min=0) * format.unit**2
+    # terms below the normal numbers may each be flushed to zero; the largest float64 square of them is 0 too
+    low = (squares <= count * format.lowest**2) & (count > 0)
+    variance = torch.where(low, variance + count * format.lowest**2, variance)
+    return (variance.sqrt() / _ROOT3).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _of_reduction(step: Reduce, total: Tensor, a: Tensor, format: Rounding) -> Tensor | None:
+    dims, keep = step.dims, step.keep
+    if bool((a == a.round()).all()) and float(a.abs().sum()) < 1 / format.unit:
+        return None  # counting is exact
+    count = (a != 0).double().sum(dims, keep)
+    found = _of_sum(total, (a * a).sum(dims, keep), count, format)
+    # equal terms are all rounded in one direction, until the sum's next power of two
+    equal = (a.amax(dims, keep) - a.amin(dims, keep)) <= _CONSTANT * a.abs().amax(dims, keep)
+    together = (total.abs() * count * (format.unit / 16)).nan_to_num(0.0, 0.0, 0.0)
+    return torch.where(equal, torch.maximum(found, together), found)
+
+
+def _averaged(step: Map) -> list[int]:
+    """The dimensions whose mean a step subtracts."""
+    mean = step.inputs[1].shape
+    shape = (1,) * (len(step.shape) - len(mean)) + tuple(mean)
+    return [dim for dim, (size, whole) in enumerate(zip(shape, step.shape, strict=True)) if size < whole]
+
+
+def _squared(difference: Tensor) -> Tensor:
+    known = difference.nan_to_num(0.0, 0.0, 0.0)
+    return known * known
+
+
+def _distance(found: Tensor, truth: Tensor) -> Tensor:
+    """How far two numbers are apart; 0 where they are equal, both NaN too, and infinite where only one is finite."""
+    same = (found == truth) | (torch.isnan(found) & torch.isnan(truth))
+    return torch.where(same, 0.0, (found - truth).abs().nan_to_num(math.inf, math.inf, math.inf))

@@ -1,0 +1,59 @@
+"""The figures that a result is judged by, and what they are beside PyTorch's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from verify.records.record import ORDINARY, Figures, Gate, Number, Result, value_of
+from verify.report.words import ulp
+
+# by gate, an error that is none beside another; by how much one is worse that is worth a word
+NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The figures of one implementation that its result is judged by: plain or scaled."""
+
+    maximum: Number
+    upper: Number
+    p999: Number
+    open: bool = False  # nothing is known of some elements, which the figures leave out
+
+
+def judged(figures: Figures, gate: Gate) -> Judged:
+    """The figures in the unit of the gate where they exist, else the plain ones."""
+    found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
+    if gate != "plain" and figures.scaled_max is not None:
+        upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
+        found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
+    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # of older records
+    return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
+
+
+def promised(result: Result) -> list[Figures]:
+    """The figures of the classes of inputs that the kernel promises something of; all where it has no classes."""
+    known = [each.figures for each in result.classes if each.limit is not None]
+    return known if known and len(known) < len(result.classes) else [result.figures]
+
+
+def rank(value: Number) -> float:
+    """The size of an error; infinite for NaN."""
+    found = value_of(value)
+    return math.inf if math.isnan(found) else found
+
+
+def beside_pytorch(result: Result) -> str:
+    """`, worse than PyTorch 14 times` on ordinary inputs, `, as PyTorch` of a wrong result; else empty."""
+    for each in result.classes:
+        if each.name != ORDINARY or each.baseline is None:
+            continue
+        least = NOTHING[result.gate]
+        own, theirs = (max(rank(judged(of, result.gate).upper), least) for of in (each.figures, each.baseline))
+        if not own <= MANY * theirs:
+            times = "" if math.isinf(own) else f" {ulp(own / theirs)} times"
+            return f", worse than PyTorch{times}"
+        if each.reason and not theirs <= result.limit:
+            return ", as PyTorch"
+    return ""
