@@ -216,7 +216,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
     limits = [kernel.limit_of(subject.dtype, of_class, name) for name in truths for of_class in CLASSES]
     least = min((limit for limit in limits if limit is not None), default=math.inf)
-    proven = _proven_within(kernel, problem, results, truths, kinds, least)
+    proven = _proven_within(kernel, subject.dtype, problem, results, truths, kinds, least)
     if proven is not None:
         return proven
     largest = 0.0
@@ -296,6 +296,7 @@ def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: For
 
 def _proven_within(
     kernel: Kernel,
+    dtype: str,
     problem: Problem,
     results: dict[str, Tensor],
     truths: dict[str, Truth],
@@ -312,7 +313,7 @@ def _proven_within(
     largest = 0.0
     scaled = kernel.op.gate == "scaled"
     if kernel.op.gate == "noise":
-        return _within_noise(kernel, problem, results, truths, kinds, limit)
+        return _within_noise(kernel, dtype, problem, results, truths, kinds, limit)
     for fmt in set(kinds.values()):
         names = [name for name in truths if kinds[name] is fmt]
         if not names:
@@ -345,6 +346,7 @@ def _proven_within(
 
 def _within_noise(
     kernel: Kernel,
+    dtype: str,
     problem: Problem,
     results: dict[str, Tensor],
     truths: dict[str, Truth],
@@ -352,12 +354,12 @@ def _within_noise(
     limit: float,
 ) -> float | None:
     """The same of a program's results, whose errors are told in units of its noise."""
-    largest, dtype = 0.0, next(value.dtype for value in problem.inputs.values() if value is not None)
+    largest = 0.0
     for name, truth in truths.items():
         got = results[name]
         if name in kernel.op.integers:
             got = got if kernel.op.settled is None else kernel.op.settled(problem, name, got)
-        near, floor = truth.for_result(got), kernel.noise_floor(formats.of(dtype).name, name)
+        near, floor = truth.for_result(got), kernel.noise_floor(dtype, name)
         unit = truth.unit(kernel.op.gate_of(name), floor)
         found = errors(got, near.value, kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy)
         upper = found.ulp.abs() + found.width
