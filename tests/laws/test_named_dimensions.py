@@ -160,12 +160,10 @@ def test_a_strided_gradient_may_be_added_in_another_order_but_not_be_wrong() -> 
     breaks("upstream layout independence", kernel(1.001), "gradients depend on the layout")
 
 
-def test_many_rows_are_judged_and_a_little_beyond_the_limit_is_not_theirs() -> None:
+def test_many_rows_are_judged_but_what_a_row_gives_alone_too_is_not_about_them() -> None:
     profile = Profile("fixed", 0, PROFILES["ci"].sizes)
     lost = declared(softmax, lambda x: torch.cat([softmax(x[:3000]), 0.0 * x[3000:]]))
     assert attempt("many rows", lost, profile=profile).status == "broken"
-    little = declared(softmax, lambda x: softmax(x) * (1 + 2.0**-17), max_ulp=4)
-    assert attempt("many rows", little, profile=profile).status == "broken"
-    assert (
-        attempt("many rows", declared(softmax, lambda x: softmax(x) * (1 + 2.0**-19)), profile=profile).status == "ok"
-    )
+    off = declared(softmax, lambda x: 1.01 * softmax(x))
+    assert attempt("accuracy", off, profile=profile).status == "broken"
+    assert attempt("many rows", off, profile=profile).status == "ok"
