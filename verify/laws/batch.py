@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import keeps
 from verify.laws.compare import Comparison, demand_each_same
-from verify.laws.law import Law, Subject, plain_case
+from verify.laws.law import Law, Subject, plain_case, plain_cases
 from verify.laws.locality import Rows, filled_like, independent_rows, leading_rows
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
 from verify.truth.ulp import same_bits
@@ -57,7 +58,8 @@ def _applies(subject: Subject) -> str | None:
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     if subject.kernel.op.kind == "graph":
-        return chosen.each_choice(chosen.shapes)
+        plain = plain_cases(subject, chosen)
+        return (*plain, msgspec.structs.replace(plain[0], upstream=""))
     # each number of rows once, and each width (depth) once: the pairs are for the search
     count = max(len(set(sizes)) for sizes in zip(*chosen.shapes, strict=True))
     sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=True)]
