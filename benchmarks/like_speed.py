@@ -57,7 +57,7 @@ def measured(shape: tuple[int, ...], device: str) -> dict[str, Any]:
         found = {}
         for name in RESULTS:
             near = truths[name].for_result(got[name])
-            how = {"low": near.low, "bound": near.bound, "scale": near.scale, "policy": Policy()}
+            how = {"low": near.low, "bound": near.bound, "scale": near.unit(op.gate, 1 / 16), "policy": Policy()}
             each = errors(got[name], near.value, bfloat16, **how)
             assert each.scaled is not None and each.scaled_width is not None
             found[name] = float((each.scaled.abs() + each.scaled_width).max())

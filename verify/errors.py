@@ -10,6 +10,19 @@ IN_ERROR = "the harness is in error, no verdict"
 SPENT = "the time budget was spent"
 
 
+LONGEST = 2000  # characters of a message that is not verify's own
+
+
+def said_by(error: BaseException) -> str:
+    """Returns what an exception of other code says: at most LONGEST characters, all of which can be written."""
+    try:
+        text = str(error)
+    except Exception:
+        return "its message cannot be read"
+    more = f"... ({len(text):,} characters)" if len(text) > LONGEST else ""
+    return text[:LONGEST].encode("utf-8", "backslashreplace").decode() + more
+
+
 class VerifyError(Exception):
     """Base of everything that verify raises knowingly."""
 
@@ -60,6 +73,10 @@ class OtherDtype(KernelError):
 
 class InternalError(VerifyError):
     """verify itself failed in a worker: an exception that no code there expects. Its traceback is on stderr."""
+
+
+class JudgeFailed(InternalError):
+    """The process that judges died, or ran out of time or memory: nothing is known of the kernel."""
 
 
 def no_verdict(error: Exception) -> str:

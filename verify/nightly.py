@@ -205,7 +205,7 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
     if path.exists():
         return load(path)
     made = make()
-    if not any(gap.kind in ("out of time", "harness error") for gap in made.incomplete):
+    if not any(gap.kind in ("out of time", "harness error", "judge failed") for gap in made.incomplete):
         try:
             save(made, path)
         except WriteError as error:

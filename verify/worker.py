@@ -20,8 +20,10 @@ import msgspec
 from verify.declare.requests import Describe, Description, Listed, ListKernels, ListOps, OpAbout
 from verify.declare.target import Declared, Target
 from verify.diagnose.requests import (
+    BlindSpots,
     Explain,
     Explanation,
+    FindBlindSpots,
     LawReplayed,
     Probe,
     Probed,
@@ -197,11 +199,12 @@ def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:
 
 def _list(request: ListKernels, backend: Backend, progress: OnProgress) -> Listed:
     from verify.declare.discovery import load
-    from verify.declare.sources import sources_of
+    from verify.declare.sources import digests_of, sources_of
 
     target = Target.parse(request.target)
     kernels = load(target)
-    return Listed(sources_of(kernels[0]), [Declared.of(item, target.source) for item in kernels])
+    declared = [Declared.of(item, target.source) for item in kernels]
+    return Listed(sources_of(kernels[0]), declared, digests_of(kernels[0]))
 
 
 def _one(named: str) -> Kernel:
@@ -371,6 +374,13 @@ def _probe(request: Probe, backend: Backend, progress: OnProgress) -> Probed:
     return probe(_one(request.target), request.target, backend, progress, request.avoid)
 
 
+def _find_blind_spots(request: FindBlindSpots, backend: Backend, progress: OnProgress) -> list[BlindSpots]:
+    """Name the errors of a definition that would pass."""
+    from verify.diagnose.blind import every_blind_spot
+
+    return every_blind_spot(_one(request.target), backend.name, request.dtypes)
+
+
 def _explain(request: Explain, backend: Backend, progress: OnProgress) -> Explanation:
     """Divide the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
@@ -487,6 +497,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     PlanLaws: _laws,
     TryLaw: _try_law,
     Explain: _explain,
+    FindBlindSpots: _find_blind_spots,
     Probe: _probe,
     Certify: _certify,
     ListSpaces: _list_spaces,

@@ -47,16 +47,22 @@ def judge(
         truths = evaluate(kernel.op, problem, dict.fromkeys(results, fmt))
 
     def one(result: str, got: Tensor) -> Judgement:
-        efforts: tuple[dict[str, Any], ...] = ({"sample": 0, "keep": 0, "open_limit": 0, "rounds": 0}, {})
+        efforts: tuple[dict[str, Any], ...] = (
+            {"sample": 0, "keep": 0, "open_limit": 0, "rounds": 0},
+            {"sample": 0, "keep": 1, "open_limit": 16, "rounds": 1},
+        )
+        floor = kernel.noise_floor(dtype, result)
         for effort in efforts:
-            judged = judge_result(kernel.op, problem, result, got, truths[result], fmt, policy=Policy(), **effort)
+            judged = judge_result(
+                kernel.op, problem, result, got, truths[result], fmt, policy=Policy(), floor=floor, **effort
+            )
             checked = check_limit(kernel, dtype, result, {("", ORDINARY): judged.tallies[0]})
-            if not checked.reason.startswith("not proven"):
+            if checked.status != "undecided":
                 break
         figures = judged.tallies[0].figures()
-        upper = figures.scaled_upper if kernel.op.gate == "scaled" else figures.max_upper
+        upper = figures.max_upper if figures.scaled_upper is None else figures.scaled_upper
         return Judgement(
-            not checked.reason,
+            checked.status == "ok",
             math.nan if upper is None else value_of(upper),
             judged.tallies[0].open / max(figures.n, 1),
         )

@@ -342,6 +342,33 @@ def test_a_broken_target_does_not_stop_the_others(ran) -> None:
     assert "broken.py fails on import" in done.stderr
 
 
+SAVED_MEANWHILE = """
+import os
+import torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16", "bfloat16"], gradients=False)
+def k(x):
+    if not os.path.exists("saved"):
+        open("saved", "w").close()
+        with open(__file__, "a") as stream:
+            stream.write("FACTOR = 1.5\\n")
+    return torch.nn.functional.silu(x)
+"""
+
+
+def test_a_source_that_is_saved_during_the_run_stops_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "accuracy.py").write_text(SAVED_MEANWHILE)
+    found = said("run", "accuracy.py", "--json", "r.json", cwd=tmp_path)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == (
+        "verify: a run measures one state of its sources; accuracy.py changed while it went on, and nothing of it is "
+        "judged\n  next: the same command again, once the file is saved\n"
+    )
+    assert not (tmp_path / "r.json").exists()
+
+
 @pytest.mark.parametrize("given", ["-3", "1.5", "many", "1001"])
 @pytest.mark.parametrize("command", ["run", "bench", "nightly", "sweep"])
 def test_a_number_of_jobs_is_a_count(command: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:

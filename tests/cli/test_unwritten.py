@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import subprocess
@@ -13,8 +14,10 @@ import pytest
 
 from tests.gate.gate_records import kernel, result, run
 from verify import errors
-from verify.cli import exits, main
+from verify.cli import exits, main, sinks
 from verify.records.files import save
+from verify.workers import process
+from verify.workers.requests import WorkerDied, WorkerTimeout
 
 
 @pytest.fixture
@@ -115,3 +118,39 @@ def test_a_failure_of_the_harness_is_no_wrong_result(
     assert main(["compare", "a.json", "b.json"]) == exits.INCOMPLETE
     said = capsys.readouterr().err
     assert "Traceback" in said and "KeyError: 'unexpected'" in said and "no verdict" in said.splitlines()[-1]
+
+
+def test_the_record_is_written_before_anything_is_rendered(records: Path) -> None:
+    def text() -> str:
+        assert (records / "out.json").read_bytes() == b"{}" and not (records / "out.md").exists()
+        raise RuntimeError("a page that cannot be rendered")
+
+    options = argparse.Namespace(json="out.json", markdown="out.md")
+    with pytest.raises(RuntimeError, match="cannot be rendered"):
+        sinks.deliver(options, text, json=lambda: b"{}", markdown=lambda: b"page")
+    assert (records / "out.md").read_bytes() == b"page"
+
+
+def test_an_error_does_not_steer_the_terminal(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "\x1b]0;owned\x07\x1b[2Jx.json"]) == exits.USAGE
+    assert capsys.readouterr().err == (
+        "verify: cannot read the record \\x1b]0;owned\\x07\\x1b[2Jx.json: No such file or directory\n"
+        "  next: verify run --json PATH writes one\n"
+    )
+
+
+def test_arguments_that_cannot_be_written_are_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", os.fsdecode(b"\xff.py")]) == exits.USAGE
+    assert capsys.readouterr().err == "verify: arguments are UTF-8; received run \\xdcff.py\n  next: verify --help\n"
+
+
+@pytest.mark.parametrize("error", [WorkerTimeout("no answer within 1 s; stopped"), WorkerDied("the process died")])
+def test_a_worker_without_an_answer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def ask(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(process.Worker, "ask", ask)
+    assert main(["certify", "gelu", "--timeout", "1s"]) == exits.INCOMPLETE == 3
+    assert capsys.readouterr().err == f"verify: no verdict: {error}\n  next: verify certify --help\n"

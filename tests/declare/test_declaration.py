@@ -391,6 +391,12 @@ def test_a_file_without_kernels(tmp_path: Path) -> None:
     assert failure(path).message == f"{path} declares no kernel"
 
 
+@pytest.mark.parametrize("name", ["\udcff", "a::b", 5])
+def test_a_name_that_no_target_can_have(name: str) -> None:
+    with pytest.raises(UsageError, match="a name is Unicode text without ::"):
+        kernel(name=name, op="silu", dtypes=["float16"], gradients=False)(lambda x: x)
+
+
 def test_two_kernels_of_one_name(tmp_path: Path) -> None:
     text = HEAD + (
         "@verify.kernel(op='gelu')\ndef k(x): return x\n@verify.kernel(op='gelu', name='k')\ndef other(x): return x\n"

@@ -116,7 +116,7 @@ LEAST = "value is a finite number of at least 0.5; received "
         ('record = "fedcba987654"', "record = 3", WHERE + "evidence: record is a string; received 3"),
         ('date = "2026-10-01"', 'date = "yesterday"', WHERE + "evidence: date is YYYY-MM-DD or unknown; received"),
         ('basis = "exhaustive"', 'basis = "guessed"', WHERE + "basis is one of observed, certified, exhaustive"),
-        ('gate = "plain"', 'gate = "both"', WHERE + "gate is one of plain, scaled; received 'both'"),
+        ('gate = "plain"', 'gate = "both"', WHERE + "gate is one of plain, scaled, noise; received 'both'"),
         ("n = 65536", "n = 0", WHERE + "n is a positive integer; received 0"),
         ("n = 65536", "n = 65536\nseed = 1.5", WHERE + "seed is an integer; received 1.5"),
         ('run = "aa00aa00aa00"', "", WHERE + "properties: it names the hash of what was measured"),

@@ -270,6 +270,15 @@ def test_an_old_reason_does_not_cover_a_new_loosening() -> None:
     assert explained(change)
 
 
+def test_a_bound_that_drops_the_property_of_a_command_needs_approval() -> None:
+    both = bound(1.0, properties={"run": HASH, "sweep": OTHER})
+    for after in (bound(1.0), bound(0.9, properties={"sweep": OTHER}), bound(1.0, properties={"hunt": HASH})):
+        [change] = review(book(both), book(after))
+        assert (change.kind, explained(change), needs_approval([change])) == ("looser", False, [change])
+    [change] = review(book(bound(1.0)), book(both))
+    assert (change.kind, needs_approval([change])) == ("restated", [])
+
+
 def test_another_gate_is_another_promise() -> None:
     [change] = review(book(bound(1.0)), book(bound(0.6, gate="scaled")))
     assert change.kind == "looser"

@@ -187,7 +187,6 @@ def test_all_readings_of_a_key_are_judged_and_the_worst_decides() -> None:
 
 
 def test_a_hash_of_another_source_is_incomparable() -> None:
-    assert one(judge([run(kernel(result(0.99, source="sweep", properties=OTHER)))], book(bound(1.0)))) == ("ok", 0)
     foreign = msgspec.structs.replace(result(0.9), source="sweep")
     found = judge([run(kernel(foreign))], book(bound(1.0)))
     assert one(found) == ("incomparable", 3)
@@ -210,10 +209,25 @@ def test_one_bad_reading_among_good_ones_is_enough(bad: str) -> None:
         assert one(judge([run(kernel(item)) for item in items], BOOKS[0])) == (TABLE[bad][0], CODE[TABLE[bad][0]])
 
 
-def test_a_first_sweep_is_judged_by_the_bound_that_a_run_made() -> None:
+def test_a_bound_that_names_no_property_of_a_command_does_not_pass_what_it_measured() -> None:
     swept = result(0.98, source="sweep", properties=OTHER)
-    assert one(judge([run(kernel(swept))], BOOKS[0])) == ("ok", 0)
+    found = judge([run(kernel(swept))], BOOKS[0])
+    assert one(found) == ("incomparable", 3)
+    assert found.rows[0].reason == "the bound has the property of a run, and none of a sweep"
+    other = judge([run(kernel(result(0.98)))], book(bound(1.0, properties={"hunt": OTHER, "sweep": OTHER})))
+    assert (one(other), other.rows[0].reason) == (
+        ("incomparable", 3),
+        "the bound has the property of a hunt and a sweep, and none of a run",
+    )
+    # a promise is about the key: what is beyond it is beyond it whoever measured
     assert one(judge([run(kernel(result(1.1, source="sweep", properties=OTHER)))], BOOKS[0])) == ("breached", 1)
+
+
+def test_a_first_sweep_fits_once_its_property_is_proposed() -> None:
+    swept = [run(kernel(result(0.98, source="sweep", properties=OTHER)))]
+    changes = ratchet.propose(swept, BOOKS[0]).changes
+    held = book(*(change.new for change in changes if change.new))
+    assert one(judge(swept, held)) == ("ok", 0)
 
 
 def test_only_a_measurement_that_is_as_strong_makes_a_bound_look_loose() -> None:
@@ -285,12 +299,17 @@ def test_a_peer_that_fails_or_returns_nan_is_not_judged() -> None:
 def test_parts_of_a_run_that_did_not_happen_make_it_incomplete() -> None:
     found = judge([run(kernel(result(0.98)), incomplete=[BROKEN])], BOOKS[0])
     assert (found.exit_code, found.missing) == (3, ("broken.py fails on import",))
-    chosen = judge(
-        [run(kernel(result(0.98)), incomplete=[BROKEN])],
-        BOOKS[0],
-        kernels=["gelu"],
-    )
-    assert (chosen.exit_code, chosen.notes) == (0, ("broken.py fails on import",))
+
+
+def test_a_selection_keeps_the_gaps_of_its_kernels_and_those_that_name_none() -> None:
+    other = Gap("harness error", "silu: no verdict in float32", "accuracy.py::silu")
+    own = Gap("harness error", "gelu: no verdict in float32", "accuracy.py::gelu")
+    records = [run(kernel(result(0.98)), kernel(result(0.98), name="silu"), incomplete=[BROKEN, other, own])]
+    found = judge(records, BOOKS[0], kernels=["gelu"])
+    assert (found.exit_code, found.missing, found.notes) == (3, (BROKEN.text, own.text), (other.text,))
+    alone = [run(kernel(result(0.98)), kernel(result(0.98), name="silu"), incomplete=[other])]
+    found = judge(alone, BOOKS[0], kernels=["gelu"])
+    assert (found.exit_code, found.missing, found.notes) == (0, (), (other.text,))
 
 
 def test_nothing_at_all_does_not_pass() -> None:

@@ -244,6 +244,22 @@ def test_a_module_that_patches_when_it_is_imported_is_judged_by_nobody(worker: W
     assert done.message == "it must leave the process as it was; it replaced torch.equal"
 
 
+def test_the_default_device_of_a_module_is_that_of_its_kernels_alone(worker: Worker, tmp_path: Path) -> None:
+    path = tmp_path / "meta.py"
+    path.write_text(
+        "import torch, verify\n"
+        "torch.set_default_device('meta')\n"
+        "@verify.kernel(op='silu', dtypes=['float32'], max_ulp=4)\n"
+        "def k(x):\n"
+        "    assert torch.empty(0).device.type == 'meta'\n"
+        "    return x.sigmoid() * torch.where(x == -torch.inf, torch.zeros_like(x), x)\n"
+    )
+    done = worker.ask(Measure(f"{path}::k"), timeout=60)
+    assert {result.output for result in done.results} == {"y", "dx"}
+    assert [each.text for each in done.left if each.after == "call"] == []
+    assert "changed torch's default device from cpu to meta" in [each.text for each in done.left]
+
+
 def test_laws_without_a_verdict_cost_no_figures(worker: Worker, target: Path) -> None:
     done = worker.ask(Measure(f"{target}::modes", laws="quick"), timeout=60)
     assert done.status == "error" and [result.status for result in done.results] == ["ok"]

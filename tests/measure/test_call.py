@@ -12,11 +12,12 @@ from torch import Tensor
 from verify import ops
 from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
-from verify.errors import KernelError
+from verify.errors import LONGEST, KernelError
 from verify.measure import call as measure
 from verify.measure.call import INFERENCE, Unchanged, copies, describe, inferred, run_baseline, run_kernel, run_tensors
 from verify.truth import ulp
 from verify.truth.ulp import bits_of, same_bits
+from verify.workers.requests import Failure
 
 CASE = Case(dtype="float32", dims=(4, 6), fill="normal", upstream="normal")
 FORWARD = Case(dtype="float32", dims=(4, 6), fill="normal")
@@ -214,6 +215,19 @@ def test_a_folder_called_verify_is_still_the_users_own_code(tmp_path) -> None:  
 
 def test_describe_without_any_frame() -> None:
     assert describe(ValueError("")) == "ValueError: no message"
+
+
+def test_what_a_kernel_raises_is_cut_and_can_be_written() -> None:
+    class Unreadable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert describe(Unreadable()) == "Unreadable: its message cannot be read"
+    assert describe(ValueError("bad \ud800 text")) == "ValueError: bad \\ud800 text"
+    said = describe(ValueError("z" * 5_000_000))
+    assert said == f"ValueError: {'z' * LONGEST}... (5,000,000 characters)"
+    assert Failure.of(Unreadable()).text == "Unreadable: its message cannot be read"
+    assert Failure.of(OSError("z" * 5_000)).text == f"OSError: {'z' * LONGEST}... (5,000 characters)"
 
 
 # -- touching what is not its own ---------------------------------------------------------------

@@ -120,7 +120,22 @@ def test_where_only_the_backward_pass_is_refused_the_forward_is_kept() -> None:
 
 
 def test_when_time_or_processes_end_nothing_more_is_tried_and_the_count_is_said() -> None:
+    def slow(case: Case) -> Measured:
+        time.sleep(0.3)
+        return RESULT
+
+    trying = Trying(kernel(), "k.py::k", until=time.monotonic() + 0.2, seconds=0.5)
+    assert tried(trying, slow, cases(4, 8, 16)) == [(4, 4)]
+    assert not trying.judge_was_late
+    assert trying.verdict(set()) == ("timeout", "no time for 2 more cases within 0.5 s")
+
+
+def test_a_kernel_whose_judge_spent_the_time_did_not_time_out() -> None:
     trying = Trying(kernel(), "k.py::k", until=time.monotonic() - 1, seconds=10)
     assert tried(trying, lambda case: RESULT, cases(8, 16)) == []
-    assert trying.verdict(set()) == ("timeout", "no time for 2 more cases within 10 s")
+    assert trying.judge_was_late and trying.too_late == "no time for 2 more cases within 10 s"
+    assert trying.verdict(set()) == ("ok", "")
+
+
+def test_when_processes_end_nothing_more_is_tried() -> None:
     assert tried(Trying(kernel(), "k.py::k", lost=lambda: True), lambda case: RESULT, cases(8)) == []

@@ -15,6 +15,7 @@ from tests.cli.here import Here
 from tests.report.sample import passing
 from verify import nightly, worker
 from verify.declare.requests import Listed, ListKernels
+from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, TruthError
 from verify.measure import session
@@ -148,7 +149,7 @@ def test_a_worker_stays_with_its_kernel_and_begins_where_the_fewest_are(monkeypa
     kernels = [declared(name, ("float16", "float32", "float64")) for name in "ab"]
     kernels.append(msgspec.structs.replace(declared("theirs", ("float32", "float64")), peer=True))
     parts = session._parts(kernels, "interpreter", Session(by_dtype=True))
-    queue = session._Queue(parts, "interpreter", Session(by_dtype=True))
+    queue = session._Queue(parts, "interpreter", Session(by_dtype=True), SourceWatch({}, local=True))
 
     def taken(last: Job[Any] | None) -> Job[Any]:
         job = queue.take(last)

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.gate.gate_records import figures, kernel, result, worst
-from verify.records.contradictions import contradictions
+from tests.gate.gate_records import figures, kernel, result, run, worst
+from verify.records.contradictions import contradictions, contradictions_of
 from verify.records.readings import NONFINITE
-from verify.records.record import Basis, Histogram, LawRun, RegimeFigures, Result
+from verify.records.record import Basis, Curve, Gap, Histogram, LawRun, RegimeFigures, Result
 
 
 def changed(item: Any, **changes: Any) -> Any:
@@ -29,6 +29,10 @@ def with_regimes(*parts: RegimeFigures, **changes: Any) -> Result:
 def small(**changes: Any) -> Any:
     """The figures of one regime."""
     return changed(LOW.figures, **changes)
+
+
+def curve(error: Any) -> Curve:
+    return Curve("x", [0.0, 1.0], [65_536], [error], ["0x3f80"])
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,10 @@ def small(**changes: Any) -> Any:
         (changed(GOOD, worst=[worst(-3.5)]), ".worst[0].ulp", "an error of -3.5 ULP"),
         (with_regimes(changed(LOW, worst=worst(0.7)), HIGH), ".regimes[0].worst.ulp", "no element exceeds 0.5"),
         (changed(GOOD, baseline=figures(1.0), baseline_worst=[worst(2.0)]), ".baseline_worst[0].ulp", "exceeds 1"),
+        (changed(GOOD, histogram=Histogram([-8, -4, 0], [1, 65_535])), ".histogram.counts", "at least 4 ULP, and no"),
+        (changed(GOOD, histogram=Histogram([0, 4, "inf"], [65_535, 1])), ".histogram.counts", "at least 4 ULP, and no"),
+        (changed(GOOD, curve=curve(3.04)), ".curve.max_ulp", "at least 3.0099 ULP, and no element exceeds 3"),
+        (changed(GOOD, curve=curve("inf")), ".curve.max_ulp", "at least inf ULP, and no element exceeds 3"),
     ],
 )
 def test_a_result_that_cannot_be(broken: Result, place: str, text: str) -> None:
@@ -87,6 +95,7 @@ def test_a_kernel_that_cannot_be() -> None:
             '"wrong", and the kernel gelu is "ok"',
         ),
         (kernel(GOOD, laws=[law]), ".laws[0].status", '"broken", and the kernel gelu is "ok"'),
+        (kernel(GOOD, status="interrupted"), ".status", '"interrupted", and the kernel gelu has results'),
     ):
         [(where, said)] = contradictions(broken)
         assert where == place and text in said
@@ -101,5 +110,16 @@ def test_what_can_be() -> None:
     brief = changed(brief, histogram=Histogram([0.0, 1.0], [65_280]))
     part = changed(GOOD, output="y (0:1)", source="sweep", basis=Basis("exhaustive", 8), regimes=[], properties="")
     part = changed(part, figures=figures(3.0, n=8), histogram=Histogram([0.0, 1.0], [8]))
-    for item in (GOOD, pairs, lost, hunted, brief, part):
+    rounded = changed(GOOD, curve=curve(3.01), histogram=Histogram([-2, 0, 2, 4], [65_534, 1, 1]))
+    estimated = changed(hunted, histogram=Histogram([-8, -4, 0], [1, 65_535]))
+    for item in (GOOD, pairs, lost, hunted, brief, part, rounded, estimated):
         assert list(contradictions(kernel(item))) == []
+
+
+def test_an_interrupted_kernel_is_a_gap_of_its_run() -> None:
+    stopped = kernel(status="interrupted")
+    gap = Gap("interrupted", "gelu: not finished: interrupted", stopped.target)
+    assert list(contradictions_of(run(stopped, incomplete=[gap]))) == []
+    for gaps in ([], [changed(gap, target="accuracy.py::silu")]):
+        [(place, text)] = contradictions_of(run(stopped, incomplete=gaps))
+        assert (place, text) == (".kernels[0].status", '"interrupted", and nothing in the run is missing of gelu')

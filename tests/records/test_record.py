@@ -184,6 +184,7 @@ BREAKS = "r.json breaks the record schema: "
         (b"{", NOT + "Input data was truncated"),
         (encode(run(kernel_run()))[:-30], NOT + "Input data was truncated"),
         (b"[]", NOT + "Expected `object`, got `array`"),
+        (b'{"schema":6,"a":' * 100_000, NOT + "maximum recursion depth exceeded while deserializing an object"),
         (b"?", NOT + "JSON is malformed: invalid character (byte 0)"),
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
@@ -412,6 +413,8 @@ def test_a_compressed_file_that_is_cut_off_damaged_or_enormous(monkeypatch: pyte
         (raw, "it holds more than 1,000 bytes"),
         (gzip.compress(b"{}")[:-5], "the compressed data is truncated"),
         (damaged, "Error -"),
+        (gzip.compress(b"{}") + gzip.compress(b"{}"), "22 bytes follow the compressed data"),
+        (gzip.compress(b"{}") + b"\0", "1 bytes follow the compressed data"),
     ):
         with pytest.raises(UsageError, match=f"^{NOT}{fault}"):
             decode(data, source="r.json")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from tests.gate.gate_records import SEEN, book, bound, kernel, result, run
+from tests.gate.gate_records import HASH, SEEN, book, bound, kernel, result, run
 from tests.report.sample import HOSTILE_MESSAGE, HOSTILE_NAME
 from verify.gate import changes
 from verify.gate.verdict import Verdict, judge
@@ -261,3 +261,11 @@ def test_a_truth_that_no_format_holds_is_shortened_in_the_verdict_of_the_gate() 
     found = judge([run(kernel(tiny))], book(bound(0.5)))
     assert "    truth     -7.433…·10^(-2.2e76)\n" in gate_text.render(found, Terminal(120))
     assert "22222222" not in gate_markdown.render(found)
+
+
+def test_a_review_names_the_commands_whose_property_a_bound_drops() -> None:
+    both = bound(1.0, properties={"run": HASH, "sweep": HASH, "hunt": HASH})
+    text = bounds_text.review(changes.review(book(both), book(bound(1.0))), "HEAD", Terminal(100))
+    assert "\n    bound     1 to 1 ULP\n    reason    none: it was changed by hand\n" in text
+    assert "\n    dropped   the property of a hunt and a sweep, which it no longer judges\n" in text
+    assert "1 bound changed since HEAD: 1 looser (1 without a reason)" in text

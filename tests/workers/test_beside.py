@@ -13,10 +13,14 @@ import pytest
 from verify.workers.beside import Forks
 
 
+def never(key: str, reason: str) -> None:
+    raise AssertionError((key, reason))
+
+
 @pytest.mark.parametrize("most", [1, 3])
 def test_answers_come_in_the_order_of_the_questions(most: int) -> None:
     taken: list[tuple[str, list[int]]] = []
-    with Forks(most, list[int], lambda key, answer: taken.append((key, answer))) as forks:
+    with Forks(most, list[int], lambda key, answer: taken.append((key, answer)), lost=never) as forks:
         for number in range(7):
 
             def think(number: int = number) -> list[int]:
@@ -34,7 +38,7 @@ def test_several_are_thought_about_at_a_time() -> None:
         return began
 
     began: list[float] = []
-    with Forks(3, float, lambda _, answer: began.append(answer)) as forks:
+    with Forks(3, float, lambda _, answer: began.append(answer), lost=never) as forks:
         for _ in range(3):
             forks.ask("", think)
     assert max(began) - min(began) < 0.3
@@ -47,29 +51,74 @@ def test_a_long_thought_holds_up_no_others() -> None:
         return [began, time.monotonic()]
 
     spans: list[list[float]] = []
-    with Forks(2, list[float], lambda _, answer: spans.append(answer)) as forks:
+    with Forks(2, list[float], lambda _, answer: spans.append(answer), lost=never) as forks:
         for seconds in (1.0, 0.01, 0.01, 0.01):
             forks.ask("", partial(think, seconds))
     assert spans[3][0] < spans[0][1]
 
 
-def test_a_fork_that_raises_or_dies_is_asked_again_here() -> None:
-    here = os.getpid()
-
-    def dies() -> str:
-        if os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return "here"
-
+def test_a_fork_that_raises_is_asked_again_here() -> None:
     def raises() -> str:
         raise ValueError("in both")
 
-    taken: list[str] = []
-    with Forks(2, str, lambda _, answer: taken.append(answer)) as forks:
-        forks.ask("", dies)
-    assert taken == ["here"]
-    with pytest.raises(ValueError, match="in both"), Forks(2, str, lambda _, answer: taken.append(answer)) as forks:
+    with pytest.raises(ValueError, match="in both"), Forks(2, str, lambda _, answer: None, lost=never) as forks:
         forks.ask("", raises)
+
+
+@pytest.mark.parametrize(
+    ("times", "wanted"),
+    [(1, [("one", "answered"), ("two", "others")]), (2, [("one", "died of SIGKILL"), ("two", "others")])],
+)
+def test_a_fork_that_is_killed_is_replaced_once(tmp_path: Path, times: int, wanted: list[tuple[str, str]]) -> None:
+    def dies() -> str:
+        tried = len(list(tmp_path.iterdir()))
+        (tmp_path / str(tried)).touch()
+        if tried < times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "answered"
+
+    heard: list[tuple[str, str]] = []
+    with Forks(2, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each)) as forks:
+        forks.ask("one", dies)
+        forks.ask("two", lambda: "others")
+    assert heard == wanted
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_memory_is_the_end_of_one_question_alone(most: int) -> None:
+    def fails() -> str:
+        raise MemoryError
+
+    heard: list[tuple[str, str]] = []
+    with Forks(most, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each)) as forks:
+        forks.ask("one", fails)
+        forks.ask("two", lambda: "answered")
+    assert heard == [("one", "ran out of memory"), ("two", "answered")]
+
+
+def test_forks_that_exceed_their_time_are_ended_and_the_others_answer(tmp_path: Path) -> None:
+    def late() -> str:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+        return "late"
+
+    heard: list[tuple[str, str]] = []
+    taken, lost, began = heard.append, heard.append, time.monotonic()
+    with Forks(2, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic() + 1.0) as forks:
+        forks.ask("one", lambda: "answered")
+        forks.ask("two", late)
+        forks.ask("three", lambda: "answered")
+    forks = Forks(1, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic())
+    forks.ask("four", lambda: "answered")
+    assert heard == [
+        ("one", "answered"),
+        ("two", "ran out of time"),
+        ("three", "answered"),
+        ("four", "ran out of time"),
+    ]
+    assert time.monotonic() - began < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_no_fork_outlives_an_error(tmp_path: Path) -> None:
@@ -87,12 +136,12 @@ def test_no_fork_outlives_an_error(tmp_path: Path) -> None:
             time.sleep(0.01)
 
     def interrupted() -> None:
-        with Forks(2, str, lambda _, answer: None) as forks:
+        with Forks(2, str, lambda _, answer: None, lost=never) as forks:
             waited(forks)
             raise KeyError
 
     def answered_by_an_error() -> None:
-        with Forks(2, str, lambda _, answer: None) as forks:
+        with Forks(2, str, lambda _, answer: None, lost=never) as forks:
             forks.ask("", raises)
             waited(forks)
 

@@ -16,7 +16,7 @@ import pytest
 
 from verify import worker as worker_side
 from verify.backends import Backend
-from verify.errors import InternalError, KernelError, TruthError, UsageError
+from verify.errors import InternalError, JudgeFailed, KernelError, TruthError, UsageError
 from verify.measure import session
 from verify.measure.requests import Measure
 from verify.workers import family, process
@@ -123,19 +123,23 @@ def test_a_process_that_is_not_usable_is_replaced(talking: Any) -> None:
         TruthError("routes"),
         KernelError("raised"),
         InternalError("ValueError: x"),
+        JudgeFailed("died"),
         WorkerDied("SIGSEGV"),
+        WorkerDied("SIGSEGV", judges=True),
         WorkerTimeout("late"),
+        WorkerTimeout("late", judges=True),
     ],
 )
 def test_a_failure_is_the_same_exception_on_the_side_that_asks(error: Exception) -> None:
     sent = msgspec.json.decode(msgspec.json.encode(Failure.of(error)), type=Failure).error()
     assert type(sent) is type(error) and str(sent) == str(error)
     assert getattr(sent, "hint", None) == getattr(error, "hint", None)
+    assert getattr(sent, "judges", None) == getattr(error, "judges", None)
 
 
-def test_other_exceptions_are_errors_of_the_harness_and_no_memory_is_the_kernels() -> None:
+def test_other_exceptions_are_errors_of_the_harness_and_no_memory_is_the_judges() -> None:
     assert Failure.of(ValueError("x")) == Failure("internal", "ValueError: x")
-    assert isinstance(Failure.of(MemoryError()).error(), KernelError)
+    assert isinstance(Failure.of(MemoryError()).error(), JudgeFailed)
 
 
 def test_a_question_about_a_kernel_that_dies_names_it() -> None:
@@ -178,7 +182,7 @@ def test_every_event_carries_the_number_of_its_request(monkeypatch: pytest.Monke
         (UsageError("x"), "usage", True),
         (TruthError("x"), "truth", True),
         (KernelError("x"), "kernel", True),
-        (MemoryError(), "kernel", False),
+        (MemoryError(), "judge", False),
         (ZeroDivisionError("x"), "internal", False),
     ],
 )

@@ -1,8 +1,9 @@
 """The property hash: what exactly a figure is about, so that two figures are compared only if it is the same.
 
 It covers the op with its params and operands, the output, the dtype, the policy and the cases without their
-seed: other random values of the same kind are the same property. It leaves out the kernel's code and the limit
-it declares: a changed kernel is what a comparison is for.
+seed: other random values of the same kind are the same property. Of a PyTorch function (`like=`) it covers every
+operator and constant that PyTorch met while the function was traced for the sizes of the cases. It leaves out the
+kernel's code and the limit it declares: a changed kernel is what a comparison is for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ VERSION = 1  # raised when the meaning of a figure changes: every older bound is
 
 def fingerprint(kernel: Kernel, output: str, dtype: str, cases: Iterable[Case] = (), space: str = "") -> str:
     """12 hex digits. `space` describes inputs that are not a list of cases, such as a sweep's."""
+    cases = list(cases)
     said = {
         "version": VERSION,
         "op": kernel.op.name,
@@ -33,5 +35,7 @@ def fingerprint(kernel: Kernel, output: str, dtype: str, cases: Iterable[Case] =
     }
     if mixed := kernel.mixed(dtype):
         said["dtypes"] = mixed
+    if kernel.op.identity is not None:  # a function may branch on sizes
+        said["meaning"] = [kernel.op.identity(dims) for dims in sorted({case.dims for case in cases})]
     text = json.dumps(said, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -29,12 +29,13 @@ from verify.cli import (
     report,
     run,
     sanitize,
+    screen,
     selftest,
     sinks,
     sweep,
 )
 from verify.cli.parsing import Parser
-from verify.errors import InternalError, KernelError, TruthError, UsageError, WriteError, no_verdict
+from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError, WriteError, no_verdict
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # no command is wrong that meets these
 
@@ -84,7 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors that a user can mend are one block on stderr."""
     _open_streams()
     top = parser()
-    options = top.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if any(text.encode(errors="ignore").decode() != text for text in given):
+        _say(f"verify: arguments are UTF-8; received {' '.join(given)}\n  next: verify --help")
+        return exits.USAGE
+    options = top.parse_args(given)
     if not hasattr(options, "handler"):
         top.print_help()
         return exits.PASS
@@ -112,6 +117,9 @@ def _run(options: argparse.Namespace) -> int:
     except WriteError as error:
         _say(f"verify: {error}\n  next: {error.hint}")
         return exits.UNWRITTEN
+    except VerifyError as error:  # a worker that died or was late
+        _say(f"verify: no verdict: {error}\n  next: {options.command.prog} --help")
+        return exits.INCOMPLETE
     except KeyboardInterrupt:
         _say("verify: interrupted")
         return exits.INCOMPLETE
@@ -138,9 +146,9 @@ def _failed() -> int:
 
 
 def _say(text: str) -> None:
-    """A line on stderr, which may be closed: the exit code is what it is."""
+    """Lines on stderr, which may be closed: the exit code is what it is. No text from elsewhere steers the terminal."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr)
+        print("\n".join(map(screen.plain, text.split("\n"))), file=sys.stderr)
     _flush(sys.stderr)
 
 

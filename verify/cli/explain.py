@@ -33,9 +33,16 @@ def add(commands: Any) -> None:
         examples=(
             "verify explain --run run.json",
             "verify explain my_gelu --run run.json --result dx --regime tail",
+            "verify explain accuracy.py::my_attention --blind",
         ),
     )
     replay.add_place(parser)
+    parser.add_argument(
+        "--blind",
+        action="store_true",
+        help="instead of an element: every constant and step of the like= definition that could be 1%% off, or left "
+        "out, within the kernel's limits; --dtype chooses one",
+    )
     parser.set_defaults(handler=main)
 
 
@@ -45,10 +52,37 @@ def main(options: argparse.Namespace) -> int:
 
     from verify.diagnose.requests import Explain
 
+    if options.blind:
+        return _blind(options)
     replay.place(options)
     request = Explain(options.target, options.case, options.result, options.index, options.law or "")
     found = replay.ask(options, request)
     sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines_of(found)))
+    return exits.PASS
+
+
+def _blind(options: argparse.Namespace) -> int:
+    """Print the blind spots of a kernel's limits."""
+    import msgspec
+
+    from verify.diagnose.requests import FindBlindSpots
+    from verify.errors import UsageError
+
+    if not options.target or options.case or options.run:
+        raise UsageError(
+            "--blind is about a kernel: it takes a TARGET, and neither a case nor --run",
+            hint="verify explain FILE.py::KERNEL --blind",
+        )
+    found = replay.ask(options, FindBlindSpots(options.target, (options.dtype,) if options.dtype else ()))
+
+    def lines() -> list[str]:
+        made = []
+        for each in found:
+            made.append(f"{each.dtype}: {len(each.spots)} of {each.tried} errors of the definition would pass")
+            made += [f"  {spot}" for spot in each.spots]
+        return made
+
+    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines()))
     return exits.PASS
 
 

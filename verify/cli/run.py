@@ -107,7 +107,7 @@ def main(options: argparse.Namespace) -> int:
     return exits.USAGE if session.usage else exits.OF_VERDICT[result.verdict]
 
 
-AGAIN = ("interrupted", "timeout", "crashed", "out of time")  # gaps that another start may fill
+AGAIN = ("interrupted", "timeout", "crashed", "judge failed", "out of time")  # gaps that another start may fill
 
 
 def _keep_or_clear(options: argparse.Namespace, result: Run, kept: Kept) -> None:

@@ -35,10 +35,13 @@ def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str =
     """Name the files that --json, --markdown and --html ask for and print `text`; then write them.
 
     `makers` has what makes the bytes, by the option's name. With `-` stdout gets these bytes and nothing else. The line
-    that names the file of --json calls it `kind`. What was found is on the screen before a full disk can be in the way.
+    that names the file of --json calls it `kind`. The file of --json is written before anything is rendered, and a
+    full disk is reported after what was found is on the screen.
     """
     given = {name: path for name in makers if (path := getattr(options, name, None))}
+    files = {path: makers[name] for name, path in given.items() if path != "-" and name != "json"}
     shown = not quiet(options)
+    failed = _unwritten({given["json"]: makers["json"]} if given.get("json", "-") != "-" else {})
     try:
         for name, path in given.items():
             if path == "-":
@@ -49,11 +52,19 @@ def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str =
             sys.stdout.write(text())
         sys.stdout.flush()
     finally:  # nor is a closed pipe in the way of the files
-        write({path: makers[name] for name, path in given.items() if path != "-"})
+        failed += _unwritten(files)
+        if failed:
+            raise WriteError("; ".join(failed))
 
 
 def write(files: Mapping[str | Path, Make]) -> None:
     """Write files; those that can be written are, also where others cannot."""
+    if failed := _unwritten(files):
+        raise WriteError("; ".join(failed))
+
+
+def _unwritten(files: Mapping[str | Path, Make]) -> list[str]:
+    """Writes the files and returns why some could not be."""
     from verify.records.files import write_atomically
 
     failed = []
@@ -62,8 +73,7 @@ def write(files: Mapping[str | Path, Make]) -> None:
             write_atomically(path, make())
         except WriteError as error:
             failed.append(str(error))
-    if failed:
-        raise WriteError("; ".join(failed))
+    return failed
 
 
 def deliver_data(options: argparse.Namespace, data: Callable[[], Any], text: Callable[[], str]) -> None:

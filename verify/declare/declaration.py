@@ -306,6 +306,10 @@ def kernel(
     def declare(function: Callable[..., Any]) -> Kernel:
         label = name or getattr(function, "__name__", None) or "kernel"
         about = f"kernel {label!r}"
+        if not isinstance(label, str) or "::" in label or label.encode(errors="ignore").decode() != label:
+            raise UsageError(
+                f"{about}: a name is Unicode text without ::", hint='@verify.kernel(op=..., name="another_name")'
+            )
         if not callable(function):
             raise UsageError(
                 f"{about}: @verify.kernel decorates a function; received {function!r}",

@@ -18,7 +18,7 @@ from types import ModuleType
 from verify.declare.declaration import Kernel, declared_lines, kernel
 from verify.declare.standin import stand_in
 from verify.declare.target import Target
-from verify.errors import UsageError
+from verify.errors import UsageError, said_by
 
 
 def load(target: Target) -> list[Kernel]:
@@ -129,7 +129,10 @@ def _import_file(path: Path, shown: str) -> ModuleType:
     sys.modules[label] = module
     declared_lines.pop(label, None)  # of an import that failed, before the file was mended
     try:
+        before = path.read_bytes()
         spec.loader.exec_module(module)
+        if path.read_bytes() != before:
+            raise UsageError(f"{shown} changed while it was imported", hint="the same command again")
     except UsageError as error:
         del sys.modules[label]
         raise _within(shown, error) from error
@@ -144,7 +147,7 @@ def _import_failure(shown: str, error: BaseException) -> UsageError:
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({error.filename}:{error.lineno})"
-    text = " ".join(str(error).split()) or "no message"
+    text = " ".join(said_by(error).split()) or "no message"
     if unknown := re.match(r"kernel\(\) got an unexpected keyword argument '(\w+)'", text):
         near = difflib.get_close_matches(unknown[1], inspect.signature(kernel).parameters, 1)
         text = unknown[0] + (f" (closest: {near[0]!r})" if near else "")

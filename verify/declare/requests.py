@@ -14,10 +14,11 @@ from verify.workers.requests import Request, WorkerDied, WorkerTimeout
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """The kernels of a target, and a digest of every module of its project that they load."""
+    """The kernels of a target, and a digest of every module of its project that they load, in all and by file."""
 
     sources: str
     kernels: list[Declared]
+    files: dict[str, str] = {}
 
 
 class ListKernels(Request[Listed], frozen=True, tag="list"):

@@ -14,19 +14,49 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from verify.errors import UsageError
+from verify.records.source_digest import digest
 
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
 
 
+class SourceWatch:
+    """Notices that a source changed while a run went on. `files` are digests from the worker that imported them.
+
+    A worker elsewhere (not `local`) may have other files of these names: only equal ones are watched then.
+    """
+
+    def __init__(self, files: Mapping[str, str], *, local: bool) -> None:
+        self._known = {file: known for file, known in files.items() if local or digest(Path(file)) == known}
+        self.demand_unchanged()
+
+    def demand_unchanged(self) -> None:
+        """Raises UsageError if a file differs from what was imported first."""
+        for file, known in self._known.items():
+            if digest(Path(file)) != known:
+                raise UsageError(
+                    f"a run measures one state of its sources; {os.path.relpath(file)} changed while it went on, "
+                    "and nothing of it is judged",
+                    hint="the same command again, once the file is saved",
+                )
+
+
 def sources_of(kernel: Kernel) -> str:
     """Digest of every module of the kernel's project that is loaded: a changed kernel is another kernel."""
+    return hashlib.sha256(" ".join(sorted(digests_of(kernel).values())).encode()).hexdigest()[:12]
+
+
+def digests_of(kernel: Kernel) -> dict[str, str]:
+    """Digests the file of every module of the kernel's project that is loaded."""
     path = Path(kernel.file).resolve()
     root = next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent)
-    total = hashlib.sha256()
+    found: dict[str, str] = {}
     for name in sorted(sys.modules):
         if name.partition(".")[0] == "verify":
             continue
@@ -34,8 +64,8 @@ def sources_of(kernel: Kernel) -> str:
         if not isinstance(file, str) or not os.path.isabs(file) or "site-packages" in file:
             continue
         if root in _folders_of(file) and Path(file).is_file():
-            total.update(name.encode() + b"\0" + Path(file).read_bytes() + b"\0")
-    return total.hexdigest()[:12]
+            found[file] = digest(Path(file))
+    return found
 
 
 @cache
@@ -49,7 +79,6 @@ def main(arguments: list[str]) -> int:
     from verify import backends
     from verify.declare.discovery import load
     from verify.declare.target import Target
-    from verify.errors import UsageError
 
     requested, *targets = arguments
     backends.activate(backends.select(requested or None))

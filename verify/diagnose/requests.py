@@ -139,6 +139,22 @@ class Explain(Request[Explanation], frozen=True, tag="explain"):
     law: str = ""  # explain the element where it breaks
 
 
+class BlindSpots(msgspec.Struct, frozen=True):
+    """The errors of a definition that would pass in one dtype, of so many that were tried on one case."""
+
+    dtype: str
+    case: str
+    tried: int
+    spots: list[str]
+
+
+class FindBlindSpots(Request[list[BlindSpots]], frozen=True, tag="blind"):
+    """Every blind spot of a kernel's limits, in some dtypes or in all that it promises."""
+
+    target: str
+    dtypes: tuple[str, ...] = ()
+
+
 class Probed(msgspec.Struct, frozen=True):
     """The domain of a kernel: lines of what it takes and refuses, and the arguments of a declaration that says so."""
 

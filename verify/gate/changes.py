@@ -154,6 +154,11 @@ def explained(change: Change) -> bool:
     return kept and any(entry.new == change.new.value for entry in added)
 
 
+def dropped(before: Bound, after: Bound) -> set[str]:
+    """Returns the commands whose measurements the bound no longer judges: their properties are gone."""
+    return before.properties.keys() - after.properties.keys()
+
+
 def needs_approval(changes: Iterable[Change]) -> list[Change]:
     """Promises that were taken back."""
     return [change for change in changes if change.kind in ("looser", "removed")]
@@ -165,7 +170,7 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
     if after is None:
         return "removed"
     # another gate measures in other units: a scaled ULP is larger, so the promise is another one
-    if after.value > before.value or after.gate != before.gate:
+    if after.value > before.value or after.gate != before.gate or dropped(before, after):
         return "looser"
     return "tighter" if after.value < before.value else "restated"
 

@@ -131,13 +131,11 @@ def judge(
         if (arch, kernel.name) not in known
     ]
     rows.sort(key=lambda row: (SEVERITY.index(row.status), row.key))
-    missing, notes = list(_missing(runs)), list(_notes(runs, chosen))
-    if kernels:  # a selection is not made incomplete by what it did not ask for; its own bounds would be unused
-        missing, notes = [], [*notes, *missing]
+    missing, of_others = _missing(runs, set(kernels))
     return Verdict(
         tuple(rows),
         missing=tuple(missing),
-        notes=tuple(notes),
+        notes=(*_notes(runs, chosen), *of_others),
         records=tuple(dict.fromkeys(run.id for run in runs)),
     )
 
@@ -197,13 +195,16 @@ def _judge(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, s
     if reading.gate != bound.gate:
         return "incomparable", f"the {reading.gate} error was judged, the bound is of the {bound.gate} one"
     known = bound.properties.get(reading.source)
-    if known is not None and known != reading.properties:
-        return "incomparable", f"something else was measured: property {reading.properties}, the bound's is {known}"
     if known is None and (of := [source for source, hash_ in bound.properties.items() if hash_ == reading.properties]):
         return "incomparable", f"property {reading.properties} is that of a {of[0]}; the record says {reading.source}"
+    if known is not None and known != reading.properties:
+        return "incomparable", f"something else was measured: property {reading.properties}, the bound's is {known}"
     # not (x <= bound): a NaN must fail
     if not (reading.value <= bound.value):
         return "breached", "beyond its bound"
+    if known is None:  # the bound cannot show that its question is the same
+        named = " and a ".join(sorted(bound.properties))
+        return "incomparable", f"the bound has the property of a {named}, and none of a {reading.source}"
     return "ok", ""
 
 
@@ -243,11 +244,19 @@ def _why(kernel: KernelRun) -> str:
     return f"{word}: {kernel.message}" if kernel.message else word
 
 
-def _missing(runs: Iterable[Run]) -> Iterable[str]:
-    """What a run was asked for and did not do, apart from kernels that failed: those have rows."""
+def _missing(runs: Iterable[Run], wanted: set[str]) -> tuple[list[str], list[str]]:
+    """Returns what the runs did not do of the wanted kernels, all without any, and what they did not do of others.
+
+    A gap without a target counts for every kernel. A kernel that failed has rows in place of gaps.
+    """
+    found: tuple[list[str], list[str]] = ([], [])
     for run in runs:
         failed = {kernel.target for kernel in run.kernels if kernel.status in FAILED}
-        yield from (gap.text for gap in run.incomplete if gap.target not in failed)
+        own = {"", *(kernel.target for kernel in run.kernels if kernel.name in wanted)}
+        for gap in run.incomplete:
+            if gap.target not in failed:
+                found[bool(wanted) and gap.target not in own].append(gap.text)
+    return found
 
 
 def _notes(runs: Iterable[Run], chosen: Callable[[str], bool]) -> Iterable[str]:

@@ -89,6 +89,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
             kernel.op.name, kernel.op.resolve(kernel.params), space.result, certificate.device_kind(backend.device)
         )[1]
     )
+    meaning = f" {kernel.op.identity(space.unit.dims)}" if space.unit is not None and kernel.op.identity else ""
     return Result(
         output=space.result,
         dtype=space.dtype,
@@ -104,7 +105,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         escalated=len(finds),
         certificate=units,
         source="hunt",
-        properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence),
+        properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence + meaning),
     )
 
 

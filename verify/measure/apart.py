@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,24 +27,26 @@ from verify.declare.declaration import Kernel
 from verify.declare.discovery import load, reach
 from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
-from verify.errors import KernelError, UsageError
+from verify.errors import JudgeFailed, KernelError, UsageError
+from verify.measure import call
 from verify.measure.autotuners import choose_by_key
 from verify.measure.elsewhere import runner
 from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import CallKernel, Leaves, Measure, Time
 from verify.measure.state import State
-from verify.records.record import KernelRun, Left, Printed
+from verify.records.record import Gap, KernelRun, Left, Printed
 from verify.workers.forks import GONE, Channel, Fork, ForkServer, Spares, flush
 from verify.workers.gpus import told_to_interpret
 from verify.workers.phases import phase
 from verify.workers.process import OnProgress
-from verify.workers.requests import Event, WorkerDied, kind_of
+from verify.workers.requests import Event, WorkerDied, WorkerTimeout, kind_of
 from verify.workers.serving import serve, watch
 
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")  # a second of imports
 SPARES = 12  # processes that take the place of one that a kernel ended
 CALLS = 4  # a call that takes a quarter of the time for a kernel hangs
+LAST = 0.95  # of that time, after which its process is ended: what is late then is the judge
 CHANGED = "it must leave the process as it was"
 
 
@@ -140,7 +143,8 @@ class Kernels:
 
     def _measure(self, request: Measure, kernel: Fork, progress: OnProgress) -> KernelRun:
         """What this process judges, then the laws tried in the kernel's own, then what it left and printed."""
-        description = kernel.ask(Describe(request.target))
+        until = time.monotonic() + request.seconds * LAST
+        description = kernel.ask(Describe(request.target), within=request.seconds * LAST)  # imports the module
         alone = msgspec.structs.replace(request, laws="")
         forks, said = [kernel], list[Printed]()
 
@@ -161,6 +165,8 @@ class Kernels:
                 judge = self._fork(kernels=forks)
                 try:
                     done = judge.ask(alone, progress=progress, beside=forks)
+                except WorkerDied as died:
+                    raise JudgeFailed(f"the judge died: {died}") from None
                 finally:
                     judge.stop()
                 done = _with_exit(done, forks)
@@ -172,7 +178,8 @@ class Kernels:
                     said += [each for each in [spare.printed()] if each]
         if request.laws and kernel.answers and done.status in ("ok", "wrong"):
             try:
-                tried = kernel.ask(msgspec.structs.replace(request, accuracy=False), progress=progress)
+                of_laws = msgspec.structs.replace(request, accuracy=False)
+                tried = kernel.ask(of_laws, progress=progress, within=until - time.monotonic())
                 status = tried.status if tried.status == "wrong" else done.status
                 seconds = round(done.seconds + tried.seconds, 3)
                 differs = done.unrepeatable or tried.unrepeatable
@@ -187,6 +194,9 @@ class Kernels:
             except (WorkerDied, KernelError) as error:
                 failed = "crashed" if isinstance(error, WorkerDied) else "error"
                 done = msgspec.structs.replace(done, status=failed, message=f"while laws were tried: {error}")
+            except (WorkerTimeout, JudgeFailed) as error:  # kernel and judge share the process: either may be the cause
+                gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
+                done = msgspec.structs.replace(done, gaps=[*done.gaps, gap])
         left = kernel.ask(Leaves(request.target)) if kernel.answers else []
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status == "ok":
@@ -255,6 +265,9 @@ class _Subject:
             load(target)
         began = State.now()
         self._imported = before.left("import", began)
+        if (device := torch.get_default_device()) != torch.device("cpu"):  # of the kernel's calls, not of verify's
+            torch.set_default_device(None)
+            call.device_of_module, began = device, State.now()
         return began
 
     def _left(self) -> list[Left]:
@@ -287,8 +300,12 @@ def measured(
     kernel: Kernel, request: Measure, backend: Backend, progress: OnProgress, process: Spares | None = None
 ) -> KernelRun:
     """The judged kernel, called here or in its own process."""
-    within = request.seconds / CALLS
-    calls = None if process is None else functools.partial(process.exchange, within=within)
+    longest, until = request.seconds / CALLS, time.monotonic() + request.seconds * LAST
+
+    def calls(request: bytes, *, most: int) -> tuple[msgspec.Raw, bytearray]:
+        assert process is not None
+        return process.exchange(request, most=most, within=min(longest, until - time.monotonic()))
+
     return measure_kernel(
         kernel,
         request.target,
@@ -299,7 +316,7 @@ def measured(
         cases_of=request.plan,
         progress=progress,
         seconds=request.seconds,
-        run=None if calls is None else runner(kernel, request.target, backend.device, calls),
+        run=None if process is None else runner(kernel, request.target, backend.device, calls),
         lost=lambda: process is not None and process.now is None,
         judges=request.judges,
     )

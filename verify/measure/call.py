@@ -23,13 +23,14 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError, OtherDtype, Refused
+from verify.errors import KernelError, OtherDtype, Refused, said_by
 from verify.ops import autograd
 from verify.ops.op import Op
 from verify.truth import formats
 from verify.truth.ulp import fetched, same_bits
 
 IN_BACKWARD = "raised in backward:"
+device_of_module: AbstractContextManager[Any] = nullcontext()  # the default device while a kernel is called
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -374,7 +375,8 @@ def _call(
     label: str,
 ) -> Any:
     try:
-        return function(*arguments, **keywords)
+        with device_of_module:
+            return function(*arguments, **keywords)
     except KernelError:
         raise
     except Exception as error:
@@ -383,7 +385,7 @@ def _call(
 
 def _raised(text: str, error: Exception) -> KernelError:
     """A refusal, unless the GPU reports a fault: that is no word of the kernel's."""
-    fault = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+    fault = type(error).__name__ == "AcceleratorError" or "CUDA error" in said_by(error)
     return KernelError(text) if fault else Refused(text)
 
 
@@ -486,7 +488,8 @@ def _gradients(
     arrived = {name: _contiguous_copy(upstream[name]) if originals is None else originals[name] for name in attached}
     try:
         arriving = tuple(upstream[name] for name in attached)
-        found = autograd.gradients(tuple(attached.values()), tuple(leaves.values()), arriving, retain=retain)
+        with device_of_module:
+            found = autograd.gradients(tuple(attached.values()), tuple(leaves.values()), arriving, retain=retain)
     except Exception as error:
         raise _raised(f"{label} {IN_BACKWARD} {describe(error)}", error) from error
     unchanged.watch(
@@ -517,7 +520,7 @@ def _is_ours(file: str) -> bool:
 
 def describe(error: BaseException) -> str:
     """One line: type, first line of the message, and the place in the user's code."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    text = next((line.strip() for line in said_by(error).splitlines() if line.strip()), "no message")
     walked = reversed(list(traceback.walk_tb(error.__traceback__)))
     frames = ((frame.f_code.co_filename, line) for frame, line in walked)
     own = (f"{file}:{line}" for file, line in frames if "/site-packages/" not in file and not _is_ours(file))

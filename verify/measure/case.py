@@ -17,6 +17,8 @@ from verify.cases.classes import class_of, classed
 from verify.cases.plan import Group
 from verify.cases.regimes import deciding_values
 from verify.declare.declaration import Kernel
+from verify.measure.blind import Blind, blind_spots
+from verify.measure.blind import case_of as blind_case
 from verify.measure.call import Measured
 from verify.measure.curve import bins_of, edges_for, peaks
 from verify.measure.digest import Digest
@@ -60,6 +62,7 @@ class Piece(msgspec.Struct, frozen=True):
     operand: str
     edges: tuple[float, ...]
     trivial: dict[str, Tally] = {}
+    blind: list[Blind] = []
 
 
 Pieces = dict[str, dict[str, Piece]]  # of one case, by who gave the results (`KERNEL`, `BASELINE`, a mode) and result
@@ -83,6 +86,7 @@ class Collected:
     operand: Format | None = None  # of the operand that the curve is about
     edges: tuple[float, ...] = ()  # of the bins of the curve
     trivial: dict[str, Tally] = field(default_factory=dict)  # trivial answers, judged on ordinary inputs
+    blind: list[Blind] = field(default_factory=list)  # errors of the definition that would pass
 
     def __post_init__(self) -> None:
         self.digest = Digest(self.fmt)
@@ -93,6 +97,7 @@ class Collected:
             self.parts[key] = self.parts.get(key, Tally()).merge(part)
         for name, part in piece.trivial.items():
             self.trivial[name] = self.trivial.get(name, Tally()).merge(part)
+        self.blind += piece.blind
         self.bounds |= piece.bounds
         self.cases.append(case)
         self.escalated += piece.escalated
@@ -259,6 +264,11 @@ def judge_case(
             theirs=theirs,
         )
         pieces[by] = judging.pieces(results, known.get(by, {}))
+    if pieces.get(KERNEL) and not kernel.peer and not group.pinned and question.case == blind_case(group.cases):
+        rest = question.formats, question.floors, question.limits
+        first = next(iter(pieces[KERNEL]))
+        found = blind_spots(question.op, question.host, {name: truths[name] for name in pieces[KERNEL]}, *rest)
+        pieces[KERNEL][first] = msgspec.structs.replace(pieces[KERNEL][first], blind=found)
     return {by: pieces[by] for by in given}
 
 

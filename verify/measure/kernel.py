@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,8 @@ from verify.cases.plan import Group, pinned, plan
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
-from verify.errors import KernelError, TruthError, no_verdict
+from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
+from verify.measure.blind import KEPT
 from verify.measure.call import Measured, no_gradient, run_baseline, run_judged
 from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
 from verify.measure.curve import recorded
@@ -31,12 +33,13 @@ from verify.measure.trying import Trying
 from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin, Result, SpecialValue
 from verify.truth import formats
 from verify.truth.ulp import pattern_at
-from verify.workers.beside import Forks
+from verify.workers.beside import LATE, NO_MEMORY, Forks
 from verify.workers.requests import WorkerDied, WorkerTimeout
 
 Progress = Callable[[str], None]
 
 SHARE = 0.85  # of a kernel's time, after which no further case is tried
+JUDGED = 0.95  # of it, after which forks that judge are ended
 
 DIFFER = "two calls with the same input differ"
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
@@ -79,8 +82,19 @@ def measure_kernel(
         notes.append(f"{dtype}: {no_verdict(error)}")
         gaps.append(Gap("harness error", f"{kernel.name}: {notes[-1]}", target))
 
+    def judge_failed(text: str) -> None:
+        """Records what the judge gave no verdict on; the run becomes incomplete."""
+        notes.append(text)
+        gaps.append(Gap("judge failed", f"{kernel.name}: {text}", target))
+
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
         judging: list[_Judging] = []
+        unjudged = Counter[str]()  # cases that the judge gave no verdict on, by the reason
+
+        def lose(asked: Asked, reason: str, unjudged: Counter[str] = unjudged) -> None:
+            asked[0].open -= 1
+            unjudged[reason] += 1
+
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of or backend.name, seed, rows_of=backend.name)
@@ -90,15 +104,17 @@ def measure_kernel(
             def begins(dtype: str = dtype, numbers: Iterator[int] = numbers, total: int = total) -> None:
                 progress(f"{kernel.name} {dtype}, case {next(numbers)} of {total}")
 
-            with Forks(judges, Pieces, _collect) as forks:
+            with Forks(judges, Pieces, _collect, lost=lose, until=started + seconds * JUDGED) as forks:
                 for each in judging:
-                    _judge(kernel, target, backend, each, seed, notes, calls, trying, begins, judges, forks)
+                    _judge(kernel, target, backend, each, seed, notes, calls, trying, begins, judges, forks, unjudged)
         except TruthError as error:
             no_verdict_on(dtype, error)
         measured = (one.cases for each in judging for one in each.found[KERNEL].values())
         for case in itertools.chain.from_iterable(measured):
             for name, size in zip(kernel.op.dims, case.dims, strict=True) if kernel.op.dims else ():
                 sizes[name] = max(size, sizes.get(name, 0))
+        for reason, count in unjudged.items():
+            judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         try:
             for each in judging:
                 if each.asked and not each.open:
@@ -106,6 +122,8 @@ def measure_kernel(
         except TruthError as error:
             no_verdict_on(dtype, error)
     status, message = trying.verdict({result.dtype for result in results})
+    if trying.judge_was_late:
+        judge_failed(f"the judge {LATE}: {trying.too_late}")
     differs = "" if kernel.peer else calls.difference([result for result in results if result.status == "wrong"])
     if gaps and not results and status == "ok":
         status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
@@ -162,7 +180,7 @@ class _Calls:
                 later = _digests(self._run(case))
                 if other := [name for name in first if later.get(name) != first[name]]:
                     return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
-        except (KernelError, WorkerDied):
+        except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed):
             pass
         return ""
 
@@ -209,22 +227,27 @@ def _judge(
     begins: Callable[[], None],
     judges: int,
     forks: Forks[Asked, Pieces],
+    unjudged: Counter[str],
 ) -> None:
     """Every case of a group: called here, and judged in forks while the next ones are called."""
     group = judging.group
     for planned in group.cases:
         begins()
-        made = trying.measured(run, planned)
-        if made is None:
+        try:
+            made = trying.measured(run, planned)
+            if made is None:
+                continue
+            case, measured = made
+            notes += [note for note in _missing(measured) if note not in notes]
+            question = question_of(kernel, case, measured, group, target, seed, PARALLEL if judges > 1 else SMALL)
+            given = {KERNEL: measured.results}
+            if not kernel.peer:
+                given |= {BASELINE: run_baseline(kernel, case, backend.device).results, **measured.inference}
+            if question.on_host:  # also what a fork shall judge, which cannot use the GPU
+                given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
+        except (MemoryError, JudgeFailed):
+            unjudged[NO_MEMORY] += 1
             continue
-        case, measured = made
-        notes += [note for note in _missing(measured) if note not in notes]
-        question = question_of(kernel, case, measured, group, target, seed, PARALLEL if judges > 1 else SMALL)
-        given = {KERNEL: measured.results}
-        if not kernel.peer:
-            given |= {BASELINE: run_baseline(kernel, case, backend.device).results, **measured.inference}
-        if question.on_host:  # also what a fork shall judge, which cannot use the GPU
-            given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
         for each in _apart(question) if judges > 1 and question.on_host else [question]:
             judging.open += 1
             ask = functools.partial(judge_case, kernel, group, each, given, judging.found)
@@ -252,6 +275,8 @@ def _results_of(
 ) -> list[Result]:
     group, found = judging.group, judging.found
     own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
+    blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
+    notes += [f"{dtype}: {each.words}" for each in blind]
     whole = not group.only_gradients and not group.pinned
     special = _special(kernel, target, dtype, notes, run) if whole and own and not trying.ended else {}
     torch_name = label(backend.device)
@@ -286,7 +311,7 @@ def _special(kernel: Kernel, target: str, dtype: str, notes: list[str], run: Run
     """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
     try:
         return special_values(kernel, target, dtype, run)
-    except (KernelError, WorkerDied, WorkerTimeout) as error:
+    except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed) as error:
         notes.append(f"{dtype}: special values were not tried one by one: {error}")
         return {}
 

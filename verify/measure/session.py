@@ -20,8 +20,9 @@ import msgspec
 
 from verify.declare import config
 from verify.declare.requests import Known, ListKernels, declared_by, sources_of
+from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
-from verify.errors import InternalError, TruthError, UsageError, VerifyError, no_verdict
+from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
 from verify.measure.going import Going
 from verify.measure.requests import Measure
 from verify.records.identity import assembled
@@ -31,7 +32,7 @@ from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.records.source_digest import digest, own_digest
 from verify.workers.gpus import GPU_FILE
 from verify.workers.pool import Job, Pool, nearest, using
-from verify.workers.process import OutOfTime
+from verify.workers.process import OutOfTime, Worker
 from verify.workers.requests import About, WorkerDied, WorkerTimeout
 
 EXPECTED_DTYPES = 3  # of a kernel, before anybody has read its declaration
@@ -85,7 +86,9 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
             claim(session.kept, session, about, sources_of(pool, targets, session.known))
         parts = _parts(declared, about.backend, session)
         pool.grow(min(session.jobs or about.workers, len(parts)))
-        queue = _Queue(parts, about.backend, session)
+        local = all(isinstance(worker, Worker) for worker in pool.workers)
+        files = {file: known for listed in session.known.values() for file, known in listed.files.items()}
+        queue = _Queue(parts, about.backend, session, SourceWatch(files, local=local))
         try:
             pool.run(queue.take)
         except KeyboardInterrupt:
@@ -191,8 +194,8 @@ class _Queue:
     hang on the dtype.
     """
 
-    def __init__(self, parts: Sequence[_Part], backend: str, session: Session) -> None:
-        self.backend, self.session, self.parts = backend, session, parts
+    def __init__(self, parts: Sequence[_Part], backend: str, session: Session, sources: SourceWatch) -> None:
+        self.backend, self.session, self.parts, self.sources = backend, session, parts, sources
         self.waiting = sorted(parts, key=_turn)
         self.busy: Counter[str] = Counter()  # workers at each target
         self.ended: dict[str, KernelRun] = {}
@@ -200,6 +203,7 @@ class _Queue:
 
     def take(self, last: Job[Any] | None) -> Job[KernelRun] | None:
         """The next part that neither an earlier run has done nor the declaration rules out."""
+        self.sources.demand_unchanged()
         while self.waiting:
             part = self._next(None if last is None else last.about)
             known = None if self.session.kept is None else self.session.kept.known(part.key)
@@ -262,6 +266,7 @@ class _Queue:
         return min(cores, 2 * cores // left) if left < cores else 1
 
     def _done(self, part: _Part, done: KernelRun) -> None:
+        self.sources.demand_unchanged()
         self.busy[part.kernel.target] -= 1
         if done.status in ("error", "crashed", "timeout") and not done.hint:
             done = msgspec.structs.replace(done, hint=self._hint(part, done))
@@ -275,15 +280,20 @@ class _Queue:
 
     def _failed(self, part: _Part, error: VerifyError) -> None:
         """What the record says of a kernel that gave no result."""
+        self.sources.demand_unchanged()
         self.busy[part.kernel.target] -= 1
         status: Status = "error"
         message, hint, kind = str(error), _again(part), ""
         match error:
             case OutOfTime():
                 status, hint, kind = "skipped", OUT_OF_TIME, "out of time"
+            case JudgeFailed():
+                status, message, kind = "skipped", str(error), "judge failed"
             case WorkerTimeout():
                 status, message = "timeout", f"no result within {self.session.timeout:g} s; stopped"
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
+                if error.judges:  # the kernel's own process has less time
+                    status, message, kind = "skipped", f"the judge ran out of time: {message}", "judge failed"
             case WorkerDied():
                 status = "crashed"
             case UsageError():
@@ -299,7 +309,8 @@ class _Queue:
         self.session.progress(self.going.end(part.key))
         kinds: set[GapKind] = {gap.kind for gap in gaps_of(done)}
         # those are tried again by the next start; a night does not spend its time again on a kernel that hangs
-        again = {"out of time", "harness error", "interrupted", *(("timeout", "crashed") if self.session.whole else ())}
+        again = {"out of time", "harness error", "judge failed", "interrupted"}
+        again |= {"timeout", "crashed"} if self.session.whole else set()
         if self.session.kept is not None and not kinds & again:
             self.session.kept.keep(part.key, done)
 

@@ -33,7 +33,10 @@ _SUBNORMAL, _HALF_ULP = [5e-324], [2.0**-54]  # in lists: the compiler must not 
 # Whoever replaces an attribute of these decides what is right; triton's is the kernel's own way of computing.
 _JUDGES = (torch, torch.Tensor, torch.nn.functional, torch.autograd, math, operator, builtins, fractions.Fraction)
 _BY_NAME = ("numpy", "mpmath", "flint", "msgspec")
-_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type, staticmethod, classmethod)
+_CODE = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.GetSetDescriptorType, type, staticmethod, classmethod, property),
+)
 
 _MODES: dict[str, Callable[[], Any]] = {
     "grad mode": torch.is_grad_enabled,
@@ -143,8 +146,11 @@ def _code() -> Iterator[tuple[str, Any]]:
 
 
 def _members(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of a module or a class. Those that a class inherits count: an added one replaces them."""
     label = owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
-    for name, item in list(vars(owner).items()):
+    bases = reversed(owner.__mro__) if owner in _JUDGES and isinstance(owner, type) else [owner]
+    members = {name: item for base in bases for name, item in list(vars(base).items())}
+    for name, item in members.items():
         if isinstance(item, _CODE):
             yield f"{label}.{name}", (item, getattr(item, "__code__", None))
 

@@ -99,13 +99,14 @@ class Fast:
     noise: Tensor | None = None
     spread: Tensor | None = None
     other: Tensor | None = None
+    remark: str = ""  # beside how elements are known
 
     def cpu(self) -> Fast:
         """The same in the memory of the host."""
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
         known = (self.bound, self.exact, self.unknown, self.noise, self.spread, self.other)
         rest = (None if each is None else each.cpu() for each in known)
-        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest)
+        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest, self.remark)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ class Op:
     ones; `settled(problem, result, got)` puts the answer of the reference in the place of others that are right too.
     `program(problem)` are the steps that a PyTorch function takes and the tensors to run them on (`verify.ops.graph`).
     `points` without an index makes what the points of a problem share. `looked_up(problem, result, fast)` asks for
-    single elements where `fast` has no bound, which takes its time.
+    single elements where `fast` has no bound, which takes its time. `identity(dims)` digests what a PyTorch function
+    means for these sizes; `name` has a digest for one set of sizes.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -200,6 +202,7 @@ class Op:
     settled: Callable[[Problem, str, Tensor], Tensor] | None = None
     program: Callable[[Problem], Any] | None = None
     looked_up: Callable[[Problem, str, Fast], Fast] | None = None
+    identity: Callable[[Shape], str] | None = None
 
     def gate_of(self, result: str) -> Gate:
         """What the error of a result is told in: integers and conditions are compared in ULP of float64."""

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 
 from verify.records.readings import APART, BEYOND, NONFINITE, judged
-from verify.records.record import Figures, KernelRun, Number, Result, value_of
+from verify.records.record import Figures, KernelRun, Number, Result, Run, value_of
 
+ROUNDED_UP = 1.01  # at most so much larger is a number that was rounded up to three digits
 Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
 
 
@@ -27,9 +28,20 @@ def contradictions(kernel: KernelRun) -> Found:
             yield f"{place}.source", f"a {result.source} has the property hash {result.properties} of a {known}"
         if kernel.status == "ok" and not kernel.peer and result.status != "ok":
             yield f"{place}.status", f'"{result.status}", and the kernel {kernel.name} is "ok"'
+    if kernel.status == "interrupted" and kernel.results:
+        yield ".status", f'"interrupted", and the kernel {kernel.name} has results'
     for at, law in enumerate(kernel.laws):
         if kernel.status == "ok" and law.status == "broken":
             yield f".laws[{at}].status", f'"broken", and the kernel {kernel.name} is "ok"'
+
+
+def contradictions_of(run: Run) -> Found:
+    """Yields what cannot be of a whole run, each with its place below it."""
+    gaps = {gap.target for gap in run.incomplete}
+    for at, kernel in enumerate(run.kernels):
+        yield from ((f".kernels[{at}]{place}", text) for place, text in contradictions(kernel))
+        if kernel.status == "interrupted" and kernel.target not in gaps:
+            yield f".kernels[{at}].status", f'"interrupted", and nothing in the run is missing of {kernel.name}'
 
 
 def _of_result(result: Result) -> Found:
@@ -47,6 +59,7 @@ def _of_result(result: Result) -> Found:
         inside += [(".curve", _of_bins(result.curve.edges, result.curve.counts, result.figures.n))]
     for place, found in inside:
         yield from ((place + below, text) for below, text in found)
+    yield from _of_errors(result)
     yield from _of_sums(result)
     if result.status == "ok":
         alike = all(each.limit == result.limit for each in result.classes)
@@ -93,6 +106,23 @@ def _of_bins(edges: list[Number], counts: list[int], n: int) -> Found:
         yield ".edges", f"{len(edges)} edges of {len(counts)} bins"
     if min(counts, default=0) < 0 or sum(counts) != n:
         yield ".counts", f"the counts add up to {sum(counts):,}, the figures are of {n:,} elements"
+
+
+def _of_errors(result: Result) -> Found:
+    """Histogram and curve show no error beyond the maximum.
+
+    A hunt counts estimates of the errors in its histogram, and its maximum is exact.
+    """
+    if result.source == "hunt":
+        return
+    top, edges = value_of(result.figures.max_upper), [value_of(edge) for edge in result.histogram.edges]
+    bins = zip(edges, edges[1:], result.histogram.counts, strict=False)
+    seen = [(".histogram.counts", min(abs(low), abs(high))) for low, high, n in bins if n and low * high > 0]
+    if result.curve is not None:
+        seen += [(".curve.max_ulp", value_of(error) / ROUNDED_UP) for error in result.curve.max_ulp]
+    for place, error in seen:
+        if error > top:
+            yield place, f"an error of at least {error:g} ULP, and no element exceeds {top:g}"
 
 
 def _of_figures(figures: Figures) -> Found:

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from verify.errors import UsageError, WriteError
-from verify.records.contradictions import contradictions
+from verify.records.contradictions import contradictions_of
 from verify.records.record import SCHEMA, Run
 from verify.records.upgrade import UpgradeError, upgraded
 
@@ -56,7 +56,7 @@ def decode(data: bytes, *, source: str = "record") -> Run:
     try:
         data = _expanded(data)
         version = msgspec.json.decode(data, type=_Version).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, zlib.error) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, RecursionError) as error:
         raise UsageError(
             f"{source} is not a verify run record: {error}", hint="verify run --json PATH writes one"
         ) from error
@@ -79,9 +79,8 @@ def decode(data: bytes, *, source: str = "record") -> Run:
             raise UpgradeError(f"a name stands twice in one object - at `{twice}`")
     except (msgspec.DecodeError, UnicodeDecodeError, UpgradeError, RecursionError) as error:
         raise UsageError(f"{source} breaks the record schema: {error}", hint=again) from error
-    for at, kernel in enumerate(run.kernels):
-        for place, text in contradictions(kernel):
-            raise UsageError(f"{source} contradicts itself: {text} - at `$.kernels[{at}]{place}`", hint=again)
+    for place, text in contradictions_of(run):
+        raise UsageError(f"{source} contradicts itself: {text} - at `${place}`", hint=again)
     own = written[-67:-3].decode()
     if version == SCHEMA and digest != own:
         raise UsageError(
@@ -125,6 +124,8 @@ def _expanded(data: bytes) -> bytes:
         raise zlib.error(f"it holds more than {LARGEST:,} bytes")
     if not stream.eof:
         raise zlib.error("the compressed data is truncated")
+    if stream.unused_data:
+        raise zlib.error(f"{len(stream.unused_data):,} bytes follow the compressed data")
     return text
 
 

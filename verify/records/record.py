@@ -27,6 +27,7 @@ RESULT_STATUSES: tuple[ResultStatus, ...] = ("ok", "vacuous", "undecided", "wron
 Status = Literal["ok", "wrong", "undecided", "vacuous", "error", "crashed", "timeout", "interrupted", "skipped"]
 GapKind = Literal[
     "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
+    "judge failed",  # it died, or ran out of time or memory: nothing is known of the kernel
     "out of time",  # the time budget was spent; the same command again goes on
     "crashed",
     "timeout",
@@ -263,7 +264,6 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     classes: list[ClassFigures] = []  # those that occur, in the order of CLASSES; none of a sweep or a hunt
     ulp_limit: float | None = None
     trivial: str = ""  # a trivial answer that is itself right, or why a vacuous result is accepted
-    blind: list[str] = []  # errors of the definition that the limit would not notice, one line each
     format: str = (
         ""  # of the result, in whose ULP it is judged, where that is not `dtype`, which says what cases it has
     )

@@ -504,15 +504,15 @@ def _failed(found: dict[str, int], total: int) -> list[str]:
 
 
 def _missing(run: Run, found: dict[str, int]) -> str:
-    parts = []
-    if stopped := found.get("interrupted", 0):
-        parts.append(f"{plural(stopped, 'kernel')} {'was' if stopped == 1 else 'were'} interrupted")
+    counts = [(status, found[status]) for status in ("interrupted", "skipped") if found.get(status)]
+    parts = [f"{plural(count, 'kernel')} {'was' if count == 1 else 'were'} {status}" for status, count in counts]
     for status in ("undecided", "vacuous"):
         if count := found.get(status, 0):
             parts.append(f"the verdict on {plural(count, 'kernel')} is {status}")
-    if skipped := found.get("skipped", 0):
-        parts.append(f"{plural(skipped, 'kernel')} {'was' if skipped == 1 else 'were'} skipped")
-    if lines := sum(gap.kind != "interrupted" or not stopped for gap in run.incomplete):
+    kinds = [gap.kind for gap in run.incomplete if gap.kind != "interrupted" or not found.get("interrupted")]
+    if failed := kinds.count("judge failed"):
+        parts.append(f"the judge failed at {plural(failed, 'part')} of the run")
+    if lines := len(kinds) - failed:
         parts.append(f"{plural(lines, 'part')} of the run did not happen")
     return listed(parts)
 

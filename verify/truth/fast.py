@@ -66,8 +66,8 @@ class Truth:
         return self.scale if gate == "scaled" else None
 
     def least_noise(self, noise: Tensor) -> Tensor:
-        """Returns the noise, which is at least how far the truth is known: an exact step may have none."""
-        return torch.where(torch.isfinite(self.bound), torch.maximum(noise, self.bound), noise)
+        """Returns the noise; where there is none, as of exact steps, how far the truth is known."""
+        return torch.where((noise == 0) & torch.isfinite(self.bound), self.bound, noise)
 
     def figure(self, judged: Judged, index: int, fmt: Format, gate: Gate, floor: float) -> float | None:
         """Returns the error of one element in the unit of a gate; None where that is ULP."""
@@ -166,7 +166,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     if (fmt.name == "float64" and not known) or by_rows:
         return _exactly(op, problem, result, reference)
     if reference.bound is not None:
-        told = "an interval for every element"
+        told = "an interval for every element" + reference.remark
         rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other
         return Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)

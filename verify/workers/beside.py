@@ -6,9 +6,11 @@ Answers are taken in the order of the questions, so that what is made of them do
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from verify.workers.phases import phase
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
+LATE, NO_MEMORY = "ran out of time", "ran out of memory"
 _HEARD = 1 << 16  # bytes of a pipe that are read at a time
 
 
@@ -33,16 +36,30 @@ class _Asked(Generic[Key, Answer]):
     key: Key
     think: Callable[[], Answer]
     answer: Answer | None = None
+    lost: str = ""  # why there is no answer
+    again: bool = False  # the first fork was killed
     pid: int = 0
     pipe: int = -1
     said: bytearray = field(default_factory=bytearray)  # by the fork, so far
 
 
 class Forks(Generic[Key, Answer]):
-    """At most so many forks at a time; with one, this process answers. `take` gets the answers, of type `kind`."""
+    """At most so many forks at a time; with one, this process answers. `take` gets the answers, of type `kind`.
 
-    def __init__(self, most: int, kind: Any, take: Callable[[Key, Answer], None]) -> None:
-        self._most, self._kind, self._take = most, kind, take
+    `lost` gets the questions without an answer, with the reason: memory ran out, two forks were killed, or no answer
+    came until that time of `time.monotonic()`, when forks are ended.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        kind: Any,
+        take: Callable[[Key, Answer], None],
+        *,
+        lost: Callable[[Key, str], None],
+        until: float = math.inf,
+    ) -> None:
+        self._most, self._kind, self._take, self._lost, self._until = most, kind, take, lost, until
         self._asked: deque[_Asked[Key, Answer]] = deque()
 
     def __enter__(self) -> Self:
@@ -54,15 +71,13 @@ class Forks(Generic[Key, Answer]):
                 self._settle(0)
         finally:  # also where an answer that was worked out here raised
             for asked in self._asked:
-                if asked.pid:
-                    os.kill(asked.pid, signal.SIGKILL)
-                    _end(asked)
+                _kill(asked)
             self._asked.clear()
 
     def ask(self, key: Key, think: Callable[[], Answer], *, here: bool = False) -> None:
         """Have a question answered, by a fork unless it must be `here`: then, or where this process is all there is."""
         if self._most <= 1 or here:
-            self._asked.append(_Asked(key, think, think()))
+            self._asked.append(self._answered(_Asked(key, think)))
         else:
             self._settle(self._most - 1)
             self._asked.append(_forked(key, think))
@@ -73,19 +88,48 @@ class Forks(Generic[Key, Answer]):
         while True:
             while self._asked and not self._asked[0].pid:
                 asked = self._asked.popleft()
-                if asked.answer is None:  # it raised or was killed, and raises here as it would have without forks
+                if asked.answer is None and not asked.lost:  # it raised, and raises here as it would have without forks
                     with phase("answer what a fork did not"):
-                        asked.answer = asked.think()
-                self._take(asked.key, asked.answer)
+                        self._answered(asked)
+                if asked.lost:
+                    self._lost(asked.key, asked.lost)
+                else:
+                    self._take(asked.key, asked.answer)  # type: ignore[arg-type]
             forks = {asked.pipe: asked for asked in self._asked if asked.pid}
             if len(forks) <= running:
                 return
-            for pipe in wait(list(forks)):
-                asked = forks[pipe]  # type: ignore[index]
-                if heard := os.read(asked.pipe, _HEARD):
-                    asked.said += heard
-                elif _end(asked) == 0:
-                    asked.answer = msgspec.msgpack.decode(asked.said, type=self._kind)
+            left = self._until - time.monotonic()
+            ready = wait(list(forks), None if left == math.inf else max(left, 0.0))
+            for asked in () if ready else forks.values():
+                _kill(asked)
+                asked.lost = LATE
+            for pipe in ready:
+                self._hear(forks[pipe])  # type: ignore[index]
+
+    def _hear(self, asked: _Asked[Key, Answer]) -> None:
+        """Read what a fork has written; at its end that is the answer, unless the fork raised or was killed."""
+        if heard := os.read(asked.pipe, _HEARD):
+            asked.said += heard
+            return
+        code = _end(asked)
+        if code == 0:
+            asked.answer = msgspec.msgpack.decode(asked.said, type=self._kind)
+        elif code < 0 and asked.again:
+            asked.lost = f"died of {signal.Signals(-code).name}"
+        elif code < 0:  # a system without memory may have chosen it
+            fresh = _forked(asked.key, asked.think)
+            asked.pid, asked.pipe, asked.said, asked.again = fresh.pid, fresh.pipe, fresh.said, True
+
+    def _answered(self, asked: _Asked[Key, Answer]) -> _Asked[Key, Answer]:
+        """The question, answered by this process."""
+        try:
+            if time.monotonic() >= self._until:
+                asked.lost = LATE
+            else:
+                asked.answer = asked.think()
+        except MemoryError:
+            asked.lost = NO_MEMORY
+        return asked
 
 
 def _forked(key: Key, think: Callable[[], Answer]) -> _Asked[Key, Answer]:
@@ -114,4 +158,10 @@ def _end(asked: _Asked[Any, Any]) -> int:
     os.close(asked.pipe)
     _, status = os.waitpid(asked.pid, 0)
     asked.pid = 0
-    return status
+    return os.waitstatus_to_exitcode(status)
+
+
+def _kill(asked: _Asked[Any, Any]) -> None:
+    if asked.pid:
+        os.kill(asked.pid, signal.SIGKILL)
+        _end(asked)

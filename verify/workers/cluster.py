@@ -204,7 +204,7 @@ class Cluster:
                     future, address = self._client.submit(*call, pure=False), ""
             where, raw = future.result()
         except KilledWorker as killed:
-            raise WorkerDied(f"every worker that took the request was lost: {killed}") from killed
+            raise WorkerDied(f"every worker that took the request was lost: {killed}", judges=True) from killed
         except BaseException:
             future.cancel()
             raise

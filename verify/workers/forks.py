@@ -307,7 +307,7 @@ class ForkServer:
     def _number(self) -> int:
         data = self._end.recv(_NUMBER.size, socket.MSG_WAITALL)
         if len(data) < _NUMBER.size:
-            raise WorkerDied("the process that starts others has ended")
+            raise WorkerDied("the process that starts others has ended", judges=True)
         return int(_NUMBER.unpack(data)[0])
 
 

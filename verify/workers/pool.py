@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from verify.errors import VerifyError
+from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OnProgress, OutOfTime
-from verify.workers.requests import About, Environment, R, Request, WorkerTimeout, kind_of
+from verify.workers.requests import About, Environment, R, Request, WorkerDied, WorkerTimeout, kind_of
 
 WAIT_SECONDS = 0.2  # a wait without an end does not notice Ctrl-C everywhere
 STOP_SECONDS = 0.1  # after which workers are stopped again: a thread that was about to ask starts a process
@@ -263,6 +263,10 @@ def _ask(worker: AnyWorker, job: Job[R]) -> R:
     except WorkerTimeout:
         if left < job.timeout:
             raise OutOfTime(begun=True) from None
+        raise
+    except WorkerDied as died:
+        if died.judges:
+            raise JudgeFailed(f"the judge died: {died}") from None
         raise
 
 

@@ -94,7 +94,7 @@ class Worker:
         self.begin()
         deadline = time.monotonic() + timeout
         number, noise = new_number(), 0
-        late = WorkerTimeout(f"no answer within {timeout:g} s; stopped")
+        late = WorkerTimeout(f"no answer within {timeout:g} s; stopped", judges=True)
         try:
             sent = self._send(_numbered(number, request), deadline)
         except BrokenPipeError:
@@ -111,7 +111,8 @@ class Worker:
                 noise += 1
                 if noise >= MOST_NOISE or len(line) >= LONGEST_LINE:
                     self.stop()
-                    raise WorkerDied(f"the process wrote {noise:,} lines where only events belong; stopped")
+                    said = f"the process wrote {noise:,} lines where only events belong; stopped"
+                    raise WorkerDied(said, judges=True)
                 continue
             if (reply := reply_in(event, progress, self.stop)) is not None:
                 return reply
@@ -216,10 +217,11 @@ class Worker:
         try:
             code = process.wait(timeout=family.END_SECONDS) if process is not None else 0
         except subprocess.TimeoutExpired:
-            return WorkerDied(f"the process closed its pipe and did not end within {family.END_SECONDS:g} s; stopped")
+            said = f"the process closed its pipe and did not end within {family.END_SECONDS:g} s; stopped"
+            return WorkerDied(said, judges=True)
         finally:
             self.stop()
-        return WorkerDied.of(code)
+        return WorkerDied.of(code, judges=True)
 
 
 def _numbered(number: int, request: bytes) -> bytes:

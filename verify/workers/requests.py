@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from verify.errors import InternalError, KernelError, Refused, TruthError, UsageError, VerifyError
+from verify.errors import InternalError, JudgeFailed, KernelError, Refused, TruthError, UsageError, VerifyError, said_by
 
 R = TypeVar("R")
 
@@ -69,11 +69,19 @@ class CountGpus(Request[int], frozen=True, tag="gpus"):
 # -- on the pipe ----------------------------------------------------------------------------------------
 
 
-class WorkerDied(VerifyError):
-    """The worker ended without an answer; the text names the signal or the exit code."""
+class _NoAnswer(VerifyError):
+    """`judges`: the process is a worker, which judges and calls no kernel. Without it, it is that of a kernel."""
+
+    def __init__(self, text: str, *, judges: bool = False) -> None:
+        super().__init__(text)
+        self.judges = judges
+
+
+class WorkerDied(_NoAnswer):
+    """The process ended without an answer; the text names the signal or the exit code."""
 
     @staticmethod
-    def of(code: int | None) -> WorkerDied:
+    def of(code: int | None, *, judges: bool = False) -> WorkerDied:
         """What the exit code of a process that ended without an answer says."""
         if code is not None and code < 0:
             try:
@@ -81,20 +89,21 @@ class WorkerDied(VerifyError):
             except ValueError:
                 name = f"signal {-code}"
             extra = " (out of memory?)" if name == "SIGKILL" else ""
-            return WorkerDied(f"the process died of {name}{extra}")
-        return WorkerDied(f"the process ended with exit code {code} and no result")
+            return WorkerDied(f"the process died of {name}{extra}", judges=judges)
+        return WorkerDied(f"the process ended with exit code {code} and no result", judges=judges)
 
 
-class WorkerTimeout(VerifyError):
-    """The worker did not answer in time and was killed."""
+class WorkerTimeout(_NoAnswer):
+    """The process did not answer in time and was killed."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     """Why a request has no reply."""
 
-    kind: Literal["usage", "truth", "refused", "kernel", "internal", "died", "timeout"]
+    kind: Literal["usage", "truth", "refused", "kernel", "judge", "internal", "died", "timeout"]
     text: str
     hint: str = ""
+    judges: bool = False  # of a process that died or was late
 
     @staticmethod
     def of(error: Exception) -> Failure:
@@ -108,15 +117,17 @@ class Failure(msgspec.Struct, frozen=True):
                 return Failure("refused", str(error))
             case KernelError():
                 return Failure("kernel", str(error))
-            case MemoryError():
-                return Failure("kernel", "out of memory")
+            case MemoryError():  # of a kernel it was raised in its call, and is a KernelError
+                return Failure("judge", "the judge ran out of memory")
+            case JudgeFailed():
+                return Failure("judge", str(error))
             case WorkerDied():
-                return Failure("died", str(error))
+                return Failure("died", str(error), judges=error.judges)
             case WorkerTimeout():
-                return Failure("timeout", str(error))
+                return Failure("timeout", str(error), judges=error.judges)
             case InternalError():
                 return Failure("internal", str(error))
-        return Failure("internal", f"{type(error).__name__}: {error}")
+        return Failure("internal", f"{type(error).__name__}: {said_by(error)}")
 
     def error(self) -> VerifyError:
         """The exception on the side that asked."""
@@ -129,10 +140,12 @@ class Failure(msgspec.Struct, frozen=True):
                 return Refused(self.text)
             case "kernel":
                 return KernelError(self.text)
+            case "judge":
+                return JudgeFailed(self.text)
             case "died":
-                return WorkerDied(self.text)
+                return WorkerDied(self.text, judges=self.judges)
             case "timeout":
-                return WorkerTimeout(self.text)
+                return WorkerTimeout(self.text, judges=self.judges)
         return InternalError(self.text)
 
 

@@ -16,7 +16,7 @@ from verify.errors import InternalError, KernelError, TruthError, UsageError
 from verify.workers import family
 from verify.workers.frames import in_large_frame
 from verify.workers.process import OnProgress
-from verify.workers.requests import Event, Failed, Failure, Numbered, Progress, Reply, WorkerDied
+from verify.workers.requests import Event, Failed, Failure, Numbered, Progress, Reply, WorkerDied, WorkerTimeout
 
 WATCH_SECONDS = 0.5
 
@@ -47,7 +47,7 @@ def serve(
         if isinstance(reply, WithBytes):
             reply, beside = reply
         emit(Reply(number, msgspec.Raw(msgspec.json.encode(reply)), usable()), beside)
-    except (UsageError, TruthError, KernelError, WorkerDied) as error:
+    except (UsageError, TruthError, KernelError, WorkerDied, WorkerTimeout) as error:
         emit(Failed(number, Failure.of(error), usable()))
     except Exception as error:
         # what failed where no code expects it, or for want of memory, leaves a process that may fail again

@@ -12,10 +12,9 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import CodeType
 from typing import Any
 
 import torch
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.answers import demand_answers, settled
-from verify.ops.graph.noise import Noise, Rounding, noise_of
-from verify.ops.graph.program import Program, trace
+from verify.ops.graph.noise import NEAR, Noise, Rounding, noise_of
+from verify.ops.graph.program import Program, names_of, trace
+from verify.ops.graph.real import Real, with_kind
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
@@ -32,6 +32,9 @@ from verify.ops.graph.steps import Leaf, Run, Truths
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
+_KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_NARROW = 0.25  # of the noise of an element, up to which its interval is narrow enough
+_FLOAT64 = 2.0**-29  # what float64 rounds, of what float32 rounds
 _HOLDS = 32  # programs kept: one for each set of shapes
 
 
@@ -57,33 +60,6 @@ def like_op(
     labels = tuple(outputs) if outputs else None
     made = _Like(meaning, table, ranges, labels, tf32=accumulate == "tf32", fused=intermediate == "float32")
     return made.op()
-
-
-def _text(function: Any) -> str:
-    """What tells a function from others of its name: its code, or its name where that is not Python's."""
-    if isinstance(function, functools.partial):
-        given = [
-            *((str(place), value) for place, value in enumerate(function.args)),
-            *sorted(function.keywords.items()),
-        ]
-        values = [(name, _text(value) if callable(value) else repr(value)) for name, value in given]
-        return f"{_text(function.func)} {values}"
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return "" if isinstance(function, torch.nn.Module) else getattr(function, "__qualname__", "")
-    return _code_text(code)
-
-
-def _code_text(code: CodeType) -> str:
-    """The code with all that is defined in it, the same in every process: `repr` would give its address."""
-    constants = [_constant_text(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {constants} {code.co_names}"
-
-
-def _constant_text(value: Any) -> str:
-    if isinstance(value, CodeType):
-        return _code_text(value)
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _name_of(function: Any) -> str:
@@ -250,8 +226,9 @@ class _Like:
         known = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
         self.by_noise = sums
+        asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self._identity(dims, known)}"
         return Op(
-            name=f"like {self.meaning.name} {self._digest()}",
+            name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
             kind="elementwise" if elementwise else "graph",
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
@@ -271,12 +248,13 @@ class _Like:
             result_shapes=None if elementwise else self._result_shapes,
             integers=program.integers,
             settled=self.settled if program.integers else None,
+            identity=functools.cache(lambda dims: self._identity(dims, known)),
         )
 
     def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
         """The program in the first type that the function takes: it may ask for one."""
         refusals = []
-        for self.kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for self.kind in _KINDS:
             try:
                 return self._program(shapes, ())
             except UsageError as error:
@@ -296,9 +274,22 @@ class _Like:
         wanted = tuple(name for name in self.meaning.names if name not in self.ranges)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
-    def _digest(self) -> str:
-        """Eight digits that tell two functions of one name apart."""
-        return hashlib.sha256((repr(self.shapes) + _text(self.meaning.function)).encode()).hexdigest()[:8]
+    def _identity(self, dims: Shape, differentiable: Sequence[str]) -> str:
+        """Digests the function and its gradients as traced for these sizes: every step and every constant.
+
+        A function that looks at the types of its operands has a digest for each type.
+        """
+        shapes = self._shapes(dims)
+        ordered = {name: shapes[name] for name in self.meaning.names}
+        found = []
+        for wanted in dict.fromkeys(((), tuple(differentiable))):
+            first = self._program(ordered, wanted)
+            found.append(first.digest)
+            for kind in _KINDS if first.typed else ():
+                with suppress(UsageError):  # the function takes no operands of this type
+                    kinds = {name: self._dtype(name, kind) for name in ordered}
+                    found.append(self._program(ordered, wanted, kinds).digest)
+        return "".join(found)
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         if name in self.ranges:
@@ -332,14 +323,20 @@ class _Like:
 
     def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
         values = [value for value in operands if value is not None]
-        meaning = self.meaning
-        if meaning.module is not None:
-            kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
-            module = _moved(meaning.module, kind, values[0].device)
-            meaning = _Meaning(module, meaning.names, meaning.name, meaning.fixed)
-            meaning.__dict__["module"] = module
+        meaning = self._placed(values)
         made = meaning(meaning.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
+
+    def _placed(self, values: Sequence[Tensor]) -> _Meaning:
+        """The function for operands on a device and of a type: a module is moved there."""
+        meaning = self.meaning
+        if meaning.module is None:
+            return meaning
+        kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
+        module = _moved(meaning.module, kind, values[0].device)
+        moved = _Meaning(module, meaning.names, meaning.name, meaning.fixed)
+        moved.__dict__["module"] = module
+        return moved
 
     def _program(
         self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Mapping[str, torch.dtype] | None = None
@@ -361,9 +358,9 @@ class _Like:
         self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
         return program
 
-    def _dtype(self, operand: str) -> torch.dtype:
+    def _dtype(self, operand: str, kind: torch.dtype | None = None) -> torch.dtype:
         if operand not in self.ranges:
-            return self.kind
+            return self.kind if kind is None else kind
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
     def followed(self, problem: Problem) -> tuple[Program, Run]:
@@ -401,6 +398,7 @@ class _Like:
         if self.by_noise:
             for name, each in noise.items():
                 found[name] = replace(found[name], noise=each.deviation, spread=each.spread, other=each.other)
+            found = self._narrowed(program, problem, found, noise)
         if program.elementwise:
             used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
             values = [value for value in used if value.is_floating_point()]
@@ -408,6 +406,70 @@ class _Like:
             found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
         return found
+
+    def _narrowed(
+        self, program: Program, problem: Problem, found: dict[str, Fast], noise: Mapping[str, Noise]
+    ) -> dict[str, Fast]:
+        """The references, with the values of elements whose intervals say less than a kernel's roundings.
+
+        Intervals grow with the depth of a program. There PyTorch's own float64 results stand beside the program's: two
+        evaluations that agree within what float64 rounds are the value, within twice that.
+        """
+        values = [value for value in problem.inputs.values() if value is not None]
+        if any(value.dtype == torch.float64 for value in values):
+            return found
+        wide = {}
+        for name, each in noise.items():
+            bound = found[name].bound
+            assert bound is not None
+            mask = (each.deviation > 0) & ~(bound <= _NARROW * each.deviation)
+            if bool(mask.any()):
+                wide[name] = mask
+        if not wide:
+            return found
+        theirs = self._in_float64(problem)
+        for name, mask in wide.items():
+            value, room = noise[name].value, noise[name].deviation * (NEAR * _FLOAT64)
+            if value is None or name not in theirs:
+                continue
+            room = room + value.abs() * 2.0**-50
+            sure = mask & ((theirs[name] - value).abs() <= room)
+            fast = found[name]
+            assert fast.bound is not None
+            remark = f"; of {int(sure.sum()):,} of {sure.numel():,} two float64 evaluations, which agree"
+            ends = fast.ends and (torch.where(sure, value, fast.ends[0]), torch.where(sure, value, fast.ends[1]))
+            bound = torch.where(sure, 2 * room, fast.bound)
+            found[name] = replace(
+                fast, value=torch.where(sure, value, fast.value), bound=bound, ends=ends, remark=remark
+            )
+        return found
+
+    def _in_float64(self, problem: Problem) -> dict[str, Tensor]:
+        """PyTorch's own results in float64, without verify's steps: its operators, and the gradients of autograd."""
+        names = [name for name, value in problem.inputs.items() if value is not None]
+        given = [problem.inputs[name] for name in names]
+        kinds = [value.dtype for value in given if value is not None]
+        wanted = [name[1:] for name in self._gradients(problem)]
+        values = [
+            value.detach().double().requires_grad_(name in wanted) if value.is_floating_point() else value
+            for name, value in zip(names, given, strict=True)
+            if value is not None
+        ]
+        main = next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+        try:
+            with torch.enable_grad(), Real(main):
+                made = self._placed(values)(names, list(map(with_kind, values, kinds)))
+        except RuntimeError:  # a constant of the function lies on another device
+            return {}
+        outputs = list(made.values()) if isinstance(made, Mapping) else list(made) if _several(made) else [made]
+        labels = self.outputs or names_of(len(outputs))
+        found = dict(zip(labels, outputs, strict=False))
+        ends = [(found[name], g.double()) for name, g in problem.upstream.items() if found[name].requires_grad]
+        if wanted and ends:
+            leaves = [values[names.index(name)] for name in wanted]
+            gradients = torch.autograd.grad([e for e, _ in ends], leaves, [g for _, g in ends], allow_unused=True)
+            found |= {f"d{name}": g for name, g in zip(wanted, gradients, strict=True) if g is not None}
+        return {name: value.detach() for name, value in found.items()}
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """With what single elements have, where an interval has no end."""
@@ -491,6 +553,10 @@ class _Like:
         gradient = result in self._gradients(problem)
         asked = Asked(program, run, result, list(indices), problem.cache["opened"].get(result), gradient, shared)
         return [asked.point(place) for place in range(len(asked.indices))]
+
+
+def _several(made: Any) -> bool:
+    return isinstance(made, tuple | list)
 
 
 def _fast(span: Any, opened: Any) -> Fast:

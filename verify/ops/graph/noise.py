@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import ELEMENTWISE, Map
-from verify.ops.graph.program import Program
+from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import Move, Plain, Run, Step
+from verify.ops.graph.steps import Plain, Run, Step
 
 NEAR = 8.0  # of its noise: so far a kernel's number may be from the exact one
 RUNS = 16
@@ -42,7 +42,7 @@ _BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16:
 _LOWEST = {torch.float64: 2.0**-1022, torch.float16: 2.0**-14}  # the smallest normal numbers; 2^-126 of the others
 _TF32 = 2.0**-11  # the rounding of an operand of a product
 _COINS = (1 << 20) + 7  # random numbers that are drawn once; longer tensors have fresh ones
-_CONSTANT = 2.0**-20  # of a sum's largest term: terms that differ by less round in one direction
+_CONSTANT, _MOSTLY = 2.0**-20, 0.25  # of a sum's largest term: neighbours that differ by less; how many of them
 _FLIPS = 8
 _TIE = 2.0**-44  # of a number: an exact tie is broken by that much
 _ROOT3 = math.sqrt(3.0)
@@ -81,6 +81,7 @@ class Noise:
     deviation: Tensor
     spread: Tensor | None = None
     other: Tensor | None = None
+    value: Tensor | None = None  # the result of the run that nothing disturbed
 
 
 def _unit(kind: torch.dtype) -> float:
@@ -100,7 +101,10 @@ def noise_of(
     if sampled.is_chaotic():
         sampled.sample(runs // 2, seed + 1, 1.0)
     flipped = sampled.flipped(seed)
-    found = {name: Noise(sampled.deviation(name), *flipped.get(name, (None, None))) for name in sampled.wanted}
+    found = {
+        name: Noise(sampled.deviation(name), *flipped.get(name, (None, None)), value=sampled.truth[name])
+        for name in sampled.wanted
+    }
     return found, sampled.reaches()
 
 
@@ -122,30 +126,8 @@ class _Samples:
         self.truth = self._results(self._base)
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
 
-    def _results(self, make: Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Evaluates the wanted results. `make` returns what a step shows as a result, and what later steps use."""
-        uses: dict[int, int] = {}
-        for step in self.steps:
-            for each in step.inputs:
-                uses[id(each)] = uses.get(id(each), 0) + 1
-        values: dict[int, Tensor] = {}
-        shown: dict[int, Tensor] = {}  # what a result is before it is rounded to the type that it is stored in
-        found: dict[int, Tensor] = {}
-        ends = {id(self.program.results[name]) for name in self.wanted}
-        for step in self.steps:
-            own, values[id(step)] = make(step, [values[id(each)] for each in step.inputs])
-            if isinstance(step, Move) and any(id(each) in shown for each in step.inputs):
-                own = step.value(self.run, [shown.get(id(each), values[id(each)]) for each in step.inputs])
-            if own is not values[id(step)]:
-                shown[id(step)] = own
-            if id(step) in ends:
-                found[id(step)] = own
-            for each in step.inputs:
-                uses[id(each)] -= 1
-                if not uses[id(each)]:
-                    del values[id(each)]
-                    shown.pop(id(each), None)
-        return {name: found[id(self.program.results[name])] for name in self.wanted}
+    def _results(self, make: Make) -> dict[str, Tensor]:
+        return self.program.values(self.run, self.wanted, make)
 
     def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         value = step.value(self.run, given)
@@ -450,10 +432,11 @@ def _of_reduction(step: Reduce, total: Tensor, a: Tensor, format: Rounding) -> T
         return None  # counting is exact
     count = (a != 0).double().sum(dims, keep)
     found = _of_sum(total, (a * a).sum(dims, keep), count, format)
-    # equal terms are all rounded in one direction, until the sum's next power of two
-    equal = (a.amax(dims, keep) - a.amin(dims, keep)) <= _CONSTANT * a.abs().amax(dims, keep)
-    together = (total.abs() * count * (format.unit / 16)).nan_to_num(0.0, 0.0, 0.0)
-    return torch.where(equal, torch.maximum(found, together), found)
+    # neighbours that are equal are rounded in one direction, until the sum's next power of two
+    change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True)
+    equal = change.double().sum(dims, keep) / max(change.numel() // max(total.numel(), 1), 1)
+    together = (total.abs() * count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
+    return torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
 
 
 def _averaged(step: Map) -> list[int]:

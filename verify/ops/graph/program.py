@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real, with_kind
-from verify.ops.graph.recorder import Node, Recorder, Traced
+from verify.ops.graph.recorder import Node, Recorder, Traced, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
@@ -33,6 +34,7 @@ from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _FEW = 16
+Make = Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]
 Needed = dict[int, tuple[Places, list[Places]]]  # by step: elements to evaluate, and what each needs of the inputs
 
 
@@ -47,6 +49,12 @@ class Program:
     integers: tuple[str, ...] = ()  # outputs that are whole numbers or conditions
     typed: bool = False  # whether the program is about one set of types of its operands
     stored: dict[int, torch.dtype] = field(default_factory=dict)  # steps whose results lie in memory in 16 bits
+    recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # calls, and those that give the results
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns 12 hex digits of what was recorded, before any rewriting: another function has others."""
+        return digest_of(*self.recorded)
 
     @property
     def sums(self) -> bool:
@@ -110,6 +118,35 @@ class Program:
                 if not uses[id(each)]:
                     del held[id(each)]
         return {name: held[id(self.results[name])] for name in wanted}
+
+    def values(self, run: Run, wanted: Sequence[str], make: Make) -> dict[str, Tensor]:
+        """Evaluates the wanted results in float64. `make` returns what a step shows as a result, and what others use.
+
+        They differ where a result is stored in 16 bits: the error of a kernel is told from what it is before.
+        """
+        steps = self.needed_for(wanted)
+        uses: dict[int, int] = {}
+        for step in steps:
+            for each in step.inputs:
+                uses[id(each)] = uses.get(id(each), 0) + 1
+        ends = {id(self.results[name]) for name in wanted}
+        used: dict[int, Tensor] = {}
+        shown: dict[int, Tensor] = {}
+        found: dict[int, Tensor] = {}
+        for step in steps:
+            own, used[id(step)] = make(step, [used[id(each)] for each in step.inputs])
+            if isinstance(step, Move) and any(id(each) in shown for each in step.inputs):
+                own = step.value(run, [shown.get(id(each), used[id(each)]) for each in step.inputs])
+            if own is not used[id(step)]:
+                shown[id(step)] = own
+            if id(step) in ends:
+                found[id(step)] = own
+            for each in step.inputs:
+                uses[id(each)] -= 1
+                if not uses[id(each)]:
+                    del used[id(each)]
+                    shown.pop(id(each), None)
+        return {name: found[id(self.results[name])] for name in wanted}
 
     def elements(
         self,
@@ -297,7 +334,8 @@ def trace(
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
     stored = _stored(recorder, rewriter, real)
     typed = real.asked or real.main.itemsize == 2
-    return Program(_in_order(results.values()), results, names_of_leaves, {}, integers, typed, stored)
+    recorded = recorder.nodes, ends
+    return Program(_in_order(results.values()), results, names_of_leaves, {}, integers, typed, stored, recorded)
 
 
 def _stored(recorder: Recorder, rewriter: Rewriter, real: Real) -> dict[int, torch.dtype]:

@@ -13,6 +13,7 @@ memory is read from it again (`Memory`). So nodes have no effect but their resul
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import os
 import sys
@@ -369,3 +370,36 @@ def at_line() -> str:
     if frame is None:
         return ""
     return f' ("{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name})'
+
+
+def digest_of(nodes: Sequence[Node], ends: Sequence[Node | None]) -> str:
+    """Hashes what the nodes compute up to the `ends`: operators, constants, shapes, and which node feeds which.
+
+    Every process makes the same 12 hex digits. Lines of the source, and nodes that no end needs, do not count.
+    """
+    needed = {node for node in nodes if node.target == "operand"} | {end for end in ends if end is not None}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(nodes_in((node.args, node.kwargs)))
+    places: dict[Node, str] = {}
+    total = hashlib.sha256()
+    for node in nodes:
+        if node in needed:
+            shape = f"{node.value.dtype} {tuple(node.value.shape)}" if isinstance(node.value, Tensor) else ""
+            given = _text((node.args, sorted(node.kwargs.items())), places)
+            total.update(f"{node.target} {given} {shape}\n".encode())
+            places[node] = f"%{len(places)}"
+    total.update(_text([end and places[end] for end in ends], places).encode())
+    return total.hexdigest()[:12]
+
+
+def _text(value: Any, places: Mapping[Node, str]) -> str:
+    """Writes an argument without addresses; a tensor by its dtype, shape and a digest of its bits."""
+    if isinstance(value, Node):
+        return places[value]
+    if isinstance(value, Tensor):
+        bits = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(bits.numpy()).hexdigest()}"  # type: ignore[arg-type]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_text(each, places) for each in value)}]"
+    return repr(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from verify.gate.bounds import Bound
-from verify.gate.changes import Change, Proposal, explained, needs_approval
+from verify.gate.changes import Change, Proposal, dropped, explained, needs_approval
 from verify.gate.verdict import MEANING, Row, Status, Waiver
 from verify.gate.waivers import APPROVED, Kind
 from verify.records.readings import Key, Reading
@@ -209,7 +209,9 @@ def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
         Cell(" ".join((key.kernel, key.output, key.dtype, key.regime)), "bold"),
     )
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")
-    page.field("reason", bound.reason if explained(change) else "none: the value was changed by hand")
+    page.field("reason", bound.reason if explained(change) else "none: it was changed by hand")
+    if change.old is not None and (gone := dropped(change.old, bound)):
+        page.field("dropped", f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges")
     page.field("measured", f"{shown(bound.evidence.measured)} ULP, {words.basis(bound.basis)}")
     if _element(change, behind) is not None:
         gate_text.element(page, behind[change.key], files)

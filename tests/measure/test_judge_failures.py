@@ -1,0 +1,233 @@
+"""A judge that dies, hangs or has no memory is a gap of the judge; a kernel that does so in its process is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from verify.backends import Backend
+from verify.cases.plan import plan
+from verify.errors import JudgeFailed
+from verify.measure import kernel as running
+from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
+from verify.records import files
+from verify.records.record import Gap, KernelRun, Run
+from verify.workers.process import Worker
+
+CPU = Backend(name="interpreter", device="cpu", label="", details="")
+TARGETS = '''
+import os, signal, sys, time
+import torch, verify
+
+F = torch.nn.functional
+FORMAT = {"dtypes": ["float16"], "gradients": False, "op": "silu"}
+
+
+def judge():
+    """The process that judges: the parent of the one that forked this one."""
+    with open(f"/proc/{os.getppid()}/stat") as stream:
+        return int(stream.read().rpartition(")")[2].split()[1])
+
+
+@verify.kernel(**FORMAT)
+def judge_dies(x):
+    os.kill(judge(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@verify.kernel(**FORMAT)
+def judge_hangs(x):
+    os.kill(judge(), signal.SIGSTOP)
+    return F.silu(x)
+
+
+@verify.kernel(**FORMAT)
+def dies(x):
+    os.abort()
+
+
+@verify.kernel(**FORMAT)
+def hangs(x):
+    time.sleep(3600)
+
+
+@verify.kernel(**FORMAT)
+def no_memory(x):
+    raise MemoryError
+
+
+@verify.kernel(**FORMAT)
+def hangs_in_laws(x):
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "verify.laws.engine":
+            time.sleep(600)
+        frame = frame.f_back
+    return good.function(x)
+
+
+@verify.kernel(**FORMAT)
+def good(x):
+    wide = x.double().clamp(min=-1e4)
+    return (wide / (1 + torch.exp(-wide))).half()
+'''
+JUDGES, KERNELS = ("judge_dies", "judge_hangs"), ("dies", "hangs", "no_memory")
+
+
+def _ran(folder: Path, names: tuple[str, ...]) -> tuple[subprocess.CompletedProcess[str], Run]:
+    (folder / "faults.py").write_text(TARGETS)
+    targets = [f"faults.py::{name}" for name in (*names, "good")]
+    command = (sys.executable, "-m", "verify", "run", *targets, "--backend", "interpreter", "--json", "r.json")
+    options = ("--timeout", "8", "--jobs", "1", "--markdown", "r.md", "--html", "r.html")
+    done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
+    return done, files.load(folder / "r.json")
+
+
+def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(tmp_path: Path) -> None:
+    done, run = _ran(tmp_path, JUDGES)
+    kernels = {kernel.name: kernel for kernel in run.kernels}
+    assert {name: kernel.status for name, kernel in kernels.items()} == {
+        "judge_dies": "skipped",
+        "judge_hangs": "skipped",
+        "good": "ok",
+    }
+    assert kernels["judge_dies"].message == "the judge died: the process died of SIGKILL (out of memory?)"
+    assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 8 s; stopped"
+    assert [(gap.kind, gap.target) for gap in run.incomplete] == [
+        ("judge failed", f"faults.py::{name}") for name in JUDGES
+    ]
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert "timed out" not in done.stdout and "crashed" not in done.stdout
+    sentence = "the judge failed at 2 parts of the run"
+    for shown in (" ".join(done.stdout.split()), (tmp_path / "r.md").read_text(), (tmp_path / "r.html").read_text()):
+        assert sentence in shown
+
+
+def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(tmp_path: Path) -> None:
+    done, run = _ran(tmp_path, KERNELS)
+    assert {kernel.name: (kernel.status, kernel.message) for kernel in run.kernels} == {
+        "dies": ("crashed", "float16: the process died of SIGABRT"),
+        "hangs": ("timeout", "float16: no answer within 2 s; stopped"),
+        "no_memory": ("error", f"float16: no_memory raised MemoryError: no message ({tmp_path}/faults.py:39)"),
+        "good": ("ok", ""),
+    }
+    assert {gap.kind for gap in run.incomplete} == {"crashed", "timeout"}
+    assert done.returncode == 1 and "the judge" not in done.stdout
+
+
+def test_laws_that_do_not_end_are_a_gap_beside_the_figures(tmp_path: Path) -> None:
+    """Kernel and judge share the process then: which of them was late is not known."""
+    (tmp_path / "faults.py").write_text(TARGETS)
+    with Worker("interpreter") as worker:
+        asked = Measure(f"{tmp_path}/faults.py::hangs_in_laws", laws="quick", seconds=10.0)
+        found = worker.ask(asked, timeout=60)
+    assert (found.status, [result.status for result in found.results], found.laws) == ("ok", ["ok"], [])
+    [gap] = found.gaps
+    assert gap.kind == "judge failed"
+    assert gap.text.startswith("hangs_in_laws: the laws have no verdict: no answer within ")
+
+
+# -- forks that judge, and one process alone ----------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> verify.Kernel:
+    def few(*given: Any, **options: Any) -> list[Any]:
+        return [replace(group, cases=group.cases[:4]) for group in plan(*given, **options)]
+
+    monkeypatch.setattr(running, "plan", few)
+
+    @verify.kernel(op="rms_norm", dtypes=["bfloat16"], gradients=False, max_ulp=0.6)
+    def rows(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+        wide = x.double()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()).bfloat16()
+
+    return rows
+
+
+def _measured(kernel: verify.Kernel, judges: int, **options: Any) -> KernelRun:
+    return measure_kernel(kernel, "accuracy.py::rows", CPU, judges=judges, **options)
+
+
+def _hang() -> None:
+    time.sleep(600)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _no_memory() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason", "judges"),
+    [
+        (_hang, "ran out of time", 2),
+        (_die, "died of SIGKILL", 2),
+        (_no_memory, "ran out of memory", 2),
+        (_no_memory, "ran out of memory", 1),
+    ],
+)
+def test_a_case_that_is_not_judged_is_a_gap_and_the_others_have_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, rows: verify.Kernel, fails: Callable[[], None], reason: str, judges: int
+) -> None:
+    whole = _measured(rows, judges)
+    first, judge_case = [], running.judge_case
+
+    def faulty(kernel: Any, group: Any, question: Any, *rest: Any) -> Any:
+        if question.case == first[0]:
+            fails()
+        return judge_case(kernel, group, question, *rest)
+
+    def run(case: Any) -> Any:
+        first.append(case)
+        return running.run_judged(rows, case, "cpu")
+
+    monkeypatch.setattr(running, "judge_case", faulty)
+    found = _measured(rows, judges, run=run, seconds=8.0 if fails is _hang else 600.0)
+    assert found.status == "ok"
+    text = f"bfloat16: the judge {reason}: 1 of {len(first)} cases have no verdict"
+    assert found.gaps == [Gap("judge failed", f"rows: {text}", "accuracy.py::rows")]
+    assert text in found.notes
+    assert 0 < sum(result.basis.n for result in found.results) < sum(result.basis.n for result in whole.results)
+    # fewer cases are another property: no bound passes them
+    assert {result.properties for result in found.results} - {result.properties for result in whole.results}
+
+
+def test_where_nothing_is_judged_the_kernel_is_skipped(monkeypatch: pytest.MonkeyPatch, rows: verify.Kernel) -> None:
+    def faulty(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(running, "judge_case", faulty)
+    found = _measured(rows, 1)
+    assert (found.status, found.results) == ("skipped", [])
+    assert found.message.startswith("bfloat16: the judge ran out of memory: ")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), JudgeFailed("the judge ran out of memory")])
+def test_no_memory_around_a_call_is_the_judges(rows: verify.Kernel, error: Exception) -> None:
+    calls = []
+
+    def run(case: Any) -> Any:
+        calls.append(case)
+        if len(calls) == 1:
+            raise error
+        return running.run_judged(rows, case, "cpu")
+
+    found = _measured(rows, 1, run=run)
+    assert found.status == "ok"
+    assert [gap.kind for gap in found.gaps] == ["judge failed"]
