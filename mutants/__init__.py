@@ -21,6 +21,7 @@ FAMILIES = (
     "memory",
     "seldom",
     "launch",
+    "shaped",
 )
 
 

@@ -65,6 +65,9 @@ def _value(x: Tensor, form: str, bug: str | None) -> Tensor:
     if bug == "elements far into the tensor":
         flat, far = y.reshape(-1), _FAR[x.device.type]
         return torch.cat([flat[:far], torch.zeros_like(flat[far:])]).reshape(y.shape)
+    if bug == "one more than whole blocks" and y.numel() % 1024 == 1 and y.numel() > 1:
+        flat = y.reshape(-1)
+        return torch.cat([flat[:-1], torch.zeros_like(flat[-1:])]).reshape(y.shape)
     if bug == "after many calls":
         _CALLS[bug] += 1
         return formulas.gelu(wide(x), OTHER).to(x.dtype) if _CALLS[bug] // _OFTEN % 2 else y
@@ -147,6 +150,7 @@ _add(
     killed_by=(LAYOUT,),
 )
 _add("whole blocks", "path without masks", "forward", "where blocks of 4,096 leave nothing over")
+_add("one more than whole blocks", "last element of whole blocks and one", "forward", "the last element is 0")
 _add(
     "buffers in turn",
     "input or saved tensor overwritten",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from verify.cases import Case, case_of, counter
-from verify.cases.sizes import fitted, sizes_of
+from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of
 from verify.cases.values import ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.ops.op import Op
@@ -118,7 +118,7 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = 
     if kernel.op.kind == "elementwise":
         return _elementwise(kernel, dtype, effort, seed)
     if kernel.op.kind == "graph":
-        return [_graph(kernel, dtype, effort, seed)]
+        return [_graph(kernel, dtype, effort, REACHES[backend], seed)]
     group = (_rowwise if kernel.op.kind == "rowwise" else _contraction)(kernel, dtype, effort, seed)
     return [group, *_summed(kernel, dtype, EFFORTS[rows_of or backend], seed)]
 
@@ -198,23 +198,42 @@ def _rowwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
     return Group(tuple(cases))
 
 
-def _graph(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
-    """Every row regime at a small or a larger set of sizes, ordinary values at both; each example with all regimes."""
+def _graph(kernel: Kernel, dtype: str, effort: Effort, reach: Reach, seed: int) -> Group:
+    """Every row regime at a small or a larger set of sizes, ordinary values at both and where one dimension is long.
+
+    Each example has all regimes.
+    """
     upstream = "normal" if kernel.differentiable else ""
     most = 64 if dtype == "float64" else effort.graph_elements
     sizes = sizes_of(kernel.op, most)
     small = _few(sizes[: max(1, len(sizes) // 2)])
     larger = _few(sizes[1:2] + sizes[len(sizes) // 2 :])
-    cases = []
+    chosen = []
     for place, recipe in enumerate(ROW_REGIMES):
-        chosen = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
+        some = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
         if place:  # what an exact verdict costs where inputs are badly conditioned: the sizes take turns
-            chosen = chosen[place % 2 :][:1]
+            some = some[place % 2 :][:1]
         if kernel.op.examples:
-            chosen = list(sizes)
-        for dims in dict.fromkeys(chosen):
-            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
-    return Group(tuple(cases))
+            some = list(sizes)
+        chosen += [(dims, recipe) for dims in some]
+    chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, reach)]
+    return Group(
+        tuple(
+            _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
+            for dims, recipe in dict.fromkeys(chosen)
+        )
+    )
+
+
+def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]:
+    """Sizes with one long dimension: of each the largest within reach, and 129 beside one of over 257.
+
+    Every element of a float64 result is judged exactly, so it has none unless it is the only dtype.
+    """
+    if dtype == "float64" and len(kernel.dtypes) > 1:
+        return []
+    found = [dims for some in long_sizes(kernel.op, reach).values() for dims in (*some[1:-2][:1], *some[-1:])]
+    return list(dict.fromkeys(found))
 
 
 def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:

@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
+
+import torch
 
 from verify.declare.declaration import SIZES, Kernel
 from verify.errors import UsageError
-from verify.ops.graph.shapes import numbers_in, sizes_within
-from verify.ops.op import Op
+from verify.ops.graph.reducing import Contract
+from verify.ops.graph.shapes import numbers_in, sizes_alone, sizes_within
+from verify.ops.op import Op, Problem
 
 Dims = tuple[int, ...]
 _COUNT = 40
 _fitted: dict[tuple[str, str, Dims], Dims | None] = {}
 _known: dict[tuple[str, int], tuple[Dims, ...]] = {}
+# One more than blocks hold, so that the last block has one element; one less; and whole blocks.
+LONG = (65, 129, 257, 1024, 1025, 4095, 4097, 65_537)
+_STEP = 1 << 11  # elements whose evaluation takes as long as a step's own overhead
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How large a case may be in which one dimension is large.
+
+    `work` is the number of elements of all steps of the op's program. `rows` is the size of a dimension that is the
+    last one of no operand: kernels often launch a program for each index of such a dimension. `columns` is that of the
+    others.
+    """
+
+    work: int
+    rows: int
+    columns: int
+
+
+# Triton's interpreter takes milliseconds for each program that is launched. A run asks for exact values, each of which
+# takes 0.1 s where it is a sum of 65,537 terms; a law is content with an enclosure of 2^21 elements in 0.1 s.
+REACHES = {"interpreter": Reach(1 << 19, 257, 4097), "cuda": Reach(1 << 23, 1 << 17, 1 << 17)}
+REACHES_OF_LAWS = {"interpreter": Reach(5 << 19, 257, 1 << 17), "cuda": Reach(1 << 25, 1 << 17, 1 << 17)}
+_long: dict[tuple[str, Reach], dict[str, tuple[Dims, ...]]] = {}
 
 
 def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
@@ -24,6 +53,77 @@ def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
     if (op.name, elements) not in _known:
         _known[op.name, elements] = _found(op, elements)
     return _known[op.name, elements]
+
+
+def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
+    """Maps each dimension of a PyTorch function to the sizes at which it alone is large, in ascending order.
+
+    They are those near `LONG` that the declaration allows and that are within reach. With examples there are none.
+    """
+    if op.examples or op.kind != "graph":
+        return {}
+    key = (op.name, reach)
+    if key not in _long:
+        base = _smallest(op)
+        found = {}
+        for name, some in sizes_alone(op.dims, op.allowed, op.where, base, LONG):
+            taken: list[Dims] = []
+            for dims in some:
+                if not _within(op, name, dims, reach, taken):
+                    break
+                taken.append(dims)
+            found[name] = tuple(taken)
+        _long[key] = found
+    return _long[key]
+
+
+def _smallest(op: Op) -> Dims:
+    """Returns the plainest sizes with smaller ones where the declaration allows them: 3 last, 2 before it, else 1."""
+    found = sizes_of(op, 1 << 12)[0]
+    for place in range(len(found)):
+        size = max(1, min(2, place - len(found) + 4)) + (place == len(found) - 1)
+        smaller = (*found[:place], min(size, found[place]), *found[place + 1 :])
+        found = smaller if op.allowed is None or op.allowed(smaller) else found
+    return found
+
+
+def _within(op: Op, name: str, dims: Dims, reach: Reach, smaller: Sequence[Dims]) -> bool:
+    """True if a case of these sizes is within reach; the step from `smaller` ones saves tracing what is far beyond."""
+    place = op.dims.index(name)
+    if dims[place] > (reach.columns if _is_last(op, place, dims) else reach.rows):
+        return False
+    if smaller:
+        before, work = smaller[-1], work_of(op, smaller[-1])
+        if work * dims[place] / before[place] > 2 * reach.work and work > _STEP:
+            return False
+    return work_of(op, dims) <= reach.work
+
+
+def _is_last(op: Op, place: int, dims: Dims) -> bool:
+    """True if the dimension is the last one of an operand, of matrices if any has it."""
+    larger = (*dims[:place], dims[place] + 1, *dims[place + 1 :])
+    shapes, others = op.shapes(dims, op.params), op.shapes(larger, op.params)
+    having = [(shape, others[name]) for name, shape in shapes.items() if shape != others[name]]
+    matrices = [pair for pair in having if len(pair[0]) > 1]
+    return any(shape[-1] != other[-1] for shape, other in matrices or having)
+
+
+def work_of(op: Op, dims: Dims) -> float:
+    """Returns the elements of all steps of an op's program for some sizes, infinity where it takes no such sizes."""
+    assert op.program is not None
+    shapes = op.shapes(dims, op.params)
+    kinds = {each.name: torch.bool if each.boolean else torch.int64 for each in op.operands if each.range is not None}
+    given = {name: torch.empty(shape, dtype=kinds.get(name), device="meta") for name, shape in shapes.items()}
+    try:
+        program, _ = op.program(Problem(inputs=given, params=op.params, upstream={}, results=op.outputs))
+    except UsageError:
+        return math.inf
+    return float(sum(_STEP + math.prod(step.shape) * _terms(step) for step in program.steps))
+
+
+def _terms(step: Any) -> int:
+    """Returns how many products make an element of a step."""
+    return int(step.inputs[0].shape[-1]) if isinstance(step, Contract) else 1
 
 
 def largest_of(op: Op, elements: int) -> Dims:

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from verify.cases.case import Case, case_of
 from verify.cases.layouts import LAYOUTS
 from verify.cases.sizes import fitted, fitted_all, sizes_of
-from verify.cases.values import ELEMENT, ROW, ROW_REGIMES
+from verify.cases.values import CONFIDENT, ELEMENT, ROW, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 
 ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
-ROW_RECIPES = ROW_REGIMES
+ROW_RECIPES = (*ROW_REGIMES, CONFIDENT)
 MATRIX_RECIPES = ("randn", "mean 1e3", "outlier", "spread")
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
 # Recipes of the upstream gradient for what holds without one too: "" is a call in which no operand requires a gradient.

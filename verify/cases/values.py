@@ -326,6 +326,20 @@ def _spread(wanted: WantedRows) -> Tensor:
     return wanted.bell() * power
 
 
+def _confident(wanted: WantedRows) -> Tensor:
+    """One logit of each row 9 to 17 above the others: its softmax is from 0.9999 to 1 - 2^-24.
+
+    It is the first of the first row and the last of the last, as the labels of an integer operand are.
+    """
+    values = wanted.bell() * 0.25
+    if wanted.width and wanted.count:
+        place = wanted.stream.below(wanted.count, wanted.width, "place")
+        place[0], place[-1] = 0, wanted.width - 1
+        values[torch.arange(wanted.count, device=wanted.device), place] = 9.0 + 8.0 * wanted.levels()[:, 0]
+    return values
+
+
+CONFIDENT = "confident"
 ROW: dict[str, RowRecipe] = {
     "randn": _bell(),
     "mean 1e3": _bell(plus=1.0e3),
@@ -343,6 +357,7 @@ ROW: dict[str, RowRecipe] = {
     "around one": _bell(times=0.25, plus=1.0),
     "around zero": _bell(times=0.25),
     "repeated rows": _repeated,
+    CONFIDENT: _confident,
 }
-# Those that are a regime of their own: the others are for weights, and for cases of very many rows.
-ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated")))
+# Those that are a regime of every op of rows: the others are for weights, for cases of very many rows, for logits.
+ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT)))

@@ -5,7 +5,10 @@
   operand with a stride of its own, and None for each optional operand that the kernel takes, which it may refuse with
   an error. Outputs are asked for again where no operand requires a gradient, under `torch.no_grad()` and under
   `torch.inference_mode()`, and judged where their bits are others; in plain cases so is the gradient of each operand
-  where no other one requires any (frozen weights).
+  where no other one requires any (frozen weights). One case has subnormal weights. Of a PyTorch function each named
+  dimension alone is long: one more than blocks hold, one less, whole blocks, as far as exact values are affordable.
+  In rows with one confident logit gradients alone are judged: an exponential there may be off by what rounding its
+  argument costs, 32 ULP, and a loss is what is left of 1.
   Where the profile says so, an op of one 16-bit number is tried on all 65,536 of them. For inputs beyond the magnitude
   that a kernel names as `largest`, the limit of a sum whose terms leave the format is widened by as much as they do:
   65,504 x 65,504 - 65,504 x 65,504 + 2 in float16 is 2, and a float32 sum of it is off by up to 256.
@@ -28,9 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify.cases import Case, problem_of
+from verify.cases.case import operand_dtype
 from verify.cases.classes import class_of, classed
+from verify.cases.sizes import REACHES_OF_LAWS, long_sizes
 from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
-from verify.cases.values import SMALL
+from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort, KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case, said_of
@@ -49,6 +54,10 @@ from verify.truth.ulp import Policy, bits_of, errors, fetched, widen
 
 _SINGLY = 64  # elements that are judged exactly one by one; more of them are left to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
+_LONG_FROM = 1 << 12  # elements from which a profile's cases are worth a long dimension
+_ONE_MORE = ((1025,), (4097,), (65_537,))
+# ULP that are allowed for an exponential whose argument is up to 17 and has been rounded twice, to 2^-20 each time.
+_ROUNDED_ARGUMENT = 32.0
 _BLURRED = 2.0**-6  # ULP by which the score of a case that passes may be off
 
 
@@ -61,7 +70,25 @@ def _space(subject: Subject) -> CaseSpace:
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     layouts = ("contiguous", "stepped") if subject.kernel.layouts == "any" else ("contiguous",)
     chosen = dataclasses.replace(chosen, layouts=layouts)
-    return (*chosen.each_choice(), *chosen.each_pair(), *chosen.each_alone(), *_every_pattern(subject))
+    return (
+        *chosen.each_choice(),
+        *chosen.each_pair(),
+        *chosen.each_alone(),
+        *_every_pattern(subject),
+        *_long(subject),
+        *_subnormal_weights(subject),
+    )
+
+
+def _long(subject: Subject) -> tuple[Case, ...]:
+    """Long cases: one element more than blocks hold, and each named dimension of a PyTorch function alone."""
+    kernel, reach = subject.kernel, REACHES_OF_LAWS[subject.backend.name]
+    if subject.sizes.elements < _LONG_FROM or (subject.dtype == "float64" and len(kernel.dtypes) > 1):
+        return ()
+    long: tuple[tuple[int, ...], ...] = _ONE_MORE if kernel.op.kind == "elementwise" else ()
+    long += tuple(dims for some in long_sizes(kernel.op, reach).values() for dims in some)
+    cases = [plain_case(subject, dims) for dims in dict.fromkeys(long)]
+    return tuple(msgspec.structs.replace(case, seed=seed) for seed, case in enumerate(cases, 1))
 
 
 def _every_pattern(subject: Subject) -> tuple[Case, ...]:
@@ -73,6 +100,23 @@ def _every_pattern(subject: Subject) -> tuple[Case, ...]:
     upstream = "ones" if kernel.differentiable else ""
     plain = plain_case(subject, (1 << fmt.bits,))
     return (msgspec.structs.replace(plain, fill="patterns", upstream=upstream),)
+
+
+def _subnormal_weights(subject: Subject) -> tuple[Case, ...]:
+    """One case in which weights are subnormal or zero, and biases zero, so that no other term hides what is flushed.
+
+    It asks for no gradient: where each term rounds by half of the least number, right sums of many are off by more.
+    """
+    kernel, plain = subject.kernel, plain_case(subject, fixed_shapes(subject.kernel, subject.sizes)[0])
+    shapes = kernel.op.shapes(plain.dims, kernel.op.resolve(plain.params))
+    values: dict[str, str] = {}
+    for operand in kernel.op.operands:
+        if operand.role in ("scale", "shift", "matrix") and operand.name in kernel.operands:
+            fmt, count = formats.named(operand_dtype(plain, operand)), math.prod(shapes[operand.name])
+            least = 0 if operand.role == "shift" and values else (1 << fmt.mantissa_bits) - 1
+            bits = [least - place if place % 16 == 0 else 0 for place in range(count)]
+            values[operand.name] = "".join(f"{max(each, 0):0{fmt.bits // 4}x}" for each in bits)
+    return (msgspec.structs.replace(plain, values=values, upstream=""),) if any(values.values()) else ()
 
 
 def _check(subject: Subject, case: Case) -> float | None:
@@ -112,6 +156,21 @@ def judge_results(
 ) -> float:
     """The largest error of results of given inputs, in ULP; `Broken` if it is beyond the kernel's own limit."""
     return judge_known(subject, case, known(subject, case, inputs, upstream, results))
+
+
+def keeps(
+    subject: Subject,
+    case: Case,
+    inputs: Mapping[str, Tensor | None],
+    upstream: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
+) -> bool:
+    """True if results of given inputs are within the kernel's own limit."""
+    try:
+        judge_results(subject, case, inputs, upstream, results)
+    except Broken:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -157,7 +216,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
     limits = [kernel.limit_of(subject.dtype, of_class, name) for name in truths for of_class in CLASSES]
     least = min((limit for limit in limits if limit is not None), default=math.inf)
-    proven = _proven_within(kernel, problem, results, truths, kinds, least)
+    proven = _proven_within(kernel, subject.dtype, problem, results, truths, kinds, least)
     if proven is not None:
         return proven
     largest = 0.0
@@ -187,6 +246,8 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             if promised is None:
                 continue
             limit = promised * widened
+            if case.fill == CONFIDENT:  # a loss of such a row is what is left of 1, which no format keeps
+                limit += math.inf if name in kernel.op.all_outputs else _ROUNDED_ARGUMENT
             upper = value_of(part.maximum(gate).upper)
             within = upper <= limit and not part.nan
             if not special:
@@ -235,6 +296,7 @@ def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: For
 
 def _proven_within(
     kernel: Kernel,
+    dtype: str,
     problem: Problem,
     results: dict[str, Tensor],
     truths: dict[str, Truth],
@@ -251,7 +313,7 @@ def _proven_within(
     largest = 0.0
     scaled = kernel.op.gate == "scaled"
     if kernel.op.gate == "noise":
-        return _within_noise(kernel, problem, results, truths, kinds, limit)
+        return _within_noise(kernel, dtype, problem, results, truths, kinds, limit)
     for fmt in set(kinds.values()):
         names = [name for name in truths if kinds[name] is fmt]
         if not names:
@@ -284,6 +346,7 @@ def _proven_within(
 
 def _within_noise(
     kernel: Kernel,
+    dtype: str,
     problem: Problem,
     results: dict[str, Tensor],
     truths: dict[str, Truth],
@@ -291,12 +354,12 @@ def _within_noise(
     limit: float,
 ) -> float | None:
     """The same of a program's results, whose errors are told in units of its noise."""
-    largest, dtype = 0.0, next(value.dtype for value in problem.inputs.values() if value is not None)
+    largest = 0.0
     for name, truth in truths.items():
         got = results[name]
         if name in kernel.op.integers:
             got = got if kernel.op.settled is None else kernel.op.settled(problem, name, got)
-        near, floor = truth.for_result(got), kernel.noise_floor(formats.of(dtype).name, name)
+        near, floor = truth.for_result(got), kernel.noise_floor(dtype, name)
         unit = truth.unit(kernel.op.gate_of(name), floor)
         found = errors(got, near.value, kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy)
         upper = found.ulp.abs() + found.width

@@ -3,22 +3,32 @@
 The rows are run all at once, in two halves, one of them alone, and with all others replaced, once by ordinary
 numbers and once by NaN. Outputs and gradients of the data have the same bits each time. A model served in batches
 answers differently when this fails, and a NaN in one request reaches its neighbours.
+
+Rows of a PyTorch function are the indices of each named dimension along which its program makes an output of operands
+at the same index alone. Where it sums, PyTorch may split a sum otherwise for another number of rows: a result of other
+bits is then held to the kernel's limit. Replaced rows change no bit of any kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from verify.cases import Case, counter
+from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.declare.declaration import Kernel
+from verify.laws.accuracy import keeps
 from verify.laws.compare import Comparison, demand_each_same
-from verify.laws.law import Law, Subject
-from verify.laws.locality import data_operands, filled_like, local_results, local_rows, pick_rows
-from verify.measure.call import Unchanged, run_kernel, run_tensors, sent, sent_all
+from verify.laws.law import Law, Subject, plain_case, plain_cases
+from verify.laws.locality import Rows, filled_like, independent_rows, leading_rows
+from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
+from verify.truth.ulp import same_bits
 
 _ROWS = (2, 3, 5, 8, 17, 33, 65)
 _WIDTHS = (3, 1, 8, 65, 257, 1000)
@@ -26,15 +36,30 @@ _DEPTHS = (3, 16, 65, 300)
 
 
 def _space(subject: Subject) -> CaseSpace:
+    shapes: list[tuple[int, ...]]
+    if subject.kernel.op.kind == "graph":
+        op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.name]
+        shapes = [*sizes_of(op, 512)[:3], *(dims for some in long_sizes(op, reach).values() for dims in some[1:2])]
+        return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
     widths = [width for width in _WIDTHS if width <= subject.sizes.width]
-    shapes: list[tuple[int, ...]] = list(product(_ROWS, widths))
+    shapes = list(product(_ROWS, widths))
     if subject.kernel.op.kind == "contraction":
         depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
         shapes = list(product(_ROWS, depths, _ROWS))
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
 
 
+def _applies(subject: Subject) -> str | None:
+    kernel = subject.kernel
+    if kernel.op.kind != "graph" or independent_rows(kernel, plain_case(subject, sizes_of(kernel.op, 512)[0])):
+        return None
+    return "no dimension of this PyTorch function has indices that are independent of each other"
+
+
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    if subject.kernel.op.kind == "graph":
+        plain = plain_cases(subject, chosen)
+        return (*plain, msgspec.structs.replace(plain[0], upstream=""))
     # each number of rows once, and each width (depth) once: the pairs are for the search
     count = max(len(set(sizes)) for sizes in zip(*chosen.shapes, strict=True))
     sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=True)]
@@ -42,66 +67,83 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _check(subject: Subject, case: Case) -> None:
+    graph = subject.kernel.op.kind == "graph"
+    whole = run_kernel(subject.kernel, case, subject.backend.device)
+    for rows in independent_rows(subject.kernel, case) if graph else [leading_rows(subject.kernel, case)]:
+        _check_rows(subject, case, whole, rows)
+
+
+def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) -> None:
     kernel, device = subject.kernel, subject.backend.device
-    whole = run_kernel(kernel, case, device)
-    near = whole.to_read
-    count = case.dims[0]
+    near, count = whole.to_read, belonging.count
     chosen = int(counter.below(case.seed, "batch/row", 1, count)[0])
     half = (count + 1) // 2
-    unchanged, runs, told = Unchanged(), [], []
+    of = {"dimension": belonging.dimension} if belonging.dimension else {}
+    unchanged, runs = Unchanged(), []
+    told: list[tuple[slice, slice, str, tuple[str, str], dict[str, str], Any]] = []
     for rows, label in (
         (slice(0, half), "the first half alone"),
         (slice(half, count), "the second half alone"),
         (slice(chosen, chosen + 1), "one row alone"),
     ):
-        inputs, upstream = pick_rows(kernel, whole.inputs, whole.upstream, rows)
-        originals = {name: value[rows] for name, value in near.upstream.items()}
+        if not _allowed(kernel, case, belonging, rows.stop - rows.start):
+            continue
+        inputs, upstream = belonging.pick(whole.inputs, whole.upstream, rows)
+        originals = {name: belonging.of(name, value, rows) for name, value in near.upstream.items()}
         runs.append(run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals))
         rule = "a row's result depends on how many rows there are"
-        labels, facts = (label, "all rows at once"), {"rows": f"{rows.start} to {rows.stop - 1} of {count}"}
-        told.append((rows, slice(None), rule, labels, facts))
+        labels, facts = (label, "all rows at once"), {**of, "rows": f"{rows.start} to {rows.stop - 1} of {count}"}
+        told.append((rows, slice(None), rule, labels, facts, (inputs, upstream)))
     keep = slice(chosen, chosen + 1)
     for value, label in ((1.5, "other rows 1.5"), (torch.nan, "other rows NaN")):
-        inputs = {
-            name: _replaced(near.inputs[name], keep, value, device) if name in data_operands(kernel) else tensor
-            for name, tensor in whole.inputs.items()
+
+        def replaced(name: str, tensor: Tensor, value: float = value) -> Tensor:
+            changed = filled_like(tensor, value)
+            belonging.of(name, changed, keep).copy_(belonging.of(name, tensor, keep))
+            return changed
+
+        numbers = {name: v for name, v in near.inputs.items() if v is not None and v.is_floating_point()}
+        inputs = whole.inputs | {
+            name: sent(replaced(name, numbers[name]), device) for name in numbers.keys() & belonging.axes.keys()
         }
-        originals = {name: _replaced_here(tensor, keep, value) for name, tensor in near.upstream.items()}
+        originals = {name: replaced(name, tensor) for name, tensor in near.upstream.items()}
         upstream = sent_all(originals, device)
         runs.append(run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals))
         rule = "a row's result depends on the values of other rows"
-        labels, facts = (label, "other rows as drawn"), {"row": f"{chosen} of {count}"}
-        told.append((keep, keep, rule, labels, facts))
-    comparisons = []
-    names = local_results(kernel)
-    found = unchanged.demand(*({name: part[name] for name in names if name in part} for part in runs))
-    for part, (rows, mine, rule, labels, facts) in zip(found, told, strict=True):
-        got, expected = local_rows(kernel, part, mine), _only(local_rows(kernel, near.results, rows))
+        labels, facts = (label, "other rows as drawn"), {**of, "row": f"{chosen} of {count}"}
+        told.append((keep, keep, rule, labels, facts, None))
+    comparisons, summing = [], kernel.op.kind == "graph" and kernel.op.gate != "plain"
+    found = unchanged.demand(*(belonging.local(part, slice(None)) for part in runs))
+    for part, (rows, mine, rule, labels, facts, alone) in zip(found, told, strict=True):
+        got, expected = belonging.local(part, mine), _only(belonging.local(near.results, rows))
+        same = same_bits([got[name] for name in expected], list(expected.values()))
+        if alone and summing and not same and keeps(subject, case, alone[0], alone[1], got):
+            continue
         comparisons.append(Comparison(got, expected, rule, labels, facts))
     demand_each_same(case, comparisons)
+
+
+def _allowed(kernel: Kernel, case: Case, rows: Rows, count: int) -> bool:
+    """True if a declaration takes so many rows."""
+    if kernel.op.kind != "graph":
+        return True
+    dims = tuple(
+        count if name == rows.dimension else size for name, size in zip(kernel.op.dims, case.dims, strict=True)
+    )
+    return count > 0 and kernel.allows(dims)
 
 
 def _only(results: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.contiguous() for name, value in results.items()}
 
 
-def _replaced(tensor: Tensor | None, keep: slice, value: float, device: str) -> Tensor | None:
-    return None if tensor is None else sent(_replaced_here(tensor, keep, value), device)
-
-
-def _replaced_here(tensor: Tensor, keep: slice, value: float) -> Tensor:
-    changed = filled_like(tensor, value)
-    changed[keep] = tensor[keep]
-    return changed
-
-
 LAWS: Sequence[Law] = (
     Law(
         name="batch invariance",
-        rows=True,
         summary="a row's result does not depend on other rows or on how many there are",
         space=_space,
         check=_check,
+        applies=_applies,
         examples=_examples,
         share=0.5,
     ),

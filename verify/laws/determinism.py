@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
-from verify.cases.sizes import Dims, another, shapes_for
+from verify.cases.sizes import Dims, another, shapes_for, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.declare.declaration import Kernel
+from verify.laws.accuracy import judge_measured, keeps
 from verify.laws.compare import demand_same
-from verify.laws.law import Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
 
 # Dims of the case that is called many times: as few elements as have a neighbour, and not those of a fixed case.
 _MANY = {"elementwise": (1, 3), "rowwise": (1, 3), "contraction": (1, 3, 1)}
+_DTYPES = {"elementwise": (3, 37), "rowwise": (3, 37), "contraction": (3, 37, 4)}
 _CALLS = 300
 _SECONDS = 20.0  # for all of them: a call of some kernels takes the interpreter half a second
 
@@ -36,6 +39,8 @@ def _space(subject: Subject) -> CaseSpace:
 
 def _check(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
+    if case.dims == _of_dtypes(kernel):
+        _check_dtypes(subject, case)
     with launched():
         first = run_kernel(kernel, case, device)
         results = first.snapshot()
@@ -67,10 +72,39 @@ def _many(kernel: Kernel) -> Dims:
     return shapes_for(kernel, {kind: (dims,) for kind, dims in _MANY.items()}, 64)[0]
 
 
+def _of_dtypes(kernel: Kernel) -> Dims | None:
+    """The shape that other dtypes have first: one that no fixed case has."""
+    if len(kernel.dtypes) < 2:
+        return None
+    if kernel.op.kind == "graph":
+        return sizes_of(kernel.op, 700)[-2:][0]  # the last one is for comparison
+    return shapes_for(kernel, {kind: (dims,) for kind, dims in _DTYPES.items()}, 64)[0]
+
+
+def _check_dtypes(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    graph = kernel.op.kind == "graph"
+    alone = sizes_of(kernel.op, 700)[-1] if graph else tuple(size + 1 for size in case.dims)
+    for dtype in (*(each for each in kernel.dtypes if each != subject.dtype), subject.dtype):
+        now, device = replace(subject, dtype=dtype), subject.backend.device
+        same, new = plain_case(now, case.dims), plain_case(now, alone)
+        try:
+            judge_measured(now, same, run_kernel(kernel, same, device))
+        except Broken as broken:
+            if (broken.error or 0.0) <= 2 * (broken.limit or 0.0):
+                continue  # a little beyond the limit, or beyond it in a new shape, is the law of accuracy's
+            near = run_kernel(kernel, new, device).to_read
+            if keeps(now, new, near.inputs, near.upstream, near.results):
+                rule = f"{broken.rule} in {dtype}, where another dtype had the shape before"
+                raise broken.restated(rule, case, broken.facts) from None
+
+
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     """Many calls first: they come before what a kernel does only after so many."""
-    first = (plain_case(subject, _many(subject.kernel)),) if _has_time(subject) else ()
-    return (*first, *chosen.each_choice())
+    dtypes = _of_dtypes(subject.kernel)
+    first = [_many(subject.kernel)] if _has_time(subject) else []
+    first += [dtypes] if dtypes else []
+    return (*(plain_case(subject, dims) for dims in first), *chosen.each_choice())
 
 
 def _has_time(subject: Subject) -> bool:

@@ -109,7 +109,7 @@ class Law:
     def reason(self, subject: Subject) -> str | None:
         """Why the law does not apply to a subject; None where it does."""
         if self.rows and subject.kernel.op.kind == "graph":
-            return "what a PyTorch function makes of rows is not known"
+            return "it is about rows of data, which a PyTorch function need not have; its sizes are tried by accuracy"
         return self.applies(subject)
 
     def cases(self, subject: Subject) -> st.SearchStrategy[Case]:

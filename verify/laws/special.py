@@ -7,11 +7,17 @@ kernel's policy flushes them. The sign of a zero counts when the kernel's policy
 
 Two special values never meet in one element: infinity times a number that underflows is a question of what the
 format can hold on the way, on which correct kernels differ.
+
+Of a PyTorch function each operand in turn, weights too, has a NaN or an infinity in one element. PyTorch in float64
+says what an output makes of it, by its default and by its plain kernels for attention. An output that three finite
+numbers in that place do not change keeps its bits where PyTorch keeps its number. Of the others NaN must stay NaN, and
+what both give an infinity for is no number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,16 +26,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.layouts import lay_out
+from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.cases.values import special_patterns
 from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject
-from verify.laws.locality import data_operands, is_packed
-from verify.measure.call import Unchanged, call_tensors, gradients_of, sent_all
+from verify.laws.law import Broken, Law, Subject, plain_cases
+from verify.laws.locality import data_operands, is_packed, reference
+from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import fetched, raw
@@ -44,6 +52,10 @@ _FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
 
 def _space(subject: Subject) -> CaseSpace:
     kind = subject.kernel.op.kind
+    if kind == "graph":
+        op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.name]
+        shapes = [*sizes_of(op, 512)[:4], *(dims for some in long_sizes(op, reach).values() for dims in some[1:3])]
+        return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=("randn",), upstream=("",))
     return space(
         subject.kernel,
         subject.dtype,
@@ -86,7 +98,76 @@ def _specials(fmt: Format, infinite: bool, largest: bool) -> NDArray[Any]:
     return np.array(list(map(fmt.signed, patterns)), dtype=f"int{fmt.bits}")
 
 
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    """Every choice; of a PyTorch function each shape with two places of the special value."""
+    if subject.kernel.op.kind != "graph":
+        return chosen.each_choice()
+    plain = (msgspec.structs.replace(case, upstream="") for case in plain_cases(subject, chosen))
+    return tuple(msgspec.structs.replace(case, seed=seed) for case in plain for seed in (0, 1))
+
+
+_FINITE = (1.0, -3.0, 50.0)  # what is added to an element to see which outputs depend on it
+
+
+def _check_reach(subject: Subject, case: Case) -> None:
+    kernel, device = subject.kernel, subject.backend.device
+    op, policy = kernel.op, kernel.policy
+    inputs = inputs_of(op, msgspec.structs.replace(case, layouts={}), "cpu")
+
+    def run(name: str, place: int, value: float) -> dict[str, Tensor]:
+        given = sent_all(_with(inputs, name, place, value), device)
+        return dict(
+            zip(kernel.outputs, fetched(list(run_tensors(kernel, given, case.params, {}).values())), strict=True)
+        )
+
+    for name in kernel.operands:
+        operand = inputs[name]
+        if operand is None or not operand.is_floating_point() or not operand.numel():
+            continue
+        at = int(counter.below(case.seed, f"special/{name}", 1, operand.numel())[0])
+        held = float(operand.reshape(-1)[at])
+        plain, wide = run(name, at, held), reference(op, inputs)
+        changed = [reference(op, _with(inputs, name, at, held + more)) for more in _FINITE]
+        for value in (math.nan, math.inf, -math.inf):
+            strange = _with(inputs, name, at, value)
+            with sdpa_kernel(SDPBackend.MATH):
+                known = [reference(op, strange)]
+            known.append(reference(op, strange))
+            got = run(name, at, value)
+            for output in (each for each in kernel.outputs if each not in op.integers):
+                depends = torch.stack([one[output] != wide[output] for one in changed]).any(0)
+                one, other = (each[output] for each in known)
+                found = got[output]
+                untouched = ~depends & ((one == wide[output]) | (other == wide[output]))
+                wrong = {
+                    "an output that does not depend on a special value is changed by it": untouched
+                    & ~((found == plain[output]) | (torch.isnan(found) & torch.isnan(plain[output]))),
+                    "an infinity is lost": depends & torch.isinf(one) & (one == other) & torch.isfinite(found),
+                }
+                if policy.nan == "match" and math.isnan(value):
+                    lost = depends & torch.isnan(one) & torch.isnan(other) & ~torch.isnan(found)
+                    wrong["a NaN is lost"] = lost
+                for rule, where in wrong.items():
+                    if bool(where.any()):
+                        index = int(torch.nonzero(where.reshape(-1))[0])
+                        facts = {"planted": f"{value} in {name} {place(operand, at)}"}
+                        facts |= {"at": f"{output} {place(found, index)}", "got": show(found, index)}
+                        raise Broken(rule, case, facts, result=output, index=index)
+
+
+def _with(inputs: Mapping[str, Tensor | None], name: str, place: int, value: float) -> dict[str, Tensor | None]:
+    """The inputs with one element of one operand replaced."""
+    changed = inputs[name]
+    assert changed is not None
+    changed = changed.contiguous().clone()
+    changed.view(-1)[place] = value
+    return {**inputs, name: changed}
+
+
 def _check(subject: Subject, case: Case) -> None:
+    if subject.kernel.op.kind == "graph":
+        _check_reach(subject, case)
+        return
     kernel, device = subject.kernel, subject.backend.device
     rows = kernel.op.kind != "elementwise"
     # planted in the memory of the host: a dozen launches take a GPU longer than the way there
@@ -142,9 +223,9 @@ def _check_zeros(case: Case, judged: Known) -> None:
 LAWS: Sequence[Law] = (
     Law(
         name="special values",
-        rows=True,
         summary="NaN, infinities, zeros, subnormals and the largest numbers give what mathematics says",
         space=_space,
         check=_check,
+        examples=_examples,
     ),
 )

@@ -75,6 +75,7 @@ def measure_kernel(
     notes: list[str] = []
     results: list[Result] = []
     gaps: list[Gap] = []
+    sizes: dict[str, int] = {}
 
     def no_verdict_on(dtype: str, error: TruthError) -> None:
         """A dtype, or what of it was not judged before, has none, which makes the run incomplete."""
@@ -108,6 +109,10 @@ def measure_kernel(
                     _judge(kernel, target, backend, each, seed, notes, calls, trying, begins, judges, forks, unjudged)
         except TruthError as error:
             no_verdict_on(dtype, error)
+        measured = (one.cases for each in judging for one in each.found[KERNEL].values())
+        for case in itertools.chain.from_iterable(measured):
+            for name, size in zip(kernel.op.dims, case.dims, strict=True) if kernel.op.dims else ():
+                sizes[name] = max(size, sizes.get(name, 0))
         for reason, count in unjudged.items():
             judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         try:
@@ -139,6 +144,7 @@ def measure_kernel(
         seconds=round(time.monotonic() - started, 3),
         unmeasured=trying.unmeasured,
         gaps=gaps,
+        sizes={} if kernel.op.examples else sizes,
     )
 
 

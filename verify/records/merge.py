@@ -83,6 +83,7 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
         "notes": list(dict.fromkeys([*one.notes, *two.notes])),
         "unmeasured": [*one.unmeasured, *two.unmeasured],
         "gaps": [*one.gaps, *two.gaps],
+        "sizes": {**one.sizes, **{name: max(size, one.sizes.get(name, 0)) for name, size in two.sizes.items()}},
         "unrepeatable": one.unrepeatable or two.unrepeatable,
         "left": list(dict.fromkeys([*one.left, *two.left])),
         "printed": one.printed.plus(two.printed) if one.printed else two.printed,

@@ -394,6 +394,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     printed: Printed | None = None
     unmeasured: list[Unmeasured] = []
     gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
+    sizes: dict[str, int] = {}  # the largest size of each named dimension that a measured case has
 
 
 def unrepeatable(laws: Sequence[LawRun]) -> str:

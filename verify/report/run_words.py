@@ -39,6 +39,7 @@ from verify.report.words import (
     plural,
     seconds,
     signed_ulp,
+    sizes_tried,
     truth,
     ulp,
 )
@@ -527,6 +528,8 @@ def notes_of(kernel: KernelRun) -> list[str]:
     for each in kernel.left:
         if each.text not in kernel.message:
             found.append(f"its {each.after} {clean(each.text)}")
+    if kernel.sizes:
+        found.append(sizes_tried(kernel.sizes))
     if kernel.printed is not None:
         lines = [line for line in clean_lines(kernel.printed.text) if line] or [""]
         found.append(f"printed {plural(kernel.printed.bytes, 'byte')}: {lines[0][:FIRST]}")

@@ -147,6 +147,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def sizes_tried(sizes: dict[str, int]) -> str:
+    """`sizes up to n 4,097, d 1,024`: of each dimension the largest that was tried."""
+    return "sizes up to " + ", ".join(f"{clean(name)} {size:,}" for name, size in sizes.items())
+
+
 def listed(items: list[str]) -> str:
     """a, b and c."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

@@ -215,37 +215,77 @@ _STARTS = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)
 _TRIES = 200_000
 
 
+@dataclass(frozen=True)
+class Related:
+    """What a condition says of named dimensions: an equality makes two one, `d == 2 * e` says what d is.
+
+    `group` maps each dimension to the first one that it equals, `said` to the expression of those that follow from
+    others. `roots` are the dimensions whose sizes are free.
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[ast.expr, ...]
+    group: Mapping[str, str]
+    said: Mapping[str, ast.expr]
+
+    @staticmethod
+    def by(names: Sequence[str], where: str) -> Related:
+        """Reads a condition."""
+        parts = _conjuncts(where)
+        group = {name: name for name in names}
+        said: dict[str, ast.expr] = {}
+        for part in parts:
+            if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq) and len(part.ops) == 1:
+                ends = (part.left, part.comparators[0])
+                if all(isinstance(end, ast.Name) and end.id in group for end in ends):
+                    first, second = (group[end.id] for end in ends)  # type: ignore[attr-defined]
+                    group = {name: first if root == second else root for name, root in group.items()}
+                elif isinstance(ends[0], ast.Name) and _names(ends[1]) and not {ends[0].id, *said} & _names(ends[1]):
+                    said.setdefault(ends[0].id, ends[1])
+        said = {name: body for name, body in said.items() if list(group.values()).count(group[name]) == 1}
+        return Related(tuple(names), tuple(parts), group, said)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The dimensions whose sizes are free, in order."""
+        return tuple(dict.fromkeys(root for name, root in self.group.items() if name not in self.said))
+
+    def fits(self, root: str, size: int) -> bool:
+        """True if the conditions on this dimension alone allow the size."""
+        return all(_value(part, {root: size}) for part in self.parts if _names(part) == {root})
+
+    def dims(self, size: Mapping[str, int]) -> Shape:
+        """The sizes of all dimensions from those of the roots."""
+        sizes = {name: size[self.group[name]] for name in self.names if name not in self.said}
+        return tuple(sizes[name] if name in sizes else int(_value(self.said[name], sizes)) for name in self.names)
+
+    def starts(self) -> tuple[int, ...]:
+        """Sizes to try: the usual ones, those that the condition names, and multiples of each modulus."""
+        nodes = [node for part in self.parts for node in ast.walk(part)]
+        named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)}
+        moduli = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
+        named |= {
+            times * node.value
+            for node in moduli
+            if isinstance(node, ast.Constant) and isinstance(node.value, int)
+            for times in (2, 3, 4, 8)
+        }
+        return (*_STARTS, *sorted(each for each in named if each > 0 and each not in _STARTS))
+
+
 def sizes_within(
     names: Sequence[str], allowed: Callable[[Shape], bool] | None, elements: int, where: str = ""
 ) -> Iterable[Shape]:
-    """Sizes of the named dimensions that a declaration allows, the plainest first: small, not round, no two alike.
+    """Yields sizes of the named dimensions that a declaration allows, the plainest first.
 
-    A condition in `where` about one dimension narrows its sizes, an equality of two makes them one, and one such as
-    `d == 2 * e` says what a dimension is.
+    Plain sizes are small, not round, and no two of them are alike.
     """
-    parts = _conjuncts(where)
-    group = {name: name for name in names}
-    said: dict[str, ast.expr] = {}
-    for part in parts:
-        if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq) and len(part.ops) == 1:
-            ends = (part.left, part.comparators[0])
-            if all(isinstance(end, ast.Name) and end.id in group for end in ends):
-                first, second = (group[end.id] for end in ends)  # type: ignore[attr-defined]
-                group = {name: first if root == second else root for name, root in group.items()}
-            elif isinstance(ends[0], ast.Name) and _names(ends[1]) and not {ends[0].id, *said} & _names(ends[1]):
-                said.setdefault(ends[0].id, ends[1])
-    said = {name: body for name, body in said.items() if list(group.values()).count(group[name]) == 1}
-    roots = list(dict.fromkeys(root for name, root in group.items() if name not in said))
-    mentioned = {node.value for part in parts for node in ast.walk(part) if isinstance(node, ast.Constant)}
-    starts = (
-        *_STARTS,
-        *sorted(each for each in mentioned if isinstance(each, int) and each > 0 and each not in _STARTS),
-    )
+    related = Related.by(names, where)
+    roots, starts = related.roots, related.starts()
     choices = []
     for place, root in enumerate(roots):
         turned = starts[place % 3 :] + starts[: place % 3]
-        about = [part for part in parts if _names(part) == {root}]
-        choices.append([size for size in turned if all(_value(part, {root: size}) for part in about)])
+        choices.append([size for size in turned if related.fits(root, size)])
     if not all(choices):
         return
     widths = tuple(map(len, choices))
@@ -255,12 +295,50 @@ def sizes_within(
             if found:
                 return
             continue
-        size = {root: choices[n][place] for n, (root, place) in enumerate(zip(roots, places, strict=True))}
-        sizes = {name: size[group[name]] for name in names if name not in said}
-        dims = tuple(sizes[name] if name in sizes else int(_value(said[name], sizes)) for name in names)
+        dims = related.dims(
+            {root: choices[n][place] for n, (root, place) in enumerate(zip(roots, places, strict=True))}
+        )
         if 0 < math.prod(dims) <= max(elements, 1) ** 2 and (allowed is None or allowed(dims)):
             found = True
             yield dims
+
+
+_NEAR = 512  # sizes that are tried from a wanted one upward
+
+
+def sizes_alone(
+    names: Sequence[str], allowed: Callable[[Shape], bool] | None, where: str, base: Shape, wanted: Sequence[int]
+) -> Iterable[tuple[str, list[Shape]]]:
+    """Yields each free dimension with the sizes at which it alone is large; the others are as in `base`.
+
+    For each wanted number that is the first allowed size from there on, or else the last one below it, down to the
+    wanted number before. Where the condition does not allow one dimension to be large alone, the others grow with it.
+    """
+    related = Related.by(names, where)
+    small = dict(zip(names, base, strict=True))
+    small = {root: small[root] for root in related.roots}
+
+    def fitting(root: str, size: int) -> Shape | None:
+        if not related.fits(root, size):
+            return None
+        together = {each: size if related.fits(each, size) else least for each, least in small.items()}
+        for sizes in (small | {root: size}, together):
+            dims = related.dims(sizes)
+            if min(dims) > 0 and (allowed is None or allowed(dims)):
+                return dims
+        return None
+
+    for root in related.roots:
+        found: dict[Shape, None] = {}
+        before = small[root]
+        for size in wanted:
+            near = (*range(size, size + _NEAR), *range(size - 1, before, -1))
+            dims = next((dims for each in near if (dims := fitting(root, each)) is not None), None)
+            if dims is None:
+                break
+            found[dims] = None
+            before = size
+        yield root, list(found)
 
 
 def _names(node: ast.AST) -> set[str]:

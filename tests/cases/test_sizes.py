@@ -1,0 +1,86 @@
+"""Sizes of a PyTorch function's named dimensions: which a declaration allows, and where one of them is long."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+import verify
+from verify.backends import Backend
+from verify.cases.plan import plan
+from verify.cases.sizes import REACHES, REACHES_OF_LAWS, Reach, long_sizes, sizes_of, work_of
+from verify.laws import accuracy
+from verify.laws.engine import PROFILES
+from verify.laws.law import Subject
+from verify.ops.graph.shapes import sizes_alone
+
+FAR = Reach(1 << 30, 1 << 20, 1 << 20)
+
+
+def test_each_dimension_alone_is_one_beyond_a_block_and_the_others_stay() -> None:
+    found = dict(sizes_alone(("n", "d"), None, "", (2, 3), (65, 1025)))
+    assert found == {"n": [(65, 3), (1025, 3)], "d": [(2, 65), (2, 1025)]}
+
+
+def test_a_condition_narrows_the_long_sizes_and_names_others() -> None:
+    where = "d % 16 == 0 and d <= 512 and k == 2 * d and n <= 100"
+    found = dict(sizes_alone(("n", "d", "k"), holding(where, "n d k"), where, (3, 16, 32), (65, 129, 1025)))
+    assert found == {"n": [(65, 16, 32), (100, 16, 32)], "d": [(3, 80, 160), (3, 144, 288), (3, 512, 1024)]}
+
+
+def test_dimensions_that_are_not_long_alone_grow_together() -> None:
+    found = dict(sizes_alone(("n", "k"), holding("k <= n", "n k"), "k <= n", (3, 2), (65,)))
+    assert found == {"n": [(65, 2)], "k": [(65, 65)]}
+
+
+def holding(where: str, names: str):  # type: ignore[no-untyped-def]
+    from verify.ops.graph.shapes import holds
+
+    return lambda dims: holds(where, dict(zip(names.split(), dims, strict=True)))
+
+
+def test_multiples_of_a_modulus_are_among_the_sizes() -> None:
+    kernel = verify.kernel(like=torch.exp, shapes={"x": "n d"}, where="d % 24 == 0", dtypes=["float32"])(exp)
+    assert {24, 48, 72} <= {d for _, d in sizes_of(kernel.op, 1 << 12)}
+
+
+def exp(x):
+    return torch.exp(x)
+
+
+def attention(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+CAUSAL = verify.kernel(like=attention, shapes=dict.fromkeys("qkv", "b h t c"), dtypes=["float32"])(attention)
+ROWS = verify.kernel(like=torch.exp, shapes={"x": "n d"}, dtypes=["float32", "float64"])(exp)
+
+
+def test_what_a_case_costs_follows_from_the_program() -> None:
+    """Scores of t queries and t keys: four times as many for twice the length, and no longer case than allowed."""
+    costs = [work_of(CAUSAL.op, (1, 1, t, 3)) for t in (1024, 2048)]
+    assert 3.5 < costs[1] / costs[0] < 4.5
+    for reach in (REACHES["interpreter"], REACHES_OF_LAWS["cuda"]):
+        found = long_sizes(CAUSAL.op, reach)
+        assert all(work_of(CAUSAL.op, dims) <= reach.work for some in found.values() for dims in some)
+    assert max(dims[2] for dims in long_sizes(CAUSAL.op, REACHES_OF_LAWS["interpreter"])["t"]) == 257
+    assert max(dims[2] for dims in long_sizes(CAUSAL.op, FAR)["t"]) >= 4097
+
+
+def test_rows_are_fewer_than_columns_where_each_may_be_a_program() -> None:
+    found = long_sizes(ROWS.op, REACHES_OF_LAWS["interpreter"])
+    assert {name: some[-1] for name, some in found.items()} == {"n": (257, 3), "d": (2, 65_537)}
+
+
+def test_a_run_and_the_law_of_accuracy_try_long_dimensions(backend: Backend) -> None:
+    planned = {case.dims for case in plan(ROWS, "float32", backend.name, 0)[0].cases}
+    assert {129, 4097} <= {d for _, d in planned} and 257 in {n for n, _ in planned}
+    subject = Subject(ROWS, "float32", backend, PROFILES["ci"].sizes[backend.name])
+    [law] = [each for each in accuracy.LAWS if each.name == "accuracy"]
+    tried = {case.dims for case in law.fixed(subject)}
+    assert {65, 129, 1025, 4097, 65_537} <= {d for _, d in tried}
+    assert all(d <= 64 or n <= 64 for n, d in planned | tried)
+
+
+def test_float64_has_long_dimensions_only_where_it_is_alone(backend: Backend) -> None:
+    assert max(max(case.dims) for case in plan(ROWS, "float64", backend.name, 0)[0].cases) < 65
