@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.declare.declaration import Kernel
+from verify.measure.blind import blind_spots as named_errors
 from verify.measure.judge import judge_result
 from verify.measure.result import check_limit
 from verify.measure.trivial import trivial_answers
@@ -28,13 +29,15 @@ Results = Mapping[str, Tensor]
 class Judgement:
     """Says whether one result of one kernel passes, the figure that decides it, and its share of open elements.
 
-    `right` says that the result is the truth, rounded: such zeros are no breakage.
+    `right` says that the result is the truth, rounded: such zeros are no breakage. `vacuous` says that it is within the
+    limit, and that trivial answers would be too.
     """
 
     passes: bool
     figure: float
     open: float = 0.0
     right: bool = False
+    vacuous: bool = False
 
 
 def judge(
@@ -78,6 +81,7 @@ def judge(
             math.nan if upper is None else value_of(upper),
             judged.tallies[0].open / max(figures.n, 1),
             not figures.misrounded and not figures.undecided and value_of(figures.max_ulp) <= 0.5,
+            checked.status == "vacuous",
         )
 
     return {label: {name: one(name, got) for name, got in each.items()} for label, each in candidates.items()}

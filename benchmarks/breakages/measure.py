@@ -336,8 +336,10 @@ def _twins(candidates: Mapping[str, Results]) -> dict[str, str]:
 
 
 def _outcome(breakage: str, name: str, inputs: str, found: Mapping[str, Judgement]) -> Outcome:
+    # a verdict on demanding inputs alone need not tell an honest kernel from zeros; one on ordinary inputs has to
+    excused = not breakage and inputs != INPUTS[0]
     results = {
-        result: (each.passes, number(each.figure))
+        result: (each.passes or (excused and each.vacuous), number(each.figure))
         for result, each in found.items()
         if not (breakage in EACH_RESULT and each.right)
     }
