@@ -30,7 +30,7 @@ class Judgement:
     """Says whether one result of one kernel passes, the figure that decides it, and its share of open elements.
 
     `right` says that the result is the truth, rounded: such zeros are no breakage. `vacuous` says that it is within the
-    limit, and that trivial answers would be too.
+    limit, and that trivial answers would be too. `rms` is the root mean square of what noise and rounding explain.
     """
 
     passes: bool
@@ -38,6 +38,7 @@ class Judgement:
     open: float = 0.0
     right: bool = False
     vacuous: bool = False
+    rms: float = 0.0
 
 
 def judge(
@@ -80,8 +81,9 @@ def judge(
             checked.status == "ok",
             math.nan if upper is None else value_of(upper),
             judged.tallies[0].open / max(figures.n, 1),
-            not figures.misrounded and not figures.undecided and value_of(figures.max_ulp) <= 0.5,
+            not figures.misrounded and value_of(figures.max_ulp) <= 0.5,
             checked.status == "vacuous",
+            figures.rms or 0.0,
         )
 
     return {label: {name: one(name, got) for name, got in each.items()} for label, each in candidates.items()}

@@ -34,6 +34,7 @@ BREAKAGES = (
     "constant 1% off",
     "own fault",
 )
+BELOW = 1.2  # of what noise and rounding explain: what honest kernels reach
 HONEST_SUMS = {
     "sequential": Sums("sequential"),
     "reversed": Sums("reversed"),
@@ -54,6 +55,12 @@ class Outcome(msgspec.Struct, frozen=True):
     breakage: str = ""  # a column of the table; empty for an honest kernel
     results: dict[str, tuple[bool, Number]] = {}
     open: float = 0.0  # the largest share of elements of a result that the truth leaves open
+    rms: float = 0.0  # the largest of results that pass, in what noise and rounding explain
+
+    @property
+    def below_noise(self) -> bool:
+        """True if a broken kernel moves the results that pass by no more than an honest one: no accuracy sees it."""
+        return self.rms <= BELOW
 
     @property
     def passes(self) -> bool:
@@ -343,7 +350,8 @@ def _outcome(breakage: str, name: str, inputs: str, found: Mapping[str, Judgemen
         for result, each in found.items()
         if not (breakage in EACH_RESULT and each.right)
     }
-    return Outcome(name, inputs, breakage, results, max((each.open for each in found.values()), default=0.0))
+    rms = max((each.rms for result, each in found.items() if results.get(result, (False,))[0]), default=0.0)
+    return Outcome(name, inputs, breakage, results, max((each.open for each in found.values()), default=0.0), rms)
 
 
 def _taking(names: Sequence[str]) -> Callable[..., Any]:

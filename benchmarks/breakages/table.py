@@ -52,7 +52,9 @@ class Summary:
 
 def summary(measured: Sequence[Measured], blind: Collection[str] = ()) -> Summary:
     """Judges the limits. `blind` holds blind spots, as `program: breakage`, besides those that the yardstick names."""
-    slipped = [(f"{each.program}: {one.name}", one.name in each.blind) for each, one in _slipped(measured)]
+    slipped = [
+        (f"{each.program}: {one.name}", one.below_noise or one.name in each.blind) for each, one in _slipped(measured)
+    ]
     named = [text for text, known in slipped if known or text in blind]
     return Summary(
         programs=len(measured),

@@ -424,6 +424,8 @@ class _Like:
             bound = found[name].bound
             assert bound is not None
             mask = (each.deviation > 0) & ~(bound <= _NARROW * each.deviation)
+            if each.value is not None:  # of an interval without a bound the middle is any number
+                mask |= (found[name].value - each.value).abs() > each.deviation
             if bool(mask.any()):
                 wide[name] = mask
         if not wide:
@@ -534,10 +536,13 @@ class _Like:
                 if isinstance(span, Span):
                     face, least, most = faces[name], span.lo, span.hi
                     if self.by_noise:
-                        seen, moved = noise[name], torch.zeros_like(face.lo)
+                        seen, room = noise[name], noise[name].deviation
+                        assert seen.value is not None
                         if seen.spread is not None and seen.other is not None:
-                            moved = torch.maximum(seen.spread, 2 * (seen.other - face.mid()).abs().nan_to_num(0.0))
-                        least, most = torch.maximum(least, face.lo - moved), torch.minimum(most, face.hi + moved)
+                            room = torch.maximum(seen.spread, 2 * (seen.other - seen.value).abs().nan_to_num(0.0))
+                        least = torch.maximum(least, seen.value - room)
+                        most = torch.minimum(most, seen.value + room)
+                        face = Span(seen.value - seen.deviation, seen.value + seen.deviation)
                     wide = (most - least) > 4 * (face.hi - face.lo) + 2.0**-40 * face.mid().abs()
                     found[name] = wide, least, most
         return found
