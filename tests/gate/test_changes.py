@@ -58,6 +58,15 @@ def test_a_new_bound_carries_its_evidence() -> None:
     assert (new.properties, new.reason, new.basis) == ({"run": HASH}, "first measured", ALL)
 
 
+@pytest.mark.parametrize("status", ["vacuous", "undecided"])
+def test_no_bound_rests_on_a_result_without_a_verdict(status: str) -> None:
+    records = [run(kernel(result(0.7, status=status)))]
+    found = propose(records, book())
+    assert found.changes == () and [(row.status, row.reason) for row in found.left] == [(status, "zeros would pass")]
+    with pytest.raises(UsageError, match=f"gelu/y/bfloat16/all is {status} and cannot be accepted: zeros would pass"):
+        accept("gelu/y/bfloat16/all", "why not", records, book(bound(2.0)), today=TODAY)
+
+
 @pytest.mark.parametrize(
     ("value", "basis", "old", "expected"),
     [

@@ -13,7 +13,7 @@ from typing import Literal
 from verify.errors import UsageError
 from verify.gate import verdict as gate
 from verify.gate.bounds import MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
-from verify.gate.verdict import Row, Status, Verdict
+from verify.gate.verdict import Row, Verdict
 from verify.records.readings import Key, Reading, date_of, inputs, leading, readings
 from verify.records.record import Run
 
@@ -176,14 +176,8 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
 
 
 def _usable(found: Iterable[Reading]) -> list[Reading]:
-    """Readings that a bound may rest on: finite, without a flaw, of a known machine and a known question."""
-    unfit: set[Status] = {"nonfinite", "incomparable"}
-    kept = []
-    for reading in found:
-        status, _ = gate.fitness(reading)
-        if status not in unfit:
-            kept.append(reading)
-    return kept
+    """Readings that a bound may rest on: proven, finite, without a flaw, of a known machine and a known question."""
+    return [reading for reading in found if gate.fitness(reading)[0] == "ok"]
 
 
 def _bound(row: Row, reading: Reading, value: float, reason: str) -> Bound:

@@ -190,6 +190,8 @@ def _pair(question: _Question, base: Reading | None, head: Reading | None, arch:
         bits = "identical" if base.bits == head.bits else "changed"
     before, after = _size(base.value), _size(head.value)
     change = "same" if before == after else "worse" if after > before else "better"
+    if head.why and change != "worse":  # no verdict is no pass
+        return Pair(key, source, base, head, "incomparable", bits, f"head is {head.status}: {head.why}")
     return Pair(key, source, base, head, change, bits)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from verify.gate.bounds import Bound
 from verify.gate.verdict import SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading, inputs
-from verify.records.record import Worst, number, replay_command, value_of
+from verify.records.record import UNPROVEN, Worst, number, replay_command, value_of
 from verify.report import run_words, words
 from verify.truth.figure import shown
 
@@ -62,6 +62,8 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
         "breached": "bound",
         "incomparable": "result",
         "unused": "bound",
+        "undecided": "result",
+        "vacuous": "result",
         "new": "result",
     }[status]
     said = {
@@ -69,6 +71,8 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
         "breached": " breached",
         "incomparable": " cannot be compared",
         "unused": " not measured",
+        "undecided": " undecided",
+        "vacuous": " vacuous",
         "new": " without a bound",
     }[status]
     return words.plural(count, what) + said
@@ -186,6 +190,8 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     if "crashed" in found:
         name = next(row.key.kernel for row in verdict.rows if row.status == "crashed")
         return f"verify gate {files} --kernel {shlex.quote(name)}"
+    if found & set(UNPROVEN):
+        return f"verify report {files.split(' ', 1)[0]}"
     if "new" in found or "improved" in found:
         return f"verify bounds propose {files}"
     if "incomparable" in found:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from verify.records.record import ORDINARY, Figures, Gate, Number, Result, value_of
-from verify.report.words import ulp
+from verify.report.words import clean, ulp
 
 # by gate, an error that is none beside another; by how much one is worse that is worth a word
 NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
@@ -57,3 +57,25 @@ def beside_pytorch(result: Result) -> str:
         if each.reason and not theirs <= result.limit:
             return ", as PyTorch"
     return ""
+
+
+# How `verify.measure.result` begins to say that a trivial answer is right; else `Result.trivial` is a reason.
+RIGHT = "on ordinary inputs "
+
+
+def result_notes(result: Result) -> list[str]:
+    """What a reader has to know of a result that is in order: accepted vacuous limits, right trivial answers."""
+    if not result.trivial:
+        return []
+    accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
+    return [clean(f"{result.output} {result.dtype}: {accepted}{result.trivial}")]
+
+
+def remedy(result: Result) -> str:
+    """What a project can do about a result without a verdict."""
+    limit = "max_noise=" if result.gate == "noise" else "max_ulp="
+    known = 2 * result.figures.open <= result.figures.n
+    if result.status == "undecided":
+        return f"other inputs, or a larger {limit} that the result is proven to keep" if known else "other inputs"
+    declared = f'other inputs, or vacuous={{"{clean(result.output)}": "REASON"}} in the declaration'
+    return f"a stricter {limit}, {declared}" if known else declared

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.record import (
+    UNPROVEN,
     ClassFigures,
     Figures,
     KernelRun,
@@ -21,6 +22,7 @@ from verify.records.record import (
 )
 from verify.report import run_words, words
 from verify.report.html import against, curve_plot, plot
+from verify.report.judged import remedy
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -94,6 +96,7 @@ class ResultView:
     misrounded_share: str
     nonfinite: str
     reason: str
+    remedy: str
     truth: str
     scaled: bool
     baseline: str
@@ -261,6 +264,7 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         misrounded_share=words.share(missed, n),
         nonfinite=f"{result.figures.nonfinite:,}" if result.figures.nonfinite else "",
         reason=words.clean(result.reason),
+        remedy=remedy(result) if result.status in UNPROVEN else "",
         truth=_truth(result),
         scaled=scaled,
         baseline=baseline if baseline in ("", "NaN") else baseline + unit,

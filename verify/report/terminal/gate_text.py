@@ -15,7 +15,15 @@ from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_LINES = 12  # lines of one status without figures
 
-SIGN: dict[str, str] = {"ok": "ok", "improved": "ok", "breached": "wrong", "nonfinite": "wrong", "crashed": "wrong"}
+SIGN: dict[str, str] = {
+    "ok": "ok",
+    "improved": "ok",
+    "breached": "wrong",
+    "nonfinite": "wrong",
+    "crashed": "wrong",
+    "undecided": "undecided",
+    "vacuous": "vacuous",
+}
 STYLE = {"ok": "green", "improved": "green", "breached": "bold red", "nonfinite": "bold red", "crashed": "bold red"}
 PENDING = "yellow"
 

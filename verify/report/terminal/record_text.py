@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from verify.records.record import KernelRun, LawRun, Result, Run, replay_command, value_of
 from verify.report import findings, run_words, words
+from verify.report.judged import remedy
 from verify.report.signs import STANDING, STYLES, Signs
 from verify.report.terminal.text_page import Terminal
 
@@ -57,6 +58,14 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
         console.print()
         rest = words.plural(len(broken) - MOST_BLOCKS, "more broken law")
         _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+    unproven = findings.unproven(run)
+    for found in unproven[:MOST_BLOCKS]:
+        _unproven(console, found, signs)
+    if len(unproven) > MOST_BLOCKS:
+        console.print()
+        _indented(
+            console, f"{signs.ellipsis} {len(unproven) - MOST_BLOCKS:,} more without a verdict; the record has them"
+        )
     closing = run_words.next_command(run, record=record)
     for kernel in run_words.failures(run):
         _failure(console, kernel, signs, closing)
@@ -93,6 +102,16 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
         _field(console, "besides", besides)
     if worst is not None:
         _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
+
+
+def _unproven(console: Console, found: run_words.Found, signs: Signs) -> None:
+    """A result that is neither right nor wrong, and what can be done about that."""
+    result = found.result
+    _heading(console, result.status, run_words.title(found.kernel, result), result.status, signs)
+    _field(console, "why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}")
+    if found.also:
+        _field(console, "also", findings.also(found, dash=signs.dash))
+    _field(console, "next", remedy(result))
 
 
 def _why(result: Result, signs: Signs) -> tuple[str, str]:
