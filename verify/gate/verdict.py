@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Literal
+from typing import Literal, get_args
 
 from verify.errors import INCOMPLETE as UNDECIDED
 from verify.errors import PASS, WRONG, UsageError
@@ -17,34 +17,20 @@ from verify.gate.bounds import MARGIN, Book, Bound, tightens
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
 from verify.records.record import UNPROVEN, KernelRun, Run
 
-Status = Literal[
-    "ok",
-    "improved",
-    "waived",
-    "breached",
-    "new",
-    "vacuous",
-    "undecided",
-    "unused",
-    "incomparable",
-    "nonfinite",
+Status = Literal[  # the most serious first: of several readings of one key the worst decides
     "crashed",
+    "nonfinite",
+    "breached",
+    "incomparable",
+    "unused",
+    "undecided",
+    "vacuous",
+    "new",
+    "waived",
+    "improved",
+    "ok",
 ]
-
-# the most serious first: of several readings of one key the worst decides
-SEVERITY: tuple[Status, ...] = (
-    "crashed",
-    "nonfinite",
-    "breached",
-    "incomparable",
-    "unused",
-    "undecided",
-    "vacuous",
-    "new",
-    "waived",
-    "improved",
-    "ok",
-)
+SEVERITY: tuple[Status, ...] = get_args(Status)
 BREACH: frozenset[Status] = frozenset({"crashed", "nonfinite", "breached"})
 INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "undecided", "vacuous", "new"})
 

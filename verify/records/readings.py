@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verify.records.record import (
-    UNPROVEN,
     Basis,
     Figures,
     Gate,
@@ -74,7 +73,7 @@ class Reading:
     created: str
     flaw: str = ""
     status: ResultStatus = "ok"  # of the whole result, by the limit that its kernel declares
-    why: str = ""  # the reason of a vacuous or undecided result
+    why: str = ""  # the reason of a status other than "ok"
 
     @property
     def one_upstream(self) -> bool:
@@ -135,7 +134,7 @@ def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, st
             created=created,
             flaw=_flaw(result, part.figures, value),
             status=result.status,
-            why=result.reason if result.status in UNPROVEN else "",
+            why=result.reason,
         )
 
 

@@ -57,23 +57,14 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
     if status == "crashed":
         kernels = len({(row.key.arch, row.key.kernel) for row in rows})
         return f"{words.plural(kernels, 'kernel')} failed"
-    what = {
-        "nonfinite": "NaN or infinite result",
-        "breached": "bound",
-        "incomparable": "result",
-        "unused": "bound",
-        "undecided": "result",
-        "vacuous": "result",
-        "new": "result",
-    }[status]
-    said = {
-        "nonfinite": "",
-        "breached": " breached",
-        "incomparable": " cannot be compared",
-        "unused": " not measured",
-        "undecided": " undecided",
-        "vacuous": " vacuous",
-        "new": " without a bound",
+    what, said = {
+        "nonfinite": ("NaN or infinite result", ""),
+        "breached": ("bound", " breached"),
+        "incomparable": ("result", " cannot be compared"),
+        "unused": ("bound", " not measured"),
+        "undecided": ("result", " undecided"),
+        "vacuous": ("result", " vacuous"),
+        "new": ("result", " without a bound"),
     }[status]
     return words.plural(count, what) + said
 
@@ -195,7 +186,8 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     if "new" in found or "improved" in found:
         return f"verify bounds propose {files}"
     if "incomparable" in found:
-        return f"verify bounds propose {files}"
+        gates = [(row.bound.gate, row.leading.gate) for row in verdict.rows if row.bound and row.leading]
+        return f"verify bounds propose {files}" + " --move 'REASON'" * any(old != new for old, new in gates)
     return "verify run --json RUN.json" if found & {"unused"} or not found else "verify bounds review"
 
 
