@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from verify.records.record import ORDINARY, Figures, Gate, Number, Result, value_of
-from verify.report.words import clean, ulp
+from verify.report.words import clean, decimal, share, ulp
+from verify.truth.figure import UNIT, shown, signed
 
 # by gate, an error that is none beside another; by how much one is worse that is worth a word
 NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
@@ -57,6 +58,24 @@ def beside_pytorch(result: Result) -> str:
         if each.reason and not theirs <= result.limit:
             return ", as PyTorch"
     return ""
+
+
+def limit_of(result: Result) -> str:
+    """`8× noise or 4 ULP`, `4 ULP`."""
+    also = "" if result.ulp_limit is None else f" or {decimal(result.ulp_limit)} ULP"
+    return f"{decimal(result.limit)}{UNIT[result.gate]}{also}"
+
+
+def on_average(result: Result) -> str:
+    """`rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch`: ordinary inputs, if there are any."""
+    part = next((each for each in result.classes if each.name == ORDINARY), result)
+    own, theirs, parts = part.figures, part.baseline, []
+    if own.weighed and own.rms is not None:
+        of = {"noise": ""}.get(result.gate, " ULP")
+        parts.append(f"rms {shown(own.rms)}{of}, bias {signed(own.bias or 0.0)} +- {shown(own.bias_error or 0.0)}{of}")
+    beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
+    parts.append(f"misrounded {share(own.misrounded, own.n)}{beside}")
+    return "; ".join(parts) + beside_pytorch(result).replace(", ", "; ", 1)
 
 
 # How `verify.measure.result` begins to say that a trivial answer is right; else `Result.trivial` is a reason.

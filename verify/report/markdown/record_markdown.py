@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from verify.records.record import CLASSES, RESULT_STATUSES, KernelRun, LawRun, Result, Run, replay_command
 from verify.report import findings, run_words, words
-from verify.report.judged import remedy, result_notes
+from verify.report.judged import limit_of, on_average, remedy, result_notes
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
 from verify.report.run_words import Found
 from verify.report.signs import GLYPHS, STANDING
@@ -58,7 +58,7 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     # a long table must not crowd out the worst inputs
     share = 0.6 if wrong or failed or unproven else 1.0
     budget.fill([line for rank, line in rows if rank < RANK["ok"]], "rows", head=HEADER, foot=_notes(run), share=share)
-    budget.fill(wrong, "wrong results")
+    budget.fill(wrong, "wrong results", share=0.95)  # what follows needs room to say how much of it is left out
     budget.fill(unproven, "results without a verdict")
     budget.fill(failed, "failed kernels")
     judged = [(kernel, result) for kernel in run.kernels if not kernel.peer for result in kernel.results]
@@ -195,8 +195,9 @@ def _worst(found: Found) -> str:
     figure = maximum if maximum == "NaN" else f"{maximum}{words.UNIT[result.gate]}"
     name = " ".join(code(part) for part in (run_words.name_of(kernel), result.output, result.dtype))
     facts = [
-        ("limit", f"{words.decimal(result.limit)}{words.UNIT[result.gate]}"),
+        ("limit", limit_of(result)),
         ("max", f"{figure}, {words.basis_of(result)}"),
+        ("on average", inert(on_average(result))),
     ]
     if worst is not None:
         where = run_words.index_text(worst)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from verify.records.record import KernelRun, LawRun, Result, Run, replay_command, value_of
 from verify.report import findings, run_words, words
-from verify.report.judged import remedy
+from verify.report.judged import limit_of, on_average, remedy
 from verify.report.signs import STANDING, STYLES, Signs
 from verify.report.terminal.text_page import Terminal
 
@@ -98,8 +98,8 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
             _field(console, "error", run_words.error_text(worst, result.gate))
     if found.also:
         _field(console, "also", findings.also(found, dash=signs.dash))
-    elif besides:
-        _field(console, "besides", besides)
+    else:
+        _field(console, "besides", "; ".join(filter(None, [besides, on_average(result)])))
     if worst is not None:
         _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
 
@@ -111,6 +111,7 @@ def _unproven(console: Console, found: run_words.Found, signs: Signs) -> None:
     _field(console, "why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}")
     if found.also:
         _field(console, "also", findings.also(found, dash=signs.dash))
+    _field(console, "besides", f"limit {limit_of(result)}; {on_average(result)}")
     _field(console, "next", remedy(result))
 
 
@@ -121,7 +122,7 @@ def _why(result: Result, signs: Signs) -> tuple[str, str]:
     size = value_of(run_words.judged(result.figures, result.gate).maximum)
     said = [] if maximum == "NaN" else [f"max {maximum}{unit}"]
     if said and not (result.reason and size > result.limit):
-        said.append(f"limit {words.decimal(result.limit)}{unit}")
+        said.append(f"limit {limit_of(result)}")
     elif result.reason:
         said = []
     if result.figures.nonfinite and (math.isfinite(size) or not result.reason):
