@@ -393,7 +393,8 @@ def wrong_words(result: Result) -> str:
         if worst is None or not result.reason.startswith("wrong at"):
             return "wrong"
         at = [text.partition(" ")[0] for text in worst.inputs.values() if not _is_finite(text)]
-        return f"{_short(worst.got)} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
+        shown = "NaN" if worst.got == "nan" else clean(worst.got)
+        return f"{shown} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
     if worst is None or of == ORDINARY:
         return f"wrong on {of} inputs"
     got = decimal(worst.got)
@@ -403,10 +404,6 @@ def wrong_words(result: Result) -> str:
     if largest > HUGE and (got == 0 or not math.isfinite(got)):
         return f"overflows at {largest:.1g}"
     return "loses the tail" if got == 0 and decimal(worst.truth) else f"wrong on {of} inputs"
-
-
-def _short(got: str) -> str:
-    return "NaN" if got == "nan" else clean(got)
 
 
 def _is_finite(text: str) -> bool:
