@@ -91,14 +91,14 @@ def test_results_without_a_verdict_say_why_and_what_to_do() -> None:
     assert [(each.result.output, also(each)) for each in unproven(run)] == [("dx", "dx float16"), ("y", "")]
     text = " ".join(record_text.render(run, Terminal(120)).split())
     page, comment = record_html.render(run), record_markdown.render(run)
-    advice = 'a stricter max_noise=, other inputs, or vacuous={"dx": "REASON"} in the declaration'
+    advice = 'a stricter max_noise= or max_ulp=, other inputs, or vacuous={"dx": "REASON"} in the declaration'
     figures = "limit 8× noise or 4 ULP; rms 1.3, bias -0.02 +- 0.01; misrounded"
     assert f"○ vacuous eager_gelu dx bfloat16 why zeros would pass; all 2^16 also dx float16 besides {figures}" in text
     assert f" next {advice}" in text
-    assert "? undecided eager_gelu y bfloat16 why open;" in text and "larger max_noise=" in text
+    assert "? undecided eager_gelu y bfloat16 why open;" in text and "larger max_noise= or max_ulp=" in text
     assert "○ incomplete: nothing wrong was seen, but the verdict on 1 kernel is undecided" in text
     assert text.endswith(f"next: verify run {run.kernels[0].target}")
-    assert "Results without a verdict" in page and "a stricter max_noise=, other inputs" in page
+    assert "Results without a verdict" in page and "a stricter max_noise= or max_ulp=, other inputs" in page
     assert "<summary>○ <code>eager_gelu</code> <code>dx</code> <code>bfloat16</code>: vacuous</summary>" in comment
     assert f"| why | zeros would pass |\n| also | dx float16 |\n| next | {inert(advice)} |" in comment
 

@@ -92,7 +92,7 @@ def result_notes(result: Result) -> list[str]:
 
 def remedy(result: Result) -> str:
     """What a project can do about a result without a verdict."""
-    limit = "max_noise=" if result.gate == "noise" else "max_ulp="
+    limit = "max_noise= or max_ulp=" if result.gate == "noise" else "max_ulp="
     known = 2 * result.figures.open <= result.figures.n
     if result.status == "undecided":
         return f"other inputs, or a larger {limit} that the result is proven to keep" if known else "other inputs"
