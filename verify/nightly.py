@@ -158,7 +158,7 @@ def _stage(name: str, record: Run, seconds: float) -> Stage:
         said.append(f"{timed:,} timings")
     status: Any = verdicts[record.verdict] if record.kernels or record.incomplete else "skipped"
     # a stage of which every kernel was judged elsewhere has no verdict of its own
-    if status == "incomplete" and not record.incomplete:
+    if status == "incomplete" and not record.incomplete and not record.unproven:
         status = "ok"
     return Stage(name=name, status=status, message=", ".join(said), seconds=seconds)
 

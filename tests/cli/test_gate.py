@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cli.here import Said, said
@@ -133,6 +134,33 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
     done = verify("bounds", "review", cwd=project, code=1)
     assert "1 bound changed since HEAD: 1 looser\n" in done.stdout
     assert "reason    a tenth of a percent" in done.stdout
+
+
+def test_bounds_of_another_gate_move_with_their_reason(project: Path) -> None:
+    place = ("--bounds", "moving")
+    verify("bounds", "propose", "run.json", *place, cwd=project, code=0)
+    (path,) = (project / "moving").rglob("*.toml")
+    path.write_text(path.read_text().replace('gate = "plain"', 'gate = "scaled"'))
+    done = verify("gate", "run.json", *place, cwd=project, code=3)
+    assert done.stdout.endswith("next: verify bounds propose run.json --move 'REASON'\n")
+    verify("bounds", "propose", "run.json", *place, "--move", " ", cwd=project, code=2)
+    done = verify("bounds", "propose", "run.json", *place, "--move", "ULP again", cwd=project, code=0)
+    assert "8 bounds: 8 looser; written to moving/interpreter/my_silu.toml" in done.stdout
+    assert done.stdout.count("reason    ULP again") == 8 and "0.5001 s to 0.5001 ULP" in done.stdout
+    assert verify("gate", "run.json", *place, cwd=project, code=0).stdout.startswith("✓ pass: all 8 bounds hold\n")
+
+    # a result without a verdict is left, and said
+    run = files.load(project / "run.json")
+    (kernel,) = run.kernels
+    vacuous = [msgspec.structs.replace(kernel.results[0], status="vacuous", reason="zeros would pass")]
+    kernel = msgspec.structs.replace(kernel, results=vacuous, status="vacuous")
+    (project / "empty.json").write_bytes(files.encode(msgspec.structs.replace(run, kernels=[kernel])))
+    path.write_text(path.read_text().replace('gate = "plain"', 'gate = "scaled"'))
+    before = path.read_bytes()
+    done = verify("bounds", "propose", "empty.json", *place, "--move", "because", cwd=project, code=1)
+    assert "the result is vacuous: zeros would pass" in " ".join(done.stdout.split())
+    assert path.read_bytes() == before
+    verify("gate", "empty.json", *place, cwd=project, code=3)
 
 
 def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:

@@ -186,6 +186,19 @@ def test_nothing_found_passes_and_does_not_say_that_nothing_is_there(local: Any)
     ]
 
 
+def test_an_undecided_hunt_is_no_pass(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify.errors import BeyondEffort
+    from verify.truth import exact
+
+    def beyond(*given: object, **more: object) -> None:
+        raise BeyondEffort("too long")
+
+    monkeypatch.setattr(exact, "judge", beyond)
+    code, out, _ = local("hunt", "k.py::right", "--evaluations", "2000")
+    assert code == 3 and "    why       exact arithmetic would have taken too long at " in out
+    assert out.splitlines()[-2] == "undecided: the largest error of right is not known"
+
+
 def test_a_peer_is_measured_and_not_judged(local: Any) -> None:
     code, out, _ = local("hunt", "k.py::compared", "--evaluations", "2000")
     assert code == 0 and "measured, not judged" in out

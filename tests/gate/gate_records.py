@@ -10,7 +10,9 @@ from typing import Any
 from verify.gate.bounds import Acceptance, Book, Bound, Evidence
 from verify.records.readings import Key
 from verify.records.record import (
+    RESULT_STATUSES,
     SCHEMA,
+    UNPROVEN,
     Basis,
     Figures,
     Histogram,
@@ -61,6 +63,7 @@ def result(
     source: Any = "run",
     properties: str = HASH,
     bits: str = "",
+    status: Any = "",
     **regimes: float,
 ) -> Result:
     """A result whose regimes have these errors; without any, one regime named `all` has `value`."""
@@ -78,7 +81,8 @@ def result(
         basis=basis,
         gate=gate,
         limit=4.0,
-        status="ok" if top <= 4.0 else "wrong",
+        status=status or ("ok" if top <= 4.0 else "wrong"),
+        reason="zeros would pass" if status in UNPROVEN else "",
         figures=of(top, basis.n),
         regimes=[
             RegimeFigures(name, None, None, of(error, n)) for (name, error), n in zip(named.items(), sizes, strict=True)
@@ -100,7 +104,7 @@ def kernel(*results: Result, name: str = "gelu", status: Any = "", **more: Any) 
         "op": "gelu",
         "params": {},
         "promise": "",
-        "status": status or ("wrong" if any(item.status == "wrong" for item in results) else "ok"),
+        "status": status or max((item.status for item in results), key=RESULT_STATUSES.index, default="ok"),
         "results": list(results),
     }
     return KernelRun(**{**told, **more})

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.gate.gate_records import ALL, HASH, SEEN, book, bound, kernel, result, run
@@ -56,6 +57,15 @@ def test_a_new_bound_carries_its_evidence() -> None:
         "worst": "x = -4.34 (0xc08b)",
     }
     assert (new.properties, new.reason, new.basis) == ({"run": HASH}, "first measured", ALL)
+
+
+@pytest.mark.parametrize("status", ["vacuous", "undecided"])
+def test_no_bound_rests_on_a_result_without_a_verdict(status: str) -> None:
+    records = [run(kernel(result(0.7, status=status)))]
+    found = propose(records, book())
+    assert found.changes == () and [(row.status, row.reason) for row in found.left] == [(status, "zeros would pass")]
+    with pytest.raises(UsageError, match=f"gelu/y/bfloat16/all is {status} and cannot be accepted: zeros would pass"):
+        accept("gelu/y/bfloat16/all", "why not", records, book(bound(2.0)), today=TODAY)
 
 
 @pytest.mark.parametrize(
@@ -282,3 +292,57 @@ def test_a_bound_that_drops_the_property_of_a_command_needs_approval() -> None:
 def test_another_gate_is_another_promise() -> None:
     [change] = review(book(bound(1.0)), book(bound(0.6, gate="scaled")))
     assert change.kind == "looser"
+
+
+# -- bounds that move --------------------------------------------------------------------------------------
+
+
+def test_bounds_of_another_gate_or_other_cases_move_together_with_their_reason() -> None:
+    item = kernel(
+        result(0.9, output="y", gate="scaled"),
+        result(3.0, output="dx", properties=OTHER),
+        result(0.7, output="dw", basis=SEEN, gate="scaled"),
+        result(0.5, output="db"),
+    )
+    held = book(
+        bound(4.0, basis=SEEN),
+        bound(1.0, output="dx"),
+        bound(0.6, output="dw", accepted=(Acceptance("2026-01-01", 0.5, 0.6, "before"),)),
+        bound(0.5, output="db"),
+    )
+    assert propose([run(item)], held).changes == ()
+    found = propose([run(item)], held, move=" noise decides now ", today=TODAY)
+    after = applied(held, found.changes)
+    new = {key.output: each for key, each in after.bounds.items()}
+    assert {name: (each.value, each.gate, each.properties["run"]) for name, each in new.items()} == {
+        "y": (0.9, "scaled", HASH),
+        "dx": (3.0, "plain", OTHER),
+        "dw": (1.0, "scaled", HASH),
+        "db": (0.5, "plain", HASH),
+    }
+    assert new["y"].basis == ALL and new["y"].reason == "noise decides now"
+    assert new["dx"].accepted == (Acceptance(TODAY, 1.0, 3.0, "noise decides now"),)
+    assert [entry.reason for entry in new["dw"].accepted] == ["before", "noise decides now"]
+    assert new["db"] is held.bounds[new["db"].key]
+    assert found.left == () and judge([run(item)], after).exit_code == 0
+    assert {change.key.output for change in needs_approval(found.changes)} == {"y", "dx", "dw"}
+    assert all(explained(change) for change in found.changes)
+
+
+@pytest.mark.parametrize("status", ["wrong", "vacuous", "undecided"])
+def test_a_bound_does_not_move_to_a_result_that_is_not_ok(status: str) -> None:
+    measured = msgspec.structs.replace(result(0.5, gate="scaled", status=status), reason="because")
+    found = propose([run(kernel(measured))], book(bound(1.0)), move="noise", today=TODAY)
+    assert found.changes == () and [row.reason for row in found.left] == [f"the result is {status}: because"]
+    broken = msgspec.structs.replace(result(math.nan, gate="scaled"), status="ok")
+    found = propose([run(kernel(broken))], book(bound(1.0)), move="noise", today=TODAY)
+    assert found.changes == () and [row.status for row in found.left] == ["nonfinite"]
+
+
+def test_bounds_move_neither_without_a_reason_nor_to_two_gates_nor_to_a_first_sweep() -> None:
+    with pytest.raises(UsageError, match="moving bounds needs a reason"):
+        propose([run(kernel(result(0.5)))], book(bound(1.0)), move=" ", today=TODAY)
+    records = [run(kernel(result(0.5, gate="scaled"))), run(kernel(result(0.5)), id="ba9876543210")]
+    assert propose(records, book(bound(1.0)), move="noise", today=TODAY).changes == ()
+    swept = propose([run(kernel(result(0.98, source="sweep")))], book(bound(1.0)), move="noise", today=TODAY)
+    assert [(change.kind, change.new.value) for change in swept.changes if change.new] == [("restated", 1.0)]

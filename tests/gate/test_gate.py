@@ -53,6 +53,9 @@ READINGS: dict[str, dict[str, Any] | None] = {
     "bad hash": {"value": 0.98, "properties": "<script>"},
     "scaled": {"value": 0.98, "gate": "scaled"},
     "nothing measured": {"value": 0.98, "basis": Basis("observed", 0, 0)},
+    "vacuous": {"value": 0.98, "status": "vacuous"},
+    "undecided": {"value": 0.98, "status": "undecided"},
+    "vacuous, above": {"value": 1.1, "status": "vacuous"},
     "absent": None,
 }
 # what is committed: a bound of 1.0 for this machine; one for another machine; none at all
@@ -71,9 +74,13 @@ TABLE = {
     "bad hash": ("incomparable", "incomparable", "incomparable"),
     "scaled": ("incomparable", "incomparable", "new"),
     "nothing measured": ("incomparable", "incomparable", "incomparable"),
+    "vacuous": ("vacuous", "incomparable", "vacuous"),
+    "undecided": ("undecided", "incomparable", "undecided"),
+    "vacuous, above": ("breached", "incomparable", "vacuous"),
     "absent": ("unused", None, None),
 }
-CODE = {"ok": 0, "improved": 0, "breached": 1, "nonfinite": 1, "crashed": 1, "new": 3, "unused": 3, "incomparable": 3}
+CODE = {"ok": 0, "improved": 0} | dict.fromkeys(("breached", "nonfinite", "crashed"), 1)
+CODE |= dict.fromkeys(("new", "unused", "incomparable", "vacuous", "undecided"), 3)
 BOOKS = (book(bound(1.0)), book(bound(1.0, arch="sm_80")), book())
 CELLS = [(name, place, row[place]) for name, row in TABLE.items() for place in range(3)]
 

@@ -17,7 +17,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
-from verify.declare.target import Target
+from verify.declare.target import Declared, Target
 from verify.diagnose.replay import replay
 from verify.errors import KernelError, UsageError
 from verify.hunt import outcome
@@ -27,7 +27,10 @@ from verify.hunt.settings import Settings
 from verify.hunt.space import searchable, space_of
 from verify.laws.law import Subject
 from verify.laws.shrink import shrink_element
+from verify.records.contradictions import contradictions
 from verify.records.record import Origin, Worst, replay_command, value_of
+from verify.truth import exact
+from verify.truth.exact import BeyondEffort
 from verify.truth.formats import named
 
 FILE = Path(__file__).parent / "quarry.py"
@@ -268,6 +271,22 @@ def test_a_nan_is_the_worst_there_is_and_ends_the_hunt(backend: Backend) -> None
     assert any("nothing is worse" in note for note in found.notes)
     assert found.result.worst[0].got == "nan"
     assert float(found.result.worst[0].inputs["x"].split(" ")[0]) > 2.0**100
+
+
+def test_a_find_that_exact_arithmetic_does_not_settle_is_undecided_and_no_maximum(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beyond(*given: object, **more: object) -> None:
+        raise BeyondEffort("too long")
+
+    monkeypatch.setattr(exact, "judge", beyond)
+    found = hunted(backend, "one_exponent", 1 << 12)
+    assert found.result.status == "undecided" and found.result.worst == []
+    assert found.result.reason.startswith("exact arithmetic would have taken too long at ")
+    figures = found.result.figures
+    assert 0 < figures.open <= figures.undecided and figures.max_ulp == 0.0
+    run = Declared("k.py::k", "k", "silu", "elementwise", {}, "", (), ()).run("undecided", results=[found.result])
+    assert list(contradictions(run)) == []
 
 
 def test_an_error_that_needs_company_is_judged_and_said_to_be_so(backend: Backend) -> None:

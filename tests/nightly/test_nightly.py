@@ -342,6 +342,15 @@ def test_a_stage_that_the_time_did_not_reach_is_no_stage_without_work() -> None:
     assert nightly._stage("sweep", late, 1.0).status == "incomplete"
 
 
+@pytest.mark.parametrize("status", ["vacuous", "undecided"])
+def test_a_stage_without_a_verdict_on_a_kernel_is_incomplete(status: str) -> None:
+    first = msgspec.structs.replace(passing().kernels[0], status=status)
+    open_one = msgspec.structs.replace(passing(), kernels=[first])
+    assert nightly._stage("hunt", open_one, 1.0).status == "incomplete"
+    peers = msgspec.structs.replace(open_one, kernels=[msgspec.structs.replace(first, peer=True)])
+    assert nightly._stage("hunt", peers, 1.0).status == "ok"
+
+
 def test_ctrl_c_in_a_sweep_ends_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sweep(*_: object) -> Run:
         raise drive.InterruptedSweepError(tmp_path)

@@ -51,6 +51,15 @@ def test_up_and_down(base: float, head: float, change: str, code: int) -> None:
     assert (pair.change, found.exit_code) == (change, code)
 
 
+@pytest.mark.parametrize("status", ["vacuous", "undecided"])
+def test_a_figure_without_a_verdict_is_not_the_same(status: str) -> None:
+    found = both(result(0.5, status=status), result(0.5, status=status))
+    assert (found.pairs[0].change, found.exit_code) == ("incomparable", 3)
+    assert found.pairs[0].reason == f"head is {status}: zeros would pass"
+    assert both(result(0.5), result(0.6, status=status)).exit_code == 1
+    assert both(result(0.5, status=status), result(0.5)).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("base", "head", "bits"),
     [("aa", "aa", "identical"), ("aa", "bb", "changed"), ("", "bb", "unknown"), ("aa", "", "unknown")],

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from tests.gate.gate_records import figures, kernel, result, run, worst
-from verify.records.contradictions import contradictions, contradictions_of
+from verify.measure import result as judging
+from verify.records.contradictions import FEWEST, RMS_LIMIT, contradictions, contradictions_of
 from verify.records.readings import NONFINITE
-from verify.records.record import Basis, Curve, Gap, Histogram, LawRun, RegimeFigures, Result
+from verify.records.record import Basis, ClassFigures, Curve, Gap, Histogram, LawRun, RegimeFigures, Result
 
 
 def changed(item: Any, **changes: Any) -> Any:
@@ -33,6 +34,12 @@ def small(**changes: Any) -> Any:
 
 def curve(error: Any) -> Curve:
     return Curve("x", [0.0, 1.0], [65_536], [error], ["0x3f80"])
+
+
+def in_noise(rms: float, weighed: int = 65_536, limit: float | None = 4.0) -> Result:
+    """A result of the gate "noise" that is ok."""
+    inside = figures(3.0, n=65_536, scaled=3.0, rms=rms, weighed=weighed)
+    return changed(GOOD, gate="noise", classes=[ClassFigures("ordinary", inside, limit)])
 
 
 @pytest.mark.parametrize(
@@ -68,10 +75,20 @@ def curve(error: Any) -> Curve:
         (changed(GOOD, histogram=Histogram([0, 4, "inf"], [65_535, 1])), ".histogram.counts", "at least 4 ULP, and no"),
         (changed(GOOD, curve=curve(3.04)), ".curve.max_ulp", "at least 3.0099 ULP, and no element exceeds 3"),
         (changed(GOOD, curve=curve("inf")), ".curve.max_ulp", "at least inf ULP, and no element exceeds 3"),
+        (changed(GOOD, status="vacuous"), ".reason", 'empty beside the status "vacuous"'),
+        (changed(GOOD, status="undecided"), ".reason", 'empty beside the status "undecided"'),
+        (in_noise(2.5), ".classes[0].figures.rms", '2.5 beside the status "ok" with the limit 2'),
+        (in_noise(float("nan")), ".classes[0].figures.rms", 'nan beside the status "ok"'),
     ],
 )
 def test_a_result_that_cannot_be(broken: Result, place: str, text: str) -> None:
     assert any(where == ".results[0]" + place and text in said for where, said in contradictions(kernel(broken)))
+
+
+def test_a_root_mean_square_that_nothing_judges_may_be_large() -> None:
+    assert (FEWEST, RMS_LIMIT) == (judging.FEWEST, judging.RMS_LIMIT)
+    for item in (in_noise(2.0), in_noise(9.0, weighed=15), in_noise(9.0, limit=None)):
+        assert not any("rms" in place for place, _ in contradictions(kernel(item)))
 
 
 def test_wrong_at_infinities_is_not_ok() -> None:
@@ -95,6 +112,12 @@ def test_a_kernel_that_cannot_be() -> None:
             '"wrong", and the kernel gelu is "ok"',
         ),
         (kernel(GOOD, laws=[law]), ".laws[0].status", '"broken", and the kernel gelu is "ok"'),
+        (kernel(GOOD, laws=[law], status="vacuous"), ".laws[0].status", 'and the kernel gelu is "vacuous"'),
+        (
+            kernel(changed(GOOD, status="undecided", reason="open"), status="vacuous"),
+            ".results[0].status",
+            '"undecided", and the kernel gelu is "vacuous"',
+        ),
         (kernel(GOOD, status="interrupted"), ".status", '"interrupted", and the kernel gelu has results'),
     ):
         [(where, said)] = contradictions(broken)

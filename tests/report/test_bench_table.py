@@ -61,6 +61,12 @@ def test_the_table() -> None:
     assert "skipped, needs x, which is not installed: theirs, theirs too" in text
 
 
+def test_a_verdict_is_that_of_the_worst_result() -> None:
+    for status, shown in (("vacuous", "○ vacuous"), ("undecided", "? undecided"), ("wrong", "✗ wrong")):
+        mine = implementation("mine", [result("y", 0.5), result("dx", 0.7, status=status)], status=status)
+        assert shown in bench_table.render(a_run([mine])).splitlines()[2]
+
+
 def test_names_cannot_steer_the_terminal() -> None:
     text = bench_table.render(a_run([implementation("a\x1b[2Jb", [result("y", 1.0)], notes=["\x1b[1m"])]))
     assert "\x1b" not in text

@@ -6,9 +6,11 @@ import msgspec
 
 from tests.report.sample import eager_kernel, figures, make, nan_kernel
 from verify.records.record import Result, Run
-from verify.report.findings import also, findings
+from verify.report.findings import also, findings, unproven
 from verify.report.html import record_html
+from verify.report.judged import limit_of, on_average, result_notes
 from verify.report.markdown import record_markdown
+from verify.report.markdown.comment import inert
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -66,3 +68,74 @@ def test_the_page_has_each_cause_once_before_the_table() -> None:
     assert "Of the same cause: dw float16 (50)" in front and "Of the same cause: dx float32 (NaN)" in front
     assert front.count('<div class="command">') == len(findings(run))
     assert "Other causes" not in record_html.render(make([eager_kernel()]))
+
+
+def without_verdict() -> Run:
+    """One kernel whose limit zeros would keep in two dtypes, and one whose vacuous limit is accepted."""
+    first, other = make([eager_kernel(), nan_kernel()]).kernels
+    (result, *_) = first.results
+    inside = [replace(result.classes[0], reason="")]
+    calm = replace(result, status="ok", reason="", classes=inside, worst=[], limit=1e9)
+    counted = replace(inside[0].figures, rms=1.3, bias=-0.02, bias_error=0.01, weighed=100)
+    inside = [replace(inside[0], figures=counted)]
+    empty = replace(calm, output="dx", gate="noise", status="vacuous", reason="zeros would pass", classes=inside)
+    empty = replace(empty, limit=8.0, ulp_limit=4.0)
+    accepted = replace(calm, trivial="saturated inputs")
+    results = [empty, replace(empty, dtype="float16"), replace(empty, output="y", status="undecided", reason="open")]
+    noted = replace(other, status="ok", results=[accepted], unrepeatable="", message="", laws=[])
+    return make([replace(first, status="undecided", results=results, laws=[]), noted])
+
+
+def test_results_without_a_verdict_say_why_and_what_to_do() -> None:
+    run = without_verdict()
+    assert [(each.result.output, also(each)) for each in unproven(run)] == [("dx", "dx float16"), ("y", "")]
+    text = " ".join(record_text.render(run, Terminal(120)).split())
+    page, comment = record_html.render(run), record_markdown.render(run)
+    advice = 'a stricter max_noise= or max_ulp=, other inputs, or vacuous={"dx": "REASON"} in the declaration'
+    figures = "limit 8× noise or 4 ULP; rms 1.3, bias -0.02 +- 0.01; misrounded"
+    assert f"○ vacuous eager_gelu dx bfloat16 why zeros would pass; all 2^16 also dx float16 besides {figures}" in text
+    assert f" next {advice}" in text
+    assert "? undecided eager_gelu y bfloat16 why open;" in text and "larger max_noise= or max_ulp=" in text
+    assert "○ incomplete: nothing wrong was seen, but the verdict on 1 kernel is undecided" in text
+    assert text.endswith(f"next: verify run {run.kernels[0].target}")
+    assert "Results without a verdict" in page and "a stricter max_noise= or max_ulp=, other inputs" in page
+    assert "<summary>○ <code>eager_gelu</code> <code>dx</code> <code>bfloat16</code>: vacuous</summary>" in comment
+    assert f"| why | zeros would pass |\n| also | dx float16 |\n| next | {inert(advice)} |" in comment
+
+
+def test_an_accepted_vacuous_limit_is_shown_and_passes() -> None:
+    run = without_verdict()
+    run = replace(run, kernels=run.kernels[1:])
+    note = "its limit is vacuous, which the declaration accepts: saturated inputs"
+    assert run.verdict == "pass"
+    assert note in " ".join(record_text.render(run, Terminal(200)).split())
+    assert inert(f"y bfloat16: {note}") in record_markdown.render(run)
+    assert note in record_html.render(run)
+
+
+def test_a_trivial_answer_that_is_right_is_a_note() -> None:
+    run = without_verdict()
+    (result,) = run.kernels[1].results
+    said = result_notes(replace(result, trivial="on ordinary inputs zeros are right"))
+    assert said == ["y bfloat16: on ordinary inputs zeros are right"]
+
+
+def test_the_figures_of_a_result_stand_in_its_details() -> None:
+    run = make([eager_kernel()])
+    (kernel,) = run.kernels
+    part = kernel.results[0].classes[0]
+    own = replace(part.figures, n=100, misrounded=20, scaled_max=3.0, scaled_upper=3.0, rms=2.6)
+    own = replace(own, bias=0.5, bias_error=0.01, weighed=100)
+    theirs = replace(own, misrounded=10, scaled_max=0.1, scaled_upper=0.1)
+    of_noise = {"gate": "noise", "limit": 8.0, "ulp_limit": 4.0}
+    inside = [replace(part, figures=replace(own, scaled_max=14.0, scaled_upper=14.0), baseline=theirs, reason="rms")]
+    result = replace(kernel.results[0], classes=inside, **of_noise)
+    told = "rms 2.6, bias +0.5 +- 0.01; misrounded 20.0%, PyTorch 10.0%; worse than PyTorch 14 times"
+    assert (limit_of(result), on_average(result)) == ("8× noise or 4 ULP", told)
+    run = replace(run, kernels=[replace(kernel, results=[result])])
+    page, comment = record_html.render(run), record_markdown.render(run)
+    assert f"Ordinary inputs: {told}." in page and "limit 8× noise or 4 ULP" in page
+    assert f"| on average | {inert(told)} |" in comment and "| limit | 8× noise or 4 ULP |" in comment
+    assert told in " ".join(record_text.render(run, Terminal(200)).split())
+    plain = replace(result, gate="plain", limit=4.0, ulp_limit=None, classes=[])
+    assert limit_of(plain) == "4 ULP" and on_average(plain).startswith("misrounded ")

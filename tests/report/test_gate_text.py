@@ -18,6 +18,7 @@ from verify.records.compare import compare
 from verify.records.record import Gap, Run
 from verify.report.html import against
 from verify.report.markdown import gate_markdown
+from verify.report.markdown.comment import inert
 from verify.report.terminal import bounds_text, compare_text, gate_text
 from verify.report.terminal.text_page import Terminal
 
@@ -236,6 +237,17 @@ def test_many_keys_of_one_reason_are_one_line() -> None:
     assert page.lines[1].text == spent
     few = judge([run(kernel(result(0.5, low=0.5)))], book(bound(1.0, arch="sm_80")))
     assert "<code>low</code> |  | 0.5 |" in gate_markdown.render(few)  # a few have a row each
+
+
+@pytest.mark.parametrize("status", ["vacuous", "undecided"])
+def test_a_result_without_a_verdict_never_passes_and_says_why(status: str) -> None:
+    found = judge([run(kernel(result(0.5, status=status)))], book(bound(1.0)))
+    text = gate_text.render(found, Terminal(120), records=["run.json"])
+    sign = {"vacuous": "○", "undecided": "?"}[status]
+    assert f"{sign} {status}  measured, and " in text and "gelu y bfloat16 all (sm_90): zeros would pass" in text
+    assert text.endswith(f"○ incomplete: 1 result {status}\nnext: verify report run.json\n")
+    assert inert(f"{status}, zeros would pass") in gate_markdown.render(found)
+    assert against.bounds(found).lines[0].text == f"{status}: gelu y bfloat16 all (sm_90): zeros would pass"
 
 
 def test_a_proposal_names_every_key_that_it_leaves() -> None:

@@ -15,7 +15,7 @@ from verify.declare.declaration import Kernel
 from verify.ops.op import Problem
 from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import value_of
-from verify.sweep import check, space_of
+from verify.sweep import check, finishing, space_of
 from verify.sweep.finishing import finish
 from verify.sweep.layout import Plan
 from verify.sweep.scope import level_at, levels, part_of, parts_of
@@ -44,6 +44,17 @@ def test_levels_of_keys_are_the_classes_of_their_numbers(dtype: str, largest: fl
     order = [part_of(part)[1] or BEYOND for part in parts_of([""])]
     order[3] = NONFINITE
     assert [order[level_at(starts, key)] for key in keys.tolist()] == [names[place] for place in segments.tolist()]
+
+
+@pytest.mark.parametrize("status", ["vacuous", "undecided"])
+def test_a_sweep_whose_result_has_no_verdict_is_not_ok(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = finishing.check_limit
+    monkeypatch.setattr(
+        finishing, "check_limit", lambda *given: dataclasses.replace(judge(*given), status=status, reason="open")
+    )
+    space = space_of(subjects.silu, "k", "bfloat16", results=("y",), bounds=(1.0, 1.5))
+    run = finish(subjects.silu, space, check(subjects.silu, space, 0, HERE))
+    assert (run.status, run.results[0].status) == (status, status)
 
 
 def test_a_sweep_has_the_maximum_of_each_class_and_judges_each_by_its_own_limit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from verify.declare.target import Declared
 from verify.errors import SPENT, TruthError
+from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun
-from verify.sweep.drive import KEPT, MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace
+from verify.sweep.drive import KEPT, MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
 from verify.sweep.journal import Header
 from verify.sweep.partial import Partial
 from verify.sweep.requests import SweepChunks
@@ -145,6 +147,13 @@ class _Answers:
         )
 
     def stop(self) -> None: ...
+
+
+def test_the_worst_status_of_all_dtypes_counts() -> None:
+    kernel = Declared("f.py::k", "k", "silu", "elementwise", {}, "", (), ())
+    for first, second in itertools.permutations(("ok", "vacuous", "undecided", "wrong", "crashed"), 2):
+        (run,) = _together([kernel.run(first), kernel.run(second)])  # type: ignore[arg-type]
+        assert run.status == max(first, second, key=ORDER.index)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

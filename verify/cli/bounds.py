@@ -33,8 +33,13 @@ def _propose(steps: Any) -> None:
         "propose",
         help="write new and tighter bounds from records",
         description="Write a bound for every figure that has none and tighten those that a record shows to be loose. "
-        "No bound ever gets looser, none is removed. Exit code 1: done, and some figure is beyond its bound.",
-        examples=("verify bounds propose run.json", "verify bounds propose run.json --kernel my_gelu --dry-run"),
+        "No bound ever gets looser, none is removed, but for --move. Exit code 1: done, and some figure is beyond its "
+        "bound, or with --move some bound is left as it is.",
+        examples=(
+            "verify bounds propose run.json",
+            "verify bounds propose run.json --kernel my_gelu --dry-run",
+            "verify bounds propose run.json --move 'judged by the noise of the program'",
+        ),
     )
     parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
     options.some(parser, "--kernel")
@@ -44,6 +49,12 @@ def _propose(steps: Any) -> None:
         type=options.share,
         metavar="SHARE",
         help="how much looser than its measurement supports a bound may stay (default 0.05)",
+    )
+    parser.add_argument(
+        "--move",
+        metavar="REASON",
+        help="also replace bounds of results that are judged by another gate now, or on other cases; the reason stays "
+        "in the file. Bounds of wrong, vacuous and undecided results are left",
     )
     parser.add_argument("--dry-run", action="store_true", help="show, and write nothing")
     options.add(parser, "--on-ci")
@@ -98,6 +109,8 @@ def propose(options: argparse.Namespace) -> int:
         kernels=options.kernel,
         margin=bounds.MARGIN if options.margin is None else options.margin,
         headroom=options.headroom,
+        move=options.move,
+        today=_today(),
     )
     written: list[str] = []
     if not options.dry_run:
@@ -114,7 +127,7 @@ def propose(options: argparse.Namespace) -> int:
         return bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run)
 
     sinks.deliver_data(options, data, text)
-    broken = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
+    broken = any(options.move or row.status in ("breached", "nonfinite", "crashed") for row in found.left)
     return exits.WRONG if broken else exits.PASS
 
 
@@ -147,8 +160,6 @@ def review(options: argparse.Namespace) -> int:
 
 def accept(options: argparse.Namespace) -> int:
     """Loosen one bound."""
-    import datetime
-
     from verify.gate import bounds, changes
     from verify.records.files import load
     from verify.report import gate_data
@@ -162,7 +173,7 @@ def accept(options: argparse.Namespace) -> int:
         options.reason,
         runs,
         book,
-        today=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        today=_today(),
         headroom=options.headroom,
     )
     assert change.new is not None
@@ -175,6 +186,12 @@ def accept(options: argparse.Namespace) -> int:
         lambda: bounds_text.accepted(change, screen.terminal(), written=written, behind=behind, files=files),
     )
     return exits.PASS
+
+
+def _today() -> str:
+    import datetime
+
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def _book(options: argparse.Namespace) -> Book:

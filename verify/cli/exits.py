@@ -13,7 +13,7 @@ MEANING = {
     PASS: "pass",
     WRONG: "wrong, breached or failed",
     USAGE: "usage: the command cannot be carried out as it was typed",
-    INCOMPLETE: "incomplete: something was not measured, so there is no verdict on it",
+    INCOMPLETE: "incomplete: something was not measured, or its verdict is vacuous or undecided",
     UNWRITTEN: "unwritten: a file could not be written, whatever the verdict on the screen: a full disk, no permission",
 }
 OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}

@@ -103,7 +103,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _verdict(result: Run, session: HuntSession) -> str:
     """The run's, where peers that were named alone are not held against it either."""
-    if result.verdict == "incomplete" and not result.incomplete and not session.interrupted:
+    if result.verdict == "incomplete" and not (result.incomplete or result.unproven or session.interrupted):
         return "pass" if any(kernel.results for kernel in result.kernels) else "incomplete"
     return result.verdict
 
@@ -138,6 +138,9 @@ def text(result: Run, session: HuntSession, then: str) -> list[str]:
     wrong = [kernel.name for kernel in judged if kernel.status == "wrong"]
     failed = [kernel.name for kernel in judged if kernel.status in FAILED]
     verdict = "nothing beyond a limit was found, which does not prove that nothing is"
+    if result.unproven:
+        names = ", ".join(kernel.name for kernel in result.unproven)
+        verdict = f"undecided: the largest error of {names} is not known"
     if failed:
         verdict = f"failed: {', '.join(failed)}"
     if wrong and failed:
@@ -161,6 +164,8 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
         f"    worst     {words.ulp(figure or 0.0)}{unit} found in {tries} ({status})",
         f"    searched  {summary.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
     ]
+    if found.reason:
+        lines.append(f"    why       {found.reason}")
     if found.worst:
         worst = found.worst[0]
         inputs = [f"{name} = {value}" for name, value in worst.inputs.items()]

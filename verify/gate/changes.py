@@ -13,7 +13,7 @@ from typing import Literal
 from verify.errors import UsageError
 from verify.gate import verdict as gate
 from verify.gate.bounds import MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
-from verify.gate.verdict import Row, Status, Verdict
+from verify.gate.verdict import Row, Verdict
 from verify.records.readings import Key, Reading, date_of, inputs, leading, readings
 from verify.records.record import Run
 
@@ -52,17 +52,47 @@ def propose(
     kernels: Sequence[str] = (),
     margin: float = MARGIN,
     headroom: float | None = None,
+    move: str | None = None,
+    today: str = "",
 ) -> Proposal:
-    """New bounds for what has none, tighter ones where a measurement supports them. Nothing gets looser."""
+    """New bounds for what has none, tighter ones where a measurement supports them. Nothing gets looser.
+
+    With a reason to `move`, bounds are replaced whose result is ok and has another gate or property hash now.
+    """
+    if move is not None and not move.strip():
+        raise UsageError("moving bounds needs a reason, which stays in the files; --move is empty")
     verdict = gate.judge(runs, book, kernels=kernels, margin=margin, headroom=headroom)
     changes, left = [], []
     for row in verdict.rows:
-        change = _proposed(row, margin, headroom)
+        moves = move is not None and any(_asks_otherwise(row, item) for item in row.readings)
+        failed = [item for item in row.readings if moves and item.status != "ok"]
+        change = None
+        if not failed:
+            change = _moved(row, move or "", today, headroom) if moves else _proposed(row, margin, headroom)
         if change is not None:
             changes.append(change)
+        elif failed:
+            left.append(dataclasses.replace(row, reason=f"the result is {failed[0].status}: {failed[0].why}"))
         elif row.status not in ("ok", "improved"):
             left.append(row)
     return Proposal(tuple(changes), verdict, tuple(left))
+
+
+def _asks_otherwise(row: Row, reading: Reading) -> bool:
+    """True if a bound is about another error than a reading, or about other cases of the same command."""
+    bound, asked = row.bound, reading.properties
+    return bound is not None and (bound.gate != reading.gate or bound.properties.get(reading.source, asked) != asked)
+
+
+def _moved(row: Row, reason: str, today: str, headroom: float | None) -> Change | None:
+    """The bound that replaces one; None where no bound may rest on the readings, or these have two gates."""
+    if len(_usable(row.readings)) < len(row.readings) or len({item.gate for item in row.readings}) > 1:
+        return None
+    assert row.bound is not None
+    reading = leading(list(row.readings))
+    entry = Acceptance(today, row.bound.value, proposal(reading, headroom), reason.strip())
+    new = dataclasses.replace(_bound(row, reading, entry.new, entry.reason), accepted=(*row.bound.accepted, entry))
+    return Change(_kind(row.bound, new), row.bound, new)
 
 
 def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
@@ -176,14 +206,8 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
 
 
 def _usable(found: Iterable[Reading]) -> list[Reading]:
-    """Readings that a bound may rest on: finite, without a flaw, of a known machine and a known question."""
-    unfit: set[Status] = {"nonfinite", "incomparable"}
-    kept = []
-    for reading in found:
-        status, _ = gate.fitness(reading)
-        if status not in unfit:
-            kept.append(reading)
-    return kept
+    """Readings that a bound may rest on: proven, finite, without a flaw, of a known machine and a known question."""
+    return [reading for reading in found if gate.fitness(reading)[0] == "ok"]
 
 
 def _bound(row: Row, reading: Reading, value: float, reason: str) -> Bound:

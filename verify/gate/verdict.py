@@ -1,6 +1,6 @@
 """The verdict: figures of records against committed bounds. Pure: it reads nothing, writes nothing, measures nothing.
 
-Every key that a record measured or a bound names gets one of nine statuses. Whatever cannot be judged is never
+Every key that a record measured or a bound names gets one of eleven statuses. Whatever cannot be judged is never
 passed over: it has a status of its own, and that status fails.
 """
 
@@ -9,30 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Literal
+from typing import Literal, get_args
 
 from verify.errors import INCOMPLETE as UNDECIDED
 from verify.errors import PASS, WRONG, UsageError
 from verify.gate.bounds import MARGIN, Book, Bound, tightens
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
-from verify.records.record import KernelRun, Run
+from verify.records.record import UNPROVEN, KernelRun, Run
 
-Status = Literal["ok", "improved", "waived", "breached", "new", "unused", "incomparable", "nonfinite", "crashed"]
-
-# the most serious first: of several readings of one key the worst decides
-SEVERITY: tuple[Status, ...] = (
+Status = Literal[  # the most serious first: of several readings of one key the worst decides
     "crashed",
     "nonfinite",
     "breached",
     "incomparable",
     "unused",
+    "undecided",
+    "vacuous",
     "new",
     "waived",
     "improved",
     "ok",
-)
+]
+SEVERITY: tuple[Status, ...] = get_args(Status)
 BREACH: frozenset[Status] = frozenset({"crashed", "nonfinite", "breached"})
-INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "new"})
+INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "undecided", "vacuous", "new"})
 
 MEANING: dict[Status, str] = {
     "ok": "within its bound",
@@ -40,6 +40,8 @@ MEANING: dict[Status, str] = {
     "waived": "wrong, and excused until a date",
     "breached": "beyond its bound",
     "new": "measured, and no bound says what to expect",
+    "vacuous": "measured, and trivial answers would keep the limit of the kernel",
+    "undecided": "measured, and not proven within the limit of the kernel",
     "unused": "has a bound and was not measured",
     "incomparable": "measured, but not what the bound is about",
     "nonfinite": "NaN or infinity where the exact answer is a number, or the reverse",
@@ -184,9 +186,15 @@ def _row(key: Key, found: list[Reading], book: Book, margin: float, headroom: fl
 
 def _judge(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
     """One figure against its bound."""
-    status, reason = fitness(reading)
-    if status != "ok":
-        return status, reason
+    unfit, why = fitness(reading)
+    if unfit not in ("ok", *UNPROVEN):
+        return unfit, why
+    status, reason = _against(reading, bound, book)
+    return (status, reason) if unfit == "ok" or status in ("breached", "incomparable") else (unfit, why)
+
+
+def _against(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
+    """A figure that can be judged against its bound, whatever the verdict on its result."""
     if bound is None:
         others = [arch for arch in book.arches(reading.key.kernel) if arch != reading.key.arch]
         if others and reading.key.arch not in book.arches(reading.key.kernel):
@@ -219,6 +227,8 @@ def fitness(reading: Reading) -> tuple[Status, str]:
         return "incomparable", "the record does not say on which architecture it was measured"
     if not reading.properties:
         return "incomparable", "the record has no property hash, so it is not known what was measured; measure again"
+    if reading.status == "vacuous" or reading.status == "undecided":
+        return reading.status, reading.why
     return "ok", ""
 
 

@@ -1,8 +1,8 @@
 """Waivers: committed excuses, each for one finding of the gate, with a reason and the last day on which it holds.
 
 `waivers.toml` beside the bounds holds for every machine, `<arch>/waivers.toml` for one. A waiver never hides what it
-excuses: the row stays in the verdict as "waived", and once its day (UTC) is past the finding fails again. What cannot
-be judged ("new", "unused", "incomparable") has no waiver, because it says nothing of the kernel.
+excuses: the row stays in the verdict as "waived", and once its day (UTC) is past the finding fails again. What has no
+verdict ("new", "vacuous", "undecided", "unused", "incomparable") has no waiver, because it says nothing of the kernel.
 """
 
 from __future__ import annotations

@@ -45,18 +45,23 @@ class Find:
     alone: bool  # the case reproduces it; False when it was seen beside other candidates only
 
     @property
+    def open(self) -> bool:
+        """True if exact arithmetic would have taken too long: `error` is then the middle of an interval."""
+        return not self.judged.routes
+
+    @property
     def nan(self) -> bool:
         """NaN where the answer is a number."""
         return self.worst.got == "nan" and self.judged.right_bits is not None and math.isinf(self.ulp)
 
 
 def confirm(space: SearchSpace, target: str, device: str, elite: list[Elite]) -> list[Find]:
-    """The elite, judged exactly, worst first and each case once."""
+    """Returns the elite, judged exactly, each case once: the worst first, those that stay open last."""
     found: dict[str, Find] = {}
     for member in elite:
         find = _confirm(space, target, device, member)
         found.setdefault(find.case.to_json(), find)
-    return sorted(found.values(), key=lambda find: (-find.error, find.case.to_json()))
+    return sorted(found.values(), key=lambda find: (find.open, -find.error, find.case.to_json()))
 
 
 def _confirm(space: SearchSpace, target: str, device: str, member: Elite) -> Find:
@@ -96,7 +101,9 @@ def _alone(space: SearchSpace, target: str, device: str, case: Case) -> Find:
     """The worst element of a case of copies."""
     got, problem, truth = _measured(space, device, case)
     policy = space.kernel.policy
-    outcome = judge_result(space.kernel.op, problem, space.result, got, truth, space.fmt, policy=policy, keep=1)
+    outcome = judge_result(
+        space.kernel.op, problem, space.result, got, truth, space.fmt, policy=policy, floor=space.floor, keep=1
+    )
     index = outcome.tallies[0].leaders[0].place
     return _find(space, target, case, problem, got, truth, index, outcome.exact[index], alone=True)
 

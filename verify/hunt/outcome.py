@@ -16,7 +16,7 @@ from verify.hunt.search import INTERRUPTED, Search, Searched, State, population_
 from verify.hunt.settings import Settings
 from verify.hunt.space import SearchSpace, space_of
 from verify.measure.tally import Maximum
-from verify.records.record import Basis, Result, Worst, number, replay_command
+from verify.records.record import Basis, Result, ResultStatus, Worst, number, replay_command
 from verify.truth import certificate
 from verify.truth.figure import UNIT, shown
 
@@ -73,15 +73,22 @@ def hunt(
 def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
     kernel = space.kernel
     gate, limit = kernel.op.gate_of(space.result), kernel.limit(space.dtype, space.result)
+    proven = [find for find in finds if not find.open]
+    left = len(finds) - len(proven)
     tally = msgspec.structs.replace(
         found.tally,
-        nan=sum(find.nan for find in finds),
-        plain=_largest(find.ulp for find in finds),
-        scaled=None if gate == "plain" else _largest(find.scaled or 0.0 for find in finds),
+        undecided=max(found.tally.undecided, left),
+        open=left,
+        nan=sum(find.nan for find in proven),
+        plain=_largest(find.ulp for find in proven),
+        scaled=None if gate == "plain" else _largest(find.scaled or 0.0 for find in proven),
     )
-    worst = finds[0].error if finds else 0.0
+    worst = proven[0].error if proven else 0.0
+    status: ResultStatus = "undecided" if left else "ok"
+    reason = f"exact arithmetic would have taken too long at {left:,} of {len(finds):,} finds" if left else ""
     # not (x <= limit): a NaN must fail
-    wrong = "" if worst <= limit else _reason(finds[0], limit, gate)
+    if not worst <= limit:
+        status, reason = "wrong", _reason(proven[0], limit, gate)
     units = (
         "exact"
         if space.fmt.name == "float64"
@@ -96,13 +103,14 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         basis=Basis(kind="observed", n=found.state.evaluations, seed=settings.seed),
         gate=gate,
         limit=limit,
-        status="wrong" if wrong else "ok",
-        reason=wrong,
+        ulp_limit=kernel.ulp_limit(space.dtype, space.result) if gate == "noise" else None,
+        status=status,
+        reason=reason,
         figures=tally.figures(),
         regimes=[],
         histogram=tally.histogram(),
-        worst=_kept(finds),
-        escalated=len(finds),
+        worst=_kept(proven),
+        escalated=len(proven),
         certificate=units,
         source="hunt",
         properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence + meaning),

@@ -304,7 +304,7 @@ def _kernel_run(hunted: _HuntedKernel) -> KernelRun:
     else:
         status, message = failed.status, failed.message
     if not message:
-        status = "wrong" if any(result.status == "wrong" for result in results) else "ok"
+        status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
     return hunted.kernel.run(
         status,
         message,

@@ -14,7 +14,7 @@ from typing import Literal
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.readings import FAILED, Key, Reading, arch_of, leading, readings
-from verify.records.record import Result, Run, SpecialValue
+from verify.records.record import UNPROVEN, Result, Run, SpecialValue
 
 Change = Literal["worse", "better", "same", "incomparable", "removed", "added"]
 Bits = Literal["identical", "changed", "unknown"]
@@ -190,6 +190,8 @@ def _pair(question: _Question, base: Reading | None, head: Reading | None, arch:
         bits = "identical" if base.bits == head.bits else "changed"
     before, after = _size(base.value), _size(head.value)
     change = "same" if before == after else "worse" if after > before else "better"
+    if head.status in UNPROVEN and change != "worse":  # no verdict is no pass
+        return Pair(key, source, base, head, "incomparable", bits, f"head is {head.status}: {head.why}")
     return Pair(key, source, base, head, change, bits)
 
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 
 from verify.records.readings import APART, BEYOND, NONFINITE, judged
-from verify.records.record import Figures, KernelRun, Number, Result, Run, value_of
+from verify.records.record import RESULT_STATUSES, UNPROVEN, Figures, KernelRun, Number, Result, Run, value_of
 
+FEWEST, RMS_LIMIT = 16, 2.0  # as `verify.measure.result` judges a root mean square
 ROUNDED_UP = 1.01  # at most so much larger is a number that was rounded up to three digits
 Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
 
@@ -26,13 +27,14 @@ def contradictions(kernel: KernelRun) -> Found:
         known = asked.setdefault(result.properties, result.source) if result.properties else result.source
         if known != result.source:  # the hash covers which inputs a command tries
             yield f"{place}.source", f"a {result.source} has the property hash {result.properties} of a {known}"
-        if kernel.status == "ok" and not kernel.peer and result.status != "ok":
-            yield f"{place}.status", f'"{result.status}", and the kernel {kernel.name} is "ok"'
+        judged_kernel = kernel.status in RESULT_STATUSES and not kernel.peer
+        if judged_kernel and RESULT_STATUSES.index(result.status) > RESULT_STATUSES.index(kernel.status):  # type: ignore[arg-type]
+            yield f"{place}.status", f'"{result.status}", and the kernel {kernel.name} is "{kernel.status}"'
     if kernel.status == "interrupted" and kernel.results:
         yield ".status", f'"interrupted", and the kernel {kernel.name} has results'
     for at, law in enumerate(kernel.laws):
-        if kernel.status == "ok" and law.status == "broken":
-            yield f".laws[{at}].status", f'"broken", and the kernel {kernel.name} is "ok"'
+        if kernel.status in ("ok", *UNPROVEN) and law.status == "broken":
+            yield f".laws[{at}].status", f'"broken", and the kernel {kernel.name} is "{kernel.status}"'
 
 
 def contradictions_of(run: Run) -> Found:
@@ -61,7 +63,13 @@ def _of_result(result: Result) -> Found:
         yield from ((place + below, text) for below, text in found)
     yield from _of_errors(result)
     yield from _of_sums(result)
+    if result.status in UNPROVEN and not result.reason:
+        yield ".reason", f'empty beside the status "{result.status}"'
     if result.status == "ok":
+        for at, each in enumerate(result.classes):
+            rms = each.figures.rms if result.gate == "noise" and each.figures.weighed >= FEWEST else None
+            if rms is not None and each.limit is not None and not rms <= RMS_LIMIT:
+                yield f".classes[{at}].figures.rms", f'{rms:g} beside the status "ok" with the limit {RMS_LIMIT:g}'
         alike = all(each.limit == result.limit for each in result.classes)
         limits: list[tuple[str, str, Figures, float | None]]
         limits = [(place, name, figures, result.limit) for name, place, figures in parts if alike and name != BEYOND]

@@ -14,7 +14,7 @@ from verify.errors import UsageError
 from verify.records.identity import sealed
 from verify.records.record import SCHEMA, KernelRun, Run, Stage
 
-_ORDER = (
+ORDER = (
     "skipped",
     "interrupted",
     "ok",
@@ -73,7 +73,7 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
                 f"{one.target} is declared differently in two records: {name} is "
                 f"{getattr(one, name)!r} and {getattr(two, name)!r}"
             )
-    worse = max(one, two, key=lambda item: _ORDER.index(item.status))
+    worse = max(one, two, key=lambda item: ORDER.index(item.status))
     merged: dict[str, Any] = {
         "status": worse.status,
         "message": worse.message,

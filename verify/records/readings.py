@@ -12,7 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verify.records.record import Basis, Figures, Gate, KernelRun, RegimeFigures, Result, Run, Worst, value_of
+from verify.records.record import (
+    Basis,
+    Figures,
+    Gate,
+    KernelRun,
+    RegimeFigures,
+    Result,
+    ResultStatus,
+    Run,
+    Worst,
+    value_of,
+)
 
 Source = Literal["run", "sweep", "hunt"]
 
@@ -61,6 +72,8 @@ class Reading:
     commit: str
     created: str
     flaw: str = ""
+    status: ResultStatus = "ok"  # of the whole result, by the limit that its kernel declares
+    why: str = ""  # the reason of a status other than "ok"
 
     @property
     def one_upstream(self) -> bool:
@@ -120,6 +133,8 @@ def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, st
             commit=commit,
             created=created,
             flaw=_flaw(result, part.figures, value),
+            status=result.status,
+            why=result.reason,
         )
 
 

@@ -24,6 +24,7 @@ CLASSES = ORDINARY, DEMANDING, EXTREME = ("ordinary", "demanding", "extreme")
 Gate = Literal["plain", "scaled", "noise"]
 ResultStatus = Literal["ok", "wrong", "undecided", "vacuous"]
 RESULT_STATUSES: tuple[ResultStatus, ...] = ("ok", "vacuous", "undecided", "wrong")  # the later one counts
+UNPROVEN = ("vacuous", "undecided")  # neither a pass nor a fault
 Status = Literal["ok", "wrong", "undecided", "vacuous", "error", "crashed", "timeout", "interrupted", "skipped"]
 GapKind = Literal[
     "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
@@ -450,11 +451,16 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     selftest: SelfTest | None = None
 
     @property
+    def unproven(self) -> list[KernelRun]:
+        """The judged kernels whose verdict is vacuous or undecided."""
+        return [kernel for kernel in self.kernels if kernel.status in UNPROVEN and not kernel.peer]
+
+    @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
         """fail: something is wrong. incomplete: nothing wrong seen, but something was not measured, or not decided."""
         judged = [kernel.status for kernel in self.kernels if not kernel.peer]
         if set(judged) & {"wrong", "error", "crashed", "timeout"}:
             return "fail"
-        if self.incomplete or "ok" not in judged or set(judged) & {"undecided", "vacuous"}:
+        if self.incomplete or "ok" not in judged or self.unproven:
             return "incomplete"
         return "pass"

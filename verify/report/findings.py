@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from verify.records.record import Run
-from verify.report.run_words import Found, badness, of_class, worst_class, wrong_results
+from verify.records.record import UNPROVEN, Run
+from verify.report.run_words import Found, badness, of_class, shown_worst, worst_class, wrong_results
 from verify.report.words import clean
 
 MOST_ALSO = 8  # results of one cause that are named beside the first
@@ -16,6 +16,17 @@ def findings(run: Run) -> list[Found]:
     causes: dict[tuple[str, ...], list[Found]] = {}
     for found in sorted(wrong_results(run), key=lambda found: badness(found.result), reverse=True):
         causes.setdefault(_cause(found), []).append(found)
+    return [replace(first, also=tuple(each.result for each in rest)) for first, *rest in causes.values()]
+
+
+def unproven(run: Run) -> list[Found]:
+    """Vacuous and undecided results of judged kernels, those of one kernel and reason together."""
+    causes: dict[tuple[str, ...], list[Found]] = {}
+    for kernel in run.kernels:
+        for result in kernel.results if not kernel.peer else ():
+            if result.status in UNPROVEN:
+                cause = kernel.target, result.status, result.reason
+                causes.setdefault(cause, []).append(Found(kernel, result, shown_worst(result)))
     return [replace(first, also=tuple(each.result for each in rest)) for first, *rest in causes.values()]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from verify.gate.bounds import Bound
 from verify.gate.verdict import SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading, inputs
-from verify.records.record import Worst, number, replay_command, value_of
+from verify.records.record import UNPROVEN, Worst, number, replay_command, value_of
 from verify.report import run_words, words
 from verify.truth.figure import shown
 
@@ -57,19 +57,14 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
     if status == "crashed":
         kernels = len({(row.key.arch, row.key.kernel) for row in rows})
         return f"{words.plural(kernels, 'kernel')} failed"
-    what = {
-        "nonfinite": "NaN or infinite result",
-        "breached": "bound",
-        "incomparable": "result",
-        "unused": "bound",
-        "new": "result",
-    }[status]
-    said = {
-        "nonfinite": "",
-        "breached": " breached",
-        "incomparable": " cannot be compared",
-        "unused": " not measured",
-        "new": " without a bound",
+    what, said = {
+        "nonfinite": ("NaN or infinite result", ""),
+        "breached": ("bound", " breached"),
+        "incomparable": ("result", " cannot be compared"),
+        "unused": ("bound", " not measured"),
+        "undecided": ("result", " undecided"),
+        "vacuous": ("result", " vacuous"),
+        "new": ("result", " without a bound"),
     }[status]
     return words.plural(count, what) + said
 
@@ -186,10 +181,13 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     if "crashed" in found:
         name = next(row.key.kernel for row in verdict.rows if row.status == "crashed")
         return f"verify gate {files} --kernel {shlex.quote(name)}"
+    if found & set(UNPROVEN):
+        return f"verify report {files.split(' ', 1)[0]}"
     if "new" in found or "improved" in found:
         return f"verify bounds propose {files}"
     if "incomparable" in found:
-        return f"verify bounds propose {files}"
+        gates = [(row.bound.gate, row.leading.gate) for row in verdict.rows if row.bound and row.leading]
+        return f"verify bounds propose {files}" + " --move 'REASON'" * any(old != new for old, new in gates)
     return "verify run --json RUN.json" if found & {"unused"} or not found else "verify bounds review"
 
 

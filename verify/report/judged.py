@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from verify.records.record import ORDINARY, Figures, Gate, Number, Result, value_of
-from verify.report.words import ulp
+from verify.report.words import clean, decimal, share, ulp
+from verify.truth.figure import UNIT, shown, signed
 
 # by gate, an error that is none beside another; by how much one is worse that is worth a word
 NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
@@ -57,3 +58,43 @@ def beside_pytorch(result: Result) -> str:
         if each.reason and not theirs <= result.limit:
             return ", as PyTorch"
     return ""
+
+
+def limit_of(result: Result) -> str:
+    """`8× noise or 4 ULP`, `4 ULP`."""
+    also = "" if result.ulp_limit is None else f" or {decimal(result.ulp_limit)} ULP"
+    return f"{decimal(result.limit)}{UNIT[result.gate]}{also}"
+
+
+def on_average(result: Result) -> str:
+    """`rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch`: ordinary inputs, if there are any."""
+    part = next((each for each in result.classes if each.name == ORDINARY), result)
+    own, theirs, parts = part.figures, part.baseline, []
+    if own.weighed and own.rms is not None:
+        of = {"noise": ""}.get(result.gate, " ULP")
+        parts.append(f"rms {shown(own.rms)}{of}, bias {signed(own.bias or 0.0)} +- {shown(own.bias_error or 0.0)}{of}")
+    beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
+    parts.append(f"misrounded {share(own.misrounded, own.n)}{beside}")
+    return "; ".join(parts) + beside_pytorch(result).replace(", ", "; ", 1)
+
+
+# How `verify.measure.result` begins to say that a trivial answer is right; else `Result.trivial` is a reason.
+RIGHT = "on ordinary inputs "
+
+
+def result_notes(result: Result) -> list[str]:
+    """What a reader has to know of a result that is in order: accepted vacuous limits, right trivial answers."""
+    if not result.trivial:
+        return []
+    accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
+    return [clean(f"{result.output} {result.dtype}: {accepted}{result.trivial}")]
+
+
+def remedy(result: Result) -> str:
+    """What a project can do about a result without a verdict."""
+    limit = "max_noise= or max_ulp=" if result.gate == "noise" else "max_ulp="
+    known = 2 * result.figures.open <= result.figures.n
+    if result.status == "undecided":
+        return f"other inputs, or a larger {limit} that the result is proven to keep" if known else "other inputs"
+    declared = f'other inputs, or vacuous={{"{clean(result.output)}": "REASON"}} in the declaration'
+    return f"a stricter {limit}, {declared}" if known else declared

@@ -16,6 +16,8 @@ from verify.records.readings import decimal
 from verify.records.record import (
     CLASSES,
     ORDINARY,
+    RESULT_STATUSES,
+    UNPROVEN,
     Figures,
     Gate,
     KernelRun,
@@ -28,7 +30,8 @@ from verify.records.record import (
     value_of,
 )
 from verify.report.gaps import FEW, GapLine, gathered
-from verify.report.judged import beside_pytorch, judged, promised, rank
+from verify.report.judged import beside_pytorch, promised, rank, result_notes
+from verify.report.judged import judged as judged
 from verify.report.words import (
     LONG,
     at_least,
@@ -325,9 +328,14 @@ def leading(kernel: KernelRun) -> list[Result]:
     return list(found.values())
 
 
-def _weight(result: Result) -> tuple[bool, tuple[int, float], int, int]:
+def _weight(result: Result) -> tuple[int, tuple[int, float], int, int]:
     strength = ("observed", "certified", "exhaustive").index(result.basis.kind)
-    return (result.status == "wrong", size_of(result.figures, result.gate, result.limit), strength, result.basis.n)
+    return (
+        RESULT_STATUSES.index(result.status),
+        size_of(result.figures, result.gate, result.limit),
+        strength,
+        result.basis.n,
+    )
 
 
 def summary(kernel: KernelRun) -> str:
@@ -337,8 +345,8 @@ def summary(kernel: KernelRun) -> str:
         return ", ".join(f"{clean(item.output)} {clean(item.dtype)}: {label(kernel, item)}" for item in results)
     kinds = [kind(kernel, item) for item in results]
     parts = [
-        f"{kinds.count(name):,} {word}"
-        for name, word in (("wrong", "wrong"), ("rounded", "correctly rounded"), ("faithful", "faithful"))
+        f"{kinds.count(name):,} {'correctly rounded' if name == 'rounded' else name}"
+        for name in ("wrong", *UNPROVEN, "rounded", "faithful")
         if name in kinds
     ]
     worst = max(results, key=_weight)
@@ -385,7 +393,8 @@ def wrong_words(result: Result) -> str:
         if worst is None or not result.reason.startswith("wrong at"):
             return "wrong"
         at = [text.partition(" ")[0] for text in worst.inputs.values() if not _is_finite(text)]
-        return f"{_short(worst.got)} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
+        shown = "NaN" if worst.got == "nan" else clean(worst.got)
+        return f"{shown} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
     if worst is None or of == ORDINARY:
         return f"wrong on {of} inputs"
     got = decimal(worst.got)
@@ -395,10 +404,6 @@ def wrong_words(result: Result) -> str:
     if largest > HUGE and (got == 0 or not math.isfinite(got)):
         return f"overflows at {largest:.1g}"
     return "loses the tail" if got == 0 and decimal(worst.truth) else f"wrong on {of} inputs"
-
-
-def _short(got: str) -> str:
-    return "NaN" if got == "nan" else clean(got)
 
 
 def _is_finite(text: str) -> bool:
@@ -506,7 +511,7 @@ def _failed(found: dict[str, int], total: int) -> list[str]:
 def _missing(run: Run, found: dict[str, int]) -> str:
     counts = [(status, found[status]) for status in ("interrupted", "skipped") if found.get(status)]
     parts = [f"{plural(count, 'kernel')} {'was' if count == 1 else 'were'} {status}" for status, count in counts]
-    for status in ("undecided", "vacuous"):
+    for status in UNPROVEN:
         if count := found.get(status, 0):
             parts.append(f"the verdict on {plural(count, 'kernel')} is {status}")
     kinds = [gap.kind for gap in run.incomplete if gap.kind != "interrupted" or not found.get("interrupted")]
@@ -524,7 +529,8 @@ def title(kernel: KernelRun, result: Result) -> str:
 
 def notes_of(kernel: KernelRun) -> list[str]:
     """What was noticed about a kernel; what holds of many results is one line."""
-    found = [gap.text for gap in gathered(kernel.notes)]
+    found = [text for result in kernel.results for text in result_notes(result)]
+    found += [gap.text for gap in gathered(kernel.notes)]
     for each in kernel.left:
         if each.text not in kernel.message:
             found.append(f"its {each.after} {clean(each.text)}")
@@ -580,6 +586,8 @@ def next_command(run: Run, *, record: str = "") -> str:
     for status in FAILED:
         if status in found:
             return rerun(found[status])
+    if run.unproven:
+        return rerun(run.unproven[0])
     if run.verdict == "incomplete":
         if "skipped" in found and not run.incomplete:
             hint = clean(found["skipped"].hint)

@@ -26,6 +26,7 @@ from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
 from verify.errors import SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError, no_verdict
 from verify.records.identity import assembled
+from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun, Run, Status, number
 from verify.sweep.journal import VERSION, Header, Journal
 from verify.sweep.partial import Outline, Partial
@@ -376,14 +377,13 @@ def _records(item: _SweptSpace, declared: Mapping[str, Declared]) -> list[Kernel
 
 def _together(runs: list[KernelRun]) -> list[KernelRun]:
     """One record per kernel, of all its dtypes."""
-    order = ("ok", "wrong", "timeout", "crashed", "error")
     merged: dict[str, KernelRun] = {}
     for item in runs:
         known = merged.get(item.target)
         if known is None:
             merged[item.target] = item
             continue
-        worse = max(known, item, key=lambda each: order.index(each.status))
+        worse = max(known, item, key=lambda each: ORDER.index(each.status))
         merged[item.target] = msgspec.structs.replace(
             known,
             status=worse.status,

@@ -26,7 +26,7 @@ from verify.measure.result import (
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Point
 from verify.records.readings import APART, NONFINITE
-from verify.records.record import Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
+from verify.records.record import RESULT_STATUSES, Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.sweep.partial import Part, Partial
 from verify.sweep.scope import part_of, parts_of
@@ -59,14 +59,13 @@ def finish(
     results = [
         _Finished(kernel, space, name, partial, curve=curve).result() for name in wanted if name in partial.parts
     ]
-    wrong = any(result.status == "wrong" for result in results)
     return KernelRun(
         name=kernel.name,
         target=space.target,
         op=kernel.op.name,
         params=dict(kernel.params),
         promise=kernel.promise,
-        status="wrong" if wrong else "ok",
+        status=max((result.status for result in results), key=RESULT_STATUSES.index, default="ok"),
         results=results,
         peer=kernel.peer,
         notes=list(partial.notes),

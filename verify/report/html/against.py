@@ -75,6 +75,8 @@ _STANDING: dict[str, str] = {
     "breached": "wrong",
     "incomparable": "skipped",
     "unused": "skipped",
+    "undecided": "undecided",
+    "vacuous": "vacuous",
     "new": "skipped",
     "waived": "skipped",
     "improved": "ok",
@@ -201,7 +203,7 @@ def over_time(run: Run, history: History | None) -> Against | None:
 def _moved(kernel: KernelRun, result: Result, found: Earlier, now: Number, grew: bool) -> AgainstRow:
     title = run_words.title(kernel, result)
     return AgainstRow(
-        standing="wrong" if result.status == "wrong" else "skipped" if grew else "ok",
+        standing="skipped" if result.status == "ok" and grew else result.status,
         word="grew" if grew else "shrank",
         what=title,
         regime="",

@@ -168,6 +168,7 @@ def render(
         broken=_broken(run),
         beside=_beside(run, base, gate, history),
         more_findings=_more_findings(run),
+        unproven=[_finding(run, found) for found in findings.unproven(run)],
         lead=against.LEAD,
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.record import (
+    UNPROVEN,
     ClassFigures,
     Figures,
     KernelRun,
@@ -21,6 +22,7 @@ from verify.records.record import (
 )
 from verify.report import run_words, words
 from verify.report.html import against, curve_plot, plot
+from verify.report.judged import limit_of, on_average, remedy
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -92,8 +94,10 @@ class ResultView:
     mean: str
     misrounded: str
     misrounded_share: str
+    average: str
     nonfinite: str
     reason: str
+    remedy: str
     truth: str
     scaled: bool
     baseline: str
@@ -254,13 +258,15 @@ def result_view(kernel: KernelRun, result: Result, at: str = "", history: agains
         trouble=trouble if trouble == result.reason else trouble.replace(" ULP", unit, 1),
         basis=words.basis_of(result),
         basis_short=words.basis_of(result, short=True),
-        limit=f"{words.decimal(result.limit)}{unit}",
+        limit=limit_of(result),
         p999=words.ulp(run_words.judged(result.figures, result.gate).p999),
         mean=words.ulp(result.figures.mean),
         misrounded=f"{missed:,} of {n:,} ({words.share(missed, n)})" + words.open_elements(result.figures),
         misrounded_share=words.share(missed, n),
+        average=on_average(result),
         nonfinite=f"{result.figures.nonfinite:,}" if result.figures.nonfinite else "",
         reason=words.clean(result.reason),
+        remedy=remedy(result) if result.status in UNPROVEN else "",
         truth=_truth(result),
         scaled=scaled,
         baseline=baseline if baseline in ("", "NaN") else baseline + unit,

@@ -10,7 +10,7 @@ from verify.gate.bounds import Bound
 from verify.gate.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading
-from verify.records.record import replay_command
+from verify.records.record import UNPROVEN, replay_command
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import FEW, gathered
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
@@ -51,7 +51,7 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     # Rows are told apart by identity: comparing thousands with each other takes a minute.
     few = {id(row) for *_, members in grouped if len(members) <= FEW for row in members if row.readings}
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
-    shown = {id(row) for row in with_figures}
+    shown = {id(row) for row in with_figures if row.status not in UNPROVEN}  # whose reason a row does not say
     details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
     if comparison is not None:
         _fill_changes(budget, comparison, share=0.4)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from verify.records.record import CLASSES, RESULT_STATUSES, KernelRun, LawRun, Result, Run, replay_command
 from verify.report import findings, run_words, words
+from verify.report.judged import limit_of, on_average, remedy, result_notes
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
 from verify.report.run_words import Found
 from verify.report.signs import GLYPHS, STANDING
@@ -50,14 +51,19 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     wrong = [_unrepeatable(kernel) for kernel in run_words.unrepeatable(run)]
     wrong += [_worst(found) for found in findings.findings(run)]
     wrong += [_law(kernel, law) for kernel, law in run_words.broken_laws(run)]
+    unproven = [_unproven(found) for found in findings.unproven(run)]
     failed = [_failure(kernel) for kernel in run_words.failures(run)]
     rows = _rows(run)
     calm = [line for rank, line in rows if rank >= RANK["ok"]]
     # a long table must not crowd out the worst inputs
-    share = 0.6 if wrong or failed else 1.0
+    share = 0.6 if wrong or failed or unproven else 1.0
     budget.fill([line for rank, line in rows if rank < RANK["ok"]], "rows", head=HEADER, foot=_notes(run), share=share)
-    budget.fill(wrong, "wrong results")
+    budget.fill(wrong, "wrong results", share=0.95)  # what follows needs room to say how much of it is left out
+    budget.fill(unproven, "results without a verdict")
     budget.fill(failed, "failed kernels")
+    judged = [(kernel, result) for kernel in run.kernels if not kernel.peer for result in kernel.results]
+    noted = [f"- {code(kernel.name)} {inert(text)}" for kernel, result in judged for text in result_notes(result)]
+    budget.fill(noted, "notes", head="**Notes**\n")
     within = f"<details><summary>{words.plural(len(calm), 'row')} in order, or of peers</summary>\n\n"
     if len(calm) <= MOST_ROWS:
         budget.fill(calm, "rows", head=within + HEADER, foot="\n</details>\n")
@@ -174,14 +180,24 @@ def _law(kernel: KernelRun, law: LawRun) -> str:
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n{fenced(replay_command(law.origin))}\n</details>\n"
 
 
+def _unproven(found: Found) -> str:
+    result = found.result
+    facts = [("why", inert(result.reason)), ("also", inert(findings.also(found))), ("next", inert(remedy(result)))]
+    table = "\n".join(f"| {key} | {value} |" for key, value in facts if value)
+    name = " ".join(code(part) for part in (run_words.name_of(found.kernel), result.output, result.dtype))
+    heading = f"<summary>{GLYPHS[result.status]} {name}: {result.status}</summary>"
+    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n\n</details>\n"
+
+
 def _worst(found: Found) -> str:
     kernel, result, worst = found.kernel, found.result, found.worst
     maximum = run_words.maximum(result.figures, result.gate)
     figure = maximum if maximum == "NaN" else f"{maximum}{words.UNIT[result.gate]}"
     name = " ".join(code(part) for part in (run_words.name_of(kernel), result.output, result.dtype))
     facts = [
-        ("limit", f"{words.decimal(result.limit)}{words.UNIT[result.gate]}"),
+        ("limit", limit_of(result)),
         ("max", f"{figure}, {words.basis_of(result)}"),
+        ("on average", inert(on_average(result))),
     ]
     if worst is not None:
         where = run_words.index_text(worst)

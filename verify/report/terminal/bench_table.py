@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.records.record import KernelRun, Result, Run, Speed
+from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import run_words, words
 from verify.report.signs import STANDING, Signs
 
@@ -134,8 +134,7 @@ def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
     if kernel.peer:
         status = "peer"
     else:
-        wrong = any(result.status == "wrong" for result in results)
-        status = "wrong" if wrong else kernel.status if not results else "ok"
+        status = max((result.status for result in results), key=RESULT_STATUSES.index, default=kernel.status)
     return f"{signs.status[status]} {run_words.STATUS_WORD[status]}"
 
 

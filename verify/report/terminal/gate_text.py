@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from verify.gate.verdict import MEANING, SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading
-from verify.records.record import replay_command
+from verify.records.record import UNPROVEN, replay_command
 from verify.report import gate_words, words
 from verify.report.gaps import gathered
 from verify.report.signs import STANDING, STYLES, Signs
@@ -15,7 +15,8 @@ from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_LINES = 12  # lines of one status without figures
 
-SIGN: dict[str, str] = {"ok": "ok", "improved": "ok", "breached": "wrong", "nonfinite": "wrong", "crashed": "wrong"}
+SIGN = {"ok": "ok", "improved": "ok", **dict.fromkeys(("breached", "nonfinite", "crashed"), "wrong")}
+SIGN |= {name: name for name in UNPROVEN}
 STYLE = {"ok": "green", "improved": "green", "breached": "bold red", "nonfinite": "bold red", "crashed": "bold red"}
 PENDING = "yellow"
 

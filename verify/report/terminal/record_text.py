@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from verify.records.record import KernelRun, LawRun, Result, Run, replay_command, value_of
 from verify.report import findings, run_words, words
+from verify.report.judged import limit_of, on_average, remedy
 from verify.report.signs import STANDING, STYLES, Signs
 from verify.report.terminal.text_page import Terminal
 
@@ -57,6 +58,14 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
         console.print()
         rest = words.plural(len(broken) - MOST_BLOCKS, "more broken law")
         _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+    unproven = findings.unproven(run)
+    for found in unproven[:MOST_BLOCKS]:
+        _unproven(console, found, signs)
+    if len(unproven) > MOST_BLOCKS:
+        console.print()
+        _indented(
+            console, f"{signs.ellipsis} {len(unproven) - MOST_BLOCKS:,} more without a verdict; the record has them"
+        )
     closing = run_words.next_command(run, record=record)
     for kernel in run_words.failures(run):
         _failure(console, kernel, signs, closing)
@@ -89,10 +98,21 @@ def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -
             _field(console, "error", run_words.error_text(worst, result.gate))
     if found.also:
         _field(console, "also", findings.also(found, dash=signs.dash))
-    elif besides:
-        _field(console, "besides", besides)
+    else:
+        _field(console, "besides", "; ".join(filter(None, [besides, on_average(result)])))
     if worst is not None:
         _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
+
+
+def _unproven(console: Console, found: run_words.Found, signs: Signs) -> None:
+    """A result that is neither right nor wrong, and what can be done about that."""
+    result = found.result
+    _heading(console, result.status, run_words.title(found.kernel, result), result.status, signs)
+    _field(console, "why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}")
+    if found.also:
+        _field(console, "also", findings.also(found, dash=signs.dash))
+    _field(console, "besides", f"limit {limit_of(result)}; {on_average(result)}")
+    _field(console, "next", remedy(result))
 
 
 def _why(result: Result, signs: Signs) -> tuple[str, str]:
@@ -102,7 +122,7 @@ def _why(result: Result, signs: Signs) -> tuple[str, str]:
     size = value_of(run_words.judged(result.figures, result.gate).maximum)
     said = [] if maximum == "NaN" else [f"max {maximum}{unit}"]
     if said and not (result.reason and size > result.limit):
-        said.append(f"limit {words.decimal(result.limit)}{unit}")
+        said.append(f"limit {limit_of(result)}")
     elif result.reason:
         said = []
     if result.figures.nonfinite and (math.isfinite(size) or not result.reason):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.records.record import CLASSES, ORDINARY, KernelRun, Result, Run
+from verify.records.record import CLASSES, ORDINARY, RESULT_STATUSES, KernelRun, Result, Run
 from verify.report import run_words, words
 from verify.report.signs import STYLES, Signs
 
@@ -197,7 +197,7 @@ def _rows(run: Run, signs: Signs) -> list[Row]:
             status = run_words.standing(kernel, result)
             beyond = frozenset(each.name for each in result.classes if each.reason)
             rows.append(Row(kernel, status, _cells(kernel, result, signs), position == 0, beyond))
-        if not results or kernel.status not in ("ok", "wrong"):
+        if not results or kernel.status not in RESULT_STATUSES:
             status = run_words.standing(kernel)
             word = f"{signs.status[status]} {run_words.STATUS_WORD[kernel.status]}"
             empty = dict.fromkeys(HEADERS, "")
