@@ -71,6 +71,28 @@ def test_the_root_mean_square_of_a_class_is_at_most_two() -> None:
     assert check((ORDINARY, noisy(2.1 * steady)), max_noise=1000).status == "wrong", "whatever the maximum may be"
 
 
+def test_sixteen_bits_have_a_lower_limit_of_noise_and_of_its_root_mean_square() -> None:
+    """Few roundings make the noise there, so that honest sums of them end sooner."""
+    steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
+    for dtype, most, rms in (("float32", 8, 2.0), ("bfloat16", 5, 1.4), ("float16", 5, 1.4)):
+        for figures, status in (
+            ([most - 0.1, 0.0], "ok"),
+            ([most + 0.1, 0.0], "wrong"),
+            (steady * (rms - 0.05), "ok"),
+            (steady * (rms + 0.05), "wrong"),
+        ):
+            assert check((ORDINARY, noisy(figures)), dtype=dtype, dtypes=[dtype]).status == status, (dtype, figures)
+
+
+def test_elements_that_move_together_may_have_a_larger_root_mean_square() -> None:
+    truth = torch.tensor([1.5 + 2.5 * NOISE], dtype=torch.float64).repeat(FEWEST)
+    noise = torch.full_like(truth, NOISE)
+    for together, status in ((1.0, "wrong"), (1.4, "ok")):
+        unit = Yardstick(noise, None, 0.0, together)
+        [part] = tally(errors(torch.full((FEWEST,), 1.5), truth, FMT, scale=unit))
+        assert check((ORDINARY, part)).status == status
+
+
 def test_few_elements_have_no_root_mean_square_and_no_promise_has_none() -> None:
     steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
     assert check((ORDINARY, noisy(3 * steady[: FEWEST - 1]))).status == "ok"
@@ -180,6 +202,14 @@ def test_the_default_limit_follows_the_format(dtype: str, limit: float) -> None:
 
     assert [status(off) for off in (0.99 * limit, -0.99 * limit)] == ["ok", "ok"]
     assert [status(off) for off in (1.01 * limit, -1.01 * limit)] == ["wrong", "wrong"]
+
+
+def test_an_elementwise_program_has_eight_ulp_in_float32() -> None:
+    dtypes = ["float32", "float64", "bfloat16"]
+    elementwise = verify.kernel(like=torch.nn.functional.mish, dtypes=dtypes)(lambda x: x)
+    assert [elementwise.limit(dtype, "y") for dtype in dtypes] == [8.0, 8.0, 1.0]
+    assert [declared(dtypes=dtypes).ulp_limit(dtype, "y") for dtype in dtypes] == [4.0, 4.0, 1.0]
+    assert [elementwise.limit_of(dtype, EXTREME, "y") for dtype in dtypes] == [None, None, None]
 
 
 def test_each_result_has_the_limit_that_is_declared_for_it() -> None:

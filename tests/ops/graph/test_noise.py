@@ -243,6 +243,25 @@ def test_equal_terms_have_the_noise_of_roundings_in_one_direction() -> None:
     assert bool(off > 8 * varied) and bool(sampled < 100 * varied)
 
 
+def test_elements_that_hang_on_one_sum_move_together() -> None:
+    """One disturbance moves all of them in one run by up to sqrt 3 of their deviation; others average out."""
+    x = drawn(1, 512, seed=12)
+    one = noise(lambda x: x * x.sum(), {"x": x + 1 - x.mean()}, runs=16)
+    assert bool((one.deviation > 0).all()) and 1.2 < one.together < 2.5
+    alone = noise(lambda x, w: x * w, {"x": x, "w": drawn(1, 512, seed=13)}, runs=16)
+    assert 1 <= alone.together < 1.1
+
+
+def test_a_slope_that_is_taken_from_a_saved_output_has_its_noise() -> None:
+    """y (1 - y) of a sigmoid near 1 has few digits left, as 1 - y has few."""
+    x = torch.tensor([[8.0, -8.0]])
+    found = at_hand(lambda x: torch.sigmoid(x).sum(-1), {"x": x}, "dx", upstream=torch.ones(1))
+    relative = (found.noise / found.value).reshape(-1)
+    assert relative[0] > 100 * U and relative[1] < 4 * U
+    y = torch.sigmoid(x)
+    assert bool(((y * (1 - y)).double() - found.value).abs().le(8 * found.noise + 2.0**-24 * found.value).all())
+
+
 # -- decisions ----------------------------------------------------------------------------------------------
 
 
@@ -287,7 +306,7 @@ def test_decisions_stay_as_they_are_while_noise_is_sampled() -> None:
     third = torch.tensor([[1 / 3]])
     cut = at_hand(lambda x, w: torch.remainder(x * w, 1.0) + 0 * x.sum(), {"x": third, "w": torch.tensor([[3.0]])})
     assert float(cut.noise) < 2 * U
-    assert 0 < float(cut.value) < 1e-6 and float(cut.spread) == pytest.approx(1, abs=1e-6), "1 is right as well"
+    assert 0 < float(cut.value) < 1e-6 and float(cut.spread) > 1 - 1e-6, "1 is right as well"
 
 
 def test_only_decisions_within_eight_times_their_noise_are_open() -> None:
@@ -321,7 +340,7 @@ def test_more_than_two_right_values_are_a_spread() -> None:
     slopes = w.double()[0] * v.double()[:, 0]
     ways = [float(slopes @ torch.tensor(way).double()) for way in itertools.product((0, 1), repeat=3)]
     most = max(abs(way - float(found.value)) for way in ways)
-    assert torch.isnan(found.other).all() and 0.5 * most <= float(found.spread) <= 1.001 * most
+    assert torch.isnan(found.other).all() and most <= float(found.spread) <= 2.001 * most, "some are not met"
 
 
 # -- the same, again ----------------------------------------------------------------------------------------
