@@ -389,6 +389,7 @@ def test_a_python_block_runs(path: Path, number: int, block: str, project: Path,
 
 def test_the_blocks_are_found() -> None:
     assert {path.name for path, _, _ in BLOCKS} == {
+        "how-a-verdict-is-made.md",
         "laws.md",
         "like.md",
         "hunt.md",

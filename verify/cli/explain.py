@@ -112,7 +112,7 @@ def lines_of(found: Explanation) -> list[str]:
         lines += ["", *_stages(found, unit)]
     if found.others:
         lines += ["", "the program here" if found.program else "other formulas here"]
-        lines += [f"  {_figure(other.error):>12} {unit}  {_other(other, found)}" for other in found.others]
+        lines += [f"  {_figure(other.error):>12}{unit}  {_other(other, found)}" for other in found.others]
     lines += ["", f"cause: {found.cause}"]
     return lines
 
@@ -152,7 +152,7 @@ def _stages(found: Explanation, unit: str) -> list[str]:
     stages = found.stages
     width = max(len(stage.text) for stage in stages)
     digits = max(len(stage.value) for stage in stages)
-    lines = [f"  {'step':<{width}}  {'value':>{digits}}  {'off by, ulp':>11}  {'effect, ' + unit:>20}"]
+    lines = [f"  {'step':<{width}}  {'value':>{digits}}  {'off by, ulp':>11}  {'effect, ' + unit.strip():>20}"]
     for stage in stages:
         lost = "" if stage.lost_bits is None or not float(stage.lost_bits) >= 1 else _lost(stage.lost_bits)
         off = "" if stage.off is None else f"{float(stage.off):+.3g}"
@@ -160,8 +160,8 @@ def _stages(found: Explanation, unit: str) -> list[str]:
         lines.append(f"  {stage.text:<{width}}  {stage.value:>{digits}}  {off:>11}  {effect:>20}{lost}".rstrip())
     if found.formula is not None:
         lines.append("")
-        lines += [f"  {_KINDS[kind]:<24} {_figure(value):>14} {unit}" for kind, value in found.kinds.items()]
-        lines.append(f"  {'the formula itself':<24} {_figure(found.formula):>14} {unit}")
+        lines += [f"  {_KINDS[kind]:<24} {_figure(value):>14}{unit}" for kind, value in found.kinds.items()]
+        lines.append(f"  {'the formula itself':<24} {_figure(found.formula):>14}{unit}")
     return lines
 
 

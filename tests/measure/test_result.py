@@ -1,0 +1,269 @@
+"""The verdict on the tallies of a result: maximum, root mean square, mean, open elements, and PyTorch beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+import verify
+from tests.measure.test_kernel import CPU, only
+from verify.measure.counting import tally
+from verify.measure.kernel import measure_kernel
+from verify.measure.result import FEWEST, LimitCheck, check_limit
+from verify.measure.tally import Tally
+from verify.records.readings import NONFINITE
+from verify.records.record import DEMANDING, EXTREME, ORDINARY, ClassFigures, Result
+from verify.truth.formats import named
+from verify.truth.ulp import Yardstick, errors
+
+FMT = named("float32")
+NOISE = 2.0**-10  # beside truths of 1.5, where half a ULP is 2^-24
+
+
+def summed(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def declared(**said: Any) -> verify.Kernel:
+    options = {"shapes": {"x": "n d"}, "dtypes": ["float32"], **said}
+    return verify.kernel(like=summed, **options)(summed)
+
+
+def noisy(figures: Sequence[float] | Tensor, *, width: float = 0.0) -> Tally:
+    """The tally of elements that are off by these multiples of the noise, away from zero where positive."""
+    off = torch.as_tensor(figures, dtype=torch.float64)
+    noise = torch.full_like(off, NOISE)
+    # the truth moves, as float32 has no finer numbers for what the kernel gave; half a ULP is no error
+    got = torch.full_like(off, 1.5).float()
+    truth = got.double() - off * NOISE - torch.sign(off) * 2.0**-24
+    bound = torch.full_like(off, width * NOISE)
+    [found] = tally(errors(got, truth, FMT, bound=bound, scale=Yardstick(noise, None, 0.0)))
+    return found
+
+
+def check(*parts: tuple[str, Tally], result: str = "y", dtype: str = "float32", **said: Any) -> LimitCheck:
+    return check_limit(declared(**said), dtype, result, {("all", name): part for name, part in parts})
+
+
+def test_the_maximum_of_a_program_is_counted_in_its_noise() -> None:
+    within, beyond = noisy([7.9, -7.9]), noisy([0.1, -8.1])
+    assert (check((ORDINARY, within)).status, check((ORDINARY, within)).reason) == ("ok", "")
+    found = check((ORDINARY, beyond))
+    assert (found.status, found.reason) == ("wrong", "8.1\u00d7 noise on ordinary inputs, the limit is 8")
+    assert check((ORDINARY, beyond), max_noise=9).status == "ok"
+    assert check((ORDINARY, beyond), max_noise={"y": 9}).status == "ok"
+    assert check((ORDINARY, beyond), max_noise={"dx": 9}).status == "wrong"
+
+
+def test_the_root_mean_square_of_a_class_is_at_most_two() -> None:
+    steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
+    assert check((ORDINARY, noisy(1.95 * steady))).status == "ok"
+    found = check((ORDINARY, noisy(2.1 * steady)), (DEMANDING, noisy(0.1 * steady)))
+    told = "2.1 times what noise and rounding explain, root mean square on ordinary inputs, the limit is 2"
+    assert (found.status, found.reason) == ("wrong", told)
+    assert found.classes[DEMANDING].reason == ""
+    assert check((ORDINARY, noisy(2.1 * steady)), max_noise=1000).status == "wrong", "whatever the maximum may be"
+
+
+def test_sixteen_bits_have_a_lower_limit_of_noise_and_of_its_root_mean_square() -> None:
+    """Few roundings make the noise there, so that honest sums of them end sooner."""
+    steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
+    for dtype, most, rms in (("float32", 8, 2.0), ("bfloat16", 5, 1.4), ("float16", 5, 1.4)):
+        for figures, status in (
+            ([most - 0.1, 0.0], "ok"),
+            ([most + 0.1, 0.0], "wrong"),
+            (steady * (rms - 0.05), "ok"),
+            (steady * (rms + 0.05), "wrong"),
+        ):
+            assert check((ORDINARY, noisy(figures)), dtype=dtype, dtypes=[dtype]).status == status, (dtype, figures)
+
+
+def test_elements_that_move_together_may_have_a_larger_root_mean_square() -> None:
+    truth = torch.tensor([1.5 + 2.5 * NOISE], dtype=torch.float64).repeat(FEWEST)
+    noise = torch.full_like(truth, NOISE)
+    for together, status in ((1.0, "wrong"), (1.4, "ok")):
+        unit = Yardstick(noise, None, 0.0, together)
+        [part] = tally(errors(torch.full((FEWEST,), 1.5), truth, FMT, scale=unit))
+        assert check((ORDINARY, part)).status == status
+
+
+def test_few_elements_have_no_root_mean_square_and_no_promise_has_none() -> None:
+    steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
+    assert check((ORDINARY, noisy(3 * steady[: FEWEST - 1]))).status == "ok"
+    assert check((ORDINARY, noisy(3 * steady[:FEWEST]))).status == "wrong"
+    assert check((ORDINARY, noisy(steady)), (EXTREME, noisy(50 * steady))).status == "ok"
+
+
+def test_a_mean_away_from_zero_is_wrong_where_a_declaration_limits_it() -> None:
+    scattered = torch.randn(400, generator=torch.Generator().manual_seed(0)).double()
+    scattered = (scattered - scattered.mean()) / scattered.std(correction=0)
+    for side in (1, -1):
+        biased = noisy(scattered + side * 0.4)
+        assert check((ORDINARY, biased)).status == "ok", "without max_bias it is reported only"
+        found = check((ORDINARY, biased), max_bias=0.1)
+        sign = "+" if side > 0 else "-"
+        assert found.status == "wrong"
+        assert found.reason.startswith(f"{sign}0.4 +- 0.05")
+        assert found.reason.endswith(" away from zero on average on ordinary inputs, the limit is 0.1")
+        assert check((ORDINARY, biased), max_bias=0.3).status == "ok", "0.4 is not surely above it"
+        assert check((ORDINARY, biased), max_bias={"y": 0.1}).status == "wrong"
+        assert check((ORDINARY, biased), max_bias={"dx": 0.1}).status == "ok"
+
+
+def test_a_mean_of_few_elements_is_not_sure() -> None:
+    """Of 16 elements the standard error of the same mean is 0.25."""
+    few = torch.tensor([1.0, -1.0]).double().repeat(8)
+    assert check((ORDINARY, noisy(few + 0.4)), max_bias=0.1).status == "ok"
+    assert check((ORDINARY, noisy(few + 1.0)), max_bias=0.1).status == "wrong"
+
+
+def test_what_the_reference_leaves_open_is_undecided_and_no_pass() -> None:
+    found = check((ORDINARY, noisy([1.0, 7.5], width=1.0)))
+    assert (found.status, found.only_special) == ("undecided", False)
+    assert found.reason == "not proven within 8\u00d7 noise on ordinary inputs: up to 8.5 cannot be excluded"
+    assert check((ORDINARY, noisy([1.0, 9.5], width=1.0))).status == "wrong", "8.5 at least"
+    assert check((ORDINARY, noisy([1.0, 6.5], width=1.0))).status == "ok"
+
+
+def test_elements_of_which_nothing_is_known_are_undecided() -> None:
+    part = msgspec.structs.replace(noisy([1.0] * 10), open=3, undecided=3)
+    found = check((ORDINARY, part))
+    assert (found.status, found.reason) == ("undecided", "nothing is known of 3 of 10 elements on ordinary inputs")
+    worse = check((ORDINARY, part), (DEMANDING, noisy([9.0])))
+    assert (worse.status, worse.reason) == ("wrong", "9\u00d7 noise on demanding inputs, the limit is 8"), "weighs more"
+
+
+def test_a_trivial_answer_that_was_tried_at_some_elements_alone_decides_nothing() -> None:
+    """A copy of an operand has the shape of the result in some cases only; what it would be elsewhere is not known."""
+    parts = {("all", ORDINARY): noisy([0.1] * 10)}
+
+    def verdict(**trivial: Tally) -> tuple[str, str, str]:
+        found = check_limit(declared(), "float32", "y", parts, trivial)
+        return found.status, found.reason.partition(":")[0], found.trivial
+
+    assert verdict(zeros=noisy([9.0] * 10), copy=noisy([1.0] * 4)) == ("ok", "", "")
+    assert verdict(zeros=noisy([9.0] * 10), copy=noisy([0.0] * 4)) == ("ok", "", "")
+    assert verdict(zeros=noisy([9.0] * 10), copy=noisy([1.0] * 10)) == ("vacuous", "copy would pass", "")
+    assert verdict(zeros=noisy([9.0] * 10), copy=noisy([0.0] * 10)) == ("ok", "", "on ordinary inputs copy are right")
+
+
+def test_nan_is_wrong_whatever_the_limit_is() -> None:
+    part = msgspec.structs.replace(noisy([0.0, 0.0]), nan=1, nonfinite=1)
+    found = check((ORDINARY, part), max_ulp=1e30)
+    assert found.status == "wrong"
+    assert found.reason == "NaN at 1 of 2 ordinary inputs whose exact answer is a number"
+
+
+def test_extreme_inputs_without_a_promise_are_judged_beside_pytorch() -> None:
+    far = noisy([1e6, 1e6, 0.0])
+    assert check((ORDINARY, noisy([1.0])), (EXTREME, far)).status == "ok", "PyTorch is as wrong"
+    worse = msgspec.structs.replace(far, worse=2)
+    found = check((ORDINARY, noisy([1.0])), (EXTREME, worse))
+    told = "worse than PyTorch at 2 of 3 extreme inputs: beyond the limit where PyTorch is within"
+    assert (found.status, found.reason, found.classes[EXTREME].limit) == ("wrong", told, None)
+    promised = check((ORDINARY, noisy([1.0])), (EXTREME, far), max_ulp=4)
+    assert (promised.status, promised.classes[EXTREME].limit) == ("wrong", 8.0)
+
+
+def test_infinite_and_nan_inputs_are_judged_beside_pytorch_too() -> None:
+    def verdict(part: Tally, **said: Any) -> LimitCheck:
+        parts = {("all", ORDINARY): noisy([1.0]), (NONFINITE, EXTREME): part}
+        return check_limit(declared(**said), "float32", "y", parts)
+
+    part = msgspec.structs.replace(noisy([0.0] * 5), nonfinite=2)
+    assert verdict(part).status == "ok"
+    worse = verdict(msgspec.structs.replace(part, worse=1))
+    told = "worse than PyTorch at 1 of 5 infinite or NaN inputs: beyond the limit where PyTorch is within"
+    assert (worse.status, worse.reason, worse.only_special) == ("wrong", told, True)
+    strict = verdict(part, max_ulp=4)
+    assert (strict.status, strict.reason) == ("wrong", "wrong at 2 infinite or NaN inputs, right at all others")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [("float32", 4.0), ("float64", 4.0), ("bfloat16", 1.0), ("float16", 1.0), ("float8_e4m3fn", 0.51)],
+)
+def test_the_default_limit_follows_the_format(dtype: str, limit: float) -> None:
+    kernel = verify.kernel(op="silu", dtypes=[dtype])(lambda x: x)
+    fmt = named(dtype)
+
+    def status(off: float) -> str:
+        """Of a truth that is smaller by so many ULP than what the kernel gave."""
+        off *= float(fmt.ulp(Fraction(3, 2)))
+        got, less = torch.tensor([1.5]).to(getattr(torch, dtype)), torch.tensor([-off], dtype=torch.float64)
+        [part] = tally(errors(got, torch.tensor([1.5]).double(), fmt, low=less))
+        return check_limit(kernel, dtype, "y", {("all", ORDINARY): part}).status
+
+    assert [status(off) for off in (0.99 * limit, -0.99 * limit)] == ["ok", "ok"]
+    assert [status(off) for off in (1.01 * limit, -1.01 * limit)] == ["wrong", "wrong"]
+
+
+def test_an_elementwise_program_has_eight_ulp_in_float32() -> None:
+    dtypes = ["float32", "float64", "bfloat16"]
+    elementwise = verify.kernel(like=torch.nn.functional.mish, dtypes=dtypes)(lambda x: x)
+    assert [elementwise.limit(dtype, "y") for dtype in dtypes] == [8.0, 8.0, 1.0]
+    assert [declared(dtypes=dtypes).ulp_limit(dtype, "y") for dtype in dtypes] == [4.0, 4.0, 1.0]
+    assert [elementwise.limit_of(dtype, EXTREME, "y") for dtype in dtypes] == [None, None, None]
+
+
+def test_each_result_has_the_limit_that_is_declared_for_it() -> None:
+    kernel = verify.kernel(op="silu", dtypes=["float32", "bfloat16"], max_ulp={"dx": 6})(lambda x: x)
+    limits = [kernel.limit(dtype, result) for dtype in ("float32", "bfloat16") for result in ("y", "dx")]
+    assert limits == [4.0, 6.0, 1.0, 6.0]
+    [part] = tally(errors(torch.tensor([1 + 5 * 2.0**-23]), torch.ones(1).double(), FMT))
+    parts = {("all", ORDINARY): part}
+    assert check_limit(kernel, "float32", "dx", parts).status == "ok"
+    assert check_limit(kernel, "float32", "y", parts).reason == "5 ULP on ordinary inputs, the limit is 4"
+
+
+def test_an_error_within_the_limit_in_ulp_is_right_whatever_the_noise_is() -> None:
+    """The least unit is such that 8 of it and half a ULP are max_ulp."""
+    kernel = declared(max_ulp=6)
+    floor = kernel.noise_floor("float32", "y")
+    for off, status in ((5.99, "ok"), (6.01, "wrong")):
+        truth = torch.tensor([1.5 - off * 2.0**-23], dtype=torch.float64)
+        unit = Yardstick(torch.zeros(1).double(), None, floor)
+        [part] = tally(errors(torch.tensor([1.5]), truth, FMT, scale=unit))
+        assert check_limit(kernel, "float32", "y", {("all", ORDINARY): part}).status == status
+
+
+# -- with kernels -------------------------------------------------------------------------------------------
+
+
+def _measured(like: Callable[..., Any], function: Callable[..., Any], **said: Any) -> Result:
+    options = {"shapes": {"x": "3 8"}, "dtypes": ["float32"], "gradients": False, **said}
+    return only(measure_kernel(verify.kernel(like=like, **options)(function), "a.py::kernel", CPU))
+
+
+def _extreme(result: Result) -> ClassFigures:
+    return next(each for each in result.classes if each.name == EXTREME)
+
+
+def _norm(x: Tensor) -> Tensor:
+    """Its squares overflow at extreme inputs, in PyTorch too."""
+    return (x * x).sum(-1).sqrt()
+
+
+def test_a_kernel_that_overflows_where_pytorch_does_is_not_wrong() -> None:
+    result = _measured(_norm, _norm)
+    assert (result.status, _extreme(result).limit) == ("ok", None)
+    assert _extreme(result).figures.nonfinite > 0
+    promised = _measured(_norm, _norm, max_ulp=4)
+    assert (promised.status, _extreme(promised).limit) == ("wrong", 8.0)
+
+
+def test_a_kernel_that_is_wrong_at_extreme_inputs_where_pytorch_is_right_is_wrong() -> None:
+    def cut(x: Tensor) -> Tensor:
+        return torch.where(x.abs().amax(-1, keepdim=True) > 1e20, 0.0, summed(x))
+
+    result = _measured(summed, cut)
+    assert result.status == "wrong"
+    assert result.reason.startswith("worse than PyTorch at ")
+    assert [each.reason for each in result.classes if each.name != EXTREME] == ["", ""]
+    assert _measured(summed, summed).status == "ok"

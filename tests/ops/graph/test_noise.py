@@ -1,0 +1,460 @@
+"""The noise of programs against routes of its own: knobs on hand-written steps, honest float32, shuffled sums."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verify.measure.judge import judge_result
+from verify.ops.graph.like import like_op
+from verify.ops.graph.noise import Noise, Rounding, noise_of
+from verify.ops.op import Problem
+from verify.truth.fast import evaluate
+from verify.truth.formats import named
+from verify.truth.ulp import Policy
+
+Function = Callable[..., Any]
+U = 2.0**-24  # half an ulp of a float32 number, relative to it
+FLOOR = (4 - 0.5) / 8  # in ULP, of a float32 kernel with the default limits
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def problem_of(inputs: dict[str, Tensor], upstream: Tensor | None, result: str) -> Problem:
+    return Problem(inputs=inputs, params={}, upstream={} if upstream is None else {"y": upstream}, results=(result,))
+
+
+def noise(function: Function, inputs: dict[str, Tensor], result: str = "y", runs: int = 256, **said: Any) -> Noise:
+    """The noise of one result; gradients arrive from an upstream gradient of ones, or `upstream`."""
+    upstream = said.pop("upstream", None)
+    format, seed = said.pop("format", None), said.pop("seed", 0)
+    op = like_op(function, list(inputs), examples=[tuple(inputs.values())], **said)
+    if result.startswith("d") and upstream is None:
+        upstream = torch.ones_like(function(*inputs.values()))
+    program, run = op.program(problem_of(inputs, upstream, result))  # type: ignore[misc]
+    return noise_of(program, run, [result], format or Rounding.of(run), runs, seed=seed)[0][result]
+
+
+def at_hand(function: Function, inputs: dict[str, Tensor], result: str = "y", **said: Any) -> Any:
+    """What a verdict is made by: the fast reference with its noise, as an op gives it."""
+    upstream = said.pop("upstream", None)
+    op = like_op(function, list(inputs), examples=[tuple(inputs.values())], **said)
+    return op.fast(problem_of(inputs, upstream, result))[result]
+
+
+# -- one knob per step, by hand -----------------------------------------------------------------------------
+
+
+class Knobs:
+    """Moves every rounded step of a function by a number of its own, and writes down how far a rounding moves it."""
+
+    def __init__(self, moves: tuple[Tensor, ...] | None = None) -> None:
+        self.moves = None if moves is None else iter(moves)
+        self.deviations: list[Tensor] = []
+
+    def _turned(self, value: Tensor, deviation: Callable[[], Tensor]) -> Tensor:
+        if self.moves is not None:
+            return value + next(self.moves)
+        self.deviations.append(deviation())
+        return value
+
+    def rounded(self, value: Tensor) -> Tensor:
+        """One rounding, unless the number is a float32 number."""
+        fits = lambda: torch.where(value.float().double() == value, 0.0, value.abs() * U / math.sqrt(3))  # noqa: E731
+        return self._turned(value, fits)
+
+    def added(self, terms: Tensor, *, products: bool = False) -> Tensor:
+        """A sum over the last dimension, one term after the other: the mean square over all orders of its terms."""
+
+        def deviation() -> Tensor:
+            orders = list(itertools.permutations(range(terms.shape[-1])))
+            partial = torch.stack([terms[..., list(order)].cumsum(-1) for order in orders])
+            squares = partial[..., 0 if products else 1 :].square().sum(-1).mean(0)  # the first term is a copy
+            return squares.sqrt() * U / math.sqrt(3)
+
+        return self._turned(terms.sum(-1), deviation)
+
+
+def first_order(function: Function, inputs: dict[str, Tensor]) -> Tensor:
+    """The rms change of a result when every step is rounded once, from the derivative by each knob."""
+    wide = [value.double() for value in inputs.values()]
+    recorded = Knobs()
+    result = function(recorded, *wide)
+    still = tuple(torch.zeros_like(each) for each in recorded.deviations)
+    slopes = torch.func.jacrev(lambda moves: function(Knobs(moves), *wide))(still)
+    total = torch.zeros_like(result)
+    for slope, deviation in zip(slopes, recorded.deviations, strict=True):
+        total += (slope.reshape(*result.shape, -1) * deviation.reshape(-1)).square().sum(-1)
+    return total.sqrt()
+
+
+def _softmax(k: Knobs, x: Tensor) -> Tensor:
+    e = k.rounded(torch.exp(k.rounded(x - x.amax(-1, keepdim=True))))
+    return k.rounded(e / k.added(e)[..., None])
+
+
+def _softmax_dx(k: Knobs, x: Tensor) -> Tensor:
+    """With an upstream gradient of 1, 2, 3, ... for the columns."""
+    y = _softmax(k, x)
+    terms = k.rounded(torch.arange(1.0, x.shape[-1] + 1).double() * y)
+    return k.rounded(terms - k.rounded(y * k.added(terms)[..., None]))
+
+
+def _norm(k: Knobs, x: Tensor) -> Tensor:
+    """A row of 4: the two divisions by 4 are exact."""
+    apart = k.rounded(x - (k.added(x) / 4)[..., None])
+    variance = k.added(k.rounded(apart * apart)) / 4
+    return k.rounded(apart * k.rounded(torch.rsqrt(k.rounded(variance + 1e-5)))[..., None])
+
+
+def _product(k: Knobs, x: Tensor, w: Tensor) -> Tensor:
+    return k.added(x[:, None, :] * w.T[None], products=True)
+
+
+def _cumulated(k: Knobs, x: Tensor) -> Tensor:
+    return torch.stack([k.added(x[..., :n]) if n > 1 else x[..., 0] for n in range(1, x.shape[-1] + 1)], -1)
+
+
+X, MATRIX = drawn(3, 4, seed=1), drawn(4, 4, seed=2)
+BY_HAND: dict[str, tuple[Function, Function, dict[str, Tensor], str]] = {
+    "x @ w": (lambda x, w: x @ w, _product, {"x": X[:, :3], "w": MATRIX[:3]}, "y"),
+    "x * w, added up": (
+        lambda x, w: (x * w).sum(-1),
+        lambda k, x, w: k.added(k.rounded(x * w)),
+        {"x": X[:, :3], "w": MATRIX[:3, :3]},
+        "y",
+    ),
+    "x * w + b": (
+        lambda x, w, b: x * w + b,
+        lambda k, x, w, b: k.rounded(k.rounded(x * w) + b),
+        {"x": X, "w": MATRIX[0], "b": MATRIX[1]},
+        "y",
+    ),
+    "softmax": (lambda x: functional.softmax(x, -1), _softmax, {"x": X}, "y"),
+    "softmax, dx": (lambda x: functional.softmax(x, -1), _softmax_dx, {"x": X}, "dx"),
+    "two layers": (
+        lambda x, w, v: functional.relu(x @ w) @ v,
+        lambda k, x, w, v: _product(k, torch.relu(_product(k, x, w)), v),
+        {"x": X, "w": MATRIX, "v": drawn(4, 2, seed=3)},
+        "y",
+    ),
+    "cumsum": (lambda x: x.cumsum(-1), _cumulated, {"x": X}, "y"),
+    "layer norm": (lambda x: functional.layer_norm(x, x.shape[-1:]), _norm, {"x": X}, "y"),
+}
+
+
+@pytest.mark.parametrize(("runs", "most"), [(256, 0.15), (16, 0.30)])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_sampled_noise_is_the_first_order_response_of_hand_written_steps(name: str, runs: int, most: float) -> None:
+    """Of 256 runs every element agrees, of 16 the result as a whole: one element of these is off by up to 60%."""
+    function, by_hand, inputs, result = BY_HAND[name]
+    upstream = torch.arange(1.0, 5.0).expand(3, 4).contiguous() if result == "dx" else None
+    expected = first_order(by_hand, inputs)
+    sampled = noise(function, inputs, result, runs, upstream=upstream).deviation
+    assert torch.equal(sampled == 0, expected == 0)
+    ratio = torch.where(expected > 0, sampled / expected, 1.0)
+    if runs == 16:
+        assert ((ratio > 0.4) & (ratio < 1.6)).all()
+        ratio = ratio.square().mean().sqrt()
+    assert (ratio - 1).abs().max() < most, ratio
+
+
+# -- steps that round nothing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "inputs", "said"),
+    [
+        ("relu", functional.relu, {"x": X}, {}),
+        ("times two", lambda x: x * 2, {"x": X}, {}),
+        ("an eighth", lambda x: x / 8, {"x": X}, {}),
+        ("a product of small numbers", lambda x: x.round() * 3, {"x": X * 100}, {}),
+        ("minus", lambda x: -x.abs(), {"x": X}, {}),
+        ("a copy", lambda x: x.clone().T.contiguous(), {"x": X}, {}),
+        ("largest", lambda x: x.amax(-1), {"x": X}, {}),
+        ("max-pool", lambda x: functional.max_pool1d(x[None], 2)[0], {"x": X}, {}),
+        ("sorted", lambda x: x.sort(-1).values, {"x": X}, {}),
+        ("embedding", lambda i, w: functional.embedding(i, w), {"i": torch.tensor([[2, 0, 3]]), "w": MATRIX}, {}),
+        ("whole numbers", lambda x: x.round().sum(-1), {"x": X * 100}, {}),
+        ("count", lambda x: (x > 0).float().sum(-1), {"x": X}, {}),
+    ],
+)
+def test_steps_that_move_select_or_count_have_no_noise(
+    name: str, function: Function, inputs: dict[str, Tensor], said: dict[str, Any]
+) -> None:
+    found = noise(function, inputs, runs=4, **said)
+    assert not found.deviation.any()
+    assert bool(noise(lambda *given: function(*given) / 7, inputs, runs=4, **said).deviation.any()), "a quotient rounds"
+
+
+# -- sums in any order --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["both signs", "one sign", "an outlier"])
+@pytest.mark.parametrize("count", [16, 256])
+def test_honest_sums_in_random_orders_err_as_much_as_the_noise_says(kind: str, count: int) -> None:
+    """On average over 24 rows, each added up in 200 orders by float32 additions, one after the other."""
+    rows = drawn(24, count, seed=5)
+    if kind == "one sign":
+        rows = rows.abs()
+    elif kind == "an outlier":
+        rows[:, 3] *= 100
+    sampled = noise(lambda x: x.sum(-1), {"x": rows}).deviation
+    source = torch.Generator().manual_seed(6)
+    errors = []
+    for row in rows:
+        shuffled = torch.stack([row[torch.randperm(count, generator=source)] for _ in range(200)])
+        total = shuffled[:, 0]
+        for place in range(1, count):
+            total = total + shuffled[:, place]
+        errors.append((total.double() - row.double().sum()).square().mean())
+    ratio = torch.stack(errors).sqrt() / sampled
+    assert 0.5 < float(ratio.square().mean().sqrt()) < 2, ratio
+
+
+def test_zero_terms_are_no_terms_of_a_sum() -> None:
+    """A row of which 252 are 0 is added up with 3 additions; its noise is that of the 4 others."""
+    few = drawn(3, 4, seed=7)
+    row = torch.cat([few, torch.zeros(3, 252)], -1)
+    assert torch.allclose(
+        noise(lambda x: x.sum(-1), {"x": row}).deviation, noise(lambda x: x.sum(-1), {"x": few}).deviation
+    )
+
+
+def test_equal_terms_have_the_noise_of_roundings_in_one_direction() -> None:
+    """A sequential float32 sum of 4,096 equal numbers is off by far more than independent roundings make."""
+    row = torch.full((1, 4096), 0.1)
+    total = torch.zeros(1)
+    for place in range(4096):
+        total = total + row[:, place]
+    off = (total.double() - row.double().sum(-1)).abs()
+    sampled = noise(lambda x: x.sum(-1), {"x": row}).deviation
+    assert bool(off <= 8 * sampled)
+    varied = noise(lambda x: x.sum(-1), {"x": row * (1 + 1e-3 * drawn(1, 4096))}).deviation
+    assert bool(off > 8 * varied) and bool(sampled < 100 * varied)
+
+
+def test_elements_that_hang_on_one_sum_move_together() -> None:
+    """One disturbance moves all of them in one run by up to sqrt 3 of their deviation; others average out."""
+    x = drawn(1, 512, seed=12)
+    one = noise(lambda x: x * x.sum(), {"x": x + 1 - x.mean()}, runs=16)
+    assert bool((one.deviation > 0).all()) and 1.2 < one.together < 2.5
+    alone = noise(lambda x, w: x * w, {"x": x, "w": drawn(1, 512, seed=13)}, runs=16)
+    assert 1 <= alone.together < 1.1
+
+
+def test_a_slope_that_is_taken_from_a_saved_output_has_its_noise() -> None:
+    """y (1 - y) of a sigmoid near 1 has few digits left, as 1 - y has few."""
+    x = torch.tensor([[8.0, -8.0]])
+    found = at_hand(lambda x: torch.sigmoid(x).sum(-1), {"x": x}, "dx", upstream=torch.ones(1))
+    relative = (found.noise / found.value).reshape(-1)
+    assert relative[0] > 100 * U and relative[1] < 4 * U
+    y = torch.sigmoid(x)
+    assert bool(((y * (1 - y)).double() - found.value).abs().le(8 * found.noise + 2.0**-24 * found.value).all())
+
+
+# -- decisions ----------------------------------------------------------------------------------------------
+
+
+def test_a_tie_of_a_max_pool_within_noise_sends_the_gradient_either_way() -> None:
+    x, w = drawn(1, 4, seed=8), drawn(4, 2, seed=9)
+    near = torch.stack([w[:, 0], w[:, 0]], 1)
+    near[0, 1] = torch.nextafter(near[0, 1], torch.tensor(9.0))
+
+    def pooled(x: Tensor, w: Tensor) -> Tensor:
+        return functional.max_pool1d((x @ w)[None], 2)[0]
+
+    found = at_hand(pooled, {"x": x, "w": near}, "dw", upstream=torch.ones(1, 1))
+    chosen = found.value[0, 1] == 0  # the gradient arrives at the first column
+    assert torch.equal(found.value[:, 0 if chosen else 1], x[0].double())
+    assert torch.equal(found.other, found.value.flip(-1)), "and at the other one, if that is the larger"
+    assert found.spread is None or not found.spread.any()
+    far = at_hand(pooled, {"x": x, "w": w}, "dw", upstream=torch.ones(1, 1))
+    assert far.other is None and far.spread is None
+
+
+def test_a_relu_at_its_kink_has_both_slopes() -> None:
+    x = torch.tensor([[0.0, 1.0, -1.0]])
+
+    def summed(x: Tensor) -> Tensor:
+        return functional.relu(x).sum(-1)
+
+    found = at_hand(summed, {"x": x}, "dx", upstream=torch.tensor([3.0]))
+    assert found.value.tolist() == [[0.0, 3.0, 0.0]]
+    assert found.other[0, 0] == 3.0 and torch.isnan(found.other[0, 1:]).all() and not found.spread.any()
+    away = at_hand(summed, {"x": x + 0.5}, "dx", upstream=torch.tensor([3.0]))
+    assert away.other is None and away.spread is None
+
+
+def test_decisions_stay_as_they_are_while_noise_is_sampled() -> None:
+    """A remainder beside its jump and ranks that nearly tie have the noise of their roundings alone."""
+    x, w = drawn(1, 4, seed=8), drawn(4, 2, seed=9)
+    near = torch.stack([w[:, 0], torch.nextafter(w[:, 0], torch.tensor(9.0))], 1)
+    upstream = torch.tensor([[1.0, 5.0]])
+    ranked = at_hand(lambda x, w: (x @ w).sort(-1).values, {"x": x, "w": near}, "dw", upstream=upstream)
+    assert bool((ranked.noise <= 2 * U * ranked.value.abs()).all())
+    assert torch.equal(ranked.other, ranked.value.flip(-1))
+    third = torch.tensor([[1 / 3]])
+    cut = at_hand(lambda x, w: torch.remainder(x * w, 1.0) + 0 * x.sum(), {"x": third, "w": torch.tensor([[3.0]])})
+    assert float(cut.noise) < 2 * U
+    assert 0 < float(cut.value) < 1e-6 and float(cut.spread) > 1 - 1e-6, "1 is right as well"
+
+
+def test_only_decisions_within_eight_times_their_noise_are_open() -> None:
+    """relu(x - y - z): the second difference is rounded, the first one too; the kink is moved across their noise."""
+
+    def kinked(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return functional.relu(x * y - z)
+
+    x, y = torch.full((40,), 1.1), torch.full((40,), 1.3)
+    product = float(x[0].double() * y[0].double())
+    z = torch.full((40,), product).double() + torch.linspace(-20, 20, 40).double() * U * product / math.sqrt(3)
+    inputs = {"x": x.double(), "y": y.double(), "z": z}
+    shaped = {name: value[None] for name, value in inputs.items()}
+    found = noise(kinked, shaped, "dz", 256, format=Rounding())
+    assert found.other is not None
+    opened = ~torch.isnan(found.other[0])
+    assert 0 < int(opened.sum()) < 40
+    margin = ((x.double() * y.double() - z).abs() / (U * product / math.sqrt(3))).tolist()
+    for distance, is_open in zip(margin, opened.tolist(), strict=True):
+        assert is_open == (distance < 8) or 7 < distance < 9, distance
+
+
+def test_more_than_two_right_values_are_a_spread() -> None:
+    """Three kinks at once in front of one sum: its gradient has eight values, of which none is the other one."""
+
+    def net(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return functional.relu(x * w) @ v
+
+    x, w, v = torch.zeros(1, 1), drawn(1, 3, seed=10), torch.tensor([[1.0], [10.0], [100.0]])
+    found = at_hand(net, {"x": x, "w": w, "v": v}, "dx", upstream=torch.ones(1, 1))
+    slopes = w.double()[0] * v.double()[:, 0]
+    ways = [float(slopes @ torch.tensor(way).double()) for way in itertools.product((0, 1), repeat=3)]
+    most = max(abs(way - float(found.value)) for way in ways)
+    assert torch.isnan(found.other).all() and most <= float(found.spread) <= 2.001 * most, "some are not met"
+
+
+# -- the same, again ----------------------------------------------------------------------------------------
+
+
+def test_a_seed_says_the_noise_to_the_bit() -> None:
+    inputs = {"x": drawn(8, 16), "w": drawn(16, 16, seed=1), "v": drawn(16, 4, seed=2)}
+
+    def net(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return functional.relu(x @ w) @ v
+
+    def sampled(seed: int) -> Tensor:
+        torch.rand(seed + 3)  # the state of PyTorch's own generator says nothing
+        return noise(net, inputs, "dw", 8, seed=seed).deviation
+
+    first = sampled(0)
+    assert torch.equal(first, sampled(0)) and not torch.equal(first, sampled(1))
+
+
+# -- formats ------------------------------------------------------------------------------------------------
+
+
+def layers(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return torch.tanh(x @ w) @ v
+
+
+def _layers_inputs(dtype: torch.dtype) -> dict[str, Tensor]:
+    x, w, v = drawn(4, 32), drawn(32, 32, seed=1) / 8, drawn(32, 4, seed=2)
+    return {"x": x.to(dtype), "w": w.to(dtype), "v": v.to(dtype)}
+
+
+def _of_layers(dtype: torch.dtype, **said: Any) -> Tensor:
+    inputs = _layers_inputs(dtype)
+    found = at_hand(layers, inputs, **said)
+    assert found.noise is not None and bool((found.noise > 0).all())
+    values: Tensor = found.noise
+    return values
+
+
+def test_what_lies_between_operators_in_bfloat16_is_most_of_the_noise() -> None:
+    """tanh(x @ w) is stored twice: rounded to 8 bits each time, whatever the products are computed in."""
+    x, w, v = (value.double() for value in _layers_inputs(torch.bfloat16).values())
+    h = x @ w
+    t = h.tanh()
+    one = 2.0**-8 / math.sqrt(3)
+    squares = ((1 - t * t) * h * one).square() + (t * one).square()
+    expected = (squares @ v.square()).sqrt()
+    ratio = _of_layers(torch.bfloat16) / expected
+    assert 0.8 < float(ratio.square().mean().sqrt()) < 1.2 and bool(((ratio > 0.3) & (ratio < 2)).all())
+
+
+def test_a_fused_kernel_has_float32_noise_and_tf32_has_more() -> None:
+    stored, fused = _of_layers(torch.bfloat16), _of_layers(torch.bfloat16, intermediate="float32")
+    assert float((stored / fused).median()) > 2.0**10
+    plain, tf32 = _of_layers(torch.float32), _of_layers(torch.float32, accumulate="tf32")
+    assert 2.0**8 < float((tf32 / plain).median()) < 2.0**14
+    assert torch.equal(_of_layers(torch.float32, intermediate="float32"), plain), "float32 has nothing narrower between"
+
+
+def test_the_noise_of_float64_is_that_of_float32_in_its_own_roundings() -> None:
+    narrow, wide = _of_layers(torch.float32), _of_layers(torch.float64)
+    assert torch.allclose(wide * 2.0**29, narrow, rtol=1e-3)
+    mixed = {"x": drawn(4, 32, dtype=torch.float64), "w": drawn(32, 32, seed=1) / 8, "v": drawn(32, 4, seed=2)}
+    _, run = like_op(layers, list(mixed), examples=[tuple(mixed.values())]).program(problem_of(mixed, None, "y"))  # type: ignore[misc]
+    assert Rounding.of(run).unit == 2.0**-53, "one operand of float64 makes a float64 kernel"
+    assert Rounding.of(run, tf32=True).tf32 is False
+
+
+# -- what it calls right and wrong --------------------------------------------------------------------------
+
+
+def judged(function: Function, inputs: dict[str, Tensor], got: Tensor, format: str = "float32") -> float:
+    """The largest error of y, in units of noise."""
+    op = like_op(function, list(inputs), examples=[tuple(inputs.values())])
+    problem, fmt = problem_of(inputs, None, "y"), named(format)
+    truth = evaluate(op, problem, {"y": fmt})["y"]
+    options: dict[str, Any] = {"policy": Policy(), "seed": 1, "sample": 2, "keep": 1, "rounds": 1}
+    found = judge_result(op, problem, "y", got, truth, fmt, floor=FLOOR, **options).errors.scaled
+    assert found is not None
+    return float(found.abs().max())
+
+
+def in_turn(x: Tensor, w: Tensor) -> Tensor:
+    """A product of matrices, its terms added up one after the other in float32."""
+    total = x[:, :1] * w[:1]
+    for place in range(1, x.shape[1]):
+        total = total + x[:, place : place + 1] * w[place : place + 1]
+    return total
+
+
+@pytest.mark.parametrize("depth", [1, 16])
+def test_honest_float32_is_within_eight_and_a_percent_is_not_at_any_depth(depth: int) -> None:
+    weights = [drawn(32, 32, seed=20 + n) / 4 for n in range(depth)]
+
+    def net(x: Tensor, product: Function = torch.matmul) -> Tensor:
+        for w in weights:
+            x = functional.relu(product(x, w.to(x.dtype)))
+        return x
+
+    inputs = {"x": drawn(4, 32, seed=19)}
+    eager, sequential = net(inputs["x"]), net(inputs["x"], in_turn)
+    assert not torch.equal(eager, net(inputs["x"].double()).float())
+    assert judged(net, inputs, eager) <= 8
+    assert judged(net, inputs, sequential) <= 8
+    assert judged(net, inputs, eager * 1.01) > 1_000
+    assert judged(net, inputs, torch.zeros_like(eager)) > 1e6
+
+
+def test_honest_float64_is_within_eight_and_float32_is_not() -> None:
+    inputs = {"x": drawn(3, 16, dtype=torch.float64), "w": drawn(16, 3, seed=1, dtype=torch.float64) / 3}
+
+    def net(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w)
+
+    eager = net(**inputs)
+    assert judged(net, inputs, eager, "float64") <= 8
+    assert judged(net, inputs, net(**{name: value.float() for name, value in inputs.items()}).double(), "float64") > 1e6
