@@ -236,7 +236,7 @@ def kernel(
     max_noise: float | Mapping[str, float] | None = None,
     max_bias: float | Mapping[str, float] | None = None,
     accumulate: Literal["float32", "tf32"] = "float32",
-    intermediate: Literal["", "float32"] = "",
+    intermediate: Literal["", "eager", "float32"] = "",
     vacuous: Mapping[str, str] | None = None,
     backends: Iterable[str] = BACKENDS,
     peer: bool = False,
@@ -272,8 +272,9 @@ def kernel(
     max_noise: with like=, how many times the program's own noise beyond half a ULP is right as well (docs/limits.md);
         one number, or one per result; default 8, in 16 bits 5.
     accumulate: with like=, what products are computed in: "tf32" grants operands of 10 bits to float32 ones.
-    intermediate: with like=, what lies between operators: by default the dtype of the case, as in eager PyTorch;
-        "float32" demands that nothing in between is rounded to 16 bits, as in a fused kernel.
+    intermediate: with like=, what lies between operators: "eager" has the dtype of the case there, as eager PyTorch,
+        "float32" demands that nothing in between is rounded to 16 bits, as in a fused kernel. Default "eager", and
+        "float32" where max_ulp= promises a number of ULP.
     max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of what its
         noise explains); one number, or one per result. Without it the bias is only reported.
     vacuous: results whose limit trivial answers would keep, and why that is accepted, {"dx": "saturated"}.
@@ -331,7 +332,8 @@ def kernel(
                 "integers": integers,
                 "examples": examples,
                 "accumulate": promises.choice(about, "accumulate", accumulate, ("float32", "tf32")),
-                "intermediate": promises.choice(about, "intermediate", intermediate, ("", "float32")),
+                "intermediate": promises.choice(about, "intermediate", intermediate, ("", "eager", "float32"))
+                or ("eager" if max_ulp is None else "float32"),
             }
             definition = _like(label, function, like, operands, outputs, said)
             taken = None

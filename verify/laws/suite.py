@@ -14,7 +14,7 @@ from verify.laws import engine, registry
 from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
-from verify.records.record import KernelRun, unrepeatable
+from verify.records.record import RESULT_STATUSES, KernelRun, unrepeatable
 
 
 def laws_for(
@@ -81,7 +81,7 @@ def with_laws(
 
     `profile` is the name of a profile of the laws; a seed other than 0 is theirs, else each profile has its own.
     """
-    if done.status not in ("ok", "wrong"):
+    if done.status not in RESULT_STATUSES:
         return done
     started = time.monotonic()
     chosen = engine.profile_named(profile, seed or None)

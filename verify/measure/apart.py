@@ -35,7 +35,7 @@ from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import CallKernel, Leaves, Measure, Time
 from verify.measure.state import State
-from verify.records.record import Gap, KernelRun, Left, Printed
+from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Left, Printed
 from verify.workers.forks import GONE, Channel, Fork, ForkServer, Spares, flush
 from verify.workers.gpus import told_to_interpret
 from verify.workers.phases import phase
@@ -176,7 +176,7 @@ class Kernels:
                 if spare is not self._kernel:
                     spare.stop()
                     said += [each for each in [spare.printed()] if each]
-        if request.laws and kernel.answers and done.status in ("ok", "wrong"):
+        if request.laws and kernel.answers and done.status in RESULT_STATUSES:
             try:
                 of_laws = msgspec.structs.replace(request, accuracy=False)
                 tried = kernel.ask(of_laws, progress=progress, within=until - time.monotonic())
@@ -199,7 +199,7 @@ class Kernels:
                 done = msgspec.structs.replace(done, gaps=[*done.gaps, gap])
         left = kernel.ask(Leaves(request.target)) if kernel.answers else []
         breaks = "; ".join(each.text for each in left if each.breaks)
-        if breaks and done.status == "ok":
+        if breaks and done.status in ("ok", *UNPROVEN):
             done = msgspec.structs.replace(done, status="error", message=f"{CHANGED}; it {breaks}")
         said += filter(None, [kernel.printed()])
         return msgspec.structs.replace(done, left=left, printed=functools.reduce(Printed.plus, said) if said else None)

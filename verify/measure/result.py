@@ -131,10 +131,10 @@ def check_limit(
     elif special.n and limit is not None and not judged <= limit:
         told = f"{shown(judged)}{UNIT[gate]} at an infinite input, the limit is {limit:g}"
         found.append(("wrong", told, True))
-    found.sort(key=lambda each: each[0] != "wrong")  # stable: the class that weighs most first
     empty, accepted = _vacuous(kernel, dtype, result, finite(parts, ORDINARY), trivial or {})
-    if not found and empty and not accepted:
-        found.append(("vacuous", empty, False))
+    if empty:  # of which more is said than that it is undecided
+        found = [each for each in found if each[0] == "wrong"] + ([] if accepted else [("vacuous", empty, False)])
+    found.sort(key=lambda each: each[0] != "wrong")  # stable: the class that weighs most first
     status, reason, special_only = found[0] if found else ("ok", "", False)
     return LimitCheck(reason, special_only, classes, status, accepted or ("" if empty else _right(trivial or {})))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from verify.records.record import Gate
@@ -105,9 +105,10 @@ class Fast:
     def cpu(self) -> Fast:
         """The same in the memory of the host."""
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
-        known = (self.bound, self.exact, self.unknown, self.noise, self.spread, self.other)
-        rest = (None if each is None else each.cpu() for each in known)
-        return Fast(self.value.cpu(), self.scale.cpu(), ends, *rest, self.together, self.remark)
+        names = ("bound", "exact", "unknown", "noise", "spread", "other")
+        held = {name: getattr(self, name) for name in names}
+        rest: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
+        return replace(self, value=self.value.cpu(), scale=self.scale.cpu(), ends=ends, **rest)
 
 
 @dataclass(frozen=True)

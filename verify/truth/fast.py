@@ -40,6 +40,9 @@ _AT_ONCE = 512  # points that are made before any is asked: all at once keep the
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters, which the reference knows
 
 
+_TENSORS = ("value", "low", "bound", "scale", "unknown", "noise", "spread", "other")  # of a truth, besides its ends
+
+
 @dataclass(frozen=True)
 class Truth:
     """The truth of one result: value + low within `bound`, in the shape of the result.
@@ -67,7 +70,8 @@ class Truth:
         return self.scale if gate == "scaled" else None
 
     def least_noise(self, noise: Tensor) -> Tensor:
-        """Returns the noise; where there is none, as of exact steps, how far the truth is known."""
+        """Returns the noise; where there is none, or no number says it, how far the truth is known."""
+        noise = noise.nan_to_num(0.0, 0.0, 0.0)
         return torch.where((noise == 0) & torch.isfinite(self.bound), self.bound, noise)
 
     def figure(self, judged: Judged, index: int, fmt: Format, gate: Gate, floor: float) -> float | None:
@@ -102,9 +106,7 @@ class Truth:
             return None if each is None else each.reshape(-1)[places]
 
         ends = None if self.ends is None else (some(self.ends[0]), some(self.ends[1]))
-        value, low, bound, scale = (some(each) for each in (self.value, self.low, self.bound, self.scale))
-        rest = (some(each) for each in (self.unknown, self.noise, self.spread, self.other))
-        return Truth(value, low, bound, scale, self.certificate, ends, *rest, self.together)
+        return replace(self, ends=ends, **{name: some(getattr(self, name)) for name in _TENSORS})
 
     def scale_exponent(self, index: int, fmt: Format) -> int:
         """The exponent of the unit in which the scaled error of one element is told."""
@@ -129,12 +131,10 @@ class Truth:
 
     def cpu(self) -> Truth:
         """The same truth in the memory of the host."""
-        low = None if self.low is None else self.low.cpu()
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
-        rest = (None if each is None else each.cpu() for each in (self.unknown, self.noise, self.spread, self.other))
-        return Truth(
-            self.value.cpu(), low, self.bound.cpu(), self.scale.cpu(), self.certificate, ends, *rest, self.together
-        )
+        held = {name: getattr(self, name) for name in _TENSORS}
+        moved: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
+        return replace(self, ends=ends, **moved)
 
 
 def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:

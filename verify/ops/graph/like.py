@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.answers import demand_answers, settled
-from verify.ops.graph.noise import NEAR, Noise, Rounding, noise_of
-from verify.ops.graph.program import Program, names_of, trace
-from verify.ops.graph.real import Real, with_kind
+from verify.ops.graph.float64 import in_float64, narrowed
+from verify.ops.graph.noise import Noise, Rounding, noise_of
+from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
@@ -33,8 +33,6 @@ from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
 _KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_NARROW = 0.25  # of the noise of an element, up to which its interval is narrow enough
-_FLOAT64 = 2.0**-29  # what float64 rounds, of what float32 rounds
 _HOLDS = 32  # programs kept: one for each set of shapes
 
 
@@ -397,9 +395,8 @@ class _Like:
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
         if self.by_noise:
             for name, each in noise.items():
-                seen = {"noise": each.deviation, "spread": each.spread, "other": each.other}
-                found[name] = replace(found[name], **seen, together=each.together)
-            found = self._narrowed(program, problem, found, noise)
+                found[name] = _with_noise(found[name], each)
+            found = narrowed(found, noise, partial(self._in_float64, problem))
         if program.elementwise:
             used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
             values = [value for value in used if value.is_floating_point()]
@@ -408,71 +405,9 @@ class _Like:
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
         return found
 
-    def _narrowed(
-        self, program: Program, problem: Problem, found: dict[str, Fast], noise: Mapping[str, Noise]
-    ) -> dict[str, Fast]:
-        """The references, with the values of elements whose intervals say less than a kernel's roundings.
-
-        Intervals grow with the depth of a program. There PyTorch's own float64 results stand beside the program's: two
-        evaluations that agree within what float64 rounds are the value, within twice that.
-        """
-        values = [value for value in problem.inputs.values() if value is not None]
-        if any(value.dtype == torch.float64 for value in values):
-            return found
-        wide = {}
-        for name, each in noise.items():
-            bound = found[name].bound
-            assert bound is not None
-            mask = (each.deviation > 0) & ~(bound <= _NARROW * each.deviation)
-            if each.value is not None:  # of an interval without a bound the middle is any number
-                mask |= (found[name].value - each.value).abs() > each.deviation
-            if bool(mask.any()):
-                wide[name] = mask
-        if not wide:
-            return found
-        theirs = self._in_float64(problem)
-        for name, mask in wide.items():
-            value, room = noise[name].value, noise[name].deviation * (NEAR * _FLOAT64)
-            if value is None or name not in theirs:
-                continue
-            room = room + value.abs() * 2.0**-50
-            sure = mask & ((theirs[name] - value).abs() <= room)
-            fast = found[name]
-            assert fast.bound is not None
-            remark = f"; of {int(sure.sum()):,} of {sure.numel():,} two float64 evaluations, which agree"
-            ends = fast.ends and (torch.where(sure, value, fast.ends[0]), torch.where(sure, value, fast.ends[1]))
-            bound = torch.where(sure, 2 * room, fast.bound)
-            found[name] = replace(
-                fast, value=torch.where(sure, value, fast.value), bound=bound, ends=ends, remark=remark
-            )
-        return found
-
     def _in_float64(self, problem: Problem) -> dict[str, Tensor]:
-        """PyTorch's own results in float64, without verify's steps: its operators, and the gradients of autograd."""
-        names = [name for name, value in problem.inputs.items() if value is not None]
-        given = [problem.inputs[name] for name in names]
-        kinds = [value.dtype for value in given if value is not None]
-        wanted = [name[1:] for name in self._gradients(problem)]
-        values = [
-            value.detach().double().requires_grad_(name in wanted) if value.is_floating_point() else value
-            for name, value in zip(names, given, strict=True)
-            if value is not None
-        ]
-        main = next((kind for kind in kinds if kind.is_floating_point), torch.float32)
-        try:
-            with torch.enable_grad(), Real(main):
-                made = self._placed(values)(names, list(map(with_kind, values, kinds)))
-        except RuntimeError:  # a constant of the function lies on another device
-            return {}
-        outputs = list(made.values()) if isinstance(made, Mapping) else list(made) if _several(made) else [made]
-        labels = self.outputs or names_of(len(outputs))
-        found = dict(zip(labels, outputs, strict=False))
-        ends = [(found[name], g.double()) for name, g in problem.upstream.items() if found[name].requires_grad]
-        if wanted and ends:
-            leaves = [values[names.index(name)] for name in wanted]
-            gradients = torch.autograd.grad([e for e, _ in ends], leaves, [g for _, g in ends], allow_unused=True)
-            found |= {f"d{name}": g for name, g in zip(wanted, gradients, strict=True) if g is not None}
-        return {name: value.detach() for name, value in found.items()}
+        values = [value for value in problem.inputs.values() if value is not None]
+        return in_float64(self._placed(values), problem, self.outputs, self._gradients(problem))
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """With what single elements have, where an interval has no end."""
@@ -527,11 +462,9 @@ class _Like:
         gradients = self._gradients(problem)
         found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         faces = program.spans(replace(run, opens="face"), problem.results)
-        for names, opens in (
-            ([name for name in problem.results if name not in gradients], "rounding"),
-            (gradients, "ties"),
-        ):
-            made = program.spans(replace(run, opens=opens), names)
+        outputs = [name for name in problem.results if name not in gradients]
+        for names, opened in ((outputs, replace(run, opens="rounding")), (gradients, replace(run, opens="ties"))):
+            made = program.spans(opened, names)
             for name, span in made.items():
                 if isinstance(span, Span):
                     face, least, most = faces[name], span.lo, span.hi
@@ -562,8 +495,14 @@ class _Like:
         return [asked.point(place) for place in range(len(asked.indices))]
 
 
-def _several(made: Any) -> bool:
-    return isinstance(made, tuple | list)
+def _with_noise(fast: Fast, noise: Noise) -> Fast:
+    """The reference of a result with its noise; where a tie has several right answers, they are all there are."""
+    spread, other = noise.spread, noise.other
+    if fast.ends is not None:
+        several = fast.ends[0] != fast.ends[1]
+        spread = None if spread is None else spread.masked_fill(several, 0.0)
+        other = None if other is None else other.masked_fill(several, math.nan)
+    return replace(fast, noise=noise.deviation, spread=spread, other=other, together=noise.together)
 
 
 def _fast(span: Any, opened: Any) -> Fast:

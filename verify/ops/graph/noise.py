@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -103,12 +103,10 @@ def noise_of(
     if sampled.is_chaotic():
         sampled.sample(runs // 2, seed + 1, 1.0)
     flipped = sampled.flipped(seed)
-    found = {
-        name: Noise(
-            sampled.deviation(name), *flipped.get(name, (None, None)), sampled.truth[name], sampled.together(name)
-        )
-        for name in sampled.wanted
-    }
+    found = {}
+    for name in sampled.wanted:
+        each = flipped.get(name, Noise(sampled.deviation(name)))
+        found[name] = replace(each, value=sampled.truth[name], together=sampled.together(name))
     return found, sampled.reaches()
 
 
@@ -117,6 +115,7 @@ class _Samples:
 
     def __init__(self, program: Program, run: Run, wanted: Sequence[str], format: Rounding) -> None:
         self.program, self.run, self.format = program, run, format
+        self.asked = list(wanted)  # integers among them, whose decisions are looked at too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
@@ -131,7 +130,8 @@ class _Samples:
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
 
     def _results(self, make: Make) -> dict[str, Tensor]:
-        return self.program.values(self.run, self.wanted, make)
+        found = self.program.values(self.run, self.asked, make)
+        return {name: found[name] for name in self.wanted}
 
     def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         value = step.value(self.run, given)
@@ -268,13 +268,13 @@ class _Samples:
                 found[key] = torch.where(beyond, math.inf, reach)
         return found
 
-    def flipped(self, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """What open decisions do to each result: `Noise.spread` and `Noise.other`; {} where none is open.
+    def flipped(self, seed: int) -> dict[str, Noise]:
+        """What open decisions do to each result: `spread` and `other`; {} where none is open.
 
         At an exact tie a gradient has two sides, while an output is what PyTorch says.
         """
         outputs = set(self._outputs())
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        found: dict[str, Noise] = {}
         for ties in (False, True):
             names = [name for name in self.wanted if (name in outputs) is not ties]
             opened = (
@@ -285,18 +285,19 @@ class _Samples:
                 found[name] = self._moves(name, torch.stack([each[name] for each in made]))
         return found
 
-    def _moves(self, name: str, made: Tensor) -> tuple[Tensor, Tensor]:
+    def _moves(self, name: str, made: Tensor) -> Noise:
         """The spread of a result, and its other value, from what it was in several runs."""
         truth = self.truth[name]
         moved = _distance(made, truth)
         furthest = moved.max(0)
         other = made.gather(0, furthest.indices[None])[0]
-        least = NEAR * self.deviations[name] + 2.0**-30 * truth.abs()
+        least = 3 * NEAR * self.deviations[name] + 2.0**-30 * truth.abs()
         two = ((moved <= least) | (_distance(made, other) <= least)).all(0)
         differs = furthest.values > least
         nothing = torch.zeros_like(furthest.values)
         # of more than two values the runs have met some
-        return torch.where(two, nothing, 2 * furthest.values), torch.where(two & differs, other, math.nan)
+        spread = torch.where(two, nothing, 2 * furthest.values)
+        return Noise(self.deviation(name), spread, torch.where(two & differs, other, math.nan))
 
     def _open(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
         """Which decisions of a step are open, and by how much their first number is moved to turn them over."""
@@ -318,6 +319,7 @@ class _Samples:
                 reach_by = self._near(id(step.inputs[1]))
                 reach = reach + (0.0 if reach_by is None else (x / by).abs() * reach_by)
                 lower = step.function in ("floor quotient", "remainder")
+                jumps: Callable[[Tensor], Tensor]
                 jumps = partial(torch.div, other=by, rounding_mode="floor" if lower else "trunc")
             else:
                 jumps = torch.signbit if step.function == "signbit" else FUNCTIONS[step.function].torch
