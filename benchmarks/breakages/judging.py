@@ -99,5 +99,5 @@ def blind_spots(kernel: Kernel, inputs: Results, upstream: Results, dtype: str) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         truths = evaluate(kernel.op, problem, formats)
-        found = named_errors(kernel.op, problem, truths, formats, floors, limits, 1 << 16, least=0.0)
+        found = named_errors(kernel.op, problem, truths, formats, floors, limits, 1 << 16, least=0.0, constants=True)
     return frozenset(each.words.partition(" 1% off")[0] for each in found)

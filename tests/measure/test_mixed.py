@@ -43,9 +43,6 @@ def test_each_result_is_judged_in_its_own_format_and_by_its_limit(mixed: tuple[K
     assert "weight as float32 beside bfloat16; returns rstd as float32 beside bfloat16" in run.promise
     assert {result.gate for result in found.values()} == {"noise"}
     assert {each.limit for each in found.values()} == {5.0, 8.0}
-        5.0,
-        8.0,
-    }
     told = {name: (words.dtype_of(result), result.ulp_limit) for name, result in found.items()}
     assert told == {
         "y": ("bfloat16", 0.51),

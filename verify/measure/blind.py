@@ -46,17 +46,19 @@ def blind_spots(
     budget: int = BUDGET,
     *,
     least: float = SEEN,
+    constants: bool = False,
 ) -> list[Blind]:
     """Returns the errors that pass in all results, those first that come closest to the limit.
 
-    Those that move no result by `least` of what noise and rounding explain are left out.
+    Those that move no result by `least` of what noise and rounding explain are left out; with `constants` all but
+    errors of constants.
     """
     if op.program is None or op.gate != "noise":
         return []
     program, run = op.program(problem)
     wanted = [name for name in truths if name not in op.integers]
     found = []
-    for mutation, results in mutated(program, run, wanted, budget):
+    for mutation, results in mutated(program, run, wanted, budget, constants=constants):
         seen = []
         for name in wanted:
             figures = _judged(op, truths[name], results[name], formats[name], floors[name], name)

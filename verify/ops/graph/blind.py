@@ -69,10 +69,13 @@ def _of_step(step: Step) -> Iterator[Mutation]:
 
 
 def mutated(
-    program: Program, run: Run, wanted: Sequence[str], budget: int, seed: int = 0
+    program: Program, run: Run, wanted: Sequence[str], budget: int, *, constants: bool = False, seed: int = 0
 ) -> Iterator[tuple[Mutation, dict[str, Tensor]]]:
-    """Evaluates the wanted results under up to `budget` errors of the definition, drawn where there are more."""
-    every = mutations(program, wanted)
+    """Evaluates the wanted results under up to `budget` errors of the definition, drawn where there are more.
+
+    With `constants` they are errors of constants alone.
+    """
+    every = [each for each in mutations(program, wanted) if not constants or isinstance(each.step, Plain)]
     chosen = sorted(random.Random(seed).sample(range(len(every)), min(budget, len(every))))
     for each in (every[at] for at in chosen):
         with torch.no_grad():
