@@ -455,7 +455,7 @@ _THEIRS = {
     "elementwise": "relu|leaky_relu|elu|gelu, tanh|silu|mish|softplus|sigmoid|tanh|swiglu|geglu|erf|exp, log|sin cos|"
     "atan2|sqrt|rsqrt|x^3|abs|clamp|maximum|where|addcmul|hypot",
     "broadcasting and moving": "a b + b|gather|scatter add|index add|bilinear|triu(a b)",
-    "reductions": "sum|mean|std|prod|amax|norm|frobenius|median|quantile",
+    "reductions": "sum|mean|std|prod|amax|norm|frobenius|median",
     "norms": "layer norm, large mean|RMS norm by hand|L1 normalize|local response",
     "softmax family": "softmax over rows|softmin|with temperature|masked softmax",
     "losses": "ignored and smoothed|soft labels|nll|KL|Jensen-Shannon|BCE|BCE with logits|L1|huber|smooth L1|hinge|"
