@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from verify.backends import Backend
+from verify.cases.case import case_of, inputs_of
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.measure.call import run_tensors
+from verify.ops.graph.shapes import sizes_within
 from verify.truth.formats import named, torch_dtype
 
 PROJECTS = {
@@ -77,18 +79,28 @@ def _fails(kernel: Kernel, dtype: str, device: str) -> _Fails:
     def randn(shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=generator).to(torch_dtype(named(dtype))).to(device)
 
-    shapes = kernel.op.shapes(SHAPES[kernel.op.kind], params)
-    inputs: dict[str, Tensor | None] = {name: randn(shapes[name]) for name in kernel.operands}
-    leaves = [value.clone().requires_grad_(True) for value in inputs.values() if value is not None]
+    op = kernel.op
+    inputs: dict[str, Tensor | None]
+    if op.kind == "graph":  # operands of shapes, and of whole numbers, that the declaration allows
+        dims = next(iter(sizes_within(op.dims, op.allowed, 64, op.where)))
+        inputs = inputs_of(op, case_of(kernel, dtype, dims=dims, fill="randn"), device)
+    else:
+        shapes = op.shapes(SHAPES[op.kind], params)
+        inputs = {name: randn(shapes[name]) for name in kernel.operands}
+    leaves = [value.clone().requires_grad_(value.is_floating_point()) for value in inputs.values() if value is not None]
     returned = kernel.op.baseline(*leaves, **params)
     wanted = returned[0] if isinstance(returned, tuple) else returned
     dy = randn(tuple(wanted.shape))
-    expected = [wanted.detach(), *torch.autograd.grad(wanted, leaves, dy)]
+    smooth = [leaf for leaf in leaves if leaf.requires_grad]
+    expected = [wanted.detach(), *torch.autograd.grad(wanted, smooth, dy)]
     try:
         results = run_tensors(kernel, inputs, params, {"y": dy.clone()})
     except KernelError:
         return _Fails(True, True)
-    names = ["y", *("d" + name for name in kernel.operands)]
+    names = [
+        "y",
+        *("d" + name for name in kernel.operands if (held := inputs[name]) is None or held.is_floating_point()),
+    ]
     atol, rtol = projects_tolerance(kernel.op.name)
     pairs = [(results[name], value) for name, value in zip(names, expected, strict=True)]
     return _Fails(

@@ -14,7 +14,7 @@ from torch import Tensor
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots as named_errors
 from verify.measure.judge import judge_result
-from verify.measure.result import check_limit
+from verify.measure.result import FEWEST, check_limit
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Problem
 from verify.records.record import ORDINARY, value_of
@@ -83,7 +83,7 @@ def judge(
             judged.tallies[0].open / max(figures.n, 1),
             not figures.misrounded and value_of(figures.max_ulp) <= 0.5,
             checked.status == "vacuous",
-            figures.rms or 0.0,
+            figures.rms or 0.0 if figures.weighed >= FEWEST else 0.0,
         )
 
     return {label: {name: one(name, got) for name, got in each.items()} for label, each in candidates.items()}

@@ -138,7 +138,7 @@ def _judged(passes: Any) -> Any:
 
     def judge(kernel: Any, inputs: Results, upstream: Results, candidates: Mapping[str, Results], dtype: str) -> Any:
         return {
-            label: {name: Judgement(passes(label, name), 1.0) for name in results}
+            label: {name: Judgement(passes(label, name), 1.0, rms=9.0) for name in results}
             for label, results in candidates.items()
         }
 
@@ -211,6 +211,5 @@ def test_figures_are_short() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the scale of terms grows with depth: zeros pass for eight layers")
 def test_the_default_limits_separate_honest_kernels_from_broken_ones() -> None:
     assert command.main(["--quick"]) == 0

@@ -68,7 +68,7 @@ def test_the_message_holds_everything(verify: Callable[..., Said], project: Path
     shown = dict(line.split(maxsplit=1) for line in lines[1:-2])
     assert shown["at"] == "[1]" and shown["x"] == "-4.34 (0xc08b)"
     assert shown["got"] == "-0 (0x8000)" and shown["truth"].startswith("-3.0421650658398137")
-    assert shown["error"] == "+255.195 ULP" and shown["limit"] == "4 ULP (plain)"
+    assert shown["error"] == "+255.195 ULP" and shown["limit"] == "1 ULP (plain)"
     assert shown["case"] == case
     again = shlex.split(shown["replay"])
     assert again[:4] == ["verify", "replay", "accuracy.py::textbook", case]

@@ -61,20 +61,20 @@ def test_the_maximum_of_a_program_is_counted_in_its_noise() -> None:
     assert check((ORDINARY, beyond), max_noise={"dx": 9}).status == "wrong"
 
 
-def test_the_root_mean_square_of_a_class_is_at_most_two() -> None:
+def test_the_root_mean_square_of_a_class_is_at_most_three() -> None:
     steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
-    assert check((ORDINARY, noisy(1.95 * steady))).status == "ok"
-    found = check((ORDINARY, noisy(2.1 * steady)), (DEMANDING, noisy(0.1 * steady)))
-    told = "2.1 times what noise and rounding explain, root mean square on ordinary inputs, the limit is 2"
+    assert check((ORDINARY, noisy(2.95 * steady))).status == "ok"
+    found = check((ORDINARY, noisy(3.1 * steady)), (DEMANDING, noisy(0.1 * steady)))
+    told = "3.1 times what noise and rounding explain, root mean square on ordinary inputs, the limit is 3"
     assert (found.status, found.reason) == ("wrong", told)
     assert found.classes[DEMANDING].reason == ""
-    assert check((ORDINARY, noisy(2.1 * steady)), max_noise=1000).status == "wrong", "whatever the maximum may be"
+    assert check((ORDINARY, noisy(3.1 * steady)), max_noise=1000).status == "wrong", "whatever the maximum may be"
 
 
 def test_sixteen_bits_have_a_lower_limit_of_noise_and_of_its_root_mean_square() -> None:
     """Few roundings make the noise there, so that honest sums of them end sooner."""
     steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
-    for dtype, most, rms in (("float32", 8, 2.0), ("bfloat16", 5, 1.4), ("float16", 5, 1.4)):
+    for dtype, most, rms in (("float32", 8, 3.0), ("bfloat16", 5, 1.4), ("float16", 5, 1.4)):
         for figures, status in (
             ([most - 0.1, 0.0], "ok"),
             ([most + 0.1, 0.0], "wrong"),
@@ -85,7 +85,7 @@ def test_sixteen_bits_have_a_lower_limit_of_noise_and_of_its_root_mean_square() 
 
 
 def test_elements_that_move_together_may_have_a_larger_root_mean_square() -> None:
-    truth = torch.tensor([1.5 + 2.5 * NOISE], dtype=torch.float64).repeat(FEWEST)
+    truth = torch.tensor([1.5 + 3.5 * NOISE], dtype=torch.float64).repeat(FEWEST)
     noise = torch.full_like(truth, NOISE)
     for together, status in ((1.0, "wrong"), (1.4, "ok")):
         unit = Yardstick(noise, None, 0.0, together)
@@ -95,8 +95,8 @@ def test_elements_that_move_together_may_have_a_larger_root_mean_square() -> Non
 
 def test_few_elements_have_no_root_mean_square_and_no_promise_has_none() -> None:
     steady = torch.tensor([1.0, -1.0]).repeat(FEWEST)
-    assert check((ORDINARY, noisy(3 * steady[: FEWEST - 1]))).status == "ok"
-    assert check((ORDINARY, noisy(3 * steady[:FEWEST]))).status == "wrong"
+    assert check((ORDINARY, noisy(4 * steady[: FEWEST - 1]))).status == "ok"
+    assert check((ORDINARY, noisy(4 * steady[:FEWEST]))).status == "wrong"
     assert check((ORDINARY, noisy(steady)), (EXTREME, noisy(50 * steady))).status == "ok"
 
 
@@ -207,7 +207,7 @@ def test_the_default_limit_follows_the_format(dtype: str, limit: float) -> None:
 def test_an_elementwise_program_has_eight_ulp_in_float32() -> None:
     dtypes = ["float32", "float64", "bfloat16"]
     elementwise = verify.kernel(like=torch.nn.functional.mish, dtypes=dtypes)(lambda x: x)
-    assert [elementwise.limit(dtype, "y") for dtype in dtypes] == [8.0, 8.0, 1.0]
+    assert [elementwise.limit(dtype, "y") for dtype in dtypes] == [10.0, 10.0, 1.0]
     assert [declared(dtypes=dtypes).ulp_limit(dtype, "y") for dtype in dtypes] == [4.0, 4.0, 1.0]
     assert [elementwise.limit_of(dtype, EXTREME, "y") for dtype in dtypes] == [None, None, None]
 

@@ -267,7 +267,7 @@ def kernel(
         per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result,
         {"y": 1, "dsink": 8}. A class that is not named has the limit of the one before it, in the order ordinary,
         demanding, extreme; None promises nothing of it: there PyTorch's own result is the limit. Default 4 in float32
-        and float64 (8 of an elementwise function by like=), 1 in 16 bits, 0.51 in 8 bits; with like= nothing is
+        and float64 (10 of an elementwise function by like=), 1 in 16 bits, 0.51 in 8 bits; with like= nothing is
         promised of extreme inputs by default.
     max_noise: with like=, how many times the program's own noise beyond half a ULP is right as well (docs/limits.md);
         one number, or one per result; default 8, in 16 bits 5.
@@ -349,7 +349,7 @@ def kernel(
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
         results = [*returned, *(f"d{name}" for name in taken)]
-        beyond = 8.0 if like is not None and definition.gate == "plain" else promises.DEFAULT_LIMIT
+        beyond = promises.WIDE if like is not None and definition.gate == "plain" else promises.DEFAULT_LIMIT
         limits = promises.limits(about, max_ulp, promised, others, results, wide=beyond, relative=like is not None)
         declared = Kernel(
             name=label,

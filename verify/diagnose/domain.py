@@ -135,7 +135,11 @@ class _Probe:
                 mixed, why = self._in_own_dtypes(f"dtype {dtype} with {said}", dtype)
                 if mixed is not None:
                     kept = self._within(self._subject(dtype), self._case(dtype, self.plain), mixed)
-                    why = "taken" if kept else f"taken, and beyond {self.kernel.limit(dtype):g} ULP on ordinary inputs"
+                    why = (
+                        "taken"
+                        if kept
+                        else f"taken, and beyond {self.kernel.ulp_limit(dtype):g} ULP on ordinary inputs"
+                    )
                 if mixed is not None or why != reason:
                     beside.setdefault(f"{said}: {why}", []).append(dtype)
                 if measured is not None or mixed is None:
@@ -331,7 +335,7 @@ class _Probe:
             wrong = []
         self._say("layouts", ", ".join(layout for layout in LAYOUTS if layout not in (*refused, *wrong)))
         if wrong:
-            limit = f"beyond {self.kernel.limit(dtype):g} ULP"
+            limit = f"beyond {self.kernel.ulp_limit(dtype):g} ULP"
             self._say("wrong", f"{limit} where {first} is {', '.join(wrong)}; {first}.contiguous() mends that")
         for layout, why in list(refused.items())[:3]:
             self._say("refuses", f"{layout}: {why}")
@@ -407,7 +411,7 @@ class _Probe:
         """Why a case cannot be promised; empty where it can."""
         measured, why = self._try(f"{case.dtype} {words}", case)
         kept = measured is not None and self._within(subject, case, measured)
-        return "" if kept else why or f"beyond {subject.kernel.limit(case.dtype):g} ULP"
+        return "" if kept else why or f"beyond {subject.kernel.ulp_limit(case.dtype):g} ULP"
 
     def _within(self, subject: Subject, case: Case, measured: Measured) -> bool:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from verify.records.readings import APART, BEYOND, NONFINITE, judged
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Figures, KernelRun, Number, Result, Run, value_of
 
-FEWEST, RMS_LIMIT = 16, 2.0  # as `verify.measure.result` judges a root mean square
+FEWEST, RMS_LIMIT = 16, 3.0  # as `verify.measure.result` judges a root mean square
 ROUNDED_UP = 1.01  # at most so much larger is a number that was rounded up to three digits
 Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
 

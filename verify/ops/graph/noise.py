@@ -99,6 +99,8 @@ def noise_of(
 ) -> tuple[dict[str, Noise], dict[int, Tensor]]:
     """Returns the noise of the wanted results, and how far deciding numbers may be off (`Run.reach`)."""
     sampled = _Samples(program, run, wanted, format)
+    if sampled.is_small():
+        runs += runs // 2
     sampled.sample(runs, seed, _STEP / format.unit)
     if sampled.is_chaotic():
         sampled.sample(runs // 2, seed + 1, 1.0)
@@ -219,6 +221,10 @@ class _Samples:
         square = _squared(by)
         self.squares[key] = self.squares[key] + square if key in self.squares else square
 
+    def is_small(self) -> bool:
+        """True if more runs cost little: their number is what a maximum over many elements hangs on."""
+        return sum(value.numel() for value in self.truth.values()) <= _FEW
+
     def is_chaotic(self) -> bool:
         """True if the noise of many elements is so large beside them that their response is not linear."""
         for name, value in self.truth.items():
@@ -291,12 +297,12 @@ class _Samples:
         moved = _distance(made, truth)
         furthest = moved.max(0)
         other = made.gather(0, furthest.indices[None])[0]
-        least = 3 * NEAR * self.deviations[name] + 2.0**-30 * truth.abs()
-        two = ((moved <= least) | (_distance(made, other) <= least)).all(0)
+        least = NEAR * self.deviations[name] + 2.0**-30 * truth.abs()
+        beside = torch.minimum(moved, _distance(made, other)).amax(0)
+        two = beside <= least
         differs = furthest.values > least
-        nothing = torch.zeros_like(furthest.values)
         # of more than two values the runs have met some
-        spread = torch.where(two, nothing, 2 * furthest.values)
+        spread = torch.where(two, beside, 2 * furthest.values)
         return Noise(self.deviation(name), spread, torch.where(two & differs, other, math.nan))
 
     def _open(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
@@ -360,6 +366,8 @@ class _Samples:
         else:
             first = torch.where(mask, given[0] + side * by, given[0])
             value = step.value(self.run, [first, *given[1:]])
+            if isinstance(step, Map) and step.function in _REMAINS:
+                value = value - (first - given[0])  # what is left is the jump
         return value, value
 
 
