@@ -22,7 +22,7 @@ LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordina
 # lie further apart than 2^100: 106 bits less the result's. (A constant one of two may be larger by any factor: a hunt
 # found 1.5e9 ULP when a row's mean was that of its numbers, not of their differences.)
 LARGEST = {"float64": 2.0**40}
-# Sums over thousands of rows are judged by the magnitude of their terms: 1% of what is left of them is below half an ulp.
+# Sums over thousands of rows are judged by the magnitude of their terms: 1% of what is left is below half an ulp.
 CANCELLED = "1% of a sum over thousands of rows is less than half an ULP of its terms"
 LARGEST_OF_THREE = LARGEST | {"bfloat16": 2.0**60, "float32": 2.0**60}
 
