@@ -281,6 +281,16 @@ def test_both_routes_agree_where_a_tie_decides(function: Callable[..., Tensor], 
     _as_pytorch(function, inputs, 0.6)
 
 
+def test_ties_on_a_grid_of_powers_of_two_are_known() -> None:
+    """exp2 of a whole number rounds nothing, and neither does a quotient by what came of it."""
+    x = torch.arange(-512, 512, dtype=torch.float32) / 16
+    problem = Problem({"x": x}, {}, {}, ("y",))
+    truth = evaluate(like_op(_e4m3, ["x"], shapes={"x": "n"}), problem, {"y": named("float32")})["y"].for_result(
+        _e4m3(x)
+    )
+    assert (truth.value == _e4m3(x.double())).all() and float(truth.bound.max()) < 1e-9
+
+
 def test_a_ball_of_two_numbers_that_is_not_zero_has_no_zero_by_mpmath() -> None:
     op = like_op(lambda x: torch.floor(torch.exp(torch.log(x)) * 3), ["x"])
     [point] = op.points(Problem({"x": T([3.0])}, {}, {}, ("y",)), "y", [0])

@@ -115,7 +115,29 @@ def _half_pi(sign: int) -> Any:
 
 
 add("exp", torch.exp, arb.exp, mp.exp, (0.0, math.inf), codomain=(0.0, math.inf), exact=(0.0,))
-add("exp2", torch.exp2, lambda x: arb(2) ** x, lambda x: mp.power(2, x), (0.0, math.inf), codomain=(0.0, math.inf))
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Exponents of which the power of two is a normal float64."""
+    return (x == x.round()) & (x >= -1022) & (x <= 1023)
+
+
+def _exp2(x: Tensor) -> Tensor:
+    """Of whole numbers the power of two, made of its bits."""
+    whole = _whole(x)
+    bits = (torch.where(whole, x, 0.0).to(torch.int64) + 1023) << 52
+    return torch.where(whole, bits.view(torch.float64), torch.exp2(x))
+
+
+add(
+    "exp2",
+    _exp2,
+    lambda x: arb(2) ** x,
+    lambda x: mp.power(2, x),
+    (0.0, math.inf),
+    codomain=(0.0, math.inf),
+    exact=lambda x, y: _whole(x),
+)
 add("expm1", torch.expm1, arb.expm1, mp.expm1, (-1.0, math.inf), codomain=(-1.0, math.inf), exact=(0.0,))
 add("log", torch.log, arb.log, mp.log, (math.nan, math.inf), domain=(0.0, math.inf), exact=(1.0,))
 

@@ -196,9 +196,10 @@ def divide(a: Span, b: Span) -> Span:
     zero, infinite = b.is_zero(), a.is_infinite()
     undefined = torch.isnan(a.lo) | torch.isnan(b.lo) | (a.is_zero() & zero) | (infinite & b.is_infinite())
     inexact: Tensor | float = 1.0
-    if a.is_point and b.is_point and ends[0].numel() <= _FEW:
+    if ends[0].numel() <= _FEW:
         back, rounds = _product(ends[0], b.lo)
-        inexact = 1.0 - ((back == a.lo) & (rounds == 0.0)).to(back.dtype)
+        known = (a.lo == a.hi) & (b.lo == b.hi)
+        inexact = 1.0 - ((back == a.lo) & (rounds == 0.0) & known).to(back.dtype)
     lo, hi = _rounded(*_hull(ends), (inexact, inexact))
     exact = a.is_zero() | b.is_infinite() | zero
     small = ~exact & ((lo.abs() < _LOW) | (hi.abs() < _LOW))
