@@ -130,9 +130,17 @@ def test_operands_of_other_legal_sizes_are_no_mistake() -> None:
     holds("error contract", declared(torch.bmm, bmm, shapes={"a": "b m k", "b": "b k n"}))
     table: dict[str, Any] = {"shapes": {"index": "n", "table": "v d"}, "integers": {"index": "0 <= index < v"}}
     holds("error contract", declared(lambda index, table: functional.embedding(index, table), **table))
+    narrow = declared(causal, lambda q, k, v: causal(q, k, v), **ATTENTION, where="c <= 2")
+    holds("error contract", narrow)  # one channel of v less may be none
 
 
 def test_operands_of_other_sizes_that_give_wrong_results_are() -> None:
+    def never_empty(a: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(a, b) if b.shape[-1] else a
+
+    one = declared(torch.bmm, never_empty, shapes={"a": "b m k", "b": "b k n"}, where="n == 1")
+    breaks("error contract", one, "an operand that makes no sense is taken")
+
     def careless(a: Tensor, b: Tensor) -> Tensor:
         return torch.bmm(a, b)[..., :4]  # of a tile that is wide enough for what it was tried on
 
