@@ -216,7 +216,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
     limits = [kernel.limit_of(subject.dtype, of_class, name) for name in truths for of_class in CLASSES]
     least = min((limit for limit in limits if limit is not None), default=math.inf)
-    proven = _proven_within(kernel, subject.dtype, problem, results, truths, kinds, least)
+    proven = _proven_within(kernel, subject.dtype, facts, least)
     if proven is not None:
         return proven
     largest = 0.0
@@ -294,15 +294,7 @@ def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: For
     return max(1.0, float(scale.max()) / float(fmt.max_finite)) if scale.numel() else 1.0
 
 
-def _proven_within(
-    kernel: Kernel,
-    dtype: str,
-    problem: Problem,
-    results: dict[str, Tensor],
-    truths: dict[str, Truth],
-    kinds: dict[str, Format],
-    limit: float,
-) -> float | None:
+def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> float | None:
     """The largest error, if every element is proven to be within the limit; else None.
 
     Most cases need no exact value at all. Where a few intervals reach beyond the limit, as they do beside a zero of the
@@ -310,10 +302,11 @@ def _proven_within(
     is not, is left to the exact judge, which also says which one is worst. All results of one format are looked at
     together: small tensors cost by the call.
     """
+    if kernel.op.gate == "noise":
+        return _within_noise(kernel, dtype, facts, limit)
+    problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
     largest = 0.0
     scaled = kernel.op.gate == "scaled"
-    if kernel.op.gate == "noise":
-        return _within_noise(kernel, dtype, problem, results, truths, kinds, limit)
     for fmt in set(kinds.values()):
         names = [name for name in truths if kinds[name] is fmt]
         if not names:
@@ -344,24 +337,18 @@ def _proven_within(
     return largest
 
 
-def _within_noise(
-    kernel: Kernel,
-    dtype: str,
-    problem: Problem,
-    results: dict[str, Tensor],
-    truths: dict[str, Truth],
-    kinds: dict[str, Format],
-    limit: float,
-) -> float | None:
+def _within_noise(kernel: Kernel, dtype: str, facts: Known, limit: float) -> float | None:
     """The same of a program's results, whose errors are told in units of its noise."""
     largest = 0.0
-    for name, truth in truths.items():
-        got = results[name]
+    for name, truth in facts.truths.items():
+        got = facts.results[name]
         if name in kernel.op.integers:
-            got = got if kernel.op.settled is None else kernel.op.settled(problem, name, got)
+            got = got if kernel.op.settled is None else kernel.op.settled(facts.problem, name, got)
         near, floor = truth.for_result(got), kernel.noise_floor(dtype, name)
         unit = truth.unit(kernel.op.gate_of(name), floor)
-        found = errors(got, near.value, kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy)
+        found = errors(
+            got, near.value, facts.kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy
+        )
         upper = found.ulp.abs() + found.width
         if found.scaled is not None and found.scaled_width is not None:
             upper = found.scaled.abs() + found.scaled_width

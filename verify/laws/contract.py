@@ -168,19 +168,20 @@ def _refused(
         sized = subject.kernel.op.kind == "graph" and change in (_longer, _shorter)
         if (wrong == OF_INT64 or sized) and _right(subject, case, inputs, returned):
             return
-        if subject.kernel.op.kind == "graph" and change is _elsewhere and _taken_by_pytorch(subject, inputs):
+        if subject.kernel.op.kind == "graph" and change is _elsewhere and _of_pytorch(subject, inputs) is not None:
             return
         shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
         raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})
 
 
-def _taken_by_pytorch(subject: Subject, inputs: Inputs) -> bool:
-    """True if the function that says what a kernel computes takes these operands itself."""
+def _of_pytorch(subject: Subject, inputs: Inputs) -> dict[str, Any] | None:
+    """What the function that says what a kernel computes returns for these operands, by name; None if it takes none."""
+    op = subject.kernel.op
     try:
-        subject.kernel.op.baseline(*inputs.values())
+        made = op.baseline(*inputs.values())
     except Exception:
-        return False
-    return True
+        return None
+    return dict(zip(op.all_outputs, made if isinstance(made, tuple | list) else (made,), strict=False))
 
 
 def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Tensor]) -> bool:
@@ -196,7 +197,9 @@ def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Ten
     try:
         judged = known(subject, case, given, {}, {name: value for name, value in results.items() if value is not None})
         shapes = {name: truth.value.shape for name, truth in judged.truths.items()}
-        shapes |= _empty(subject, inputs)
+        if len(shapes) < len(judged.results):  # what has no elements has no truth, and PyTorch's shape
+            made = _of_pytorch(subject, inputs) or {}
+            shapes |= {name: value.shape for name, value in made.items() if not value.numel()}
         if {name: value.shape for name, value in judged.results.items()} != shapes:
             return False
         if judged.truths:
@@ -204,18 +207,6 @@ def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Ten
     except (Broken, UsageError):
         return False
     return True
-
-
-def _empty(subject: Subject, inputs: Inputs) -> dict[str, torch.Size]:
-    """The shapes of results that have no elements by PyTorch, and with that no truth."""
-    try:
-        made = subject.kernel.op.baseline(*inputs.values())
-    except Exception:
-        return {}
-    made = made if isinstance(made, tuple | list) else (made,)
-    return {
-        name: value.shape for name, value in zip(subject.kernel.op.all_outputs, made, strict=False) if not value.numel()
-    }
 
 
 def _told(mistake: Mistake) -> str:
