@@ -15,10 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verify.ops.graph.elementwise import ELEMENTWISE, Map
+from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Plain, Run, Step
 
 OFF = 1.01
@@ -56,7 +55,7 @@ def _of_step(step: Step) -> Iterator[Mutation]:
     name = getattr(step, "function", type(step).__name__.lower())
     rounds = isinstance(step, Contract | Running | Spread) or (isinstance(step, Reduce) and name == "sum")
     if isinstance(step, Map):
-        rounds = not FUNCTIONS[name].steps if name in FUNCTIONS else ELEMENTWISE[name].rounds
+        rounds = step.rounds
     if not rounds:
         return
     found = None if "<frozen" in step.origin else _LINE.search(step.origin)  # a gradient has no line

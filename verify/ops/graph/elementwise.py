@@ -75,8 +75,17 @@ class Map(Step):
     @property
     def decides(self) -> bool:
         """Whether a number near a jump, or two that are nearly equal, may lie on either side."""
-        jumps = self.function in FUNCTIONS and FUNCTIONS[self.function].steps
-        return self.ties or jumps or self.function in _JUMPS
+        return self.ties or self.stepped or self.function in _JUMPS
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the function goes from one number to the next in steps, as `floor` does."""
+        return self.function in FUNCTIONS and FUNCTIONS[self.function].steps
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a kernel rounds the result."""
+        return not self.stepped if self.function in FUNCTIONS else ELEMENTWISE[self.function].rounds
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [broadcast(wanted, self.shape, each.shape) for each in self.inputs]

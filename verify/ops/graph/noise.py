@@ -27,7 +27,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verify.ops.graph.elementwise import ELEMENTWISE, Map
+from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
@@ -375,7 +375,7 @@ def decides(step: Step) -> bool:
     """True if a step turns numbers into a choice: roundings before it may change the choice, never by a little."""
     if isinstance(step, Map):
         jumps = step.function in _COMPARISONS + _QUOTIENTS + _REMAINS or step.function == "signbit"
-        return step.inputs[0].real and (jumps or _is_stepped(step))
+        return step.inputs[0].real and (jumps or step.stepped)
     return isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank)
 
 
@@ -387,17 +387,12 @@ def _compares(step: Step) -> bool:
     return isinstance(step, Map) and step.function in _COMPARISONS and step.inputs[0].real
 
 
-def _is_stepped(step: Map) -> bool:
-    return step.function in FUNCTIONS and FUNCTIONS[step.function].steps
-
-
 def deviation_of(
     step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
 ) -> Tensor | float | None:
     """Returns the deviation of a step's rounding: of each element, or as a part of its size; None if it is exact."""
     if isinstance(step, Map):
-        rounds = not _is_stepped(step) if step.function in FUNCTIONS else ELEMENTWISE[step.function].rounds
-        if not rounds or _is_exact(step, run):
+        if not step.rounds or _is_exact(step, run):
             return None
         size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
         return _once(value, size, format)
