@@ -24,8 +24,9 @@ from torch.nn import functional as F  # noqa: N812
 from benchmarks.like_rules import write
 from verify.errors import UsageError
 from verify.ops.graph.arithmetic import Balls, Decimals, Pole
-from verify.ops.graph.noise import Rounding, noise_of
+from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import Program, trace
+from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run, Truths
 from verify.ops.precision import arb_bits, mp_bits

@@ -15,8 +15,9 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import KernelError, TruthError
 from verify.measure import judge as judging
-from verify.measure.judge import JudgedResult, judge_result
+from verify.measure.judge import JudgedResult, judge_result, with_noise_again
 from verify.measure.tally import Tally
+from verify.ops.graph.like import like_op
 from verify.ops.op import Op, Problem
 from verify.records.record import value_of
 from verify.truth.exact import nearest
@@ -352,3 +353,39 @@ def test_known_bits_show_a_judge_that_is_another_one(change: Any) -> None:
     with contextmanager(change)(), pytest.raises(KernelError, match="no longer come out as they must"):
         judging.demand_known_answers("cpu")
     judging.demand_known_answers("cpu")
+
+
+def _normalized() -> tuple[Op, Problem, Truth]:
+    op = like_op(lambda x, w: (x @ w).softmax(-1), ("x", "w"), shapes={"x": "m k", "w": "k n"})
+    x, w = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((16, 24), (24, 32)))
+    problem = Problem(inputs={"x": x, "w": w}, results=("y",))
+    return op, problem, evaluate(op, problem, {"y": named("float32")})["y"]
+
+
+def test_an_element_whose_noise_was_sampled_too_small_is_sampled_again() -> None:
+    op, problem, truth = _normalized()
+    fmt = named("float32")
+    assert truth.noise is not None
+    got, noise = truth.value.float(), truth.noise.clone()
+    got[3, 5] = float(truth.value[3, 5] + 4 * truth.noise[3, 5])
+    noise[3, 5] /= 4  # as an accident of sixteen runs has it
+    unlucky = replace(truth, noise=noise)
+    again = with_noise_again(op, problem, "y", got, unlucky, fmt)
+    assert again.noise is not None and 0.7 < float(again.noise[3, 5] / truth.noise[3, 5]) < 1.4
+    others = torch.ones_like(noise, dtype=torch.bool)
+    others[3, 5] = False
+    assert torch.equal(again.noise[others], noise[others])
+
+    def largest(by: Truth) -> float:
+        judged = judge_result(op, problem, "y", got, by, fmt, policy=Policy(), sample=0)
+        return value_of(judged.tallies[0].maximum("noise").upper)
+
+    assert largest(unlucky) > 8 > 6 > largest(again)
+
+
+@pytest.mark.parametrize("times", [1.0, 1000.0])
+def test_noise_is_not_sampled_again_for_results_within_the_limit_or_far_beyond(times: float) -> None:
+    op, problem, truth = _normalized()
+    assert truth.noise is not None
+    got = (truth.value + times * truth.noise).float()
+    assert with_noise_again(op, problem, "y", got, truth, named("float32")) is truth

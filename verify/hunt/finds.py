@@ -20,7 +20,7 @@ from verify.hunt.search import Elite
 from verify.hunt.space import SearchSpace
 from verify.measure.call import run_kernel
 from verify.measure.element import describe
-from verify.measure.judge import judge_result
+from verify.measure.judge import judge_result, with_noise_again
 from verify.ops.op import Problem
 from verify.records.record import Worst
 from verify.truth.exact import Judged, judge_known
@@ -94,7 +94,8 @@ def _measured(space: SearchSpace, device: str, case: Case) -> tuple[Tensor, Prob
     exact = space.dtype == "float64" or space.result in space.kernel.op.whole_rows
     # else the certificate of the reference on the device, which the search relied on, is checked with it
     truth = evaluate(space.kernel.op, host if exact else problem, {space.result: space.fmt})[space.result]
-    return measured.results[space.result].cpu(), host, truth.cpu()
+    got, truth = measured.results[space.result].cpu(), truth.cpu()
+    return got, host, with_noise_again(space.kernel.op, host, space.result, got, truth, space.fmt)
 
 
 def _alone(space: SearchSpace, target: str, device: str, case: Case) -> Find:

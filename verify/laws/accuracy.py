@@ -41,7 +41,7 @@ from verify.errors import BeyondEffort, KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case, said_of
 from verify.measure.call import Measured, alone, inferred, run_kernel
 from verify.measure.element import describe
-from verify.measure.judge import judge_result
+from verify.measure.judge import judge_result, with_noise_again
 from verify.ops.op import Problem
 from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, value_of
@@ -222,6 +222,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     largest = 0.0
     for name, truth in truths.items():
         got = results[name]
+        truth = with_noise_again(kernel.op, problem, name, got, truth, kinds[name])
         shape, widened = tuple(got.shape), _beyond(kernel, subject.dtype, problem, truth, kinds[name])
         segments, parts = classed(kernel.op, case, problem, name, shape, kernel.largest.get(subject.dtype))
         outcome = judge_result(

@@ -14,7 +14,7 @@ from verify.cases.explicit import spell
 from verify.declare.promises import default_noise
 from verify.errors import UsageError
 from verify.measure.element import describe
-from verify.measure.judge import judge_result
+from verify.measure.judge import judge_result, with_noise_again
 from verify.ops.op import Op, Problem
 from verify.records.record import value_of
 from verify.truth import formats
@@ -70,6 +70,7 @@ def assert_ulp(
         raise AssertionError(
             f"{definition.name}.{result} has shape {tuple(truth.value.shape)}; received {tuple(actual.shape)}"
         )
+    truth = with_noise_again(definition, problem, result, actual, truth, fmt)
     floor, limit = 0.0, max_ulp
     if definition.gate_of(result) == "noise":  # beside that a program's noise is right
         limit = default_noise(fmt.name)

@@ -23,7 +23,7 @@ from verify.measure.call import Measured
 from verify.measure.curve import bins_of, edges_for, peaks
 from verify.measure.digest import Digest
 from verify.measure.element import describe
-from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result
+from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result, with_noise_again
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import trivial_answers
@@ -248,6 +248,11 @@ def judge_case(
         return classed(question.op, question.case, question.problem, name, shape, question.largest)
 
     truths = {name: question.truth(kernel.op, name) for name in question.fast}
+    for by in (BASELINE, KERNEL):  # before either is judged: both by the same noise
+        for name in truths.keys() & given.get(by, {}).keys():
+            got = given[by][name].to(truths[name].value.device)
+            fmt = question.formats[name]
+            truths[name] = with_noise_again(question.op, question.host, name, got, truths[name], fmt)
     pieces: Pieces = {}
     theirs: dict[str, Tensor] = {}  # where PyTorch's results are within the limit
     for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):

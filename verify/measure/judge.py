@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import counter
+from verify.declare.promises import default_noise
 from verify.errors import KernelError
 from verify.measure.counting import tally, top
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
@@ -30,6 +31,7 @@ from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bi
 
 OPEN_LIMIT = 50_000  # elements of one result with an open rounding that are judged exactly, unless a caller sets fewer
 CONTENDER_ROUNDS = 6
+_JUST = 4.0  # times the default limit: a larger error is no accident of sampling
 SAMPLE = 24  # elements per result whose certificate is checked
 
 
@@ -42,6 +44,26 @@ class JudgedResult:
     escalated: int
     certificate: str
     errors: Errors  # of every element, with the exact figures where there are any
+
+
+def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format) -> Truth:
+    """Returns the truth with the noise of elements just beyond the default limit sampled again.
+
+    The noise of an element is the root mean square of a few runs. Of a million elements some have half of what more
+    runs would give them, and a right kernel is at twice its error there. Errors of broken kernels are far beyond.
+    """
+    if op.deviation is None or truth.noise is None or op.gate_of(result) != "noise":
+        return truth
+    near, least = truth.for_result(got), default_noise(fmt.name)
+    found = errors(got, near.value, fmt, low=near.low, bound=near.bound, scale=near.unit("noise", 0.0), policy=Policy())
+    assert found.scaled is not None and found.scaled_width is not None
+    size = found.scaled.abs() + found.scaled_width
+    beyond = size > least
+    if not bool(beyond.any()) or not float(size.max()) <= _JUST * least:
+        return truth
+    again = op.deviation(problem, result).to(truth.noise.device)
+    beyond = beyond.reshape(truth.noise.shape)
+    return replace(truth, noise=torch.where(beyond, torch.maximum(truth.noise, again), truth.noise))
 
 
 def judge_result(

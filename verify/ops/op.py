@@ -170,7 +170,8 @@ class Op:
     `program(problem)` are the steps that a PyTorch function takes and the tensors to run them on (`verify.ops.graph`).
     `points` without an index makes what the points of a problem share. `looked_up(problem, result, fast)` asks for
     single elements where `fast` has no bound, which takes its time. `identity(dims)` digests what a PyTorch function
-    means for these sizes; `name` has a digest for one set of sizes.
+    means for these sizes; `name` has a digest for one set of sizes. `deviation(problem, result)` samples the noise of a
+    result with more runs than `fast` does.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -205,6 +206,7 @@ class Op:
     program: Callable[[Problem], Any] | None = None
     looked_up: Callable[[Problem, str, Fast], Fast] | None = None
     identity: Callable[[Shape], str] | None = None
+    deviation: Callable[[Problem, str], Tensor] | None = None
 
     def gate_of(self, result: str) -> Gate:
         """What the error of a result is told in: integers and conditions are compared in ULP of float64."""

@@ -16,9 +16,10 @@ from torch.nn import functional
 from verify.errors import UsageError
 from verify.ops.graph.arithmetic import Balls
 from verify.ops.graph.decompositions import table
-from verify.ops.graph.noise import Rounding, noise_of
+from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
 from verify.ops.graph.rewrite import RULES
+from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run
 from verify.ops.precision import arb_bits

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from verify.measure.judge import judge_result
 from verify.ops.graph.like import like_op
-from verify.ops.graph.noise import Noise, Rounding, noise_of
+from verify.ops.graph.noise import Noise, noise_of
+from verify.ops.graph.rounding import Rounding
 from verify.ops.op import Problem
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
@@ -166,6 +167,18 @@ def test_sampled_noise_is_the_first_order_response_of_hand_written_steps(name: s
         assert ((ratio > 0.4) & (ratio < 1.6)).all()
         ratio = ratio.square().mean().sqrt()
     assert (ratio - 1).abs().max() < most, ratio
+
+
+@pytest.mark.parametrize("shape", [(1030, 1025), (3, 5, 70, 1025), (1_100_000,), (700_000, 2)])
+def test_long_tensors_have_the_noise_of_short_ones(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).float()
+    found = noise(lambda x: x.sin(), {"x": x}, runs=4).deviation
+    ratio = found / (x.double().sin().abs() * 2.0**-24 / math.sqrt(3))
+    assert abs(float(ratio.square().mean()) - 1) < 0.05
+    # no two elements of a row, or of a column, share their random numbers
+    rows = ratio.reshape(-1, shape[-1])
+    for line in (rows[0], rows[:, 0]):
+        assert len(line.unique()) > 0.99 * len(line)
 
 
 # -- steps that round nothing -------------------------------------------------------------------------------
@@ -396,6 +409,71 @@ def test_what_lies_between_operators_in_bfloat16_is_most_of_the_noise() -> None:
     expected = (squares @ v.square()).sqrt()
     ratio = _of_layers(torch.bfloat16) / expected
     assert 0.8 < float(ratio.square().mean().sqrt()) < 1.2 and bool(((ratio > 0.3) & (ratio < 2)).all())
+
+
+def test_what_a_selection_hands_on_is_stored_too() -> None:
+    """A softmax ends in a selection, which rounds nothing; its probabilities lie in memory in 16 bits all the same."""
+    x, v = drawn(4, 32).bfloat16(), drawn(32, 4, seed=2).bfloat16()
+    found = at_hand(lambda x, v: functional.softmax(x, -1) @ v, {"x": x, "v": v})
+    p = functional.softmax(x.double(), -1)
+    expected = ((p * 2.0**-8 / math.sqrt(3)).square() @ v.double().square()).sqrt()
+    assert found.noise is not None
+    ratio = found.noise / expected
+    assert 0.8 < float(ratio.square().mean().sqrt()) < 1.2
+    # of a number that was stored before, a selection stores nothing more
+    twice = at_hand(lambda x, v: functional.relu(functional.softmax(x, -1)) @ v, {"x": x, "v": v})
+    assert twice.noise is not None and 0.8 < float((twice.noise / expected).square().mean().sqrt()) < 1.2
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _as_flash_attention(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, low: torch.dtype) -> dict[str, Tensor]:
+    """Probabilities and their gradients are rounded before products, and the output as it is stored weighs the rows."""
+    q, k, v, dy = (each.float() for each in (q, k, v, dy))
+    c, apart = q.shape[-1] ** -0.5, torch.ones(q.shape[-2], k.shape[-2]).triu(1).bool()
+    scores = ((q @ k.mT) * c).masked_fill(apart, -math.inf)
+    weights = (scores - scores.amax(-1, True)).exp()
+    total = weights.sum(-1, True)
+    y = (weights.to(low).float() @ v) / total
+    p = (scores - scores.amax(-1, True) - total.log()).exp()
+    ds = (p * (dy @ v.mT - (dy * y.to(low).float()).sum(-1, True))).to(low).float()
+    return {"y": y, "dq": ds @ k * c, "dk": ds.mT @ q * c, "dv": p.to(low).float().mT @ dy}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 2, 48, 16), (97, 1, 2, 3)])
+def test_flash_attention_is_within_five_times_the_noise(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Its backward adds up in another order: where one key is all, a gradient of 0 is a rounding error in it."""
+    q, k, v, dy = (drawn(*shape, seed=seed).to(dtype) for seed in range(4))
+    got = _as_flash_attention(q, k, v, dy, dtype)
+    for name, x in got.items():
+        inputs = {"q": q, "k": k, "v": v}
+        upstream = None if name == "y" else dy
+        result = at_hand(_causal, inputs, result=name, upstream=upstream)
+        assert result.noise is not None
+        apart = (x.to(dtype).double() - result.value).abs()
+        half = result.value.abs() * torch.finfo(dtype).eps / 2
+        figure = ((apart - half).clamp(min=0) / (result.noise + result.value.abs() * 2.0**-25)).nan_to_num(0.0)
+        assert float(figure.max()) < 5, name
+        percent = ((0.01 * result.value.abs() - half).clamp(min=0) / result.noise).nan_to_num(0.0)
+        assert float(percent.max()) > (1e3 if dtype == torch.float32 else 1), name
+
+
+def test_scores_of_attention_are_stored_only_where_a_program_writes_them_down() -> None:
+    q, k, v = (3 * drawn(2, 2, 48, 16, seed=seed).bfloat16() for seed in range(3))
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        apart = torch.ones(q.shape[-2], k.shape[-2], device=q.device).triu(1).bool()
+        return functional.softmax((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(apart, -math.inf), -1) @ v
+
+    def projected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _causal(q * 0.7, k, v)
+
+    one, written, before = (at_hand(each, {"q": q, "k": k, "v": v}).noise for each in (_causal, by_hand, projected))
+    assert one is not None and written is not None and before is not None
+    assert all(float(each.square().mean() / one.square().mean()) > 1.5 for each in (written, before))
 
 
 def test_a_fused_kernel_has_float32_noise_and_tf32_has_more() -> None:

@@ -21,8 +21,9 @@ from verify.measure.judge import judge_result
 from verify.ops.graph import single
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.like import like_op
-from verify.ops.graph.noise import Rounding, noise_of
+from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
+from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.shapes import Shapes, sizes_within
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Run

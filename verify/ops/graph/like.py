@@ -23,8 +23,9 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.graph.answers import demand_answers, settled
 from verify.ops.graph.float64 import in_float64, narrowed
-from verify.ops.graph.noise import Noise, Rounding, noise_of
+from verify.ops.graph.noise import Noise, noise_of, sampled_again
 from verify.ops.graph.program import Program, trace
+from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
@@ -247,6 +248,7 @@ class _Like:
             integers=program.integers,
             settled=self.settled if program.integers else None,
             identity=functools.cache(lambda dims: self._identity(dims, known)),
+            deviation=self.deviation if sums else None,
         )
 
     def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
@@ -383,9 +385,7 @@ class _Like:
         with torch.no_grad():
             noise: dict[str, Noise] = {}
             if self.by_noise or program.decides:
-                stored = {} if self.fused else program.stored
-                rounding = Rounding.of(run, tf32=self.tf32, stored=stored)
-                noise, run.reach = noise_of(program, run, problem.results, rounding)
+                noise, run.reach = noise_of(program, run, problem.results, self._rounding(program, run))
             problem.cache["reach"] = program, run.reach
             run.reach = {} if self.by_noise else run.reach
             spans = program.spans(run, problem.results)
@@ -404,6 +404,15 @@ class _Like:
             found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
             found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
         return found
+
+    def _rounding(self, program: Program, run: Run) -> Rounding:
+        return Rounding.of(run, tf32=self.tf32, stored={} if self.fused else program.stored)
+
+    def deviation(self, problem: Problem, result: str) -> Tensor:
+        """Returns the noise of each element of a result, from more runs than `fast` takes."""
+        program, run = self.followed(problem)
+        with torch.no_grad():
+            return sampled_again(program, run, result, self._rounding(program, run))
 
     def _in_float64(self, problem: Problem) -> dict[str, Tensor]:
         values = [value for value in problem.inputs.values() if value is not None]

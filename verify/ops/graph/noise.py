@@ -7,9 +7,7 @@ of an element when every step of the definition is disturbed by one rounding of 
     noise.deviation    # one number for each element of y
     noise.spread       # how far decisions that fall within their own noise move it; None where there are none
 
-A rounding is a relative change, uniform within +-u. A sum of n terms with the sum T and the sum of squares Q has the
-variance (u^2 / 3) ((n + 1) (T^2 / 3 + Q / 6)): what adding one after the other makes, on average over all orders. It
-depends neither on the order nor on partial sums. Steps that only move or select numbers round nothing.
+`rounding` says how far one rounding of a step moves its numbers.
 
 The disturbances are far below the roundings that they stand for, so that the response is linear, and decisions stay
 as they are. Where a number decides that is within `NEAR` of its own noise of where the decision turns over, some more
@@ -21,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -29,46 +27,23 @@ from torch import Tensor
 
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Make, Program
-from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.reducing import Contract, Reduce
+from verify.ops.graph.rounding import Products, Rounding, deviation_of, unit_of
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import Plain, Run, Step
+from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
 
 NEAR = 8.0  # of its noise: so far a kernel's number may be from the exact one
 RUNS = 16
+_MORE_RUNS, _OTHER_SEED = 48, 1009  # before elements are called wrong
 _STEP = 2.0**-30  # of a disturbed number
-_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
-_LOWEST = {torch.float64: 2.0**-1022, torch.float16: 2.0**-14}  # the smallest normal numbers; 2^-126 of the others
-_TF32 = 2.0**-11  # the rounding of an operand of a product
-_COINS = (1 << 20) + 7  # random numbers that are drawn once; longer tensors have fresh ones
-_CONSTANT, _MOSTLY = 2.0**-20, 0.25  # of a sum's largest term: neighbours that differ by less; how many of them
+_COINS = (1 << 20) + 7  # random numbers that are drawn once
 _FLIPS = 16
 _FEW = 1 << 14  # elements of a result whose elements may move together
 _TIE = 2.0**-44  # of a number: an exact tie is broken by that much
 _ROOT3 = math.sqrt(3.0)
 _CHAOTIC = 1e-3  # noise of an element, relative to it, from which its response need not be linear
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What a kernel computes in: `unit` is half an ulp of it. `tf32` says that products round their operands to TF32.
-
-    `stored` maps id(step) to the 16-bit format in which the result of the step lies in memory before it is used.
-    """
-
-    unit: float = 2.0**-24
-    lowest: float = 2.0**-126
-    largest: float = 2.0**128
-    tf32: bool = False
-    stored: Mapping[int, torch.dtype] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: Run, *, tf32: bool = False, stored: Mapping[int, torch.dtype] | None = None) -> Rounding:
-        """Returns float64 for operands of float64, else float32."""
-        wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
-        kind = torch.float64 if wide else torch.float32
-        return cls(_unit(kind), _lowest(kind), math.inf if wide else 2.0**128, tf32 and not wide, stored or {})
 
 
 @dataclass(frozen=True)
@@ -84,14 +59,6 @@ class Noise:
     other: Tensor | None = None
     value: Tensor | None = None  # the result of the run that nothing disturbed
     together: float = 1.0  # the largest root mean square of a run's deviations in units of their own
-
-
-def _unit(kind: torch.dtype) -> float:
-    return 2.0 ** -_BITS[kind]
-
-
-def _lowest(kind: torch.dtype) -> float:
-    return _LOWEST.get(kind, 2.0**-126)
 
 
 def noise_of(
@@ -112,6 +79,15 @@ def noise_of(
     return found, sampled.reaches()
 
 
+def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> Tensor:
+    """Returns the deviation of a result from 48 other runs: of so many, an element's own is off by a tenth."""
+    sampled = _Samples(program, run, [result], format)
+    sampled.sample(_MORE_RUNS, _OTHER_SEED, _STEP / format.unit)
+    if sampled.is_chaotic():
+        sampled.sample(_MORE_RUNS // 2, _OTHER_SEED + 1, 1.0)
+    return sampled.deviation(result)
+
+
 class _Samples:
     """One base run of a program, and disturbed ones beside it."""
 
@@ -120,11 +96,14 @@ class _Samples:
         self.asked = list(wanted)  # integers among them, whose decisions are looked at too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
+        self.ends, self.weighed = self._ends(), self._weighed()
+        self.inner: dict[int, Products] = {}  # by step of `weighed`, until they are summed
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         self.deciding = {id(each) for step in self.steps if decides(step) for each in step.inputs if each.real}
         self.held: dict[int, Tensor] = {}  # by step: what was decided, and the numbers that decided it
         self.roundings: dict[int, Tensor | float] = {}  # by step: its deviation, or how much of its size that is
-        self.stored: dict[int, Tensor] = {}  # by step that is stored: the elements which its format rounds
+        self.stored: dict[int, Tensor] = {}  # by result that is stored: the elements which its format rounds
+        self.kept: set[int] = set()  # the steps whose numbers are of the 16-bit format before anything stores them
         self.squares: dict[int, Tensor] = {}  # summed over runs, of how far numbers moved: by step, of `held`
         self.runs = 0
         self.coins: Tensor | None = None
@@ -135,16 +114,94 @@ class _Samples:
         found = self.program.values(self.run, self.asked, make)
         return {name: found[name] for name in self.wanted}
 
+    def _ends(self) -> set[int]:
+        """The steps whose numbers are results, moved at most."""
+        found = {id(self.program.results[name]) for name in self.asked}
+        for step in reversed(self.steps):
+            if isinstance(step, Move) and id(step) in found:
+                found.update(id(each) for each in step.inputs)
+        return found
+
     def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         value = step.value(self.run, given)
         deviation = deviation_of(step, self.run, value, given, self.format)
+        again = self._summed_again(step, given, deviation)
+        if again is not None:
+            deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
         if deviation is not None:
             self.roundings[id(step)] = deviation
         if decides(step) or (id(step) in self.deciding and step.real):
             self.held[id(step)] = value
-        if id(step) in self.format.stored and deviation is not None:
-            self.stored[id(step)] = value.to(self.format.stored[id(step)]).to(value.dtype) != value
+        if id(step) in self.format.stored:
+            if deviation is not None or not self._is_kept(step):
+                self._store(step, value, deviation)
+            self.kept.add(id(step))
+        elif deviation is None and self._is_kept(step):
+            self.kept.add(id(step))
         return value, value
+
+    def _summed_again(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
+        """Returns how far a weighted sum of inner products moves when its terms are added in another order.
+
+        The sum over j of p_j (a . b_j) is a . (sum of p_j b_j): the backward of attention has either. Where p is one 1
+        among zeros, the first repeats numbers that are known, and the second rounds. What the second has in brackets is
+        the output of attention, which a kernel stores in 16 bits.
+        """
+        place = next((n for n, each in enumerate(step.inputs) if id(each) in self.inner), None)
+        if id(step) not in self.weighed:
+            return None
+        if isinstance(step, Contract) and isinstance(deviation, Tensor):
+            self.inner[id(step)] = Products(
+                deviation, given[0], given[1], next(iter(self.format.stored.values()), None)
+            )
+        elif place is None:
+            return None
+        elif isinstance(step, Move):
+            products = self.inner[id(step.inputs[0])]
+            self.inner[id(step)] = replace(products, deviation=step.value(self.run, [products.deviation]))
+        elif isinstance(step, Map):
+            self.inner[id(step)] = self.inner.pop(id(step.inputs[place])).weighed(given[1 - place])
+        elif isinstance(step, Reduce):
+            products = self.inner.pop(id(step.inputs[0]))
+            squares = products.deviation.square().sum(step.dims, step.keep)
+            if products.stored is not None and squares.numel() == products.stored.numel():
+                squares = squares + products.stored.reshape(squares.shape)
+            return squares.sqrt()
+        return None
+
+    def _weighed(self) -> set[int]:
+        """The steps between inner products and weighted sums of them: a product, what moves its factors, the sum."""
+        found: set[int] = set()
+        for step in self.steps:
+            if not (isinstance(step, Reduce) and step.function == "sum" and step.dims):
+                continue
+            product = step.inputs[0]
+            if isinstance(product, Map) and product.function == "multiply":
+                for factor in product.inputs:
+                    way = [factor]
+                    while isinstance(way[-1], Move) and len(way[-1].inputs) == 1:
+                        way.append(way[-1].inputs[0])
+                    if isinstance(way[-1], Contract):
+                        found.update(map(id, (step, product, *way)))
+                        break
+        return found
+
+    def _is_kept(self, step: Step) -> bool:
+        """True if a step that rounds nothing is given numbers of the 16-bit format alone."""
+        return all(isinstance(each, Leaf | Plain) or id(each) in self.kept for each in step.inputs if each.real)
+
+    def _store(self, step: Step, value: Tensor, deviation: Tensor | float | None) -> None:
+        """Adds the rounding to the format that a step is stored in, of the elements which that format has not."""
+        format = self.format.stored[id(step)]
+        rounded = value.to(format).to(value.dtype) != value
+        if id(step) in self.ends:
+            self.stored[id(step)] = rounded
+        else:  # the number is seen stored alone: both roundings are one
+            stored = (value.abs() * (unit_of(format) / _ROOT3)).masked_fill(~rounded, 0.0)
+            if deviation is not None:
+                first = value.abs() * deviation if isinstance(deviation, float) else deviation
+                stored = torch.hypot(first, stored).nan_to_num(0.0, 0.0, 0.0)
+            self.roundings[id(step)] = stored
 
     def sample(self, runs: int, seed: int, shrink: float) -> None:
         """Adds the deviations of some disturbed runs; roundings are multiplied by `shrink` while they run."""
@@ -189,7 +246,7 @@ class _Samples:
             value = torch.addcmul(value, deviation, self._tossed(value), value=self.shrink * _ROOT3)
         if id(step) not in self.stored:
             return value, value
-        unit = _unit(self.format.stored[id(step)]) * self.shrink
+        unit = unit_of(self.format.stored[id(step)]) * self.shrink
         moved = torch.addcmul(value, value, self._tossed(value), value=unit)
         return value, torch.where(self.stored[id(step)], moved, value)
 
@@ -205,14 +262,26 @@ class _Samples:
         return step.value(self.run, given)
 
     def _tossed(self, like: Tensor) -> Tensor:
-        """Returns numbers within +-1 of the shape of a tensor: a stretch of those that were drawn once."""
+        """Returns numbers within +-1 of the shape of a tensor: a stretch of those that were drawn once.
+
+        A long tensor reads overlapping stretches, one for each of its rows. Sums of a row or of a column meet each
+        number once. Sums of everything meet it several times, which adds little: their own noise is far larger.
+        """
         assert self.coins is not None
         count = like.numel()
-        if count > _COINS // 2:
+        if count <= _COINS // 2:
+            start = self.random.randrange(_COINS - count)
+            return self.coins[start : start + count].view(like.shape)
+        row, start = like.shape[-1], self.random.randrange(_COINS // 8)
+        apart = (_COINS - start - row) // (count // row) if row else 0
+        if apart < 1:  # very long rows, or very many
             fresh = torch.rand(like.shape, dtype=torch.float64, device=like.device, generator=self.generator)
             return fresh * 2 - 1
-        start = self.random.randrange(_COINS - count)
-        return self.coins[start : start + count].view(like.shape)
+        strides, size = [1], apart - (apart % 2 == 0)
+        for length in reversed(like.shape[1:-1]):
+            strides.insert(0, size)
+            size *= length
+        return self.coins.as_strided(like.shape, [size, *strides], start)
 
     def _apart(self, step: Step) -> Tensor:
         return self.held[id(step.inputs[0])] - self.held[id(step.inputs[1])]
@@ -385,96 +454,6 @@ _QUOTIENTS, _REMAINS = ("floor quotient", "trunc quotient"), ("remainder", "fmod
 
 def _compares(step: Step) -> bool:
     return isinstance(step, Map) and step.function in _COMPARISONS and step.inputs[0].real
-
-
-def deviation_of(
-    step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
-) -> Tensor | float | None:
-    """Returns the deviation of a step's rounding: of each element, or as a part of its size; None if it is exact."""
-    if isinstance(step, Map):
-        if not step.rounds or _is_exact(step, run):
-            return None
-        size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
-        return _once(value, size, format)
-    if isinstance(step, Contract):
-        a, b = given
-        squares = (a * a) @ (b * b)
-        zeros = bool((a == 0).any()) or bool((b == 0).any())
-        count = (
-            (a != 0).double() @ (b != 0).double() if zeros else torch.tensor(float(a.shape[-1]), dtype=torch.float64)
-        )
-        found = _of_sum(value, squares, count.to(value.device), format, products=True)
-        return (found * found + squares * (2 * _TF32**2 / 3)).sqrt() if format.tf32 else found
-    if isinstance(step, Running):
-        [a] = given
-        squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
-        return _of_sum(value, squares, count, format)
-    if isinstance(step, Spread):
-        squares, count = step.value(run, [a * a for a in given]), step.value(run, [(a != 0).double() for a in given])
-        return _of_sum(value, squares, count, format)
-    if isinstance(step, Reduce) and step.function == "sum" and step.dims:
-        return _of_reduction(step, value, given[0], format)
-    if isinstance(step, Reduce) and step.function == "product":
-        return format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
-    return None
-
-
-# A gradient takes these slopes from the saved output y, as y (1 - y) and 1 - y y, where y is near 1 too.
-_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sigmoid slope": lambda x, slope: torch.maximum(slope.abs(), torch.sigmoid(x) ** 2),
-    "sech squared": lambda x, slope: torch.maximum(slope.abs(), 2 * torch.tanh(x) ** 2),
-}
-
-
-def _once(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | None:
-    """One rounding, of a `size`, of each element that is no float32 number; below the normal ones a flush to zero."""
-    part = format.unit / _ROOT3
-    exact = (value.to(torch.float32).to(torch.float64) == value) | ~torch.isfinite(value)
-    low = ~exact & (size < format.lowest)
-    if not bool(exact.any()) and not bool(low.any()) and bool((size == value.abs()).all()):
-        return part
-    if bool(exact.all()):
-        return None
-    return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
-
-
-def _is_exact(step: Map, run: Run) -> bool:
-    """True for a product with, or a quotient by, powers of two."""
-    if step.function not in ("multiply", "divide"):
-        return False
-    for each in step.inputs[1:] if step.function == "divide" else step.inputs:
-        if (
-            isinstance(each, Plain)
-            and not each.of
-            and bool((torch.frexp(run.fixed(each).abs().double())[0] == 0.5).all())
-        ):
-            return True
-    return False
-
-
-def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, products: bool = False) -> Tensor:
-    """The deviation of a sum of `count` terms that are not 0, of which the first of a plain sum is only copied."""
-    variance = (count + 1) * (total * total / 3 + squares / 6)
-    if not products:
-        variance = variance - squares / count.clamp(min=1)
-    variance = variance.clamp(min=0) * format.unit**2
-    # terms below the normal numbers may each be flushed to zero; the largest float64 square of them is 0 too
-    low = (squares <= count * format.lowest**2) & (count > 0)
-    variance = torch.where(low, variance + count * format.lowest**2, variance)
-    return (variance.sqrt() / _ROOT3).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _of_reduction(step: Reduce, total: Tensor, a: Tensor, format: Rounding) -> Tensor | None:
-    dims, keep = step.dims, step.keep
-    if bool((a == a.round()).all()) and float(a.abs().sum()) < 1 / format.unit:
-        return None  # counting is exact
-    count = (a != 0).double().sum(dims, keep)
-    found = _of_sum(total, (a * a).sum(dims, keep), count, format)
-    # neighbours that are equal are rounded in one direction, until the sum's next power of two
-    change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True)
-    equal = change.double().sum(dims, keep) / max(change.numel() // max(total.numel(), 1), 1)
-    together = (total.abs() * count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
-    return torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
 
 
 def _averaged(step: Map) -> list[int]:

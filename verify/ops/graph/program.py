@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -332,13 +332,14 @@ def trace(
             results[name] = next(steps)
     integers = tuple(label for label, value in zip(labels, plain, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
-    stored = _stored(recorder, rewriter, real)
+    ordered = _in_order(results.values())
+    stored = _stored(recorder, rewriter, real, ordered)
     typed = real.asked or real.main.itemsize == 2
     recorded = recorder.nodes, ends
-    return Program(_in_order(results.values()), results, names_of_leaves, {}, integers, typed, stored, recorded)
+    return Program(ordered, results, names_of_leaves, {}, integers, typed, stored, recorded)
 
 
-def _stored(recorder: Recorder, rewriter: Rewriter, real: Real) -> dict[int, torch.dtype]:
+def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
     """Maps id(step) to the 16-bit type that eager PyTorch stores its result in.
 
     Where all numbers have one type, so have the gradients; else those of the function are known.
@@ -350,13 +351,49 @@ def _stored(recorder: Recorder, rewriter: Rewriter, real: Real) -> dict[int, tor
         returned = [
             (recorder.node(made), kind) for made, kind in real.made if kind.itemsize == 2 and isinstance(made, Traced)
         ]
-    found: dict[int, torch.dtype] = {}
-    for node, kind in returned:
+
+    def made_by(node: Node) -> Step | None:
         step = rewriter.known.get(node)
-        while isinstance(step, Move) and len(step.inputs) == 1:
-            step = step.inputs[0]
-        if isinstance(step, Step) and not isinstance(step, Leaf | Plain):
-            found[id(step)] = kind
+        step = _unmoved(step) if isinstance(step, Step) else None
+        return None if isinstance(step, Leaf | Plain) else step
+
+    found = {id(step): kind for node, kind in returned if (step := made_by(node))}
+    ours = {id(step) for made, _ in real.made if isinstance(made, Traced) and (step := made_by(recorder.node(made)))}
+    for made in real.attention:
+        step = made_by(recorder.node(made)) if isinstance(made, Traced) else None
+        if isinstance(step, Contract):
+            for fused in _within_attention(step, ours, steps):
+                found.pop(fused, None)
+    return found
+
+
+def _unmoved(step: Step) -> Step:
+    """The step whose numbers a step only moves."""
+    while isinstance(step, Move) and len(step.inputs) == 1:
+        step = step.inputs[0]
+    return step
+
+
+def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step]) -> set[int]:
+    """The steps of PyTorch's attention that no kernel stores in 16 bits, by their identity.
+
+    Kernels keep the scores and their gradient in float32. They round probabilities, and their gradient, before the
+    products with v, k and q, and round these products once, after the scale.
+    """
+    weights = _unmoved(y.inputs[0])
+    found: set[int] = set()
+    ahead = list(weights.inputs)
+    while ahead:
+        step = ahead.pop()
+        if id(step) not in ours and id(step) not in found:
+            found.add(id(step))
+            ahead.extend(step.inputs)
+    for step in steps:
+        if isinstance(step, Map) and step.function == "multiply":
+            a, b = map(_unmoved, step.inputs)
+            scaled = next((x for x, by in ((a, b), (b, a)) if isinstance(by, Plain) or by is weights), None)
+            if isinstance(scaled, Contract) and id(scaled) not in ours:
+                found.add(id(scaled))
     return found
 
 

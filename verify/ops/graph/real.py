@@ -31,6 +31,7 @@ class Real(TorchFunctionMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.main, self.asked = main, False
         self.made: list[tuple[Tensor, torch.dtype]] = []  # what functions returned, and the type that it has
+        self.attention: list[Tensor] = []  # what PyTorch's own attention returned
 
     def __enter__(self) -> Any:
         self.before = torch.get_default_dtype()
@@ -95,7 +96,10 @@ class Real(TorchFunctionMode):
         kwargs = {key: each if key == "out" else _as_real(each) for key, each in kwargs.items()}
         name = name.removeprefix("linalg_")
         ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional, torch.linalg))
-        return (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
+        made = (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
+        if ours and name == "scaled_dot_product_attention":
+            self.attention.append(made)
+        return made
 
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]

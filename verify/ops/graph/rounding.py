@@ -1,0 +1,167 @@
+"""How far one rounding of a step moves its numbers: the deviation of each element, by the kind of the step.
+
+A rounding is a relative change, uniform within +-u. A sum of n terms with the sum T and the sum of squares Q has the
+variance (u^2 / 3) ((n + 1) (T^2 / 3 + Q / 6)): what adding one after the other makes, on average over all orders. It
+depends neither on the order nor on partial sums. Steps that only move or select numbers round nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from verify.ops.graph.elementwise import Map
+from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.steps import Plain, Run, Step
+
+_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+_LOWEST = {torch.float64: 2.0**-1022, torch.float16: 2.0**-14}  # the smallest normal numbers; 2^-126 of the others
+_TF32 = 2.0**-11  # the rounding of an operand of a product
+_CONSTANT, _MOSTLY = 2.0**-20, 0.25  # of a sum's largest term: neighbours that differ by less; how many of them
+_ROOT3 = math.sqrt(3.0)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What a kernel computes in: `unit` is half an ulp of it. `tf32` says that products round their operands to TF32.
+
+    `stored` maps id(step) to the 16-bit format in which the result of the step lies in memory before it is used.
+    """
+
+    unit: float = 2.0**-24
+    lowest: float = 2.0**-126
+    largest: float = 2.0**128
+    tf32: bool = False
+    stored: Mapping[int, torch.dtype] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run, *, tf32: bool = False, stored: Mapping[int, torch.dtype] | None = None) -> Rounding:
+        """Returns float64 for operands of float64, else float32."""
+        wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
+        kind = torch.float64 if wide else torch.float32
+        return cls(unit_of(kind), _lowest(kind), math.inf if wide else 2.0**128, tf32 and not wide, stored or {})
+
+
+def unit_of(kind: torch.dtype) -> float:
+    return 2.0 ** -_BITS[kind]
+
+
+def _lowest(kind: torch.dtype) -> float:
+    return _LOWEST.get(kind, 2.0**-126)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products on their way into a weighted sum: their deviations, and the factors a and b of a @ b.
+
+    `kind` is the 16-bit format that numbers are stored in. `stored` is the square of how far the sum moves when a
+    kernel stores the weighted sum of the columns of b, for each row.
+    """
+
+    deviation: Tensor
+    a: Tensor
+    b: Tensor
+    kind: torch.dtype | None
+    stored: Tensor | None = None
+
+    def weighed(self, by: Tensor) -> Products:
+        stored = None
+        shape = torch.Size((*self.a.shape[:-1], self.b.shape[-1]))
+        if self.kind is not None and self.deviation.is_contiguous() and by.numel() == shape.numel():
+            unit = unit_of(self.kind) / _ROOT3
+            stored = (self.a * (by.reshape(shape) @ self.b.mT)).square().sum(-1) * unit**2
+        return Products(self.deviation * by.abs(), self.a, self.b, self.kind, stored)
+
+
+def deviation_of(
+    step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
+) -> Tensor | float | None:
+    """Returns the deviation of a step's rounding: of each element, or as a part of its size; None if it is exact."""
+    if isinstance(step, Map):
+        if not step.rounds or _is_exact(step, run):
+            return None
+        size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
+        return _once(value, size, format)
+    if isinstance(step, Contract):
+        a, b = given
+        squares = (a * a) @ (b * b)
+        zeros = bool((a == 0).any()) or bool((b == 0).any())
+        count = (
+            (a != 0).double() @ (b != 0).double() if zeros else torch.tensor(float(a.shape[-1]), dtype=torch.float64)
+        )
+        found = _of_sum(value, squares, count.to(value.device), format, products=True)
+        return (found * found + squares * (2 * _TF32**2 / 3)).sqrt() if format.tf32 else found
+    if isinstance(step, Running):
+        [a] = given
+        squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
+        return _of_sum(value, squares, count, format)
+    if isinstance(step, Spread):
+        squares, count = step.value(run, [a * a for a in given]), step.value(run, [(a != 0).double() for a in given])
+        return _of_sum(value, squares, count, format)
+    if isinstance(step, Reduce) and step.function == "sum" and step.dims:
+        return _of_reduction(step, value, given[0], format)
+    if isinstance(step, Reduce) and step.function == "product":
+        return format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
+    return None
+
+
+# A gradient takes these slopes from the saved output y, as y (1 - y) and 1 - y y, where y is near 1 too.
+_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sigmoid slope": lambda x, slope: torch.maximum(slope.abs(), torch.sigmoid(x) ** 2),
+    "sech squared": lambda x, slope: torch.maximum(slope.abs(), 2 * torch.tanh(x) ** 2),
+}
+
+
+def _once(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | None:
+    """One rounding, of a `size`, of each element that is no float32 number; below the normal ones a flush to zero."""
+    part = format.unit / _ROOT3
+    exact = (value.to(torch.float32).to(torch.float64) == value) | ~torch.isfinite(value)
+    low = ~exact & (size < format.lowest)
+    if not bool(exact.any()) and not bool(low.any()) and bool((size == value.abs()).all()):
+        return part
+    if bool(exact.all()):
+        return None
+    return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
+
+
+def _is_exact(step: Map, run: Run) -> bool:
+    """True for a product with, or a quotient by, powers of two."""
+    if step.function not in ("multiply", "divide"):
+        return False
+    for each in step.inputs[1:] if step.function == "divide" else step.inputs:
+        if (
+            isinstance(each, Plain)
+            and not each.of
+            and bool((torch.frexp(run.fixed(each).abs().double())[0] == 0.5).all())
+        ):
+            return True
+    return False
+
+
+def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, products: bool = False) -> Tensor:
+    """The deviation of a sum of `count` terms that are not 0, of which the first of a plain sum is only copied."""
+    variance = (count + 1) * (total * total / 3 + squares / 6)
+    if not products:
+        variance = variance - squares / count.clamp(min=1)
+    variance = variance.clamp(min=0) * format.unit**2
+    # terms below the normal numbers may each be flushed to zero; the largest float64 square of them is 0 too
+    low = (squares <= count * format.lowest**2) & (count > 0)
+    variance = torch.where(low, variance + count * format.lowest**2, variance)
+    return (variance.sqrt() / _ROOT3).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _of_reduction(step: Reduce, total: Tensor, a: Tensor, format: Rounding) -> Tensor | None:
+    dims, keep = step.dims, step.keep
+    if bool((a == a.round()).all()) and float(a.abs().sum()) < 1 / format.unit:
+        return None  # counting is exact
+    count = (a != 0).double().sum(dims, keep)
+    found = _of_sum(total, (a * a).sum(dims, keep), count, format)
+    # neighbours that are equal are rounded in one direction, until the sum's next power of two
+    change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True)
+    equal = change.double().sum(dims, keep) / max(change.numel() // max(total.numel(), 1), 1)
+    together = (total.abs() * count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
+    return torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
