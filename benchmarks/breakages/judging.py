@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots as named_errors
-from verify.measure.judge import judge_result
+from verify.measure.judge import judge_result, with_noise_again
 from verify.measure.result import FEWEST, check_limit
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Problem
@@ -68,10 +68,9 @@ def judge(
             {"sample": 0, "keep": 1, "open_limit": 16, "rounds": 1},
         )
         floor = kernel.noise_floor(dtype, result)
+        truth = with_noise_again(kernel.op, problem, result, got, truths[result], fmt)
         for effort in efforts:
-            judged = judge_result(
-                kernel.op, problem, result, got, truths[result], fmt, policy=Policy(), floor=floor, **effort
-            )
+            judged = judge_result(kernel.op, problem, result, got, truth, fmt, policy=Policy(), floor=floor, **effort)
             checked = check_limit(kernel, dtype, result, {("", ORDINARY): judged.tallies[0]}, trivial[result])
             if checked.status != "undecided":
                 break

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.breakages.findings import finding_of, shown_nowhere
 from benchmarks.breakages.measure import BREAKAGES, INPUTS, Measured, Outcome
 
 ENOUGH = 0.98  # of the honest kernels have to pass
@@ -18,6 +19,8 @@ class Summary:
     passed: broken kernels that pass on ordinary inputs. blind: those of them that are named as blind spots.
     zeros: programs and inputs on which zeros pass.
     failed: honest kernels that fail. errors: programs that could not be measured.
+    findings: results of PyTorch's kernels that fail by a fault which findings.py names, by their cause; they are not
+    among the honest ones. stale: causes that nothing measured shows.
     """
 
     programs: int
@@ -28,6 +31,8 @@ class Summary:
     zeros: Sequence[str]
     failed: Sequence[str]
     errors: Sequence[str]
+    findings: Mapping[str, Sequence[str]]
+    stale: Sequence[str]
 
     @property
     def share(self) -> float:
@@ -37,7 +42,7 @@ class Summary:
     @property
     def separates(self) -> bool:
         """True if no broken kernel passes, no zeros do, and nearly all honest ones do."""
-        found_none = not (self.passed or self.zeros or self.errors)
+        found_none = not (self.passed or self.zeros or self.errors or self.stale)
         return found_none and self.broken > 0 and self.share >= ENOUGH
 
     def lines(self) -> Iterator[str]:
@@ -46,6 +51,11 @@ class Summary:
         yield f"{len(self.passed)} broken kernels pass on ordinary inputs; none may"
         yield f"{len(self.blind)} more pass that are named as blind spots"
         yield f"zeros pass for {len(self.zeros)} programs and kinds of inputs; they may pass nowhere"
+        known = sum(map(len, self.findings.values()))
+        if known:
+            share = 1 - (len(self.failed) + known) / (self.honest + known)
+            yield f"{known} more of PyTorch's kernels fail by a fault that is known; with them {share:.1%} pass"
+        yield from (f"a finding that nothing shows: {text}" for text in self.stale)
         yield from (f"not measured: {text}" for text in self.errors)
         yield "The limits separate them." if self.separates else "The limits do not separate them."
 
@@ -56,9 +66,17 @@ def summary(measured: Sequence[Measured], blind: Collection[str] = ()) -> Summar
         (f"{each.program}: {one.name}", one.below_noise or one.name in each.blind) for each, one in _slipped(measured)
     ]
     named = [text for text, known in slipped if known or text in blind]
+    failed: list[str] = []
+    findings: dict[str, list[str]] = {}
+    for each in measured:
+        for one in each.honest:
+            if not one.passes:
+                finding = finding_of(each, one)
+                some = findings.setdefault(finding.cause, []) if finding else failed
+                some.append(f"{each.program}, {one.inputs}: {one.name}, {shown(one.figure)}")
     return Summary(
         programs=len(measured),
-        honest=sum(len(each.honest) for each in measured),
+        honest=sum(len(each.honest) for each in measured) - sum(map(len, findings.values())),
         broken=sum(len(each.broken) for each in measured),
         passed=[text for text, _ in slipped if text not in named],
         blind=named,
@@ -68,13 +86,10 @@ def summary(measured: Sequence[Measured], blind: Collection[str] = ()) -> Summar
             for one in each.broken
             if one.breakage == "zeros" and one.passes
         ],
-        failed=[
-            f"{each.program}, {one.inputs}: {one.name}, {shown(one.figure)}"
-            for each in measured
-            for one in each.honest
-            if not one.passes
-        ],
+        failed=failed,
         errors=[f"{each.program}: {each.error}" for each in measured if each.error],
+        findings=findings,
+        stale=list(dict.fromkeys(each.cause for each in shown_nowhere(measured))),
     )
 
 
@@ -102,6 +117,8 @@ def tables(measured: Sequence[Measured], blind: Collection[str] = ()) -> str:
             *_of_programs(measured),
             "",
             *_slips(measured, summary(measured, blind).blind),
+            "",
+            *_findings(summary(measured, blind).findings),
             "",
             _verdict(measured, blind),
         ]
@@ -160,4 +177,12 @@ def _slips(measured: Sequence[Measured], blind: Collection[str]) -> Iterator[str
         text = f"{each.program}: {one.name}"
         yield f"- {text} ({shown(one.figure)})" + (", a named blind spot" if text in blind else "")
     if not found:
+        yield "- none"
+
+
+def _findings(findings: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    yield "Faults of PyTorch's own kernels, and how many of their results each explains:"
+    yield ""
+    yield from (f"- {cause}: {len(some)}" for cause, some in findings.items())
+    if not findings:
         yield "- none"
