@@ -1,35 +1,27 @@
-"""`verify explain`: which step of a kernel's computation makes how much of the error of one element."""
+"""`verify explain`: shows what rounding each step of a computation does to one element."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, replay, sinks
 from verify.truth.figure import UNIT, shown, signed
 
 if TYPE_CHECKING:
-    from verify.diagnose.requests import Explanation, Other
-
-_KINDS = {
-    "cast": "rounding of the inputs",
-    "arithmetic": "arithmetic",
-    "intrinsic": "intrinsic functions",
-    "accumulation": "accumulation",
-    "output": "rounding of the output",
-}
+    from verify.diagnose.requests import Explanation
 
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "explain",
-        help="divide the error of one element among the steps of its computation",
-        description="Find the way in which a kernel computes, among those that are common for its op, by comparing "
-        "bits; then divide the error of one element among its steps. Takes the arguments of a replay command as they "
-        "are. Without --index: the worst element of the result; without a case: the worst of the record in --run. "
-        "This is a report and no verdict: the exit code is 0 whatever the error is.",
+        help="show which step of the computation makes the error of one element",
+        description="Show what rounding each step of a computation does to one element. The steps are those of the "
+        "kernel, if it is written in PyTorch and runs on a CPU, else those of the PyTorch function that it is judged "
+        "against. Takes the arguments of a replay command as they are. Without --index: the worst element of the "
+        "result; without a case: the worst of the record in --run. This is a report and no verdict: the exit code is "
+        "0 whatever the error is.",
         examples=(
             "verify explain --run run.json",
             "verify explain my_gelu --run run.json --result dx --regime tail",
@@ -103,75 +95,36 @@ def lines_of(found: Explanation) -> list[str]:
     ]
     if found.sensitivity is not None:
         lines.append(f"  input     half an ulp of x moves the exact result by {_plain(found.sensitivity)} ULP")
-    lines += ["", *_model(found)]
-    if found.baseline_same == found.compared:
-        lines.append(f"same bits as PyTorch's own kernel in all {found.compared:,}")
-    elif found.baseline_same is not None:
-        lines.append(f"same bits as PyTorch's own kernel in {found.baseline_same:,} of {found.compared:,}")
-    if found.stages:
-        lines += ["", *_stages(found, unit)]
-    if found.others:
-        lines += ["", "the program here" if found.program else "other formulas here"]
-        lines += [f"  {_figure(other.error):>12}{unit}  {_other(other, found)}" for other in found.others]
+    if found.steps:
+        whose = "the kernel" if found.owner == "kernel" else "the definition"
+        lines += ["", f"what rounding one step of {whose} does:", "", *_steps(found), "", *_wholes(found, whose, unit)]
     lines += ["", f"cause: {found.cause}"]
     return lines
 
 
-def _model(found: Explanation) -> list[str]:
-    if found.status == "unknown" and found.program:
-        return [
-            "no formula that it follows is known here; what rounding one step of the program does:",
-            "",
-            *_program(found),
-        ]
-    if found.status == "unknown":
-        return ["no way to compute this is known here; what is above holds for any kernel"]
-    share = f"{found.same:,} of {found.compared:,} elements"
-    if found.status == "matches":
-        alike = f" (as {found.alike} more)" if found.alike else ""
-        return [f"same bits in all {found.compared:,} elements compared: {found.model}{alike}"]
-    if found.status == "nearest":
-        return [f"no known way gives the same bits everywhere; same bits here and in {share}: {found.model}"]
-    return [f"no known way gives these bits, here and in nearly all others; the nearest, in {share}: {found.model}"]
-
-
-def _program(found: Explanation) -> list[str]:
-    formats = list(found.program[0].moves)
+def _steps(found: Explanation) -> list[str]:
+    formats = list(found.steps[0].moves)
     width, digits = (
-        max(len(each) for each in of) for of in zip(*((s.text, s.value) for s in found.program), strict=True)
+        max(len(each) for each in of) for of in zip(*((s.text, s.value) for s in found.steps), strict=True)
     )
     head = "".join(f"  {'in ' + name + ', ULP':>18}" for name in formats)
     lines = [f"  {'step':<{width}}  {'value':>{digits}}{head}"]
-    for step in found.program:
+    for step in found.steps:
         moves = "".join(f"  {_figure(step.moves[name]):>18}" for name in formats)
         lines.append(f"  {step.text:<{width}}  {step.value:>{digits}}{moves}")
     return lines
 
 
-def _stages(found: Explanation, unit: str) -> list[str]:
-    stages = found.stages
-    width = max(len(stage.text) for stage in stages)
-    digits = max(len(stage.value) for stage in stages)
-    lines = [f"  {'step':<{width}}  {'value':>{digits}}  {'off by, ulp':>11}  {'effect, ' + unit.strip():>20}"]
-    for stage in stages:
-        lost = "" if stage.lost_bits is None or not float(stage.lost_bits) >= 1 else _lost(stage.lost_bits)
-        off = "" if stage.off is None else f"{float(stage.off):+.3g}"
-        effect = "" if math.isnan(float(stage.effect)) else _figure(stage.effect)
-        lines.append(f"  {stage.text:<{width}}  {stage.value:>{digits}}  {off:>11}  {effect:>20}{lost}".rstrip())
+def _wholes(found: Explanation, whose: str, unit: str) -> list[str]:
+    """The error with no step rounded, where it is not zero by definition, and with every step rounded."""
+    lines = [f"{whose} as a whole"]
     if found.formula is not None:
-        lines.append("")
-        lines += [f"  {_KINDS[kind]:<24} {_figure(value):>14}{unit}" for kind, value in found.kinds.items()]
-        lines.append(f"  {'the formula itself':<24} {_figure(found.formula):>14}{unit}")
+        lines.append(f"  {_figure(found.formula):>12}{unit}  no step rounded")
+    for whole in found.wholes:
+        same = f"same bits in {whole.same:,} of {found.compared:,}"
+        text = f"every step rounded to {whole.format}, each sum once: {same}"
+        lines.append(f"  {_figure(whole.error):>12}{unit}  {text}")
     return lines
-
-
-def _other(other: Other, found: Explanation) -> str:
-    return f"{other.name}: same bits in {other.same:,} of {found.compared:,}" if found.program else other.name
-
-
-def _lost(bits: Any) -> str:
-    value = float(bits)
-    return "  cancels every bit" if math.isinf(value) else f"  cancels {value:.0f} bit{'s' if value >= 1.5 else ''}"
 
 
 def _figure(value: Any) -> str:

@@ -82,51 +82,34 @@ class ReplayLaw(Request[LawReplayed], frozen=True, tag="law"):
     shrink: bool = False
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """One step of the way that gives the kernel's bits. `effect` is its share of the error, in the judged ULP."""
-
-    text: str
-    kind: str
-    value: str
-    off: Number | None  # how far the step's own result is from exact, in ulps of its format
-    effect: Number
-    lost_bits: Number | None
-
-
-class Other(msgspec.Struct, frozen=True):
-    """Another formula at the same element: its error, and how often it gives the kernel's bits."""
-
-    name: str
-    error: Number
-    same: int
-
-
 class Rounded(msgspec.Struct, frozen=True):
-    """One step of a PyTorch function's program, and by how much the element moves where it alone is rounded."""
+    """One step of a program, and by how much the element moves if that step alone is rounded."""
 
     text: str
     value: str
     moves: dict[str, Number]  # in the judged ULP, by the format that the step is rounded to
 
 
+class Whole(msgspec.Struct, frozen=True):
+    """A program with every step rounded to one format: its error here, and how often it has the kernel's bits."""
+
+    format: str
+    error: Number
+    same: int
+
+
 class Explanation(msgspec.Struct, frozen=True):
-    """The error of one element, divided."""
+    """The error of one element, divided among the steps of a program. Without steps only `cause` says why."""
 
     replay: Replay
-    status: Literal["matches", "nearest", "unlike", "unknown"]
-    model: str
-    same: int
-    compared: int
-    baseline_same: int | None  # elements in which PyTorch's own kernel gives the same bits
-    alike: int  # further ways of writing it that give the same bits everywhere
     least: Number  # error of the correctly rounded result
     sensitivity: Number | None  # by how much half an ulp of x moves the result
-    formula: Number | None
-    stages: list[Stage]
-    kinds: dict[str, Number]
     cause: str
-    others: list[Other]
-    program: list[Rounded] = []
+    owner: Literal["kernel", "definition"] = "definition"  # whose program it is
+    steps: list[Rounded] = []
+    formula: Number | None = None  # how far the kernel's program is off with no step rounded
+    wholes: list[Whole] = []
+    compared: int = 0  # elements whose bits were compared
 
 
 class Explain(Request[Explanation], frozen=True, tag="explain"):

@@ -7,7 +7,7 @@ an operand is infinite: a program has NaN there, or none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -35,18 +35,9 @@ def by_program(op: Op, summed: Sequence[str] = ()) -> Op:
     def program(
         params: tuple[tuple[str, Any], ...], shapes: tuple[tuple[str, Shape], ...], gradients: tuple[str, ...]
     ) -> Program:
-        names = [name for name, _ in shapes]
-
-        def function(*values: Tensor) -> Any:
-            given = dict(zip(names, values, strict=True))
-            return op.baseline(*(given.get(operand.name) for operand in op.operands), **dict(params))
-
-        return trace(
-            function,
-            {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes},
-            outputs=op.outputs,
-            differentiable=gradients,
-        )
+        examples = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes}
+        baseline = _baseline_on(op, list(examples), dict(params))
+        return trace(baseline, examples, outputs=op.outputs, differentiable=gradients)
 
     def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         own = op.points(problem, result, indices)
@@ -56,21 +47,54 @@ def by_program(op: Op, summed: Sequence[str] = ()) -> Op:
     return replace(op, points=points)
 
 
+def _baseline_on(op: Op, names: Sequence[str], params: Mapping[str, Any]) -> Callable[..., Any]:
+    """Returns the op's baseline as a function of the operands `names`, in that order."""
+
+    def function(*values: Tensor) -> Any:
+        given = dict(zip(names, values, strict=True))
+        return op.baseline(*(given.get(operand.name) for operand in op.operands), **params)
+
+    return function
+
+
+def asked_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Returns the operands that are present, and those whose gradients the problem asks for."""
+    present = {name: value for name, value in problem.inputs.items() if value is not None}
+    return present, tuple(name for name in present if "d" + name in problem.results)
+
+
+def program_of(op: Op, problem: Problem) -> tuple[Program, Run]:
+    """Returns the program that says what an op means: its own, or that of its baseline."""
+    if op.program is not None:
+        found: tuple[Program, Run] = op.program(problem)
+        return found
+    present, gradients = asked_of(problem)
+    examples = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in present.items()}
+    baseline = _baseline_on(op, list(present), problem.params)
+    program = trace(baseline, examples, outputs=op.outputs, differentiable=gradients)
+    return program, run_of(program, problem)
+
+
+def run_of(program: Program, problem: Problem) -> Run:
+    """Returns the tensors of a problem for a program's leaves; upstream gradients that it lacks are zero."""
+    leaves, _ = asked_of(problem)
+    device = next(iter(leaves.values())).device
+    for name in (each for each in program.leaves if each.startswith("grad ")):
+        output = name.removeprefix("grad ")
+        zero = torch.zeros(program.results[output].shape, dtype=torch.float64)
+        leaves[name] = problem.upstream.get(output, zero)
+    return Run(leaves, device)
+
+
 def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[int]) -> tuple[Asked, bool]:
     """The elements, by the program of the problem; and whether anything in the problem is not finite."""
-    present = {name: value for name, value in problem.inputs.items() if value is not None}
-    device = next(iter(present.values())).device
+    device = next(value.device for value in problem.inputs.values() if value is not None)
     if ("program", device) not in problem.cache:
-        gradients = tuple(name for name in present if "d" + name in problem.results)
+        present, gradients = asked_of(problem)
         shapes = tuple((name, tuple(value.shape)) for name, value in present.items())
         program = programs(tuple(sorted(problem.params.items())), shapes, gradients)
-        leaves = dict(present)
-        for name in (each for each in program.leaves if each.startswith("grad ")):
-            output = name.removeprefix("grad ")
-            zero = torch.zeros(program.results[output].shape, dtype=torch.float64)
-            leaves[name] = problem.upstream.get(output, zero)
-        limits = not all(bool(torch.isfinite(value).all()) for value in leaves.values())
-        run = Run(leaves, device)
+        run = run_of(program, problem)
+        limits = not all(bool(torch.isfinite(value).all()) for value in run.leaves.values())
         # a row of any length is worth its time: the op's own formulas have no limit either
         problem.cache["program", device] = program, run, Shared(effort=math.inf), limits
     program, run, shared, limits = problem.cache["program", device]

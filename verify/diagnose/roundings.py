@@ -1,10 +1,9 @@
-"""What rounding does at each step of a PyTorch function's program, where no formula is known that a kernel follows.
+"""Measures what rounding each step of a program does to one element of its result.
 
-The program that defines the truth (`verify.ops.graph`) is evaluated in float64 with the numbers of one step rounded to
-a format and all others left as they are: by so much the explained element moves where a kernel holds that step in that
-format. A step that moves it by much has to be done in a wider one, whatever the kernel looks like. Then with every step
-rounded, each sum once: the bits that this gives are compared with the kernel's. Steps that round nothing (moved
-elements, a maximum, a condition) have no row; what they do is part of the name of what follows.
+A program (`verify.ops.graph`) is evaluated in float64. Then the numbers of one step are rounded to a format, and all
+other steps stay exact: the element moves by the effect of that step. A step with a large effect needs a wider format.
+At last every step is rounded, each sum once: these are the bits of a kernel that works in that format throughout. Steps
+that round nothing (moved elements, a maximum, a condition) have no row; they are part of the name of the next step.
 """
 
 from __future__ import annotations
@@ -40,10 +39,20 @@ class Rounding:
     moves: tuple[float, ...]
 
 
-def roundings(
-    program: Program, run: Run, result: str, index: int, dtypes: Sequence[torch.dtype]
-) -> tuple[list[Rounding], list[Tensor]]:
-    """Every step that rounds and that an element depends on, in order; for each format the result with all rounded."""
+@dataclass(frozen=True)
+class Roundings:
+    """Every step that rounds and that the element depends on, in order.
+
+    `ends` enclose the element with no step rounded; `wholes` has the result with every step rounded, for each format.
+    """
+
+    steps: list[Rounding]
+    ends: tuple[float, float]
+    wholes: list[Tensor]
+
+
+def roundings(program: Program, run: Run, result: str, index: int, dtypes: Sequence[torch.dtype]) -> Roundings:
+    """Returns the effect of each step of a program on one element, in each of the formats."""
     run.opens = "face"  # decisions stay as the exact numbers have them
     end, steps = program.results[result], program.needed_for([result])
     held: dict[int, Any] = {}
@@ -67,7 +76,8 @@ def roundings(
         changed = {id(step): held[id(step)] for step in steps if isinstance(step, Leaf | Plain)}
         _follow(steps, run, held, changed, partial(_if_it_rounds, dtype))
         wholes.append(changed[id(end)].mid())
-    return found, wholes
+    least, most = (float(side.reshape(-1)[index]) for side in (held[id(end)].lo, held[id(end)].hi))
+    return Roundings(found, (least, most), wholes)
 
 
 def rounds(step: Step) -> bool:
