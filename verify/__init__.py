@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from verify.errors import VerifyError as VerifyError
     from verify.laws.suite import laws_for as laws_for
     from verify.measure.assertions import assert_ulp as assert_ulp
-    from verify.ops.define import op as op
-    from verify.ops.define import row_op as row_op
     from verify.records.record import Run as Run
     from verify.truth.ulp import Policy as Policy
 
@@ -44,8 +42,6 @@ _HOME = {
     "assert_ulp": "verify.measure.assertions",
     "kernel": "verify.declare.declaration",
     "laws_for": "verify.laws.suite",
-    "op": "verify.ops.define",
-    "row_op": "verify.ops.define",
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604

@@ -265,10 +265,10 @@ def _compile_anew(dtype: str) -> None:
 
 
 def _describe(request: Describe, backend: Backend, progress: OnProgress) -> Description:
-    from verify.ops.registry import is_own
+    from verify.ops.registry import is_shipped
 
     kernel = _one(request.target)
-    return Description(kernel.described(), is_own(kernel.op))
+    return Description(kernel.described(), is_shipped(kernel.op))
 
 
 def _leaves(request: Leaves, backend: Backend, progress: OnProgress) -> list[Left]:

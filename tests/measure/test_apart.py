@@ -101,9 +101,7 @@ OWN = """
 import os, sys
 import verify
 
-kernel = verify.kernel(
-    op=verify.op("double", exact=lambda x: x * 2, reference=lambda x: x * 2), dtypes=["float16"], gradients=False
-)
+kernel = verify.kernel(like=lambda x: x * 2, dtypes=["float16"], gradients=False)
 
 @kernel
 def doubles(x):
@@ -208,7 +206,7 @@ def test_a_kernel_that_ends_its_process_has_crashed(found: dict[str, KernelRun],
     assert [result.dtype for result in found[name].results] == (["float16"] if name == "halfway" else [])
 
 
-def test_an_op_of_the_target_is_judged_beside_its_kernel(found: dict[str, KernelRun]) -> None:
+def test_a_definition_of_the_target_is_judged_beside_its_kernel(found: dict[str, KernelRun]) -> None:
     (result,) = found["doubles"].results
     assert result.status == "ok" and result.basis.kind == "exhaustive"
 

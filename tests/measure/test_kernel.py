@@ -12,19 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from mpmath import mp
 
 import verify
 from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.plan import EFFORTS, plan
-from verify.cases.regimes import NONFINITE, REST
+from verify.cases.regimes import NONFINITE
 from verify.measure import case as judging
 from verify.measure import kernel as running
 from verify.measure.call import Measured
 from verify.measure.kernel import measure_kernel
 from verify.measure.result import _over_the_limit, only_at_special
-from verify.ops import registry
 from verify.ops.graph.second import by_program
 from verify.ops.linear import LINEAR
 from verify.ops.op import Op, Point, Problem
@@ -192,15 +190,6 @@ class OnGpu(torch.Tensor):
         return made.as_subclass(torch.Tensor) if function is torch.Tensor.cpu else made
 
 
-def unit_rows(monkeypatch: pytest.MonkeyPatch) -> Op:
-    def unit(row: Sequence[Any]) -> list[Any]:
-        norm = mp.sqrt(mp.fsum(v * v for v in row))
-        return [v / norm for v in row]
-
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
-    return verify.row_op("unit", exact=unit, reference=lambda x: x / x.square().sum(-1, keepdim=True).sqrt())
-
-
 def clipped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.relu(x), -1) @ y
 
@@ -216,16 +205,12 @@ def on_gpu(run: Callable[..., Measured]) -> Callable[..., Measured]:
     return moved
 
 
-@pytest.mark.parametrize("declared", ["linear", "row_op", "like"])
+@pytest.mark.parametrize("declared", ["linear", "like"])
 def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a process that has used a GPU has neither: each would raise there, and be asked again here."""
     monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], middle=33, wide=(65,)))
-    options: dict[str, Any] = {"dtypes": ["bfloat16"], "gradients": declared != "row_op"}
-    if declared == "row_op":
-        kernel = verify.kernel(op=unit_rows(monkeypatch), **options)(
-            lambda x: torch.nn.functional.normalize(x, dim=-1, eps=0)
-        )
-    elif declared == "like":
+    options: dict[str, Any] = {"dtypes": ["bfloat16"]}
+    if declared == "like":
         kernel = verify.kernel(like=clipped, shapes={"x": "n k", "y": "k m"}, **options)(clipped)
     else:  # of which no program is known from another test
         op = by_program(LINEAR, summed=("dweight", "dbias"))
@@ -338,18 +323,6 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
     assert msgspec.structs.replace(again, seconds=run.seconds) == run, "to the last digit"
 
 
-def test_rows_that_mpmath_evaluates_are_fewer_where_they_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(op: Any) -> list[Case]:
-        kernel = verify.kernel(op=op, dtypes=["float32"], gradients=True)(lambda x: x)
-        return [case for group in plan(kernel, "float32", "cuda", 0) for case in group.cases]
-
-    ours, theirs = planned(unit_rows(monkeypatch)), planned("softmax")
-    assert {case.dims[1] for case in ours} == {case.dims[1] for case in theirs}
-    assert all(case.dims[0] == 2 for case in ours if case.dims[1] > 257)
-    assert [bool(case.upstream) for case in ours if case.dims[1] == 65_537] == [False, False]
-    assert all(case.upstream for case in ours if case.dims[1] < 65_537) and all(case.upstream for case in theirs)
-
-
 @pytest.mark.parametrize("backend", EFFORTS)
 @pytest.mark.parametrize("op", ["layer_norm", "linear"])
 def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
@@ -413,15 +386,6 @@ def test_what_is_summed_over_many_rows_has_an_exact_truth(monkeypatch: pytest.Mo
     assert found == [("dweight (many rows)", "float16", "ok"), ("dweight (many rows)", "float32", "wrong")]
 
 
-def test_formulas_that_differ_at_one_number_give_no_verdict_where_all_are_tried() -> None:
-    for name, wrong in (("differs once", 13), ("differs nowhere", 0)):
-        op = verify.op(name, exact=lambda x, at=wrong: x + int((x.man, x.exp) == (at, -2)), reference=lambda x: x)
-        kernel = verify.kernel(op=op, dtypes=["float8_e4m3fn"], gradients=False, name=name)(lambda x: x.clone())
-        run = measured(kernel)
-        assert (run.status, [gap.kind for gap in run.gaps]) == (("skipped", ["harness error"]) if wrong else ("ok", []))
-        assert ("at x = 3.25: exact and reference differ" in run.message) == bool(wrong)
-
-
 def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:
     """SiLU tends to 0 at minus infinity: -5 there is no mismatch of kinds, and is wrong all the same."""
 
@@ -456,28 +420,11 @@ def test_infinity_for_the_largest_finite_number_is_wrong() -> None:
     assert result.worst[0].inputs["x"] == "6.55e+04 (0x7bff)"
 
 
-def test_what_no_regime_covers_is_judged_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
-    gappy = verify.op("gappy", exact=lambda x: x * 2, reference=lambda x: x * 2, regimes=[("middle", -1.0, 2.0)])
-
-    @verify.kernel(op=gappy, dtypes=["float16"], gradients=False, max_ulp=1)
-    def wrong_in_the_gap(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        return torch.where((x > 2) & (x < 100), y * 1.5, y)
-
-    [result] = measured(wrong_in_the_gap).results
-    assert result.status == "wrong" and value_of(result.figures.max_ulp) > 1000
-    assert [regime.name for regime in result.regimes] == ["middle", REST, NONFINITE]
-    assert sum(regime.figures.n for regime in result.regimes) == result.basis.n == 1 << 16
-
-
-def test_a_kernel_may_return_any_slope_at_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_may_return_any_slope_at_a_kink() -> None:
     """At 0 ReLU has the derivatives 0 and 1, and at NaN PyTorch's own has a number.
 
-    Both ends of a kink, and what lies just beyond, are judged in tests/ops/test_op_define.py.
+    Both ends of a kink, and what lies just beyond, are judged in tests/truth/test_exact.py.
     """
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
-    relu = verify.op("kinked", exact=lambda x: max(x, mp.zero), reference=torch.relu)
 
     class Slope(torch.autograd.Function):
         @staticmethod
@@ -493,7 +440,7 @@ def test_a_kernel_may_return_any_slope_at_a_kink(monkeypatch: pytest.MonkeyPatch
 
     for at_zero, right in ((0.5, True), (2.0, False)):
 
-        @verify.kernel(op=relu, dtypes=["float16"], max_ulp=1, name=f"slope {at_zero}")
+        @verify.kernel(like=torch.relu, dtypes=["float16"], max_ulp=1, name=f"slope {at_zero}")
         def kernel(x: torch.Tensor, at_zero: float = at_zero) -> torch.Tensor:
             return Slope.apply(x, at_zero)  # type: ignore[no-any-return]
 

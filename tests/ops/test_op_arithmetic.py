@@ -20,7 +20,6 @@ from verify.ops import compensated
 from verify.ops.compensated import add, deviations, divide, is_exact, tree_sum, two_sum
 from verify.ops.dyadic import add_rows, at_exponent, dot, dyadic, dyadics, multiply_rows
 from verify.ops.elements import mpf_to_arb, pick, to_arb
-from verify.ops.numeric import derivative_at, limit_at, value_at
 from verify.ops.precision import arb_bits, exact_product, magnitude, mp_bits, summed
 from verify.truth.ulp import same_bits
 
@@ -197,30 +196,6 @@ def test_pick_reads_logical_positions(dtype: torch.dtype) -> None:
     assert pick(base[:, 1:], [2]) == [5.0]
     assert pick(base[0, 1], [0]) == [2.0]
     assert pick(base, []) == []
-
-
-def test_derivatives_on_any_scale() -> None:
-    """exp(-x^2) at 1e6 changes over 1e-6; sqrt at 1e-300 over 1e-300."""
-    for function, slope, at in (
-        (lambda x: mp.exp(-x * x), lambda x: -2 * x * mp.exp(-x * x), 1e6),
-        (mp.sqrt, lambda x: 1 / (2 * mp.sqrt(x)), 1e-300),
-        (mp.sin, mp.cos, 0.0),
-        (lambda x: x**3, lambda x: 3 * x * x, -1e300),
-    ):
-        got = derivative_at("t", function, [mp.mpf(at)], 0, 150)
-        with mp.workprec(2000):
-            expected = slope(mp.mpf(at))
-            assert abs(got - expected) <= mp.ldexp(abs(expected), -148), at
-
-
-def test_limits_of_a_formula() -> None:
-    def at(function: Any) -> list[Any]:
-        return [limit_at(lambda x: value_at("t", function, [x], 100), infinity) for infinity in (mp.ninf, mp.inf)]
-
-    assert at(lambda x: x / (1 + mp.exp(-x))) == [0, mp.inf]
-    assert at(lambda x: x * x / (1 + x * x)) == [1, 1]
-    assert at(lambda x: x - x / 2) == [mp.ninf, mp.inf]
-    assert all(map(mp.isnan, at(lambda x: x - x + mp.sqrt(-1))))
 
 
 @pytest.mark.parametrize("shape", [(5, 67), (1, 1), (3, 2), (2, 3, 7), (4, 64), (2, 0)])

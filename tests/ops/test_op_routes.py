@@ -16,6 +16,7 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
+from verify.errors import UsageError
 from verify.ops import Op, Point, Problem, get, names
 from verify.ops.elements import mpf_to_arb
 from verify.ops.precision import arb_bits
@@ -292,3 +293,19 @@ def test_empty_linear(dims: tuple[int, int, int]) -> None:
             strict=True,
         ):
             assert value == point.mp(80), result
+
+
+def test_an_unknown_op_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        get("layernorm")
+    assert str(caught.value) == (
+        f"no op is named 'layernorm' (closest: 'layer_norm'); the known ops are: {', '.join(names())}\n"
+        "  next: verify list --ops, or like=FUNCTION: the PyTorch function that says what is right (docs/like.md)"
+    )
+
+
+def test_the_regimes_of_an_op_cover_every_number_once() -> None:
+    for name in names():
+        regimes = get(name).regimes(get(name).params)
+        ends = [-math.inf, *(regime.high for regime in regimes)]
+        assert [regime.low for regime in regimes] == ends[:-1] and ends[-1] in (math.inf, -math.inf), name

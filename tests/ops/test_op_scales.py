@@ -1,9 +1,8 @@
-"""The scales of rows: layer norm's beside its definition in fractions, that of a derived gradient beside a Jacobian."""
+"""The scales of rows: layer norm's beside its definition in fractions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,12 +12,8 @@ from mpmath import mp
 from torch import Tensor
 
 from tests.ops.test_op_rows import problem_of
-from verify.ops import Op, Problem, get, registry
-from verify.ops.define_rows import row_op
-from verify.ops.op import Fast, Point
+from verify.ops import Problem, get
 from verify.truth import formats
-from verify.truth.certificate import UNCERTIFIED
-from verify.truth.fast import Truth, check_bound
 from verify.truth.ulp import errors
 
 LAYER_NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias")
@@ -135,95 +130,3 @@ def test_nothing_is_added_to_the_scale_where_nothing_is_centred() -> None:
     problem = problem_of(op, "pairs", (2, 16), torch.float32)
     fast = op.fast(Problem(problem.inputs | {"weight": None}, problem.params))["y"]
     assert torch.equal(fast.scale, fast.value.abs()) and float(fast.scale.min()) < 2.0**-40
-
-
-# -- gradients of row ops that a user defines ---------------------------------------------------
-
-
-def exponentials(row: list[Any]) -> list[Any]:
-    weights = [mp.exp(value) for value in row]
-    return [weight / mp.fsum(weights) for weight in weights]
-
-
-def roundabout(x: Tensor) -> Tensor:
-    """The softmax by a formula with terms that are a million times too large."""
-    return torch.softmax((1e6 + 1) * x - 1e6 * x, -1)
-
-
-@pytest.fixture
-def own_softmax(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Op]:
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
-    return lambda reference: row_op("own_softmax", exact=exponentials, reference=reference, replace=True)
-
-
-def gradient_of(op: Op, x: Tensor, dy: Tensor) -> Fast:
-    return op.fast(Problem({"x": x}, {}, {"y": dy}, ("dx",)))["dx"]
-
-
-def test_the_scale_of_a_derived_gradient_is_the_sum_of_its_terms(own_softmax: Callable[..., Op]) -> None:
-    """|g_j dy_j / dx_i|, in rows of up to 64; the row's largest element where it is larger."""
-    op = own_softmax(lambda x: torch.softmax(x, -1))
-    generator = torch.Generator().manual_seed(1)
-    x, dy = (torch.randn(3, 64, generator=generator) for _ in range(2))
-    fast = gradient_of(op, x, dy)
-    y = torch.softmax(x.double(), -1)
-    jacobian = torch.diag_embed(y) - y[:, :, None] * y[:, None, :]
-    terms = (dy.double().abs()[:, :, None] * jacobian.abs()).sum(1)
-    expected = torch.maximum(terms, fast.value.abs().amax(-1, keepdim=True))
-    assert torch.allclose(fast.scale, expected, rtol=1e-12, atol=0)
-    assert int((terms > fast.value.abs().amax(-1, keepdim=True)).sum()) > 3, "the terms decide somewhere"
-    written_otherwise = gradient_of(own_softmax(roundabout), x, dy)
-    assert torch.allclose(written_otherwise.scale, fast.scale, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("width", [5, 64, 65, 700])
-def test_a_derived_gradient_that_cancels_is_not_called_wrong(own_softmax: Callable[..., Op], width: int) -> None:
-    """Equal upstream gradients: dx of a softmax is 0, and what float32 leaves of the terms is within a few ulp of them.
-
-    The groups of a wide row lose little of their terms' magnitude, and the reference itself keeps its bound.
-    """
-    op = own_softmax(lambda x: torch.softmax(x, -1))
-    x = torch.randn(4, width, generator=torch.Generator().manual_seed(2))
-    problem = Problem({"x": x}, {}, {"y": torch.full((4, width), 0.3)}, ("dx",))
-    fast = op.fast(problem)["dx"]
-    leaf = x.clone().requires_grad_()
-    (got,) = torch.autograd.grad(torch.softmax(leaf, -1), leaf, problem.upstream["y"])
-    zero = torch.zeros(4, width, dtype=torch.float64)
-    found = errors(got, zero, formats.named("float32"), scale=fast.scale).scaled
-    assert found is not None and float(found.abs().max()) <= 4
-    bound = fast.scale * UNCERTIFIED * 2.0**-53
-    truth = Truth(fast.value, None, bound, fast.scale, "none")
-    check_bound([Point(mp=lambda prec: mp.zero)] * 8, truth, range(8))
-    forgotten = torch.softmax(x, -1) * problem.upstream["y"]  # without the mean of the upstream gradient
-    wrong = errors(forgotten, zero, formats.named("float32"), scale=fast.scale).scaled
-    assert wrong is not None and float(wrong.abs().min()) > 1e6
-
-
-def test_an_upstream_gradient_that_is_not_finite_leaves_the_other_rows_their_scale(
-    own_softmax: Callable[..., Op],
-) -> None:
-    op = own_softmax(lambda x: torch.softmax(x, -1))
-    x, dy = torch.randn(2, 3, generator=torch.Generator().manual_seed(4)), torch.ones(2, 3)
-    dy[0, 1] = torch.inf
-    scale = gradient_of(op, x, dy).scale
-    assert torch.equal(scale[1], gradient_of(op, x[1:], dy[1:]).scale[0]) and bool((scale[1] > 0.01).all())
-    assert not bool(torch.isfinite(scale[0]).any())
-
-
-@pytest.mark.parametrize("down", [300, 540, 960])
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-def test_without_eps_a_row_may_lie_anywhere(name: str, down: int) -> None:
-    """x and dy times 2^-k: y and dx keep values and scales, to the bit, also where the squares of x underflow."""
-    op = get(name)
-    x = torch.tensor([[3.0, -5.0, 7.0, 11.0, 0.5, -2.0]], dtype=torch.float64)
-    dy = torch.tensor([[1.0, 2.0, -0.25, 3.0, -1.0, 0.75]], dtype=torch.float64)
-    absent = {operand.name: None for operand in op.operands[1:]}
-    results = ("y", "dx")
-    near, far = (
-        op.fast(Problem({"x": x * by, **absent}, op.resolve({"eps": 0.0}), {"y": dy * by}, results))
-        for by in (1.0, 2.0**-down)
-    )
-    for result in results:
-        assert torch.equal(far[result].value, near[result].value), result
-        assert torch.equal(far[result].scale, near[result].scale), result
-        assert bool((near[result].scale > 0).all()), result

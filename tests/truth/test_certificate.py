@@ -15,6 +15,7 @@ from verify.errors import TruthError, UsageError
 from verify.measure import certify
 from verify.ops import normalize
 from verify.ops.compensated import Pair, Values
+from verify.ops.elements import mpf_to_arb
 from verify.ops.op import Fast, Op, Point
 from verify.truth import certificate
 from verify.truth.certificate import (
@@ -194,7 +195,8 @@ def third(precision: int) -> mpmath.mpf:
 
 
 def units(value: float, scale: float, exact=third) -> float:  # type: ignore[no-untyped-def]
-    return certify.distance(Point(mp=exact), value, scale, both=True, what="a.y")
+    point = Point(mp=exact, arb=lambda bits: mpf_to_arb(exact(bits)))
+    return certify.distance(point, value, scale, both=True, what="a.y")
 
 
 def test_distance_in_units_of_the_scale() -> None:

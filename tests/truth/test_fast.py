@@ -17,7 +17,7 @@ from verify.cases import Case
 from verify.errors import BeyondEffort, TruthError
 from verify.measure.certify import build
 from verify.measure.judge import judge_result
-from verify.ops.op import Fast, Point, Problem
+from verify.ops.op import Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import judge, judge_known, nearest, settle
@@ -239,25 +239,6 @@ def test_exact_sums_have_no_bound_and_their_ties_are_not_open(name: str) -> None
     assert judged.escalated <= 20
     total = judged.tallies[0]
     assert (total.figures().misrounded, total.figures().max_ulp) == (0, 0.5)
-
-
-def test_an_op_with_whole_rows_is_evaluated_exactly_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reference that is off does not matter there, and is found out beyond."""
-    exact = ops.get("softmax")
-    off = replace(
-        exact,
-        whole_rows=("y",),
-        fast=lambda problem: {"y": Fast(exact.fast(problem)["y"].value * 1.5, exact.fast(problem)["y"].scale)},
-    )
-    problem = Problem({"x": torch.tensor([[0.5, -1.25, 3.0]])}, {}, {}, ("y",))
-    kinds = {"y": named("float32")}
-    truth = evaluate(off, problem, kinds)["y"]
-    assert truth.certificate == "exact"
-    torch.testing.assert_close(truth.value, exact.fast(problem)["y"].value, rtol=1e-14, atol=0)
-    monkeypatch.setattr("verify.truth.fast._EXACT_ELEMENTS", 2)
-    truth = evaluate(off, problem, kinds)["y"]
-    with pytest.raises(TruthError):
-        check_bound(off.points(problem, "y", [0]), truth, [0])
 
 
 def test_where_mpmath_is_too_much_arb_has_to_lie_within_the_interval() -> None:

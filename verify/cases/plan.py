@@ -176,25 +176,19 @@ def _elementwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[
 
 
 def _rowwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
-    """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest.
-
-    A user's formula is evaluated for whole rows by mpmath, which takes 20 microseconds for a number and 100 for one of
-    its gradient: wide rows are two then, and the longest are fewer and have no gradient.
-    """
+    """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest."""
     upstream = "normal" if kernel.differentiable else ""
-    slow = bool(kernel.op.whole_rows)
     cases = []
     for place, recipe in enumerate(ROW_REGIMES):
         narrow = effort.narrow[place % len(effort.narrow)]
         widths = [narrow, effort.middle] + [effort.wide[place % len(effort.wide)]] * (place % 2)
-        shapes = [(2 if slow and width > effort.middle else effort.rows, width) for width in widths]
-        if effort.longest and place % (6 if slow else 3) == 2:
+        shapes = [(effort.rows, width) for width in widths]
+        if effort.longest and place % 3 == 2:
             shapes.append((2, effort.longest))
         if dtype == "float64":
             shapes = [(effort.rows, narrow), (effort.rows, effort.exact_width)]
         for dims in shapes:
-            arriving = "" if slow and dims[-1] == effort.longest else upstream
-            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=arriving, regime=recipe))
+            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
     return Group(tuple(cases))
 
 

@@ -13,25 +13,21 @@ from verify.ops.op import Largest, Op, Problem, Regime, up_to
 from verify.records.readings import BEYOND, NONFINITE
 from verify.truth.ulp import widen
 
-REST = "outside the named regimes"
-
 
 def segments_of(
     op: Op, case: Case, problem: Problem, result: str, shape: tuple[int, ...], largest: Largest | None = None
 ) -> tuple[Tensor | None, tuple[Regime, ...]]:
     """The regime number of every element of a result, and the regimes.
 
-    Of an elementwise op every element has one: what no declared regime covers is a regime of its own, `REST`, which is
-    there only if the declared ones leave a number out. Behind them are infinite and NaN inputs and, of a kernel that
-    names the `largest` magnitude that it is for, those beyond it.
+    Every element of an elementwise op has one: the regimes of an op cover all numbers. Behind them are infinite and NaN
+    inputs and, of a kernel that names the `largest` magnitude that it is for, those beyond it.
     """
     if op.kind != "elementwise":
         return None, (Regime(case.regime or "all", -math.inf, math.inf),)
-    regimes = covering(op.regimes(problem.params))
+    regimes = op.regimes(problem.params) or (Regime("all", -math.inf, math.inf),)
     numbers = widen(deciding_values(op, problem, result).detach()).reshape(-1)
-    # the last regime begins with all that the others leave
     segments = torch.full(numbers.shape, len(regimes) - 1, dtype=torch.int64, device=numbers.device)
-    for place, regime in enumerate(regimes[: -1 if regimes[-1].name == REST else None]):
+    for place, regime in enumerate(regimes):
         segments[(numbers >= regime.low) & (numbers < regime.high)] = place
     special = [Regime(NONFINITE, math.nan, math.nan)]
     strange = by_element(problem, result, shape, lambda each, name: ~torch.isfinite(widen(each)))
@@ -41,18 +37,6 @@ def segments_of(
         beyond = by_element(problem, result, shape, lambda each, name: widen(each).abs() > up_to(largest, name))
         segments[beyond.reshape(-1)] = len(regimes) + 1
     return segments, (*regimes, *special)
-
-
-def covering(declared: tuple[Regime, ...]) -> tuple[Regime, ...]:
-    """The declared regimes; with `REST` behind them where they leave a number out, one for all numbers without any."""
-    if not declared:
-        return (Regime("all", -math.inf, math.inf),)
-    reached = -math.inf
-    for regime in sorted(declared, key=lambda each: each.low):
-        if regime.low > reached:
-            break
-        reached = max(reached, regime.high)
-    return declared if reached == math.inf else (*declared, Regime(REST, math.nan, math.nan))
 
 
 def deciding_operand(op: Op) -> str:

@@ -250,7 +250,7 @@ def kernel(
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare the function below as a kernel.
 
-    op: the operation it computes, by name (`verify list --ops`) or as an `Op` from `verify.op(...)`.
+    op: the operation it computes, by name (`verify list --ops`).
     like: instead of op, a PyTorch function or module that says what the kernel computes (docs/like.md). Its shapes
         follow from shapes={"x": "n d", ...} in named dimensions or from examples=[(x, ...)] or a function that returns
         one; without both it is elementwise. integers= says what integer operands hold, {"label": "0 <= label < v"} or
@@ -405,8 +405,8 @@ def _op(received: tuple[object, ...], op: str | Op | None) -> str | Op:
         )
     if not isinstance(op, str | Op):
         raise UsageError(
-            f"op is the name of an op or what verify.op(...) returns; received {op!r}",
-            hint="verify list --ops, or define it with verify.op(name, exact=..., reference=...)",
+            f"op is the name of an op; received {op!r}",
+            hint="verify list --ops, or like=FUNCTION: the PyTorch function that says what is right (docs/like.md)",
         )
     return op
 

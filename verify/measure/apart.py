@@ -1,6 +1,6 @@
 """Kernels in processes of their own, beside the worker that judges them.
 
-Where the op is one of verify's own, the worker judges and never imports the target. An op that a user defines stands
+Where the op is one of verify's own, the worker judges and never imports the target. A definition by like= stands
 in the target's module: then a third process imports that and judges, and calls no kernel.
 """
 

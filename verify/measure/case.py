@@ -31,7 +31,7 @@ from verify.ops.op import Fast, Largest, Op, Point, Problem, Regime
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import ORDINARY, Worst, value_of
 from verify.truth import formats
-from verify.truth.fast import Truth, compared_everywhere, device_kind, truth_of
+from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.figure import LEAST
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
@@ -138,7 +138,6 @@ class Question:
     fast: dict[str, Fast]
     kind: str  # of the device that these were evaluated on
     formats: dict[str, Format]
-    everywhere: bool  # whether the two formulas of a user's op are compared at every element
     target: str
     policy: Policy
     seed: int
@@ -153,8 +152,7 @@ class Question:
 
     def truth(self, op: Op, result: str) -> Truth:
         """The truth of one result; `op` keeps no exact values, which may be those of all elements."""
-        found = truth_of(op, self.host, result, self.fast[result], self.formats[result], self.kind)
-        return compared_everywhere(op, self.host, result, found) if self.everywhere else found
+        return truth_of(op, self.host, result, self.fast[result], self.formats[result], self.kind)
 
 
 def question_of(
@@ -178,7 +176,6 @@ def question_of(
         fast=fast,
         kind=kind,
         formats=kinds,
-        everywhere=group.exhaustive,
         target=target,
         policy=kernel.policy,
         seed=seed,

@@ -6,7 +6,7 @@ from verify.ops.graph.second import by_program
 from verify.ops.layer_norm import LAYER_NORM, LAYER_NORM_RESIDUAL, LAYER_NORM_RESIDUAL_BIAS
 from verify.ops.linear import LINEAR
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime
-from verify.ops.registry import get, names, register, seal
+from verify.ops.registry import get, names, register
 from verify.ops.rms_norm import RMS_NORM, RMS_NORM_RESIDUAL
 from verify.ops.silu import SILU
 from verify.ops.softmax import SOFTMAX
@@ -23,7 +23,6 @@ for _op in (
     SOFTMAX,
 ):
     register(_op)
-seal()
 
 __all__ = [
     "Fast",

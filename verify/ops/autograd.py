@@ -14,22 +14,19 @@ def gradients(
     arriving: Sequence[Tensor],
     *,
     retain: bool = False,
-    again: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad`, None where there is no path; with `again` to be differentiated once more.
+    """Returns what `torch.autograd.grad` does, and None where there is no path.
 
     It compares shapes with a module that imports symbolic algebra, which takes each new process half a second to five.
     """
     run = getattr(torch.autograd.graph, "_engine_run_backward", None)
     if run is None or any(y.shape != dy.shape for y, dy in zip(outputs, arriving, strict=True)):
-        return torch.autograd.grad(
-            outputs, leaves, arriving, allow_unused=True, retain_graph=retain or again, create_graph=again
-        )
+        return torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=retain)
     found: tuple[Tensor | None, ...] = run(
         tuple(outputs),
         tuple(arriving),
-        retain or again,
-        again,
+        retain,
+        False,
         tuple(leaves),
         allow_unreachable=True,
         accumulate_grad=False,

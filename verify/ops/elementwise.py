@@ -7,22 +7,18 @@ of the formula.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mpmath import mp
 
-from verify.ops.elements import pick, to_arb, to_mp, whole
+from verify.ops.elements import pick, to_mp
 from verify.ops.formula import Curve, Formula
 from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime, Shape
-from verify.ops.precision import GUARD, PROBE_BITS, arb_bits, exact_product, mp_bits
+from verify.ops.precision import exact_product
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_ENDS_BITS = 160  # of the first look for a kink
 
 Formulas = Callable[[Params], Mapping[str, Formula]]
 
@@ -35,71 +31,22 @@ def _same_shape(operands: Sequence[Operand]) -> Callable[[Shape, Params], dict[s
 
 
 def scalar_point(formula: Formula, values: Sequence[float], upstream: float | None) -> Point:
-    """The exact value of `formula(*values) * upstream`; without upstream, of the formula alone."""
-    if 0.0 in values and formula.pole is not None and (limits := formula.pole(*values)) is not None:
-        return _at_pole(*limits, upstream)
+    """Returns the exact value of `formula(*values) * upstream`; without upstream, of the formula alone."""
 
-    def mp_route(prec: int) -> Any:
+    def by_mp(prec: int) -> Any:
         result = formula.mp(*[to_mp(value) for value in values], prec=prec)
         return result if upstream is None else exact_product(to_mp(upstream), result)
 
-    if formula.arb is None:
-        return Point(mp=mp_route, ends=_ends(formula, values, upstream))
-    arb_formula = formula.arb
-
-    def arb_route(prec: int) -> Any:
-        result = arb_formula(*[to_arb(value) for value in values], prec=prec)
-        if upstream is None:
-            return result
-        with arb_bits(prec + GUARD):
-            return to_arb(upstream) * result
-
-    return Point(mp=mp_route, arb=arb_route, ends=_ends(formula, values, upstream))
-
-
-def _at_pole(least: Any, greatest: Any, upstream: float | None) -> Point:
-    """An infinity, times the upstream gradient; whatever comes out, where there are two."""
-    if least != greatest:
-        low, high = Point(mp=lambda prec: least), Point(mp=lambda prec: greatest)
-        return Point(mp=lambda prec: mp.nan, ends=lambda: (low, high))
-    value = least if upstream is None else exact_product(to_mp(upstream), least)
-    return Point(mp=lambda prec: value)
-
-
-def _ends(
-    formula: Formula, values: Sequence[float], upstream: float | None
-) -> Callable[[], tuple[Point, Point] | None] | None:
-    """What `Point.ends` is for a formula, times the upstream gradient."""
-    if formula.ends is None:
-        return None
-    between = formula.ends
-
-    def at(prec: int) -> tuple[Any, Any] | None:
-        found = between(*[to_mp(value) for value in values], prec=prec)
-        if found is None or upstream is None:
-            return found
-        low, high = (exact_product(to_mp(upstream), end) for end in found)
-        return (low, high) if upstream >= 0 else (high, low)
-
-    def ends() -> tuple[Point, Point] | None:
-        if at(_ENDS_BITS) is None:
-            return None
-        return tuple(Point(mp=lambda prec, side=side: at(prec)[side]) for side in (0, 1))  # type: ignore
-
-    return ends
+    return Point(mp=by_mp)
 
 
 def apply_upstream(formula: Formula, values: Sequence[Tensor], upstream: Tensor | None) -> Fast:
-    """The float64 counterpart of `scalar_point` for whole tensors."""
+    """Evaluates in float64, for whole tensors, what `scalar_point` does for single elements."""
     fast = formula.fast(*values)
     if upstream is None:
         return fast
     gradient = upstream.to(torch.float64)
-    ends = None
-    if fast.ends is not None:
-        one, other = (gradient * end for end in fast.ends)
-        ends = torch.minimum(one, other), torch.maximum(one, other)
-    return Fast(gradient * fast.value, gradient.abs() * fast.scale, ends)
+    return Fast(gradient * fast.value, gradient.abs() * fast.scale)
 
 
 def pointwise(
@@ -136,16 +83,6 @@ def pointwise(
         rows = zip(*columns, strict=True)
         return [scalar_point(formula, row, factor) for row, factor in zip(rows, factors, strict=True)]
 
-    def probe(problem: Problem, result: str) -> list[Any]:
-        formula = formulas(problem.params)[result]
-        assert formula.probe is not None
-        columns = [whole(_required(problem, each)) for each in names]
-        upstream = _upstream_of(problem, result)
-        factors = itertools.repeat(1.0) if upstream is None else whole(upstream)
-        with mp_bits(PROBE_BITS):
-            values = [formula.probe(*map(to_mp, row)) for row in zip(*columns, strict=True)]
-            return [value if factor == 1.0 else value * factor for value, factor in zip(values, factors, strict=False)]
-
     return Op(
         name=name,
         kind="elementwise",
@@ -161,7 +98,6 @@ def pointwise(
         regimes=regimes,
         boundaries=boundaries,
         summary=summary,
-        probe=probe if formulas(dict(params or {}))["y"].probe else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""A scalar formula by three routes (mpmath, Arb, float64), and a curve: a formula with its slope.
+"""A scalar formula in mpmath and in float64, and a curve: a formula with its slope.
 
 Elementwise ops are assembled from these, and so are the activations of `linear`.
 """
@@ -20,20 +20,12 @@ class Formula:
     """A real function of real arguments.
 
     `mp(*values, prec)` takes exact mpf arguments (of any length) and returns an mpf within
-    2^-(prec - 8) relative. `arb(*values, prec)` takes exact arb arguments and returns an enclosing
-    ball. `fast(*tensors)` takes float64 tensors. All three give the limit at infinite arguments
-    and NaN where there is none. `ends(*values, prec)` gives the least and the greatest value where every
-    number between them is right (a derivative at a kink), and None elsewhere. `pole(*floats)` gives these two where
-    an argument is a zero whose sign an mpf does not hold and the function tends to an infinity there, else None.
-    `probe(*values)` is the value by one evaluation at the precision in force, for a user's formula: it claims nothing.
+    2^-(prec - 8) relative. `fast(*tensors)` takes float64 tensors. Both give the limit at infinite arguments
+    and NaN where there is none.
     """
 
     mp: Callable[..., Any]
     fast: Callable[..., Fast]
-    arb: Callable[..., Any] | None = None
-    ends: Callable[..., tuple[Any, Any] | None] | None = None
-    pole: Callable[..., tuple[Any, Any] | None] | None = None
-    probe: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)

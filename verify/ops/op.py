@@ -116,7 +116,7 @@ class Point:
     """The exact value of one element, as functions of the working precision in bits.
 
     `mp(prec)` returns an `mpmath.mpf` within about 2^-(prec - 8) relative of the truth; `arb(prec)` returns
-    a `flint.arb` ball that encloses it. `arb` is None for user-defined ops that gave no Arb formula.
+    a `flint.arb` ball that encloses it. `arb` is None where a shipped op's program adds it (`verify.ops.graph.second`).
 
     `ends()` is given where more than one answer may be right: at a kink every number between the derivatives from
     both sides is. It returns the points of the least and the greatest right answer, or None where there is only one.
@@ -159,10 +159,6 @@ class Op:
     `regime_of` names the operand whose value decides the regime of an element (elementwise ops only; for
     other kinds the value recipe of the case is the regime). `regime_values(problem, result)` replaces
     it where that operand has another shape than the result: the deciding value for each element.
-    `whole_rows` names the results of a row-wise op for which `points` evaluates a row at the price of an element: where
-    nobody has measured how good `fast` is, tensors of ordinary size are then evaluated exactly throughout.
-    `compared` says where the formulas of a user's op were compared when it was defined; `probe` gives every value of a
-    result by one evaluation of the exact formula, which claims nothing, so that they can be compared everywhere.
     An op of kind "graph" has operands of any shape: `dims` names the sizes that decide them, `allowed` (the condition
     `where`) says which sizes are promised, `examples` lists the only ones there are, if so, and `result_shapes` are
     those of the outputs. `integers` names outputs that are whole numbers or conditions, which are compared as float64
@@ -192,10 +188,7 @@ class Op:
     regime_values: Callable[[Problem, str], Tensor] | None = None
     regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: ()
     boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
-    whole_rows: tuple[str, ...] = ()
     summary: str = ""
-    compared: str = ""
-    probe: Callable[[Problem, str], list[Any]] | None = None
     dims: tuple[str, ...] = ()
     allowed: Callable[[Shape], bool] | None = None
     where: str = ""

@@ -14,7 +14,6 @@ import mpmath
 from mpmath import mp
 
 GUARD = 40
-PROBE_BITS = 160  # of an evaluation that is not checked
 # Terms that still cancel at this many bits do so exactly: the sum is rational and equal to zero.
 _LIMIT_FACTOR, _LIMIT_EXTRA = 8, 8192
 

@@ -24,7 +24,7 @@ from verify.sweep.partial import HARD_KEEP, Part
 from verify.sweep.scope import curve_keys, part_named
 from verify.sweep.space import CHUNK, Space
 from verify.sweep.subject import check_untouched, make, patterns_at, run
-from verify.truth.fast import Truth, check_bound, compared_everywhere, evaluate
+from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
 SLAB = {"cpu": 1 << 18, "cuda": 1 << 22}  # points judged at a time: their tensors fit a core's cache
@@ -80,8 +80,6 @@ class _Collector:
             upstream = {name: torch.ones_like(rows) for name in kernel.outputs}
         problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
         truth = evaluate(kernel.op, problem, {result: self.fmt})[result]
-        if self.space.per_key == 1 and self.fmt.bits <= 16:
-            truth = compared_everywhere(kernel.op, problem, result, truth)
         self._sample(problem, truth, first)
         near = truth.for_result(got)
         found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, policy=kernel.policy)

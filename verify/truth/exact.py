@@ -71,20 +71,15 @@ def enclose(
 
     With `both`, mpmath `joins` the balls of Arb's for which that says so.
     """
-    ball = None if point.arb is None else from_arb(point.arb(precision))
+    assert point.arb is not None, "every exact value has two routes"
+    ball = from_arb(point.arb(precision))
     if ball is not None and not (both and joins(ball)):
         return ball, 1
     number = from_mpmath(point.mp(precision), precision)
-    if point.arb is not None and ball is None and number.kind == "nan":
+    if ball is None and number.kind == "nan":
         return number, 2  # both routes find no value
-    if point.arb is not None and ball is None and number.kind != "real":
+    if ball is None and number.kind != "real":
         return number, 1  # an infinity that went through a product or a sum: no ball can hold it
-    if point.arb is None:
-        # one formula only: the second route is the same one at more than twice the precision
-        finer = from_mpmath(point.mp(2 * precision + 64), 2 * precision + 64)
-        if not number.meets(finer):
-            raise TruthError(_disagreement("mpmath", number, "mpmath at twice the precision", finer))
-        return finer, 1
     if ball is None:
         return None, 2
     if not number.meets(ball):

@@ -3,8 +3,7 @@
 `evaluate` returns, for each wanted result, a `Truth`: value (+ low), how far the real number may be from it
 (`bound`) and the scale of its terms. For formats up to float32 that is one vectorised float64 pass whose
 bound comes from the certificate. float64 results have no wider hardware format to stand on, so every
-element is evaluated exactly and carried as high + low; so is every element of an op whose exact values come by whole
-rows (`Op.whole_rows`), unless the tensor is very large.
+element is evaluated exactly and carried as high + low.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from mpmath import mp
 from torch import Tensor
 
 from verify.errors import BeyondEffort, TruthError
-from verify.ops.agreement import TOLERANCE
 from verify.ops.compensated import at_hand, library, tensor_of
-from verify.ops.elements import to_arb, whole
+from verify.ops.elements import to_arb
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.records.record import Gate
 from verify.truth import certificate
@@ -34,7 +32,6 @@ from verify.truth.ulp import Yardstick, ulp_exponent, usable_scale, widen
 
 _PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
 _PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
-_EXACT_ELEMENTS = 1 << 17  # of `Op.whole_rows`: about 20 seconds on a CPU
 _ANYTHING = (-math.inf, math.inf)  # the ends of an element of which every answer is right
 _AT_ONCE = 512  # points that are made before any is asked: all at once keep the garbage collector busy
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters, which the reference knows
@@ -164,9 +161,8 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     which takes its time; nothing of it is asked of a GPU where the problem and the reference are on the host."""
     if op.looked_up is not None:
         reference = op.looked_up(problem, result, reference)
-    by_rows = result in op.whole_rows and reference.value.numel() <= _EXACT_ELEMENTS
     known = reference.bound is not None and not bool(reference.bound.any())  # as integers are
-    if (fmt.name == "float64" and not known) or by_rows:
+    if fmt.name == "float64" and not known:
         return _exactly(op, problem, result, reference)
     if reference.bound is not None:
         told = "an interval for every element" + reference.remark
@@ -183,7 +179,6 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     bound = tensor_of(lib.where(lib.isfinite(value), bound, 0.0))
     if reference.exact is not None:
         bound = torch.where(reference.exact, 0.0, bound)
-    sentence += f"; exact and reference compared at {op.compared}" if op.compared else ""
     return Truth(reference.value, None, bound, reference.scale, sentence, reference.ends)
 
 
@@ -219,8 +214,7 @@ def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
 def _pair(point: Point) -> tuple[float, float]:
     """The exact value as high + low; most need one ball."""
     evaluate_ball = point.arb
-    if evaluate_ball is None:
-        return to_double_double(_tight(point))
+    assert evaluate_ball is not None, "every exact value has two routes"
     ball = evaluate_ball(START_PRECISION)
     pair = narrow_pair(ball, _PAIR_BITS)
     if pair is not None:
@@ -244,90 +238,6 @@ def _tight(point: Point, span: tuple[Fraction, Fraction] | None = None) -> Enclo
 
 def _is_inside(enclosure: Enclosure, span: tuple[Fraction, Fraction]) -> bool:
     return enclosure.kind == "real" and span[0] <= enclosure.low and enclosure.high <= span[1]
-
-
-def compared_everywhere(op: Op, problem: Problem, result: str, truth: Truth) -> Truth:
-    """The truth of a user's op whose two formulas are compared at every element, not at some: where they differ, none.
-
-    One evaluation at few bits tells nearly everywhere; where it does not, the exact value does, and takes the place
-    of a reference that float64 has cost its digits. All of a 16-bit format takes seconds, once for a result of an op.
-    """
-    if op.probe is None or truth.certificate == "exact":
-        return truth
-    key = (op.probe, repr(sorted(problem.params.items())), result, *map(_bits_of, _tensors(problem, result)))
-    if key not in _COMPARED:
-        _COMPARED[key] = _compared(op, problem, result, truth.cpu())
-    count, exact = _COMPARED[key]
-    value, bound = truth.value.clone(), truth.bound.clone()
-    if exact:
-        where = torch.tensor(list(exact), device=value.device)
-        known = torch.tensor(list(exact.values()), dtype=torch.float64, device=value.device)
-        value.view(-1)[where] = known
-        bound.view(-1)[where] = known.abs() * 2.0**-52 + certificate.SLACK
-    ends = None
-    if truth.ends is not None:  # equal where there is one right answer
-        one = truth.ends[0] == truth.ends[1]
-        ends = torch.where(one, value, truth.ends[0]), torch.where(one, value, truth.ends[1])
-    sentence = truth.certificate.partition("; exact and reference compared")[0]
-    sentence += f"; exact and reference compared at all {count:,} finite inputs"
-    return replace(truth, value=value, bound=bound, ends=ends, certificate=sentence)
-
-
-_COMPARED: dict[Any, tuple[int, dict[int, float]]] = {}  # at how many inputs, and the exact values that are needed
-
-
-def _compared(op: Op, problem: Problem, result: str, truth: Truth) -> tuple[int, dict[int, float]]:
-    values, bounds = truth.value.reshape(-1).tolist(), truth.bound.reshape(-1).tolist()
-    probes = op.probe(problem, result) if op.probe else []
-    doubtful = [
-        index
-        for index, (probe, value, bound) in enumerate(zip(probes, values, bounds, strict=True))
-        if not _is_near(probe, value, bound)
-    ]
-    poles, exact = 0, {}
-    for first in range(0, len(doubtful), _AT_ONCE):
-        some = doubtful[first : first + _AT_ONCE]
-        for index, point in zip(some, op.points(problem, result, some), strict=True):
-            if math.isinf(values[index]) and _is_undefined(point):
-                poles += 1  # elsewhere than at a zero, whose sign would tell the side
-                continue
-            try:
-                check_bound([point], truth, [index])
-            except TruthError as error:
-                there = to_double_double(_tight(point))[0]
-                if abs(there - values[index]) <= TOLERANCE * (1 + abs(there)) < math.inf:
-                    exact[index] = there
-                    continue
-                inputs = {name: value for name, value in problem.inputs.items() if value is not None}
-                at = ", ".join(f"{name} = {float(value.reshape(-1)[index])!r}" for name, value in inputs.items())
-                differ = f"exact and reference differ: {error}".partition(";")[0]
-                raise TruthError(f"op {op.name!r}, {result} at {at}: {differ}") from error
-    return sum(map(math.isfinite, whole(_tensors(problem, result)[0]))) - poles, exact
-
-
-def _tensors(problem: Problem, result: str) -> list[Tensor]:
-    given = [*problem.inputs.values(), *(problem.upstream.values() if result.startswith("d") else ())]
-    return [value for value in given if value is not None]
-
-
-def _bits_of(tensor: Tensor) -> int:
-    return hash((tensor.dtype, tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()))
-
-
-def _is_undefined(point: Point) -> bool:
-    try:
-        return bool(point.mp(START_PRECISION) != point.mp(START_PRECISION))
-    except TruthError:  # a difference quotient across a pole
-        return True
-
-
-def _is_near(probe: Any, value: float, bound: float) -> bool:
-    """Whether an evaluation that claims nothing is within a bound of the fast reference."""
-    try:
-        there = float(probe)
-    except OverflowError:
-        return False
-    return there == value or (there != there and value != value) or abs(there - value) <= bound
 
 
 def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ def _rows(x: Tensor, name: str, most: int) -> int:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not 0 < x.shape[-1] <= most:
         raise UsageError(
             f"like= has {name} of square matrices with up to {most} rows; received the shape {tuple(x.shape)}",
-            hint="smaller sizes in shapes= or where=, or verify.op, which defines an op by formulas instead",
+            hint="smaller sizes in shapes= or where=",
         )
     return x.shape[-1]
 

@@ -217,7 +217,7 @@ def _grid_sample(
         raise UsageError(
             f"like= has grid_sample with mode='bilinear' and padding of zeros or by the border; received {mode!r}, "
             f"{padding_mode!r}",
-            hint="verify.op defines an op by formulas instead",
+            hint="write the function with operators that docs/like.md lists",
         )
     sizes, weights = x.shape[2:], []
     for place, size in enumerate(reversed(sizes)):
@@ -310,7 +310,7 @@ def _scatter_reduce(
     if reduce not in ("sum", "mean"):
         raise UsageError(
             f"like= has scatter_reduce for 'sum' and 'mean'; received {reduce!r}",
-            hint="verify.op defines an op by formulas instead",
+            hint="amax, amin and prod over the elements of each place, or sum and mean",
         )
     met = torch.zeros(x.shape, dtype=torch.int64, device=x.device).scatter_add(dim, index, torch.ones_like(index))
     base = x if include_self else torch.where(met > 0, 0.0, x)

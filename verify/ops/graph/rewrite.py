@@ -97,7 +97,7 @@ class Rewriter:
         if name not in RULES:
             raise UsageError(
                 f"like= uses an operator that verify has no real meaning for: {target}{node.place}",
-                hint="docs/like.md lists what is understood; verify.op defines an op by formulas instead",
+                hint="docs/like.md lists the operators that are understood; write the function with those",
             )
         return self._typed(RULES[name](self, *args, **kwargs), found)
 

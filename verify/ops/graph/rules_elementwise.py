@@ -135,7 +135,7 @@ def _zeta(r: Rewriter, order: Any, a: Any) -> Step:
     if not isinstance(a, Step) or isinstance(order, Step) or not float(order).is_integer() or not 2 <= order <= 64:
         raise UsageError(
             "like= has special.zeta(s, x) for whole numbers s from 2 to 64 and a tensor x",
-            hint="verify.op defines an op by formulas instead",
+            hint="the order is a number, as in special.zeta(2, x)",
         )
     whole = int(order)
     return r.map("divide", r.map(polygamma(whole - 1), a), float((-1) ** whole * math.factorial(whole - 1)))
