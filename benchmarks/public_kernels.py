@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks.like_rules import write
 from verify.records import files
 from verify.records.record import CLASSES, KernelRun, Result, Run
-from verify.report import run_words
+from verify.report import result_words
+from verify.report.present import present
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -32,7 +33,7 @@ def table(run: Run) -> str:
             project = file
             lines.append(f"| **{file}** |" + " |" * (2 + len(DTYPES)))
         lines += _rows(kernel)
-    told = dict.fromkeys((kernel.target, text) for kernel, text in run_words.limits_of(run))
+    told = dict.fromkeys((kernel.run.target, text) for kernel, text in present(run).limits)
     refused = [f"- `{target.removeprefix('examples/public/')}`: {text}" for target, text in told]
     return (
         "\n".join([*lines, *(["", "Sizes and inputs that a kernel does not take:", "", *refused] if refused else [])])
@@ -54,8 +55,8 @@ def _rows(kernel: KernelRun) -> list[str]:
 
 
 def _cell(result: Result) -> str:
-    classes = " · ".join(run_words.of_class(result, name) for name in CLASSES)
-    return f"{classes} ({run_words.baseline_of(result)})"
+    classes = " · ".join(result_words.of_class(result, name) for name in CLASSES)
+    return f"{classes} ({result_words.baseline_of(result)})"
 
 
 def main() -> None:

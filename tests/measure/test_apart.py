@@ -20,7 +20,7 @@ from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Left, Printed
-from verify.report.run_words import notes_of
+from verify.report.present import KernelFacts
 from verify.sweep.requests import ListSpaces
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
@@ -171,17 +171,17 @@ def test_what_decides_no_result_is_said_and_not_held_against_it(found: dict[str,
         Left("random", "call", "drew or seeded random numbers of random, torch"),
     ]
     assert found["prints"].left == []
-    assert "its call changed sys.path by /left" in notes_of(untidy)
+    assert "its call changed sys.path by /left" in KernelFacts(untidy).notes
 
 
 def test_what_a_kernel_prints_is_kept_with_it(found: dict[str, KernelRun]) -> None:
     assert found["prints"].printed == Printed(30, "imported\nfirst \x1b[31mline\nlast\n")
-    assert notes_of(found["prints"]) == ["printed 30 bytes: imported"]
+    assert KernelFacts(found["prints"]).notes == ["printed 30 bytes: imported"]
     flood = found["floods"].printed
     assert flood is not None and flood.bytes > 400_000 and len(flood.text) < (64 << 10) + 100
     assert f"... {flood.bytes - (64 << 10):,} bytes dropped ..." in flood.text
     assert found["doubles"].printed is not None and "mine" in found["doubles"].printed.text
-    assert len(notes_of(found["floods"])[0]) < 200
+    assert len(KernelFacts(found["floods"]).notes[0]) < 200
 
 
 def test_noise_in_its_connection_costs_the_kernel_alone(found: dict[str, KernelRun]) -> None:

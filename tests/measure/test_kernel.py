@@ -28,7 +28,7 @@ from verify.ops.linear import LINEAR
 from verify.ops.op import Op, Point, Problem
 from verify.records.merge import together
 from verify.records.record import Figures, KernelRun, Result, value_of
-from verify.report.run_words import notes_of
+from verify.report.present import KernelFacts
 from verify.workers import beside
 
 CPU = Backend(name="interpreter", device="cpu", label="", details="")
@@ -468,6 +468,6 @@ def test_the_record_says_the_largest_size_of_each_dimension() -> None:
     declared = verify.kernel(like=running_sums, shapes={"x": "n d"}, where="n <= 100", dtypes=["float32"])
     run = measured(declared(running_sums))
     assert run.sizes == {"n": 100, "d": 4097}
-    assert "sizes up to n 100, d 4,097" in notes_of(run)
+    assert "sizes up to n 100, d 4,097" in KernelFacts(run).notes
     assert together(run, msgspec.structs.replace(run, sizes={"n": 7, "d": 5000})).sizes == {"n": 100, "d": 5000}
     assert measured(verify.kernel(op="silu", dtypes=["bfloat16"])(silu)).sizes == {}

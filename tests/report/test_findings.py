@@ -6,11 +6,11 @@ import msgspec
 
 from tests.report.sample import eager_kernel, figures, make, nan_kernel
 from verify.records.record import Result, Run
-from verify.report.findings import also, findings, unproven
 from verify.report.html import record_html
-from verify.report.judged import limit_of, on_average, result_notes
 from verify.report.markdown import record_markdown
 from verify.report.markdown.comment import inert
+from verify.report.present import present
+from verify.report.result_words import limit_of, on_average, result_notes
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -41,8 +41,8 @@ def three_defects() -> Run:
 
 
 def test_results_of_one_cause_are_one_finding_and_ordinary_inputs_come_first() -> None:
-    found = findings(three_defects())
-    assert [(each.result.output, each.result.dtype, also(each)) for each in found] == [
+    found = present(three_defects()).findings
+    assert [(each.result.output, each.result.dtype, each.also_words) for each in found] == [
         ("dw", "float32", "dw float16 (50)"),
         ("y", "float32", "dx float32 (NaN); y float16 (NaN)"),
         ("y", "bfloat16", ""),
@@ -62,11 +62,11 @@ def test_the_page_has_each_cause_once_before_the_table() -> None:
     run = three_defects()
     page = record_html.render(run)
     front = page[page.index('<h2 id="worst-title">') : page.index('<h2 id="results-title">')]
-    texts = [f"{each.result.output} {each.result.dtype}" for each in findings(run)]
+    texts = [f"{each.result.output} {each.result.dtype}" for each in present(run).findings]
     heads = [front.index(f"</a>, {texts[0]}:"), *(front.index(f"</a> {text}</h3>") for text in texts[1:])]
     assert heads == sorted(heads)
     assert "Of the same cause: dw float16 (50)" in front and "Of the same cause: dx float32 (NaN)" in front
-    assert front.count('<div class="command">') == len(findings(run))
+    assert front.count('<div class="command">') == len(present(run).findings)
     assert "Other causes" not in record_html.render(make([eager_kernel()]))
 
 
@@ -88,7 +88,10 @@ def without_verdict() -> Run:
 
 def test_results_without_a_verdict_say_why_and_what_to_do() -> None:
     run = without_verdict()
-    assert [(each.result.output, also(each)) for each in unproven(run)] == [("dx", "dx float16"), ("y", "")]
+    assert [(each.result.output, each.also_words) for each in present(run).unproven] == [
+        ("dx", "dx float16"),
+        ("y", ""),
+    ]
     text = " ".join(record_text.render(run, Terminal(120)).split())
     page, comment = record_html.render(run), record_markdown.render(run)
     advice = 'a stricter max_noise= or max_ulp=, other inputs, or vacuous={"dx": "REASON"} in the declaration'

@@ -34,6 +34,7 @@ from tests.report.sample import (
 from verify.records import files, record
 from verify.report import words
 from verify.report.html import curve_plot, plot, record_html
+from verify.report.present import present
 
 VOID = {"meta", "input", "br", "wbr", "link", "img", "hr", "base"}
 FETCHES = {"src", "srcset", "href", "action", "data", "poster", "formaction", "background", "ping"}
@@ -181,7 +182,7 @@ def test_every_maximum_has_its_basis_beside_it(reader: Reader) -> None:
 
 
 def test_rows_come_worst_first() -> None:
-    rows = record_html.rows(sample())
+    rows = record_html.rows(present(sample()))
     ranks = [int(row.cells["verdict"].key) for row in rows]
     assert ranks == sorted(ranks, reverse=True)
     first = [row.cells["kernel"].text for row in rows][:1]
@@ -387,6 +388,6 @@ def test_the_front_says_what_it_was_measured_on() -> None:
 
 
 def test_the_front_has_the_largest_error_of_each_class_as_a_multiple_of_its_limit() -> None:
-    found = record_html._of_classes(make([good_kernel(), layer_norm_kernel(), peer_kernel()]))
+    found = record_html._of_classes(present(make([good_kernel(), layer_norm_kernel(), peer_kernel()])))
     assert [noun for _, _, noun in found] == ["of 2 ULP, ordinary", "of 2 ULP, demanding"]
     assert found[0][:2] == ("wrong", "5.5") and found[1][0] == ""

@@ -19,6 +19,7 @@ from verify.records import files, record
 from verify.records.compare import compare
 from verify.report import words
 from verify.report.html import against, record_html
+from verify.report.present import present
 
 CELLS = """(key) => [...document.querySelectorAll('#table tbody tr')]
     .filter((row) => !row.hidden)
@@ -131,7 +132,7 @@ def test_sorting_by_text_starts_ascending(page: Page) -> None:
     assert page.evaluate("document.querySelector('th[data-key=kernel]').ariaSort") == "ascending"
     plain = [name.lower() for name in names if name[0].isalpha()]
     assert plain == sorted(plain, key=lambda name: name.replace("_", " "))
-    assert len(names) == len(record_html.rows(sample()))
+    assert len(names) == len(record_html.rows(present(sample())))
 
 
 def test_the_page_opens_worst_first(page: Page) -> None:
@@ -141,7 +142,7 @@ def test_the_page_opens_worst_first(page: Page) -> None:
 
 
 def test_filtering_by_text_and_by_attention(page: Page) -> None:
-    total = len(record_html.rows(sample()))
+    total = len(record_html.rows(present(sample())))
     shown = "document.querySelector('#shown').textContent"
     assert page.evaluate(shown) == f"{total} rows"
     query(page, "GELU bfloat16 wrong")

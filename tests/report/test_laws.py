@@ -7,9 +7,9 @@ import pytest
 
 from tests.report.sample import passing, rich, sample
 from verify.records.record import LawRun, Left, Origin, Printed, Run, replay_command
-from verify.report import run_words
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
+from verify.report.present import KernelFacts, present, skipped_laws
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -46,7 +46,7 @@ def test_the_terminal_shows_the_broken_law_and_counts_the_others(run: Run) -> No
 
 def test_a_peer_breaks_laws_without_being_judged(run: Run) -> None:
     peer = msgspec.structs.replace(run.kernels[0], peer=True)
-    assert run_words.broken_laws(msgspec.structs.replace(run, kernels=[peer])) == []
+    assert present(msgspec.structs.replace(run, kernels=[peer])).broken_laws == []
 
 
 def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
@@ -84,8 +84,8 @@ def test_many_reasons_stay_a_short_list(run: Run) -> None:
 
 def test_a_law_skipped_in_some_dtypes_names_them() -> None:
     both = [msgspec.structs.replace(SKIPPED, dtype=name) for name in ("bfloat16", "float32")]
-    assert run_words.skipped_laws(both) == [("needs a CUDA device", "CUDA graph")]
-    assert run_words.skipped_laws([*both, msgspec.structs.replace(KEPT, dtype="float64")]) == [
+    assert skipped_laws(both) == [("needs a CUDA device", "CUDA graph")]
+    assert skipped_laws([*both, msgspec.structs.replace(KEPT, dtype="float64")]) == [
         ("needs a CUDA device", "CUDA graph (bfloat16, float32)")
     ]
 
@@ -110,7 +110,7 @@ def test_what_follows_from_calls_that_differ_is_listed_below_that(run: Run) -> N
     )
     changed = msgspec.structs.replace(run, kernels=[kernel, *others])
     besides = f"wrong: {result.output} {result.dtype}; broken: determinism (bfloat16), special (bfloat16)"
-    assert run_words.besides(kernel) == besides
+    assert KernelFacts(kernel).besides() == besides
     text = " ".join(record_text.render(changed, Terminal(100)).split())
     assert f"✗ not deterministic {kernel.name} why two calls with the same input differ besides {besides}" in text
     assert f"✗ kernel failed {kernel.name} shapes bfloat16 why k raised besides called for: memory bounds" in text

@@ -11,9 +11,9 @@ from markdown_it import MarkdownIt
 
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, rich, sample
 from verify.records.record import Gap, LawRun, replay_command
-from verify.report import run_words, words
-from verify.report.findings import findings
+from verify.report import words
 from verify.report.markdown import comment, record_markdown
+from verify.report.present import present
 
 ALLOWED = {
     *("h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
@@ -117,7 +117,7 @@ def test_every_result_has_a_row_worst_first() -> None:
 
 def test_each_wrong_result_can_be_replayed() -> None:
     commands = Reader(record_markdown.render(sample())).commands
-    for found in findings(sample()):
+    for found in present(sample()).findings:
         assert found.worst is not None
         assert words.clean(replay_command(found.worst.origin)) + "\n" in commands
 
@@ -139,7 +139,7 @@ def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
     def left_out_of(what: str) -> int:
         return sum(int(count.replace(",", "")) for count in re.findall(rf"([\d,]+) more {what} left out", text))
 
-    standings = [[run_words.standing(kernel, result) for result in kernel.results] for kernel in run.kernels]
+    standings = [[each.standing for each in kernel.results] for kernel in present(run).kernels]
     assert rows + left_out_of("rows") == sum(found.count("wrong") for found in standings)
     # what is in order is too much for rows: a line for each kernel
     lines = len(re.findall(r"^- [✓·✗] <code>", text, re.MULTILINE))
@@ -147,7 +147,7 @@ def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
     details = text.count("<details><summary>✗")
     left_out = re.search(r"([\d,]+) more wrong results left out", text)
     missing = int(left_out[1].replace(",", "")) if left_out else 0
-    assert details + missing == len(findings(run))
+    assert details + missing == len(present(run).findings)
 
 
 def test_what_is_in_order_is_folded_away() -> None:

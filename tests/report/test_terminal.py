@@ -21,9 +21,10 @@ from tests.report.sample import LONG_NAME, empty, incomplete, passing, plain, sa
 from verify.errors import SPENT
 from verify.measure.session import OUT_OF_TIME
 from verify.records.record import Gap, KernelRun, Run
-from verify.report import run_words, words
+from verify.report import words
 from verify.report.markdown import record_markdown
-from verify.report.signs import Signs
+from verify.report.present import KernelFacts, ResultFacts, present
+from verify.report.result_words import judged
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -58,7 +59,7 @@ def test_nothing_is_cut_at_any_width(width: int) -> None:
         assert re.sub(r"\s+", "", words.clean(kernel.name)) in table
         for result in kernel.results:
             if width >= 46:  # below, lines fold in the middle of everything
-                assert words.ulp(run_words.judged(result.figures, result.gate).upper) in table
+                assert words.ulp(judged(result.figures, result.gate).upper) in table
     assert "…" not in table
     assert "..." not in table
 
@@ -152,22 +153,23 @@ def test_a_failure_takes_eight_lines_at_most() -> None:
 def test_what_a_reason_says_is_not_said_again() -> None:
     [kernel] = [kernel for kernel in plain().kernels if kernel.name == "eager_gelu"]
     [result] = [item for item in kernel.results if item.dtype == "bfloat16" and item.output == "y"]
+    owner = KernelFacts(kernel)
     reason = "255 ULP, the limit is 4"
     told = msgspec.structs.replace(result, reason=reason)
-    assert record_text._why(told, Signs.choose(True)) == (f"{reason}; all 2^16", "")
+    assert record_text._why(ResultFacts(owner, told, owner.dash)) == (f"{reason}; all 2^16", "")
     reason = "wrong at 1 infinite or NaN input, right at all others"  # the maximum is that of the others
     told = msgspec.structs.replace(told, reason=reason, limit=300.0)
-    assert record_text._why(told, Signs.choose(True))[1] == "max 255 ULP, limit 300 ULP"
+    assert record_text._why(ResultFacts(owner, told, owner.dash))[1] == "max 255 ULP, limit 300 ULP"
 
 
 def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None:
     lines = record_text.render(passing(), Terminal(120), record="out.json").splitlines()
-    assert lines[-2] == f"✓ {run_words.sentence(passing())}"
+    assert lines[-2] == f"✓ {present(passing()).sentence}"
     assert lines[-1] == "next: verify report out.json --html report.html"
     for run in (sample(), incomplete(), empty()):
         text = record_text.render(run, Terminal(400))
-        assert text.splitlines()[-2][2:] == run_words.sentence(run)
-        assert text.endswith(f"\nnext: {run_words.next_command(run)}\n")
+        assert text.splitlines()[-2][2:] == present(run).sentence
+        assert text.endswith(f"\nnext: {present(run).next_command()}\n")
 
 
 def test_notes_of_judged_kernels_are_shown() -> None:

@@ -10,7 +10,7 @@ from verify.gate.bounds import Bound
 from verify.gate.verdict import SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading, inputs
 from verify.records.record import UNPROVEN, Worst, number, replay_command, value_of
-from verify.report import run_words, words
+from verify.report import result_words, words
 from verify.truth.figure import shown
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
@@ -137,7 +137,7 @@ def besides(verdict: Verdict) -> list[tuple[str, tuple[str, ...]]]:
 
 def where(worst: Worst) -> str:
     """`x = 4.01 (0x4403) at [17411]`."""
-    place = run_words.index_text(worst)
+    place = result_words.index_text(worst)
     return inputs(worst) + (f" at {place}" if place else "")
 
 
@@ -148,7 +148,7 @@ def there(reading: Reading) -> str:
     size = math.nan if found is None else abs(value_of(found))
     if not math.isfinite(size) or not reading.finite or error(reading) == shown(size):
         return ""
-    return f"{run_words.error_text(reading.worst, reading.gate)}; more cannot be excluded elsewhere"
+    return f"{result_words.error_text(reading.worst, reading.gate)}; more cannot be excluded elsewhere"
 
 
 def breaches(verdict: Verdict) -> list[Row]:

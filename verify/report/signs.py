@@ -1,46 +1,37 @@
-"""Glyphs and colours of a status. A glyph always stands beside its word; red means worse."""
+"""How a status looks: glyph, colour, word, rank. A glyph always has its word beside it; red means worse."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-GLYPHS = {
-    "ok": "✓",
-    "wrong": "✗",
-    "error": "✗",
-    "crashed": "✗",
-    "timeout": "✗",
-    "undecided": "?",
-    "vacuous": "○",
-    "interrupted": "○",
-    "skipped": "○",
-    "peer": "·",
+
+@dataclass(frozen=True)
+class Look:
+    """`rank` orders rows: what a reader has to see first has the highest."""
+
+    glyph: str
+    ascii: str
+    style: str
+    word: str
+    rank: int
+
+
+LOOKS = {
+    "ok": Look("✓", "+", "green", "ok", 1),
+    "wrong": Look("✗", "x", "bold red", "wrong", 6),
+    "error": Look("✗", "x", "bold red", "error", 3),
+    "crashed": Look("✗", "x", "bold red", "crashed", 5),
+    "timeout": Look("✗", "x", "bold red", "timed out", 4),
+    "undecided": Look("?", "?", "yellow", "undecided", 2),
+    "vacuous": Look("○", "o", "yellow", "vacuous", 2),
+    "interrupted": Look("○", "o", "yellow", "interrupted", 2),
+    "skipped": Look("○", "o", "yellow", "skipped", 2),
+    "peer": Look("·", ".", "dim", "peer", 0),
 }
-ASCII_GLYPHS = {
-    "ok": "+",
-    "wrong": "x",
-    "error": "x",
-    "crashed": "x",
-    "timeout": "x",
-    "undecided": "?",
-    "vacuous": "o",
-    "interrupted": "o",
-    "skipped": "o",
-    "peer": ".",
-}
+GLYPHS = {status: look.glyph for status, look in LOOKS.items()}
+STYLES = {status: look.style for status, look in LOOKS.items()}
+WORDS = {status: look.word for status, look in LOOKS.items()}
 STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # of a verdict, as the status that looks like it
-STYLES = {
-    "ok": "green",
-    "wrong": "bold red",
-    "error": "bold red",
-    "crashed": "bold red",
-    "timeout": "bold red",
-    "undecided": "yellow",
-    "vacuous": "yellow",
-    "interrupted": "yellow",
-    "skipped": "yellow",
-    "peer": "dim",
-}
 
 
 @dataclass(frozen=True)
@@ -54,4 +45,6 @@ class Signs:
     @staticmethod
     def choose(glyphs: bool) -> Signs:
         """The signs for a terminal that can, or cannot, show more than ASCII."""
-        return Signs(GLYPHS, "\N{EN DASH}", "…") if glyphs else Signs(ASCII_GLYPHS, "..", "...")
+        if glyphs:
+            return Signs(GLYPHS, "\N{EN DASH}", "…")
+        return Signs({status: look.ascii for status, look in LOOKS.items()}, "..", "...")

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.records.record import KernelRun, Number, Result, Run, Worst, value_of
-from verify.report import compare_words, gate_words, run_words, words
+from verify.records.record import Number, Worst, value_of
+from verify.report import compare_words, gate_words, words
 from verify.report.gaps import GapLine, gathered
 from verify.report.html.curve_plot import spark
+from verify.report.present import Facts, ResultFacts
+from verify.report.result_words import judged
 from verify.report.signs import STANDING
 
 if TYPE_CHECKING:
@@ -165,23 +167,17 @@ def _pair(pair: Pair) -> AgainstRow:
     )
 
 
-def over_time(run: Run, history: History | None) -> Against | None:
+def over_time(facts: Facts, history: History | None) -> Against | None:
     """What moved since the run before, the largest growth first, with the figures of all earlier runs."""
-    known = [
-        (kernel, result, found)
-        for kernel in run.kernels
-        if not kernel.peer
-        for result in run_words.leading(kernel)
-        if (found := _before(history, kernel, result))
-    ]
+    known = [(each, found) for kernel in facts.judged for each in kernel.leading if (found := _before(history, each))]
     if not known:
         return None
     moved = []
-    for kernel, result, found in known:
-        now, last = run_words.judged(result.figures, result.gate).upper, found.values[-1]
+    for each, found in known:
+        now, last = judged(each.result.figures, each.result.gate).upper, found.values[-1]
         ratio = size(value_of(now)) / size(value_of(last))
         if ratio != 1.0:
-            moved.append((ratio, _moved(kernel, result, found, now, ratio > 1)))
+            moved.append((ratio, _moved(each, found, now, ratio > 1)))
     moved.sort(key=lambda pair: -pair[0])
     grew, runs = sum(ratio > 1 for ratio, _ in moved), max(len(found.values) for *_, found in known)
     counted = [f"{grew:,} grew"] * (grew > 0) + [f"{len(moved) - grew:,} shrank"] * (len(moved) > grew)
@@ -200,8 +196,8 @@ def over_time(run: Run, history: History | None) -> Against | None:
     )
 
 
-def _moved(kernel: KernelRun, result: Result, found: Earlier, now: Number, grew: bool) -> AgainstRow:
-    title = run_words.title(kernel, result)
+def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> AgainstRow:
+    result, title = each.result, each.title
     return AgainstRow(
         standing="skipped" if result.status == "ok" and grew else result.status,
         word="grew" if grew else "shrank",
@@ -225,13 +221,14 @@ def _number(value: float) -> Number:
     return number(value)
 
 
-def trend(history: History | None, kernel: KernelRun, result: Result) -> Sequence[Number]:
+def trend(history: History | None, each: ResultFacts) -> Sequence[Number]:
     """The figures of one result over earlier runs and this one, if there are any earlier ones."""
-    found = _before(history, kernel, result)
-    return (*found.values, run_words.judged(result.figures, result.gate).upper) if found else ()
+    found = _before(history, each)
+    return (*found.values, judged(each.result.figures, each.result.gate).upper) if found else ()
 
 
-def _before(history: History | None, kernel: KernelRun, result: Result) -> Earlier | None:
+def _before(history: History | None, each: ResultFacts) -> Earlier | None:
+    result, kernel = each.result, each.owner.run
     if not history or kernel.peer:
         return None
     return history.get((kernel.name, result.output, result.dtype, result.source))

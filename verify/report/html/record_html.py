@@ -18,24 +18,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from verify.records.files import encode
-from verify.records.record import (
-    CLASSES,
-    ORDINARY,
-    RESULT_STATUSES,
-    KernelRun,
-    Number,
-    Result,
-    Run,
-    replay_command,
-    value_of,
-)
-from verify.report import findings, run_words, words
+from verify.records.record import CLASSES, ORDINARY, Number, Result, Run, replay_command, value_of
+from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
-from verify.report.signs import GLYPHS, STANDING
+from verify.report.present import Facts, KernelFacts, ResultFacts, present, skipped_laws
+from verify.report.present import Row as Line
+from verify.report.result_words import judged
+from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -49,18 +43,6 @@ INLINE = 80_000  # of kernel sections, the one that opens with the page first
 ROWS = 150_000  # of the table; what is judged is written out in any case
 SPEEDS = 40_000  # of plots of accuracy against speed
 CROWD = 12  # more peers than these stand apart from the judged kernels, by operation
-RANK = {
-    "wrong": 6,
-    "crashed": 5,
-    "timeout": 4,
-    "error": 3,
-    "undecided": 2,
-    "vacuous": 2,
-    "interrupted": 2,
-    "skipped": 2,
-    "ok": 1,
-    "peer": 0,
-}
 MOST_FINDINGS = 40  # beside the first; the table has them all
 CROWDED = 40  # rows of peers beyond which they are hidden until asked for
 TEMPLATES = ("report", "against", "kernel", "brief", "parts", "beside", "row", "speed")
@@ -91,7 +73,7 @@ class Group:
     """Kernels that stand together in the page; without a title they are simply next."""
 
     title: str
-    kernels: list[views.KernelView]
+    kernels: list[SimpleNamespace]
 
 
 @dataclass(frozen=True)
@@ -127,16 +109,17 @@ def render(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=DictLoader(pages)
     )
-    environment.globals.update(sign=GLYPHS, word=run_words.STATUS_WORD, foldable=_foldable)
-    kernels = [views.kernel_view(run, index, history) for index in range(len(run.kernels))]
+    environment.globals.update(sign=GLYPHS, word=WORDS, foldable=_foldable)
+    facts = present(run)
+    kernels = [views.kernel_view(kernel, history) for kernel in facts.kernels]
     section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
-    headline = _headline(run)
+    headline = _headline(facts)
     first = "" if headline is None else headline["anchor"]
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
-    lines = rows(run, history)
+    lines = rows(facts, history)
     look = {"columns": COLUMNS, "trends": any(row.trend for row in lines)}
     table, late = _table(lines, [environment.get_template("row.html.j2").render(row=row, **look) for row in lines])
-    found = speed_plot.plots(run)
+    found = speed_plot.plots(facts)
     speeds = environment.get_template("speed.html.j2").render(speeds=found) if found else ""
     packed |= {"rows": "".join(late)} if late else {}
     packed |= {"speeds": speeds} if len(speeds) > SPEEDS else {}
@@ -150,31 +133,31 @@ def render(
         written={anchor: Markup(text) for anchor, text in written.items()},
         run=run,
         state=STANDING[run.verdict],
-        clauses=run_words.clauses(run),
-        sentence=run_words.sentence(run),
-        setting=run_words.setting(run),
+        clauses=facts.clauses,
+        sentence=facts.sentence,
+        setting=facts.setting,
         machine=_machine(run),
         command_line=words.clean(run.command),
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
         identity=words.clean(run.id),
-        counts=_counts(run),
-        of_classes=_of_classes(run),
+        counts=_counts(facts),
+        of_classes=_of_classes(facts),
         worst=headline,
-        failures=_failures(run_words.failures(run)),
-        missing=run_words.not_measured(run),
-        limits=[(run_words.name_of(kernel), text) for kernel, text in run_words.limits_of(run)],
-        skipped_laws=run_words.skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
-        laws_line=run_words.laws_line(run),
-        broken=_broken(run),
-        beside=_beside(run, base, gate, history),
-        more_findings=_more_findings(run),
-        unproven=[_finding(run, found) for found in findings.unproven(run)],
+        failures=_failures(facts.failures),
+        missing=facts.missing,
+        limits=[(kernel.name, text) for kernel, text in facts.limits],
+        skipped_laws=skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
+        laws_line=facts.laws_line,
+        broken=_broken(facts),
+        beside=_beside(facts, base, gate, history),
+        more_findings=[_finding(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]],
+        unproven=[_finding(found) for found in facts.unproven],
         lead=against.LEAD,
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
         selftest=_selftest(run),
         stages=run.stages,
-        next_command=run_words.next_command(run),
+        next_command=facts.next_command(),
         rows=[Markup(text) for text in table],
         late_rows=words.plural(len(late), "row") if late else "",
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
@@ -228,12 +211,12 @@ def _table(rows: list[Row], texts: list[str]) -> tuple[list[str], list[str]]:
     return texts, []
 
 
-def _groups(kernels: list[views.KernelView]) -> list[Group]:
+def _groups(kernels: list[SimpleNamespace]) -> list[Group]:
     """Kernels in the order of the record; many peers by operation, below what is judged."""
     peers = [kernel for kernel in kernels if kernel.peer]
     if len(peers) <= CROWD or len(peers) == len(kernels):
         return [Group("", kernels)] if kernels else []
-    calls: dict[str, list[views.KernelView]] = {}
+    calls: dict[str, list[SimpleNamespace]] = {}
     for kernel in peers:
         calls.setdefault(kernel.call, []).append(kernel)
     found = [Group("", [kernel for kernel in kernels if not kernel.peer])]
@@ -261,25 +244,25 @@ def _machine(run: Run) -> str:
     return ", ".join(words.clean(f"{label}{known[name]}") for label, name in names if name in known)
 
 
-def _beside(run: Run, base: Comparison | None, gate: Verdict | None, history: History | None) -> list[Against]:
+def _beside(facts: Facts, base: Comparison | None, gate: Verdict | None, history: History | None) -> list[Against]:
     """What the page leads with where it is given: change, trend, and the verdict of the bounds."""
-    found = [None if base is None else against.base(base), against.over_time(run, history)]
+    found = [None if base is None else against.base(base), against.over_time(facts, history)]
     return [each for each in (*found, None if gate is None else against.bounds(gate)) if each is not None]
 
 
-def _broken(run: Run) -> list[dict[str, Any]]:
+def _broken(facts: Facts) -> list[dict[str, Any]]:
     """Broken laws; those of one kernel with one message, such as what it raises at every call, are one entry."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
-    for index, kernel in enumerate(run.kernels):
-        for law in kernel.laws:
-            if law.status != "broken" or kernel.peer:
+    for kernel in facts.judged:
+        for law in kernel.run.laws:
+            if law.status != "broken":
                 continue
             name = f"{words.clean(law.law)} {words.clean(law.dtype)}"
             first = found.setdefault(
-                (index, law.message),
+                (kernel.index, law.message),
                 {
-                    "anchor": f"kernel-{index}",
-                    "kernel": run_words.name_of(kernel),
+                    "anchor": f"kernel-{kernel.index}",
+                    "kernel": kernel.name,
                     "law": name,
                     "message": words.clean(law.message),
                     "replay": words.clean(replay_command(law.origin)),
@@ -347,53 +330,50 @@ def compressed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def rows(run: Run, history: History | None = None) -> list[Row]:
+def rows(facts: Facts, history: History | None = None) -> list[Row]:
     """All lines of the table, worst first: the order in which the page opens."""
-    found: list[tuple[tuple[float, ...], Row]] = []
-    for index, kernel in enumerate(run.kernels):
-        anchor = f"kernel-{index}"
-        for result in run_words.leading(kernel):
-            standing = run_words.standing(kernel, result)
-            order = (-RANK[standing], *(-part for part in run_words.badness(result)))
-            found.append((order, _row(anchor, standing, kernel, result, history)))
-        if not kernel.results or kernel.status not in RESULT_STATUSES:
-            standing = run_words.standing(kernel)
-            found.append(((-RANK[standing],), _bare_row(anchor, standing, kernel)))
-    # the sort is stable: equal rows keep the order of the record
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+    return [_bare_row(line) if line.result is None else _row(line, line.result, history) for line in facts.rows]
 
 
-def _row(anchor: str, standing: str, kernel: KernelRun, result: Result, history: History | None) -> Row:
-    figures = run_words.judged(result.figures, result.gate)
-    baseline = None if result.baseline is None else run_words.judged(result.baseline, result.gate)
-    scaled = "" if run_words.maximum(result.figures, result.gate) == "NaN" else words.MARK[result.gate]
+def _row(line: Line, each: ResultFacts, history: History | None) -> Row:
+    result = each.result
+    figures = judged(result.figures, result.gate)
+    baseline = None if result.baseline is None else judged(result.baseline, result.gate)
+    mark = "" if each.maximum == "NaN" else each.mark
     cells = {
-        "kernel": Cell(run_words.name_of(kernel)),
+        "kernel": Cell(line.kernel.name),
         "output": Cell(words.clean(result.output)),
         "dtype": Cell(words.dtype_of(result)),
-        **{name: _class_cell(result, name, scaled * (name == ORDINARY)) for name in CLASSES},
+        **{name: _class_cell(each, name, mark * (name == ORDINARY)) for name in CLASSES},
         "basis": Cell(words.basis_of(result, short=True), str(result.basis.n)),
-        "baseline": Cell(run_words.baseline_of(result), "" if baseline is None else sort_key(baseline.upper)),
-        "verdict": Cell(run_words.label(kernel, result), str(RANK[standing])),
+        "baseline": Cell(each.baseline, "" if baseline is None else sort_key(baseline.upper)),
+        "verdict": Cell(each.label, str(LOOKS[line.standing].rank)),
     }
-    strip = plot.strip(
-        figures.upper,
-        None if baseline is None else baseline.upper,
-        result.limit,
-        bad=standing == "wrong",
-    )
-    title = run_words.title(kernel, result)
-    trend = against.trend(history, kernel, result)
-    spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {title} by input")
-    trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {title} over {len(trend)} runs")
-    return Row(anchor, standing, cells, strip, spark, trend_line, words.call(kernel.op, kernel.params))
+    theirs = None if baseline is None else baseline.upper
+    strip = plot.strip(figures.upper, theirs, result.limit, bad=line.standing == "wrong")
+    trend = against.trend(history, each)
+    spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input")
+    trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {each.title} over {len(trend)} runs")
+    return Row(_anchor(line.kernel), line.standing, cells, strip, spark, trend_line, line.kernel.call)
 
 
-def _class_cell(result: Result, name: str, unit: str) -> Cell:
-    found = next((each for each in result.classes if each.name == name), None)
+def _bare_row(line: Line) -> Row:
+    cells = {key: Cell("", "") for key, _, _ in COLUMNS}
+    cells["kernel"] = Cell(line.kernel.name)
+    cells["verdict"] = Cell(line.kernel.word, str(LOOKS[line.standing].rank))
+    return Row(_anchor(line.kernel), line.standing, cells, None, "", "", line.kernel.call)
+
+
+def _anchor(kernel: KernelFacts) -> str:
+    return f"kernel-{kernel.index}"
+
+
+def _class_cell(each: ResultFacts, name: str, unit: str) -> Cell:
+    result = each.result
+    found = next((part for part in result.classes if part.name == name), None)
     figures = None if found is None and result.classes else (found or result).figures
-    key = "" if figures is None else sort_key(run_words.judged(figures, result.gate).upper)
-    return Cell(run_words.of_class(result, name) + unit, key, bool(found and found.reason))
+    key = "" if figures is None else sort_key(judged(figures, result.gate).upper)
+    return Cell(each.classes[name] + unit, key, bool(found and found.reason))
 
 
 def _by_input(result: Result) -> tuple[list[Number], float]:
@@ -403,14 +383,7 @@ def _by_input(result: Result) -> tuple[list[Number], float]:
         return [value for value, count in pairs if count], result.limit
     if len(result.regimes) < 2:
         return [], result.limit
-    return [run_words.judged(item.figures, result.gate).upper for item in result.regimes], result.limit
-
-
-def _bare_row(anchor: str, standing: str, kernel: KernelRun) -> Row:
-    cells = {key: Cell("", "") for key, _, _ in COLUMNS}
-    cells["kernel"] = Cell(run_words.name_of(kernel))
-    cells["verdict"] = Cell(run_words.STATUS_WORD[kernel.status], str(RANK[standing]))
-    return Row(anchor, standing, cells, None, "", "", words.call(kernel.op, kernel.params))
+    return [judged(item.figures, result.gate).upper for item in result.regimes], result.limit
 
 
 def sort_key(value: Any) -> str:
@@ -421,14 +394,12 @@ def sort_key(value: Any) -> str:
     return "1e308" if math.isinf(number) else repr(abs(number))
 
 
-def _counts(run: Run) -> list[tuple[str, str, str]]:
+def _counts(facts: Facts) -> list[tuple[str, str, str]]:
     """(standing, figure, noun) for the line under the verdict."""
-    found = run_words.counts(run)
-    nouns = {**run_words.STATUS_WORD, "error": "raised"}
-    nouns["peer"] = "peer" if found.get("peer") == 1 else "peers"
-    labels = [run_words.kind(kernel, result) for kernel in run.kernels if not kernel.peer for result in kernel.results]
-    line = [("", f"{len(run.kernels):,}", "kernel" if len(run.kernels) == 1 else "kernels")]
-    line += [(status, f"{count:,}", nouns[status]) for status, count in found.items()]
+    nouns = {**WORDS, "error": "raised", "peer": "peer" if facts.counts.get("peer") == 1 else "peers"}
+    labels = [each.kind for kernel in facts.judged for each in kernel.results]
+    line = [("", f"{len(facts.kernels):,}", "kernel" if len(facts.kernels) == 1 else "kernels")]
+    line += [(status, f"{count:,}", nouns[status]) for status, count in facts.counts.items()]
     line.append(("", f"{len(labels):,}", "result" if len(labels) == 1 else "results"))
     for earned, noun in (("rounded", "correctly rounded"), ("faithful", "faithful")):
         if earned in labels:
@@ -436,67 +407,59 @@ def _counts(run: Run) -> list[tuple[str, str, str]]:
     return line
 
 
-def _of_classes(run: Run) -> list[tuple[str, str, str]]:
+def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
     """The same for the classes of inputs: the error that is the largest multiple of its limit, and that limit."""
     line = []
+    results = [each.result for kernel in facts.judged for each in kernel.results]
     for name in CLASSES:
         found = [
-            (run_words.size_of(each.figures, result.gate, each.limit), result, each)
-            for kernel in run.kernels
-            if not kernel.peer
-            for result in kernel.results
+            (result_words.size_of(each.figures, result.gate, each.limit), result, each)
+            for result in results
             for each in result.classes
             if each.name == name
         ]
         if found:
             _, result, each = max(found, key=lambda item: item[0])
-            figure = run_words.maximum(each.figures, result.gate)
+            figure = result_words.maximum(each.figures, result.gate)
             allowed = "ULP" if each.limit is None else f"of {words.decimal(each.limit)} ULP"
             line.append(("wrong" if each.reason else "", figure, f"{'' if figure == 'NaN' else f'{allowed}, '}{name}"))
     return line
 
 
-def _headline(run: Run) -> dict[str, Any] | None:
+def _headline(facts: Facts) -> dict[str, Any] | None:
     """The worst wrong result, or of a run without one the result that comes closest to its limit."""
-    found = next(iter(findings.findings(run)), None) or run_words.closest_result(run)
-    return None if found is None else _finding(run, found)
+    found = next(iter(facts.findings), None) or facts.closest
+    return None if found is None else _finding(found)
 
 
-def _more_findings(run: Run) -> list[dict[str, Any]]:
-    """The other causes of wrong results, what a maintainer would fix first above."""
-    return [_finding(run, found) for found in findings.findings(run)[1 : 1 + MOST_FINDINGS]]
-
-
-def _finding(run: Run, found: run_words.Found) -> dict[str, Any]:
-    index = next(place for place, kernel in enumerate(run.kernels) if kernel is found.kernel)
+def _finding(found: ResultFacts) -> dict[str, Any]:
     return {
-        "kernel": run_words.name_of(found.kernel),
-        "anchor": f"kernel-{index}",
-        "result": views.result_view(found.kernel, found.result),
+        "kernel": found.owner.name,
+        "anchor": _anchor(found.owner),
+        "result": views.result_view(found),
         "element": None if found.worst is None else views.worst_view(found.worst, found.result),
         "wrong": found.result.status == "wrong",
-        "also": findings.also(found),
+        "also": found.also_words,
     }
 
 
-def _failures(kernels: Sequence[KernelRun]) -> list[dict[str, Any]]:
+def _failures(kernels: Sequence[KernelFacts]) -> list[dict[str, Any]]:
     """Kernels without figures; those that say the same, as where the device is lost, are one entry."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for kernel in kernels:
-        again = run_words.rerun(kernel)
-        hint = run_words.advice(kernel)
+        message = kernel.run.message
         # peers that fail are not what a reader has to mend: not beside those that are
         entry = found.setdefault(
-            (run_words.standing(kernel) + kernel.status, kernel.message, hint),
+            (kernel.standing + kernel.run.status, message, kernel.advice),
             {
                 "names": [],
-                "standing": run_words.standing(kernel),
-                "word": run_words.STATUS_WORD[kernel.status],
-                "message": words.clean_lines(kernel.message) if kernel.message else [],
-                "hint": hint,
+                "standing": kernel.standing,
+                "word": kernel.word,
+                "message": words.clean_lines(message) if message else [],
+                "hint": kernel.advice,
                 "reruns": [],
             },
         )
-        entry["names"].append(run_words.name_of(kernel))
-        entry["reruns"].append(again)
+        entry["names"].append(kernel.name)
+        entry["reruns"].append(kernel.rerun)
     return list(found.values())

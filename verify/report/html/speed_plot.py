@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.records.record import Number, Run, value_of
-from verify.report import run_words, words
+from verify.records.record import Number, value_of
+from verify.report import words
+from verify.report.present import Facts
+from verify.report.result_words import judged
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -37,13 +39,14 @@ class Plot:
     drawing: Markup
 
 
-def plots(run: Run) -> list[Plot]:
+def plots(facts: Facts) -> list[Plot]:
     """One plot per operation, dtype and direction, at the largest shape that was timed."""
     groups: dict[tuple[str, str, str], dict[str, tuple[tuple[int, ...], Point]]] = {}
-    for kernel in run.kernels:
+    for each in facts.kernels:
+        kernel = each.run
         for speed in kernel.speed:
             errors = [
-                (run_words.judged(result.figures, result.gate).upper, result.status == "wrong")
+                (judged(result.figures, result.gate).upper, result.status == "wrong")
                 for result in kernel.results
                 if result.dtype == speed.dtype and result.output.startswith("d") == (speed.direction == "backward")
             ]
@@ -51,8 +54,8 @@ def plots(run: Run) -> list[Plot]:
                 continue
             error, _ = max(errors, key=lambda pair: _rank(pair[0]))
             wrong = any(bad for _, bad in errors) and not kernel.peer
-            point = Point(run_words.name_of(kernel), kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
-            group = groups.setdefault((words.call(kernel.op, kernel.params), speed.dtype, speed.direction), {})
+            point = Point(each.name, kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
+            group = groups.setdefault((each.call, speed.dtype, speed.direction), {})
             before = group.get(kernel.target)
             if before is None or math.prod(before[0]) < math.prod(speed.shape):
                 group[kernel.target] = (speed.shape, point)

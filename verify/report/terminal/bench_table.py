@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
-from verify.report import run_words, words
-from verify.report.signs import STANDING, Signs
+from verify.report import result_words, words
+from verify.report.present import name_of, present
+from verify.report.signs import STANDING, WORDS, Signs
 
 Side = Literal["output", "gradient"]
 DIRECTIONS = ("forward", "backward")
@@ -31,14 +32,15 @@ class Line:
 def render(run: Run, *, glyphs: bool = True) -> str:
     """The whole text: a table per op, what the columns mean, what was not measured, the verdict."""
     signs = Signs.choose(glyphs)
-    text = [*tables(run, glyphs=glyphs), *notes(run), run_words.setting(run)]
-    for kernel in run_words.failures(run):
-        text += [f"{signs.status['error']} {run_words.name_of(kernel)}: {words.clean(kernel.message)}"]
+    facts = present(run, dash=signs.dash)
+    text = [*tables(run, glyphs=glyphs), *notes(run), facts.setting]
+    for failed in facts.failures:
+        text += [f"{signs.status['error']} {failed.name}: {words.clean(failed.run.message)}"]
     for kernel in run.kernels:
-        text += [f"{run_words.name_of(kernel)}: {words.clean(note)}" for note in kernel.notes]
+        text += [f"{name_of(kernel)}: {words.clean(note)}" for note in kernel.notes]
     text += _missing(run)
     state = STANDING[run.verdict]
-    text += ["", f"{signs.status[state]} {run_words.sentence(run, dash=signs.dash)}"]
+    text += ["", f"{signs.status[state]} {facts.sentence}"]
     return "\n".join(text) + "\n"
 
 
@@ -56,7 +58,7 @@ def _missing(run: Run) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for kernel in run.kernels:
         if kernel.status == "skipped" and not kernel.speed:
-            reasons.setdefault(words.clean(kernel.message), []).append(run_words.name_of(kernel))
+            reasons.setdefault(words.clean(kernel.message), []).append(name_of(kernel))
     skipped = [f"skipped, {reason}: {', '.join(names)}" for reason, names in reasons.items()]
     return skipped + [words.clean(gap.text) for gap in run.incomplete]
 
@@ -100,7 +102,7 @@ def _cells(line: Line, columns: list[str], signs: Signs) -> dict[str, str]:
     results = [result for result in line.kernel.results if result.dtype == line.dtype]
     outputs, gradients = _worst(results, "output"), _worst(results, "gradient")
     cells = {
-        "implementation": run_words.name_of(line.kernel),
+        "implementation": name_of(line.kernel),
         "dtype": words.clean(line.dtype),
         "shape": "x".join(map(str, line.shape)),
         "output": _error(outputs, signs),
@@ -118,14 +120,14 @@ def _cells(line: Line, columns: list[str], signs: Signs) -> dict[str, str]:
 
 def _worst(results: list[Result], side: Side) -> Result | None:
     chosen = [result for result in results if result.output.startswith("d") == (side == "gradient")]
-    return max(chosen, key=run_words.badness, default=None)
+    return max(chosen, key=result_words.badness, default=None)
 
 
 def _error(result: Result | None, signs: Signs) -> str:
     if result is None:
         return "-"
     scaled = words.MARK[result.gate]
-    return f"{words.clean(result.output)} {run_words.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
+    return f"{words.clean(result.output)} {result_words.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
 
 
 def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
@@ -135,7 +137,7 @@ def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
         status = "peer"
     else:
         status = max((result.status for result in results), key=RESULT_STATUSES.index, default=kernel.status)
-    return f"{signs.status[status]} {run_words.STATUS_WORD[status]}"
+    return f"{signs.status[status]} {WORDS[status]}"
 
 
 def _speed(line: Line, direction: str) -> Speed | None:

@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from verify.records.record import KernelRun, LawRun, Result, Run, replay_command, value_of
-from verify.report import findings, run_words, words
-from verify.report.judged import limit_of, on_average, remedy
+from verify.records.record import LawRun, Run, replay_command, value_of
+from verify.report import result_words, words
+from verify.report.present import Facts, KernelFacts, ResultFacts, law_word, present
+from verify.report.result_words import limit_of, on_average, remedy
 from verify.report.signs import STANDING, STYLES, Signs
 from verify.report.terminal.text_page import Terminal
 
@@ -39,88 +40,84 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     from verify.report.terminal import results_table
 
     signs, console = Signs.choose(terminal.glyphs), terminal.console()
-    if run.kernels:
-        results_table.show(console, run, signs)
-    for kernel in run_words.unrepeatable(run):
+    facts = present(run, dash=signs.dash)
+    closing = facts.next_command(record)
+    if facts.kernels:
+        results_table.show(console, facts, signs)
+    for kernel in facts.unrepeatable:
         _unrepeatable(console, kernel, signs)
-    wrong = findings.findings(run)
-    for place, found in enumerate(wrong[:MOST_BLOCKS]):
-        _wrong(console, found, signs, run_words.short_replay(found, record) if place else "")
-    if len(wrong) > MOST_BLOCKS:
-        console.print()
-        rest = words.plural(len(wrong) - MOST_BLOCKS, "more finding")
-        how = f"`verify report {record} --html PATH`" if record else "--html PATH"
-        _indented(console, f"{signs.ellipsis} {rest}; {how} shows all")
-    broken = run_words.broken_laws(run)
-    for owner, law in broken[:MOST_BLOCKS]:
+    for place, found in enumerate(facts.findings[:MOST_BLOCKS]):
+        _wrong(console, found, signs, found.short_replay(record) if place else "")
+    how = f"`verify report {record} --html PATH`" if record else "--html PATH"
+    _more(console, signs, len(facts.findings), "finding", f"{how} shows all")
+    for owner, law in facts.broken_laws[:MOST_BLOCKS]:
         _law(console, owner, law, signs)
-    if len(broken) > MOST_BLOCKS:
-        console.print()
-        rest = words.plural(len(broken) - MOST_BLOCKS, "more broken law")
-        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
-    unproven = findings.unproven(run)
-    for found in unproven[:MOST_BLOCKS]:
+    _more(console, signs, len(facts.broken_laws), "broken law", "the record has them")
+    for found in facts.unproven[:MOST_BLOCKS]:
         _unproven(console, found, signs)
-    if len(unproven) > MOST_BLOCKS:
-        console.print()
-        _indented(
-            console, f"{signs.ellipsis} {len(unproven) - MOST_BLOCKS:,} more without a verdict; the record has them"
-        )
-    closing = run_words.next_command(run, record=record)
-    for kernel in run_words.failures(run):
+    _more(console, signs, len(facts.unproven), "", "the record has them")
+    for kernel in facts.failures:
         _failure(console, kernel, signs, closing)
-    _limits(console, run, signs)
-    _not_measured(console, run, signs, closing)
-    _notes(console, run, signs)
-    _untried_laws(console, run, signs)
-    _closing(console, run, signs, closing)
+    _listing(console, "limits", "limit", [(f"{kernel.name} {text}",) for kernel, text in facts.limits], signs)
+    _not_measured(console, facts, signs, closing)
+    # what was noticed about judged kernels: figures that are not there must not look like figures in order
+    notes = [(words.clean(f"{kernel.run.name}: {note}"),) for kernel in facts.judged for note in kernel.notes]
+    _listing(console, "notes", "note", notes, signs)
+    # a law that is not tried must not look like one that holds
+    _listing(console, "laws not applicable", "reason", facts.untried_laws, signs)
+    _closing(console, facts, signs, closing)
     stream = console.file
     assert isinstance(stream, io.StringIO)
     # rich pads folded lines to the full width; trailing blanks are noise in a file or a diff
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
-def _wrong(console: Console, found: run_words.Found, signs: Signs, short: str) -> None:
+def _more(console: Console, signs: Signs, count: int, noun: str, how: str) -> None:
+    """How many blocks were left out; nothing if there is room for all."""
+    if (rest := count - MOST_BLOCKS) > 0:
+        console.print()
+        said = words.plural(rest, f"more {noun}") if noun else f"{rest:,} more without a verdict"
+        _indented(console, f"{signs.ellipsis} {said}; {how}")
+
+
+def _wrong(console: Console, found: ResultFacts, signs: Signs, short: str) -> None:
     """One wrong result; `short` is the replay by its place in the record, for a case that would fill the screen."""
-    kernel, result = found.kernel, found.result
-    heading = run_words.title(kernel, result)
-    _heading(console, "wrong", heading, "wrong", signs)
-    worst = found.worst
-    why, besides = _why(result, signs)
+    result, worst = found.result, found.worst
+    _heading(console, "wrong", found.title, "wrong", signs)
+    why, besides = _why(found)
     _field(console, "why", why)
     if worst is not None:
-        where = run_words.index_text(worst)
-        if told := run_words.inputs_text(worst) + (f" at {where}" if where else ""):
+        where = result_words.index_text(worst)
+        if told := result_words.inputs_text(worst) + (f" at {where}" if where else ""):
             _field(console, "input", told)
         _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
         _field(console, "truth", words.truth(worst.truth))
         if result.gate != "plain" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp)):
-            _field(console, "error", run_words.error_text(worst, result.gate))
+            _field(console, "error", result_words.error_text(worst, result.gate))
     if found.also:
-        _field(console, "also", findings.also(found, dash=signs.dash))
+        _field(console, "also", found.also_words)
     else:
         _field(console, "besides", "; ".join(filter(None, [besides, on_average(result)])))
     if worst is not None:
         _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
 
 
-def _unproven(console: Console, found: run_words.Found, signs: Signs) -> None:
+def _unproven(console: Console, found: ResultFacts, signs: Signs) -> None:
     """A result that is neither right nor wrong, and what can be done about that."""
     result = found.result
-    _heading(console, result.status, run_words.title(found.kernel, result), result.status, signs)
+    _heading(console, result.status, found.title, result.status, signs)
     _field(console, "why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}")
     if found.also:
-        _field(console, "also", findings.also(found, dash=signs.dash))
+        _field(console, "also", found.also_words)
     _field(console, "besides", f"limit {limit_of(result)}; {on_average(result)}")
     _field(console, "next", remedy(result))
 
 
-def _why(result: Result, signs: Signs) -> tuple[str, str]:
+def _why(found: ResultFacts) -> tuple[str, str]:
     """Why a result is wrong, with what it rests on; the maximum and the count of NaN where that does not say them."""
-    unit = words.UNIT[result.gate]
-    maximum = run_words.maximum(result.figures, result.gate, dash=signs.dash)
-    size = value_of(run_words.judged(result.figures, result.gate).maximum)
-    said = [] if maximum == "NaN" else [f"max {maximum}{unit}"]
+    result = found.result
+    size = value_of(result_words.judged(result.figures, result.gate).maximum)
+    said = [] if found.maximum == "NaN" else [f"max {found.figure}"]
     if said and not (result.reason and size > result.limit):
         said.append(f"limit {limit_of(result)}")
     elif result.reason:
@@ -132,19 +129,19 @@ def _why(result: Result, signs: Signs) -> tuple[str, str]:
     return f"{reason}; {words.basis_of(result, short=True)}", ", ".join(said)
 
 
-def _unrepeatable(console: Console, kernel: KernelRun, signs: Signs) -> None:
+def _unrepeatable(console: Console, kernel: KernelFacts, signs: Signs) -> None:
     """A kernel whose calls differ with the same input, above what follows from it."""
-    _heading(console, "wrong", run_words.name_of(kernel), "not deterministic", signs)
-    _field(console, "why", words.clean(kernel.unrepeatable))
-    if besides := run_words.besides(kernel):
+    _heading(console, "wrong", kernel.name, "not deterministic", signs)
+    _field(console, "why", words.clean(kernel.run.unrepeatable))
+    if besides := kernel.besides():
         _field(console, "besides", besides)
-    _command(console, " " * MARGIN + run_words.replay_of(kernel))
+    _command(console, " " * MARGIN + kernel.replay)
 
 
-def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None:
-    _heading(console, "wrong", run_words.law_title(kernel, law), run_words.law_word(law), signs)
+def _law(console: Console, kernel: KernelFacts, law: LawRun, signs: Signs) -> None:
+    _heading(console, "wrong", kernel.law_title(law), law_word(law), signs)
     _field(console, "why", words.clean(law.message))
-    besides = run_words.besides(kernel, law)
+    besides = kernel.besides(law)
     facts = law.told(MOST_FACTS - bool(besides)) + ([("besides", besides)] if besides else [])
     facts = [(words.clean(name), words.clean(value)) for name, value in facts]
     width = min(max((len(name) for name, _ in facts), default=0), MOST_NAME)
@@ -153,57 +150,28 @@ def _law(console: Console, kernel: KernelRun, law: LawRun, signs: Signs) -> None
     _command(console, " " * MARGIN + words.clean(replay_command(law.origin)))
 
 
-def _failure(console: Console, kernel: KernelRun, signs: Signs, closing: str) -> None:
+def _failure(console: Console, kernel: KernelFacts, signs: Signs, closing: str) -> None:
     """A kernel without figures; its command is left to the last line where that has it."""
-    word = run_words.STATUS_WORD[kernel.status]
-    _heading(console, run_words.standing(kernel), run_words.name_of(kernel), word, signs)
-    lines = words.clean_lines(kernel.message) if kernel.message else ["no message was recorded"]
-    if len(lines) > MOST_LINES:  # the last lines of a traceback are the ones that say what happened
-        left_out = len(lines) - MOST_LINES
-        lines = [
-            f"{signs.ellipsis} {left_out} lines left out; the record has them",
-            *lines[-MOST_LINES:],
-        ]
-    for line in lines:
+    _heading(console, kernel.standing, kernel.name, kernel.word, signs)
+    for line in kernel.last_words(MOST_LINES, signs.ellipsis):
         _indented(console, line)
-    if advice := run_words.advice(kernel):
-        _field(console, "next", advice)
-    if (again := run_words.rerun(kernel)) != closing:
-        _command(console, " " * MARGIN + again)
+    if kernel.advice:
+        _field(console, "next", kernel.advice)
+    if kernel.rerun != closing:
+        _command(console, " " * MARGIN + kernel.rerun)
 
 
-def _limits(console: Console, run: Run, signs: Signs) -> None:
-    """What kernels do not take: everything else of them was measured."""
-    limits = [(f"{run_words.name_of(kernel)} {text}",) for kernel, text in run_words.limits_of(run)]
-    _listing(console, "limits", "limit", limits, signs)
-
-
-def _not_measured(console: Console, run: Run, signs: Signs, closing: str) -> None:
-    gaps = run_words.not_measured(run)
-    if not gaps:
+def _not_measured(console: Console, facts: Facts, signs: Signs, closing: str) -> None:
+    if not facts.missing:
         return
     _heading(console, "skipped", "not measured", "", signs)
-    for gap in gaps:
+    for gap in facts.missing:
         _indented(console, gap.text)
     # where time ran out, all kernels have the same hint
-    hints = dict.fromkeys(
-        words.clean(kernel.hint) for kernel in run.kernels if kernel.status in ("interrupted", "skipped")
-    )
-    for hint in hints:
+    some = [kernel for kernel in facts.run.kernels if kernel.status in ("interrupted", "skipped")]
+    for hint in dict.fromkeys(words.clean(kernel.hint) for kernel in some):
         if hint not in ("", closing):
             _field(console, "next", hint)
-
-
-def _notes(console: Console, run: Run, signs: Signs) -> None:
-    """What was noticed about judged kernels: figures that are not there must not look like figures in order."""
-    judged = [kernel for kernel in run.kernels if not kernel.peer]
-    notes = [(words.clean(f"{kernel.name}: {note}"),) for kernel in judged for note in run_words.notes_of(kernel)]
-    _listing(console, "notes", "note", notes, signs)
-
-
-def _untried_laws(console: Console, run: Run, signs: Signs) -> None:
-    """Laws that do not apply, by reason: a law that is not tried must not look like one that holds."""
-    _listing(console, "laws not applicable", "reason", run_words.untried_laws(run), signs)
 
 
 def _listing(console: Console, title: str, noun: str, entries: Sequence[Sequence[str]], signs: Signs) -> None:
@@ -220,20 +188,20 @@ def _listing(console: Console, title: str, noun: str, entries: Sequence[Sequence
         _indented(console, f"{signs.ellipsis} {rest}; the record has them")
 
 
-def _closing(console: Console, run: Run, signs: Signs, command: str) -> None:
+def _closing(console: Console, facts: Facts, signs: Signs, command: str) -> None:
     from rich.text import Text
 
-    status = STANDING[run.verdict]
+    status = STANDING[facts.run.verdict]
     console.print()
-    if line_of_laws := run_words.laws_line(run):
-        console.print(Text(line_of_laws, style="dim"), overflow="fold")
+    if facts.laws_line:
+        console.print(Text(facts.laws_line, style="dim"), overflow="fold")
     line = Text(f"{signs.status[status]} ", style=STYLES[status])
-    word, rest = run_words.sentence(run, dash=signs.dash).split(":", 1)
+    word, rest = facts.sentence.split(":", 1)
     line.append(word + ":").append(rest, style="not bold default")
     console.print(line, overflow="fold")
-    worst = run_words.worst_result(run)
+    worst = facts.worst
     if worst is not None and worst.worst is not None and len(command) > words.LONG:
-        command = f"the replay command of {run_words.title(worst.kernel, worst.result)}, above"  # once is enough
+        command = f"the replay command of {worst.title}, above"  # once is enough
     _command(console, f"next: {command}")
 
 

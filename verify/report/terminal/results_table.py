@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verify.records.record import CLASSES, ORDINARY, RESULT_STATUSES, KernelRun, Result, Run
-from verify.report import run_words, words
+from verify.records.record import CLASSES, ORDINARY
+from verify.report import words
+from verify.report.present import Facts, KernelFacts, ResultFacts
+from verify.report.result_words import judged
 from verify.report.signs import STYLES, Signs
 
 if TYPE_CHECKING:
@@ -34,26 +36,19 @@ HEADERS = {
 RIGHT = frozenset({"max", "p999", "misrounded", "baseline", *CLASSES})
 
 # From the most to the least room. The basis stays beside the maximum in every one of them.
-LAYOUTS: tuple[tuple[str, ...], ...] = (
-    ("kernel", "output", "dtype", "max", "basis", "p999", "misrounded", "baseline", "verdict"),
-    (
-        "kernel",
-        "output",
-        "dtype",
-        "max",
-        "basis_short",
-        "p999",
-        "misrounded",
-        "baseline",
-        "verdict",
-    ),
-    ("kernel", "output", "dtype", "max", "basis_short", "misrounded", "baseline", "verdict"),
-    ("output", "dtype", "max", "basis", "p999", "misrounded", "baseline", "verdict"),
-    ("output", "dtype", "max", "basis_short", "p999", "misrounded", "baseline", "verdict"),
-    ("output", "dtype", "max", "basis_short", "misrounded", "baseline", "verdict"),
-    ("output", "dtype", "max", "basis_short", "baseline", "verdict"),
-    ("output", "dtype", "max", "basis_short", "baseline", "status"),
-    ("output", "dtype", "max", "basis_short", "status"),
+LAYOUTS = tuple(
+    tuple(columns.split())
+    for columns in (
+        "kernel output dtype max basis p999 misrounded baseline verdict",
+        "kernel output dtype max basis_short p999 misrounded baseline verdict",
+        "kernel output dtype max basis_short misrounded baseline verdict",
+        "output dtype max basis p999 misrounded baseline verdict",
+        "output dtype max basis_short p999 misrounded baseline verdict",
+        "output dtype max basis_short misrounded baseline verdict",
+        "output dtype max basis_short baseline verdict",
+        "output dtype max basis_short baseline status",
+        "output dtype max basis_short status",
+    )
 )
 
 # The same with a maximum for each class of inputs; where that has no room, of ordinary ones and of all.
@@ -69,24 +64,24 @@ CLASSED: tuple[tuple[str, ...], ...] = (
 class Row:
     """One line of the table; `cells` holds the text of every column that any layout may show."""
 
-    kernel: KernelRun
+    kernel: KernelFacts
     status: str
     cells: dict[str, str]
     first: bool  # of its kernel
     beyond: frozenset[str] = frozenset()  # classes of inputs on which it is wrong
 
 
-def show(console: Console, run: Run, signs: Signs) -> None:
+def show(console: Console, facts: Facts, signs: Signs) -> None:
     """Print the table and the footnotes that it needs."""
     from rich.text import Text
 
-    rows = _rows(run, signs)
+    rows = _rows(facts, signs)
     columns = choose_layout(rows, console.width)
     if not columns:
         _stacked(console, rows)
     else:
         _columns(console, rows, columns)
-    for note in [*footnotes(rows), run_words.setting(run)]:
+    for note in [*footnotes(rows), facts.setting]:
         console.print(Text(note, style="dim"), overflow="fold")
 
 
@@ -107,8 +102,8 @@ def _group(console: Console, row: Row) -> None:
     """The heading of a kernel's rows: its name, whole, and its state if it has no rows."""
     from rich.text import Text
 
-    heading = Text(run_words.name_of(row.kernel), style="bold")
-    heading.append(f"  {words.call(row.kernel.op, row.kernel.params)}", style="dim not bold")
+    heading = Text(row.kernel.name, style="bold")
+    heading.append(f"  {row.kernel.call}", style="dim not bold")
     if not row.kernel.results:
         heading.append("  ").append(row.cells["status"], style=STYLES[row.status])
     console.print(heading, overflow="fold")
@@ -152,7 +147,7 @@ def _columns(console: Console, rows: list[Row], columns: tuple[str, ...]) -> Non
 
 def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:
     """The first layout whose widest cells fit beside each other; empty when none does."""
-    classed = any(result.classes for row in rows for result in row.kernel.results)
+    classed = any(result.classes for row in rows for result in row.kernel.run.results)
     for columns in CLASSED if classed else LAYOUTS:
         indent = 0 if "kernel" in columns else GAP
         total = sum(column_width(name, rows) for name in columns)
@@ -171,7 +166,7 @@ def column_width(name: str, rows: list[Row]) -> int:
 def footnotes(rows: list[Row]) -> list[str]:
     """Explanations of marks, only of those that occur."""
     notes = []
-    if any(result.classes for row in rows for result in row.kernel.results):
+    if any(result.classes for row in rows for result in row.kernel.run.results):
         notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class")
     for gate, text in words.LEGEND.items():
         if any(row.cells["max"].endswith(words.MARK[gate]) for row in rows):
@@ -182,47 +177,42 @@ def footnotes(rows: list[Row]) -> list[str]:
         notes.append("peer: measured for comparison, not judged")
     if any(row.cells["baseline"] not in ("", "-") for row in rows):
         names = {
-            words.clean(result.baseline_name) for row in rows for result in row.kernel.results if result.baseline_name
+            words.clean(result.baseline_name)
+            for row in rows
+            for result in row.kernel.run.results
+            if result.baseline_name
         }
         if names:
             notes.append(f"PyTorch: the maximum of {words.listed(sorted(names))} on the same ordinary inputs")
     return notes
 
 
-def _rows(run: Run, signs: Signs) -> list[Row]:
+def _rows(facts: Facts, signs: Signs) -> list[Row]:
     rows = []
-    for kernel in run.kernels:
-        results = kernel.results
-        for position, result in enumerate(results):
-            status = run_words.standing(kernel, result)
-            beyond = frozenset(each.name for each in result.classes if each.reason)
-            rows.append(Row(kernel, status, _cells(kernel, result, signs), position == 0, beyond))
-        if not results or kernel.status not in RESULT_STATUSES:
-            status = run_words.standing(kernel)
-            word = f"{signs.status[status]} {run_words.STATUS_WORD[kernel.status]}"
-            empty = dict.fromkeys(HEADERS, "")
-            cells = {**empty, "kernel": run_words.name_of(kernel), "verdict": word, "status": word}
-            rows.append(Row(kernel, status, cells, not results))
+    for kernel in facts.kernels:
+        for position, each in enumerate(kernel.results):
+            beyond = frozenset(part.name for part in each.result.classes if part.reason)
+            rows.append(Row(kernel, each.standing, _cells(each, signs), position == 0, beyond))
+        if kernel.is_bare:
+            word = f"{signs.status[kernel.standing]} {kernel.word}"
+            cells = {**dict.fromkeys(HEADERS, ""), "kernel": kernel.name, "verdict": word, "status": word}
+            rows.append(Row(kernel, kernel.standing, cells, not kernel.results))
     return rows
 
 
-def _cells(kernel: KernelRun, result: Result, signs: Signs) -> dict[str, str]:
-    scaled = words.MARK[result.gate]
-    figures = result.figures
-    status = run_words.standing(kernel, result)
-    glyph = signs.status[status]
-    baseline = run_words.baseline_of(result, dash=signs.dash)
+def _cells(each: ResultFacts, signs: Signs) -> dict[str, str]:
+    result, glyph = each.result, signs.status[each.standing]
     return {
-        "kernel": run_words.name_of(kernel),
+        "kernel": each.owner.name,
         "output": words.clean(result.output),
         "dtype": words.dtype_of(result),
-        "max": run_words.maximum(figures, result.gate, dash=signs.dash) + scaled,
+        "max": each.maximum + each.mark,
         "basis": words.basis_of(result),
         "basis_short": words.basis_of(result, short=True),
-        "p999": words.ulp(run_words.judged(figures, result.gate).p999),
-        "misrounded": words.share(figures.misrounded, figures.n),
-        **{name: run_words.of_class(result, name, dash=signs.dash) for name in CLASSES},
-        "baseline": baseline + scaled if baseline else "-",
-        "verdict": f"{glyph} {run_words.label(kernel, result)}",
-        "status": f"{glyph} {status}",
+        "p999": words.ulp(judged(result.figures, result.gate).p999),
+        "misrounded": words.share(result.figures.misrounded, result.figures.n),
+        **each.classes,
+        "baseline": each.baseline + each.mark if each.baseline else "-",
+        "verdict": f"{glyph} {each.label}",
+        "status": f"{glyph} {each.standing}",
     }

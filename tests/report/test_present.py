@@ -19,9 +19,10 @@ from tests.report.sample import (
     sample,
 )
 from verify.records.record import Basis, Gap, KernelRun, Result
-from verify.report import run_words
+from verify.report import result_words
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
+from verify.report.present import KernelFacts, present
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -29,7 +30,7 @@ replace = msgspec.structs.replace
 
 
 def label(result: Result, **changes: object) -> str:
-    return run_words.label(good_kernel(), replace(result, **changes))  # type: ignore[arg-type]
+    return KernelFacts(replace(good_kernel(), results=[replace(result, **changes)])).results[0].label  # type: ignore[arg-type]
 
 
 def test_labels_follow_the_vocabulary_of_the_field() -> None:
@@ -51,9 +52,9 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
     endless = replace(result.figures, scaled_upper="inf", max_upper="inf")  # as older records have it
     for each in (found, endless):
         assert label(result, figures=each, classes=[]) == "at least 0.949 ULP scaled, open"
-        shown = [run_words.maximum(each, "scaled", dash=dash) for dash in ("–", "-")]
+        shown = [result_words.maximum(each, "scaled", dash=dash) for dash in ("–", "-")]
         assert shown == ["≥0.949", ">=0.949"]
-        assert run_words.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
+        assert result_words.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
     run = make([replace(layer_norm_kernel(), results=[replace(result, figures=found)])])
     assert "≥: at least: of other elements nothing is known" in record_text.render(run, Terminal(200))
     assert "at least 0.949 ULP scaled, open" in record_markdown.render(run)
@@ -64,19 +65,19 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_a_maximum_that_is_no_number_earns_no_good_word(bad: str) -> None:
     result = replace(good_kernel().results[0], figures=figures(10, bad, bad, 1.0, 0))
-    assert run_words.kind(good_kernel(), result) == "within"
+    assert KernelFacts(replace(good_kernel(), results=[result])).results[0].kind == "within"
 
 
 def test_a_peer_is_never_called_wrong() -> None:
     peer = peer_kernel()
     assert peer.results[0].status == "wrong"
-    assert run_words.label(peer, peer.results[0]) == "255 ULP"
+    assert KernelFacts(peer).results[0].label == "255 ULP"
     nan = replace(nan_kernel(), peer=True)
-    assert run_words.label(nan, nan.results[0]) == "NaN"
+    assert KernelFacts(nan).results[0].label == "NaN"
     run = make([good_kernel(), nan])
-    assert run_words.sentence(run) == "pass: 1 kernel is within the declared limits (3 results)"
-    assert run_words.worst_result(run) is None
-    assert run_words.wrong_results(run) == []
+    assert present(run).sentence == "pass: 1 kernel is within the declared limits (3 results)"
+    assert present(run).worst is None
+    assert present(run).wrong == []
 
 
 def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None:
@@ -97,27 +98,27 @@ def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None
     ]
     seen = []
     while order:
-        found = run_words.worst_result(make(order))
+        found = present(make(order)).worst
         assert found is not None
-        seen.append(found.kernel.name)
-        order = [item for item in order if item.name != found.kernel.name]
+        seen.append(found.owner.name)
+        order = [item for item in order if item.name != found.owner.name]
     assert seen == ["nan", "infinite", "tight", "loose"]
 
 
 def test_sentences() -> None:
-    assert run_words.sentence(sample()) == (
+    assert present(sample()).sentence == (
         "fail: 4 of 11 kernels are wrong, 1 crashed, 1 timed out and 2 raised an error; "
         "the worst is exp_tanh_gelu y bfloat16: NaN on ordinary inputs; "
         "1 kernel was skipped and 1 part of the run did not happen"
     )
-    assert run_words.sentence(passing()) == ("pass: 1 kernel is within the declared limits (3 results)")
-    assert run_words.sentence(incomplete()) == (
+    assert present(passing()).sentence == ("pass: 1 kernel is within the declared limits (3 results)")
+    assert present(incomplete()).sentence == (
         "incomplete: nothing wrong was seen, but 1 kernel was skipped and 1 part of the run did not happen"
     )
-    assert run_words.sentence(empty()) == "incomplete: no kernel was measured"
-    assert run_words.sentence(make([peer_kernel()])) == "incomplete: no kernel was judged"
+    assert present(empty()).sentence == "incomplete: no kernel was measured"
+    assert present(make([peer_kernel()])).sentence == "incomplete: no kernel was judged"
     one = make([eager_kernel()])
-    assert run_words.sentence(one) == (
+    assert present(one).sentence == (
         "fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP on ordinary inputs"
     )
 
@@ -127,41 +128,41 @@ def test_a_result_that_is_wrong_within_its_limit_says_why() -> None:
     reason = "wrong at 2 infinite or NaN inputs, right at all others"
     result = msgspec.structs.replace(kernel.results[0], limit=1000.0, reason=reason)
     run = make([msgspec.structs.replace(kernel, results=[result])])
-    assert run_words.sentence(run) == f"fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: {reason}"
+    assert present(run).sentence == f"fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: {reason}"
 
 
 def test_every_sentence_begins_with_the_verdict_of_the_record() -> None:
     for run in (sample(), passing(), incomplete(), empty()):
-        assert run_words.sentence(run).split(":")[0] == run.verdict
+        assert present(run).sentence.split(":")[0] == run.verdict
 
 
 def test_the_next_command() -> None:
-    replay = run_words.next_command(sample())
+    replay = present(sample()).next_command()
     assert replay.startswith("verify replay accuracy.py::exp_tanh_gelu '{")
     raising = [kernel for kernel in sample().kernels if kernel.status == "error"]
-    assert run_words.next_command(make(raising[:1])) == "verify run accuracy.py::geglu_packed"
+    assert present(make(raising[:1])).next_command() == "verify run accuracy.py::geglu_packed"
     hung = [kernel for kernel in sample().kernels if kernel.status in ("timeout", "error")]
-    assert run_words.next_command(make(hung)) == "verify run accuracy.py::geglu_slow"
-    assert run_words.next_command(incomplete()) == "verify run accuracy.py --profile default"
-    assert run_words.next_command(empty()) == "verify list"
-    assert run_words.next_command(passing()) == f"{passing().command} --json run.json --html report.html"
-    assert run_words.next_command(passing(), record="a b.json") == ("verify report 'a b.json' --html report.html")
+    assert present(make(hung)).next_command() == "verify run accuracy.py::geglu_slow"
+    assert present(incomplete()).next_command() == "verify run accuracy.py --profile default"
+    assert present(empty()).next_command() == "verify list"
+    assert present(passing()).next_command() == f"{passing().command} --json run.json --html report.html"
+    assert present(passing()).next_command("a b.json") == ("verify report 'a b.json' --html report.html")
 
 
 def test_elements_in_words() -> None:
     worst = nan_kernel().results[0].worst[0]
-    assert run_words.inputs_text(worst) == "x = 11.0625 (0x4131)"
-    assert run_words.error_text(worst, "plain") == "unbounded: got is nan"
+    assert result_words.inputs_text(worst) == "x = 11.0625 (0x4131)"
+    assert result_words.error_text(worst, "plain") == "unbounded: got is nan"
     scaled = layer_norm_kernel().results[1].worst[0]
-    assert run_words.error_text(scaled, "scaled") == "+5.5 ULP scaled, +216 ULP plain"
-    assert run_words.error_text(scaled, "plain") == "+216 ULP"
+    assert result_words.error_text(scaled, "scaled") == "+5.5 ULP scaled, +216 ULP plain"
+    assert result_words.error_text(scaled, "plain") == "+216 ULP"
     huge = msgspec.structs.replace(scaled, ulp=3.3e43, got="0.046", truth="0.0")
-    assert run_words.error_text(huge, "plain") == ">1.8e+19 ULP (got 0.046 for 0.0)"
-    assert run_words.index_text(layer_norm_kernel().results[0].worst[0]) == "[17, 3051]"
+    assert result_words.error_text(huge, "plain") == ">1.8e+19 ULP (got 0.046 for 0.0)"
+    assert result_words.index_text(layer_norm_kernel().results[0].worst[0]) == "[17, 3051]"
 
 
 def test_what_was_not_measured_is_listed() -> None:
-    assert [gap.text for gap in run_words.not_measured(sample())] == [
+    assert [gap.text for gap in present(sample()).missing] == [
         "geglu_cuda was skipped: needs a CUDA device; this run used the interpreter",
         "layer_norm float64: the time budget of 200 s ended before its turn",
     ]
@@ -171,7 +172,7 @@ def test_many_parts_of_one_reason_are_one_line_that_loses_none() -> None:
     late = [f"kernel_{k} float16: not timed: the time budget was spent" for k in range(102)]
     lines = [*late, "broken.py fails on import", "a: lost", "b: lost"]
     run = msgspec.structs.replace(passing(), incomplete=[Gap("other", line) for line in lines])
-    first, *rest = run_words.not_measured(run)
+    first, *rest = present(run).missing
     assert first.text == (
         "kernel_0 float16, kernel_1 float16, kernel_2 float16 and 99 more: not timed: the time budget was spent"
     )
@@ -184,12 +185,12 @@ def test_parts_of_many_kinds_with_one_end_are_one_line() -> None:
     laws = [f"k{k}: the law of {law}: not begun: no time" for k in range(2) for law in ("a", "b", "c", "d")]
     lines = [*laws, "k0: the law of a: not tried: lost", "k0 float16: not timed: no time"]
     run = msgspec.structs.replace(passing(), incomplete=[Gap("other", line) for line in lines])
-    first, *rest = run_words.not_measured(run)
+    first, *rest = present(run).missing
     kinds = "the law of a, the law of b, the law of c and 1 more"
     assert first.text == f"8 parts of k0 and k1 ({kinds}): not begun: no time"
     assert sorted(first.parts) == sorted(line.removesuffix(": not begun: no time") for line in laws)
     assert [gap.text for gap in rest] == lines[-2:]
-    [three, *_] = run_words.not_measured(msgspec.structs.replace(run, incomplete=run.incomplete[:3]))
+    [three, *_] = present(msgspec.structs.replace(run, incomplete=run.incomplete[:3])).missing
     assert three.text == laws[0]
 
 
@@ -198,14 +199,14 @@ def test_many_skipped_kernels_are_one_line() -> None:
         msgspec.structs.replace(sample().kernels[0], name=f"k{k}", status="skipped", results=[], message="no GPU")
         for k in range(4)
     ]
-    [gap] = run_words.not_measured(msgspec.structs.replace(passing(), kernels=skipped))
+    [gap] = present(msgspec.structs.replace(passing(), kernels=skipped)).missing
     assert (gap.text, gap.parts) == ("k0, k1, k2 and 1 more: skipped: no GPU", ["k0", "k1", "k2", "k3"])
 
 
 def test_a_skipped_kernel_is_told_once() -> None:
     skipped = msgspec.structs.replace(sample().kernels[0], name="late", status="skipped", results=[], message="no time")
     run = msgspec.structs.replace(passing(), kernels=[skipped], incomplete=[Gap("out of time", "late: no time")])
-    assert [gap.text for gap in run_words.not_measured(run)] == ["late: no time"]
+    assert [gap.text for gap in present(run).missing] == ["late: no time"]
 
 
 def test_of_several_measurements_the_largest_leads_and_then_the_best_basis() -> None:
@@ -218,19 +219,19 @@ def test_of_several_measurements_the_largest_leads_and_then_the_best_basis() -> 
     )
     other = msgspec.structs.replace(run, output="dw")
     for order in ([seen, sweep, other], [sweep, other, seen]):
-        assert run_words.leading(msgspec.structs.replace(kernel, results=order))[0] is sweep
+        assert KernelFacts(msgspec.structs.replace(kernel, results=order)).leading[0].result is sweep
     found = msgspec.structs.replace(kernel, results=[seen, sweep, larger, other])
-    assert run_words.leading(found) == [larger, other]
-    assert run_words.summary(found) == "y bfloat16: faithful, dw bfloat16: correctly rounded"
+    assert [each.result for each in KernelFacts(found).leading] == [larger, other]
+    assert KernelFacts(found).summary == "y bfloat16: faithful, dw bfloat16: correctly rounded"
     many = msgspec.structs.replace(found, results=[msgspec.structs.replace(larger, output=f"y{k}") for k in range(5)])
-    assert run_words.summary(many) == "5 results (5 faithful); the worst is y0 bfloat16: 0.7 ULP"
+    assert KernelFacts(many).summary == "5 results (5 faithful); the worst is y0 bfloat16: 0.7 ULP"
 
 
 def test_what_an_interrupt_stopped_is_called_so_and_counted_once() -> None:
     stopped = replace(good_kernel(), status="interrupted", message="not finished: interrupted", results=[], laws=[])
     run = make([stopped], incomplete=[Gap("interrupted", f"{stopped.name}: {stopped.message}", stopped.target)])
     assert run.verdict == "incomplete"
-    assert run_words.sentence(run) == "incomplete: nothing wrong was seen, but 1 kernel was interrupted"
-    assert [line.text for line in run_words.not_measured(run)] == [f"{stopped.name}: not finished: interrupted"]
+    assert present(run).sentence == "incomplete: nothing wrong was seen, but 1 kernel was interrupted"
+    assert [line.text for line in present(run).missing] == [f"{stopped.name}: not finished: interrupted"]
     shown = record_text.render(run, Terminal(100))
     assert "○ interrupted" in shown and "skipped" not in shown

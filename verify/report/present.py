@@ -1,0 +1,583 @@
+"""`present(run)`: what a report says of a run. Each fact is worked out once; terminal, Markdown and HTML lay it out.
+
+The words of the field: *correctly rounded* (no element misrounded), *faithful* (below 1 ULP), *k ULP*, *wrong* (not
+proven within the kernel's own limit). The statuses are the record's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from verify.records.record import (
+    CLASSES,
+    RESULT_STATUSES,
+    UNPROVEN,
+    KernelRun,
+    LawRun,
+    Result,
+    Run,
+    Unmeasured,
+    Worst,
+    replay_command,
+    value_of,
+)
+from verify.report import result_words, words
+from verify.report.gaps import FEW, GapLine, gathered
+from verify.report.signs import LOOKS, WORDS
+from verify.report.words import clean, listed, plural
+from verify.truth.figure import UNIT
+
+FIRST = 100  # characters of the first line of what was printed
+MOST_ALSO = 8  # results of one cause that are named beside the first
+FAILED = ("wrong", "crashed", "timeout", "error")
+LAW_WORD = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
+LIMIT_WORD = {"refused": "refuses", "crashed": "ends its process on", "hung": "was not done with"}
+Kind = Literal["rounded", "faithful", "within", "wrong", "undecided", "vacuous"]
+
+
+def name_of(kernel: KernelRun) -> str:
+    """The kernel's name, clean, marked if it is a peer."""
+    return clean(kernel.name) + (" (peer)" if kernel.peer else "")
+
+
+@dataclass(eq=False)
+class ResultFacts:
+    """One result of a kernel. `also` are others that are wrong for the same reason."""
+
+    owner: KernelFacts
+    result: Result
+    dash: str
+    also: tuple[Result, ...] = ()
+
+    @cached_property
+    def standing(self) -> str:
+        """The status to show: the record's, or "peer" for what is measured and not judged."""
+        return "peer" if self.owner.run.peer else self.result.status
+
+    @cached_property
+    def title(self) -> str:
+        """`my_gelu y bfloat16`."""
+        return f"{self.owner.name} {clean(self.result.output)} {clean(self.result.dtype)}"
+
+    @cached_property
+    def kind(self) -> Kind:
+        """Which word of the field the result has earned. A peer is not judged, so it is never "wrong"."""
+        if self.result.status != "ok" and not self.owner.run.peer:
+            return self.result.status
+        figures = result_words.promised(self.result)
+        if all(not of.misrounded and not of.undecided and value_of(of.max_ulp) <= 0.5 for of in figures):
+            return "rounded"
+        return "faithful" if all(value_of(of.max_upper) < 1 and not of.open for of in figures) else "within"
+
+    @cached_property
+    def label(self) -> str:
+        """`correctly rounded`, `faithful`, `2.25 ULP`, `1.2 ULP scaled`, `NaN` (of a peer), `wrong`."""
+        result, beside = self.result, result_words.beside_pytorch(self.result)
+        if self.kind == "wrong":
+            return "wrong, as PyTorch" if beside.endswith("as PyTorch") else result_words.wrong_words(result)
+        if self.kind != "within":
+            return {"rounded": "correctly rounded"}.get(self.kind, self.kind) + beside
+        found = [result_words.judged(each, result.gate) for each in result_words.promised(result)]
+        most = max(found, key=lambda each: result_words.rank(each.upper))
+        figure = words.ulp(most.upper)
+        if figure == "NaN":
+            return figure
+        figure += UNIT[result.gate] + beside
+        return f"at least {figure}, open" if most.open else figure
+
+    @cached_property
+    def maximum(self) -> str:
+        """The judged maximum; an interval where the reference left it open."""
+        return result_words.maximum(self.result.figures, self.result.gate, dash=self.dash)
+
+    @cached_property
+    def figure(self) -> str:
+        """The maximum with its unit; NaN has none."""
+        return self.maximum if self.maximum == "NaN" else self.maximum + UNIT[self.result.gate]
+
+    @cached_property
+    def mark(self) -> str:
+        """The mark behind a figure in a column that says its unit."""
+        return words.MARK[self.result.gate]
+
+    @cached_property
+    def classes(self) -> dict[str, str]:
+        """The maximum on each class of inputs."""
+        return {name: result_words.of_class(self.result, name, dash=self.dash) for name in CLASSES}
+
+    @cached_property
+    def baseline(self) -> str:
+        """PyTorch's maximum on ordinary inputs; empty without one."""
+        return result_words.baseline_of(self.result, dash=self.dash)
+
+    @cached_property
+    def worst(self) -> Worst | None:
+        """The element that shows what is wrong."""
+        return result_words.shown_worst(self.result)
+
+    @cached_property
+    def badness(self) -> tuple[int, int, float]:
+        """Orders results by how bad they are."""
+        return result_words.badness(self.result)
+
+    @cached_property
+    def also_words(self) -> str:
+        """`y bfloat16 (71), float16 (566.4); dx float32 (NaN)`: `also`, and how far off they are."""
+        outputs: dict[str, list[str]] = {}
+        for result in self.also[:MOST_ALSO]:
+            of = result_words.worst_class(result)
+            figure = result_words.of_class(result, of, dash=self.dash) if of else ""
+            outputs.setdefault(result.output, []).append(f"{result.dtype} ({figure})" if figure else result.dtype)
+        more = f" and {len(self.also) - MOST_ALSO} more" if len(self.also) > MOST_ALSO else ""
+        return clean("; ".join(f"{name} {', '.join(each)}" for name, each in outputs.items()) + more)
+
+    def short_replay(self, record: str) -> str:
+        """The replay of a long case by its place in the record; empty for a short one, or where there is no record."""
+        if not record or self.worst is None or len(replay_command(self.worst.origin)) <= words.LONG:
+            return ""
+        place = ["--result", clean(self.result.output), "--dtype", clean(self.result.dtype)]
+        return shlex.join(["verify", "replay", clean(self.owner.run.name), "--run", record, *place])
+
+    def weight(self) -> tuple[int, tuple[int, float], int, int]:
+        """Orders results of one output and dtype: the largest error, then the best basis."""
+        result = self.result
+        strength = ("observed", "certified", "exhaustive").index(result.basis.kind)
+        size = result_words.size_of(result.figures, result.gate, result.limit)
+        return RESULT_STATUSES.index(result.status), size, strength, result.basis.n
+
+
+@dataclass(eq=False)
+class KernelFacts:
+    """One kernel, the `index`-th of a run."""
+
+    run: KernelRun
+    index: int = 0
+    dash: str = "\N{EN DASH}"
+
+    @cached_property
+    def name(self) -> str:
+        """The name, clean, marked if it is a peer."""
+        return name_of(self.run)
+
+    @cached_property
+    def standing(self) -> str:
+        """The status to show: the record's, or "peer" for what is measured and not judged."""
+        return "peer" if self.run.peer else self.run.status
+
+    @cached_property
+    def word(self) -> str:
+        """The status of the record, of peers too."""
+        return WORDS[self.run.status]
+
+    @cached_property
+    def call(self) -> str:
+        """The op with its parameters."""
+        return words.call(self.run.op, self.run.params)
+
+    @cached_property
+    def results(self) -> list[ResultFacts]:
+        return [ResultFacts(self, result, self.dash) for result in self.run.results]
+
+    @property
+    def is_bare(self) -> bool:
+        """True if the kernel has a row of its own: it has no results, or a status that no result says."""
+        return not self.run.results or self.run.status not in RESULT_STATUSES
+
+    @cached_property
+    def leading(self) -> list[ResultFacts]:
+        """One result for each output and dtype: of a run, a sweep and a hunt the one that weighs most."""
+        found: dict[tuple[str, str], ResultFacts] = {}
+        for each in self.results:
+            key = (each.result.output, each.result.dtype)
+            if key not in found or each.weight() > found[key].weight():
+                found[key] = each
+        return list(found.values())
+
+    @cached_property
+    def summary(self) -> str:
+        """`y float16: faithful, dx float16: 1.2 ULP`; of many results how many have which label, and the worst."""
+        results = self.leading
+        if len(results) <= FEW:
+            named = [(clean(each.result.output), clean(each.result.dtype), each.label) for each in results]
+            return ", ".join(f"{output} {dtype}: {label}" for output, dtype, label in named)
+        kinds = [each.kind for each in results]
+        parts = [
+            f"{kinds.count(name):,} {'correctly rounded' if name == 'rounded' else name}"
+            for name in ("wrong", *UNPROVEN, "rounded", "faithful")
+            if name in kinds
+        ]
+        worst = max(results, key=ResultFacts.weight)
+        labels = f" ({', '.join(parts)})" if parts else ""
+        where = f"{clean(worst.result.output)} {clean(worst.result.dtype)}"
+        return f"{len(results):,} results{labels}; the worst is {where}: {worst.figure}"
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What was noticed; what holds of many results is one line."""
+        run = self.run
+        found = [text for result in run.results for text in result_words.result_notes(result)]
+        found += [gap.text for gap in gathered(run.notes)]
+        found += [f"its {each.after} {clean(each.text)}" for each in run.left if each.text not in run.message]
+        if run.sizes:
+            found.append(words.sizes_tried(run.sizes))
+        if run.printed is not None:
+            lines = [line for line in words.clean_lines(run.printed.text) if line] or [""]
+            found.append(f"printed {plural(run.printed.bytes, 'byte')}: {lines[0][:FIRST]}")
+        return found
+
+    @cached_property
+    def rerun(self) -> str:
+        """The command that measures it again: the one that its hint names, such as one with more time, if any."""
+        target, hint = shlex.quote(clean(self.run.target)), clean(self.run.hint)
+        return hint if hint.startswith("verify ") and target in hint else f"verify run {target}"
+
+    @cached_property
+    def advice(self) -> str:
+        """What its hint says beside the command of `rerun`; empty where it says no more."""
+        hint = clean(self.run.hint)
+        return "" if hint == self.rerun else hint
+
+    @cached_property
+    def replay(self) -> str:
+        """The command that shows again that its calls differ."""
+        laws = [law.origin for law in self.run.laws if law.cause == "not deterministic"]
+        worst = [each.worst[0].origin for each in self.run.results if each.status == "wrong" and each.worst]
+        return clean(replay_command((laws + worst)[0])) if laws or worst else self.rerun
+
+    def besides(self, law: LawRun | None = None) -> str:
+        """What else is broken for the same reason as a law, or because the calls of the kernel differ (no law)."""
+        results = [f"{result.output} {result.dtype}" for result in self.run.results if result.status == "wrong"]
+        broken: dict[str, list[str]] = {}
+        for other in self.run.laws:
+            if other.status == "broken" and _same_cause(law, other):
+                broken.setdefault(other.law, []).append(other.dtype)
+        named = [f"{name} ({', '.join(dtypes)})" for name, dtypes in broken.items()]
+        parts = [f"wrong: {', '.join(results)}"] if results and law is None else []
+        what = "broken" if law is None else "called for"
+        return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
+
+    def last_words(self, most: int, ellipsis: str = "…") -> list[str]:
+        """The last lines of its message: those of a traceback say what happened."""
+        lines = words.clean_lines(self.run.message) if self.run.message else ["no message was recorded"]
+        if (left_out := len(lines) - most) > 0:
+            return [f"{ellipsis} {left_out} lines left out; the record has them", *lines[-most:]]
+        return lines
+
+    def law_title(self, law: LawRun) -> str:
+        """`my_gelu layout independence bfloat16`."""
+        return f"{self.name} {clean(law.law)} {clean(law.dtype)}"
+
+    @cached_property
+    def broken_laws(self) -> list[LawRun]:
+        """Its broken laws, of those with one cause the first."""
+        found, seen = [], set[str]()
+        for law in self.run.laws:
+            if law.status == "broken" and law.cause != "not deterministic" and law.message not in seen:
+                found.append(law)
+                seen |= {law.message} if law.cause == "failed" else set()
+        return found
+
+    @cached_property
+    def limits(self) -> list[str]:
+        """What it does not take, a line for each reason: `refuses 2 x 65537 (3 cases in float32): ...`."""
+        raised = f"{clean(self.run.name)} raised "
+        reasons: dict[tuple[str, str, tuple[tuple[int, ...], ...]], list[Unmeasured]] = {}
+        for each in self.run.unmeasured:
+            if each.kind in LIMIT_WORD:
+                text = clean(each.text).removeprefix(raised)
+                reasons.setdefault((text, each.kind, tuple(each.dims)), []).append(each)
+        refused: dict[str, dict[str, None]] = {}
+        for law in self.run.laws:
+            if law.refused:
+                text = clean(law.message).removeprefix("it refuses every case: ")
+                refused.setdefault(text.removeprefix(raised), {})[law.law] = None
+        found = [
+            f"refuses cases of {plural(len(laws), 'law')} ({listed(list(laws)[:FEW])}): {text}"
+            for text, laws in refused.items()
+            if not any(text == said for said, _, _ in reasons)
+        ]
+        for (text, kind, dims), some in reasons.items():
+            sizes = listed([" x ".join(map(str, each)) or "scalars" for each in dims[:FEW]])
+            more = f" and {len(dims) - FEW:,} more" if len(dims) > FEW else ""
+            count, dtypes = sum(each.cases for each in some), ", ".join(clean(each.dtype) for each in some)
+            found.append(f"{LIMIT_WORD[kind]} {sizes}{more} ({plural(count, 'case')} in {dtypes}): {text}")
+        return found
+
+
+def _same_cause(law: LawRun | None, other: LawRun) -> bool:
+    if law is None:
+        return other.cause == "not deterministic"
+    return other is not law and law.cause == other.cause == "failed" and law.message == other.message
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table of results: a result, or a kernel that has none."""
+
+    kernel: KernelFacts
+    result: ResultFacts | None
+    standing: str
+
+
+@dataclass(eq=False)
+class Facts:
+    """A whole run. `dash` stands between the ends of an interval."""
+
+    run: Run
+    dash: str
+
+    @cached_property
+    def kernels(self) -> list[KernelFacts]:
+        return [KernelFacts(kernel, index, self.dash) for index, kernel in enumerate(self.run.kernels)]
+
+    @cached_property
+    def judged(self) -> list[KernelFacts]:
+        """All kernels but peers."""
+        return [kernel for kernel in self.kernels if not kernel.run.peer]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The table of results, worst first; equal rows keep the order of the record."""
+        found: list[tuple[tuple[float, ...], Row]] = []
+        for kernel in self.kernels:
+            for each in kernel.leading:
+                order = (-LOOKS[each.standing].rank, *(-part for part in each.badness))
+                found.append((order, Row(kernel, each, each.standing)))
+            if kernel.is_bare:
+                found.append(((-LOOKS[kernel.standing].rank,), Row(kernel, None, kernel.standing)))
+        return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+
+    @cached_property
+    def wrong(self) -> list[ResultFacts]:
+        """Every wrong result of a judged kernel whose calls repeat, in the order of the record."""
+        kernels = [kernel for kernel in self.judged if not kernel.run.unrepeatable]
+        return [each for kernel in kernels for each in kernel.results if each.result.status == "wrong"]
+
+    @cached_property
+    def worst(self) -> ResultFacts | None:
+        """The worst of the wrong results: the one to look at first."""
+        return max(self.wrong, key=lambda each: each.badness, default=None)
+
+    @cached_property
+    def closest(self) -> ResultFacts | None:
+        """Of the results within their limits the one that comes closest to its own."""
+        within = [each for kernel in self.judged for each in kernel.results if each.result.status == "ok"]
+        return max(within, key=lambda each: each.badness, default=None)
+
+    @cached_property
+    def findings(self) -> list[ResultFacts]:
+        """What a maintainer would fix first: wrong results, those of one cause together under the worst of them."""
+        return _by_cause(sorted(self.wrong, key=lambda each: each.badness, reverse=True), _cause)
+
+    @cached_property
+    def unproven(self) -> list[ResultFacts]:
+        """Vacuous and undecided results of judged kernels, those of one kernel and reason together."""
+        found = [each for kernel in self.judged for each in kernel.results if each.result.status in UNPROVEN]
+        return _by_cause(found, lambda each: (each.owner.run.target, each.result.status, each.result.reason))
+
+    @cached_property
+    def unrepeatable(self) -> list[KernelFacts]:
+        """Judged kernels whose calls differ with the same input: that comes before what follows from it."""
+        return [kernel for kernel in self.judged if kernel.run.unrepeatable]
+
+    @cached_property
+    def failures(self) -> list[KernelFacts]:
+        """Kernels that raised, crashed or hung, peers included: nothing of that is silent."""
+        return [kernel for kernel in self.kernels if kernel.run.status in ("error", "crashed", "timeout")]
+
+    @cached_property
+    def broken_laws(self) -> list[tuple[KernelFacts, LawRun]]:
+        """The broken laws of judged kernels, in the order of the record."""
+        return [(kernel, law) for kernel in self.judged for law in kernel.broken_laws]
+
+    @cached_property
+    def limits(self) -> list[tuple[KernelFacts, str]]:
+        """What judged kernels do not take."""
+        return [(kernel, text) for kernel in self.judged for text in kernel.limits]
+
+    @cached_property
+    def missing(self) -> list[GapLine]:
+        """What was asked for and has no figures: skipped kernels, the rest."""
+        lines = [gap.text for gap in self.run.incomplete]
+        skipped = [
+            f"{kernel.name} was skipped" + (f": {kernel.message}" if kernel.message else "")
+            for kernel in self.run.kernels
+            if kernel.status == "skipped" and f"{kernel.name}: {kernel.message}" not in lines
+        ]
+        return gathered([*skipped, *lines])
+
+    @cached_property
+    def laws_line(self) -> str:
+        """`laws: 40 kept, 2 broken, 12 not applicable`; empty when none were tried."""
+        counted = law_counts(law for kernel in self.run.kernels for law in kernel.laws)
+        return f"laws: {counted}" if counted else ""
+
+    @cached_property
+    def untried_laws(self) -> list[tuple[str, str]]:
+        """(reason, `monotonicity, shift: 3 kernels`) of the laws that were not tried, most kernels first."""
+        reasons: dict[str, tuple[dict[str, None], set[str]]] = {}
+        for kernel in self.run.kernels:
+            for law in kernel.laws:
+                if law.status == "skipped":
+                    names, kernels = reasons.setdefault(clean(law.message) or "no reason was recorded", ({}, set()))
+                    names[clean(law.law)] = None
+                    kernels.add(kernel.target)
+        found = sorted(reasons.items(), key=lambda item: -len(item[1][1]))
+        return [(reason, f"{', '.join(names)}: {plural(len(kernels), 'kernel')}") for reason, (names, kernels) in found]
+
+    @cached_property
+    def setting(self) -> str:
+        """Where and how: `cuda, profile default, seed 0, 3 min 32 s`; backends never mix."""
+        run = self.run
+        return f"{clean(run.backend)}, profile {clean(run.profile)}, seed {run.seed}, {words.seconds(run.seconds)}"
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many kernels have each standing that occurs, in the order of `LOOKS`."""
+        found = [kernel.standing for kernel in self.kernels]
+        return {status: found.count(status) for status in LOOKS if status in found}
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as one sentence, beginning with pass, fail or incomplete."""
+        return f"{self.run.verdict}: {'; '.join(self.clauses)}"
+
+    @cached_property
+    def clauses(self) -> list[str]:
+        """The sentence after its first word, in parts: what was found, the worst, what is missing."""
+        total = sum(count for status, count in self.counts.items() if status != "peer")
+        if not total:
+            return ["no kernel was judged" if self.run.kernels else "no kernel was measured"]
+        missing = self._missing()
+        if self.run.verdict == "incomplete":
+            return [f"nothing wrong was seen, but {missing}"]
+        parts = [self._passed(missing)] if self.run.verdict == "pass" else self._failed(total)
+        if limits := list(dict.fromkeys(kernel.name for kernel, _ in self.limits)):
+            parts.append(f"{listed(limits)} {'does' if len(limits) == 1 else 'do'} not take every case")
+        return parts + ([missing] if missing else [])
+
+    def _passed(self, missing: str) -> str:
+        ran = self.counts.get("ok", 0)
+        who = "1 kernel is" if ran == 1 else f"all {ran:,} kernels {'that ran ' if missing else ''}are"
+        results = sum(len(kernel.results) for kernel in self.kernels if kernel.standing == "ok")
+        return f"{who} within the declared limits ({plural(results, 'result')})"
+
+    def _failed(self, total: int) -> list[str]:
+        counted: list[str] = []
+        for status in FAILED:
+            if count := self.counts.get(status, 0):
+                is_wrong = "is wrong" if count == 1 else "are wrong"
+                verb = {"wrong": is_wrong, "timeout": "timed out", "error": "raised an error"}.get(status, status)
+                noun = "kernels" if total > 1 else "kernel"
+                counted.append(f"{count:,} {verb}" if counted else f"{count:,} of {total:,} {noun} {verb}")
+        parts = [listed(counted)]
+        if self.worst is not None:
+            trouble = result_words.trouble(self.worst.result, dash=self.dash)
+            parts.append(f"the worst is {self.worst.title}: {trouble}")
+        if differ := [kernel.name for kernel in self.unrepeatable]:
+            parts.append(f"{listed(differ)} {'is' if len(differ) == 1 else 'are'} not deterministic")
+        if failed := [kernel.name for kernel, law in self.broken_laws if law.cause == "failed"]:
+            parts.append(f"{listed(list(dict.fromkeys(failed)))} failed where a law called it")
+        if broken := [kernel.law_title(law) for kernel, law in self.broken_laws if not law.cause]:
+            parts.append(f"{plural(len(broken), 'law')} broken, the first is {broken[0]}")
+        return parts
+
+    def _missing(self) -> str:
+        found = self.counts
+        counts = [(status, found[status]) for status in ("interrupted", "skipped") if found.get(status)]
+        parts = [f"{plural(count, 'kernel')} {'was' if count == 1 else 'were'} {status}" for status, count in counts]
+        for status in UNPROVEN:
+            if count := found.get(status, 0):
+                parts.append(f"the verdict on {plural(count, 'kernel')} is {status}")
+        kinds = [gap.kind for gap in self.run.incomplete if gap.kind != "interrupted" or not found.get("interrupted")]
+        if failed := kinds.count("judge failed"):
+            parts.append(f"the judge failed at {plural(failed, 'part')} of the run")
+        if lines := len(kinds) - failed:
+            parts.append(f"{plural(lines, 'part')} of the run did not happen")
+        return listed(parts)
+
+    def next_command(self, record: str = "") -> str:
+        """The one command to type next: replay the worst, rerun what failed, or write the report.
+
+        `record` is where the run was saved, if it was: a command that names another file would fail.
+        """
+        run, worst = self.run, self.worst
+        if worst is not None and worst.worst is not None:
+            return worst.short_replay(record) or clean(replay_command(worst.worst.origin))
+        for _, law in self.broken_laws:
+            return clean(replay_command(law.origin))
+        for kernel in self.unrepeatable:
+            return kernel.replay
+        found = {kernel.standing: kernel for kernel in reversed(self.kernels)}  # the first of each standing
+        for status in FAILED:
+            if status in found:
+                return found[status].rerun
+        if run.unproven:
+            return next(kernel.rerun for kernel in self.kernels if kernel.run is run.unproven[0])
+        if run.verdict == "incomplete":
+            if "skipped" in found and not run.incomplete:
+                hint = clean(found["skipped"].run.hint)
+                return hint if hint.startswith("verify ") else "verify doctor"
+            return clean(run.command) if run.incomplete and run.command else "verify list"
+        if record:
+            return f"verify report {shlex.quote(record)} --html report.html"
+        return f"{clean(run.command)} --json run.json --html report.html" if run.command else "verify list"
+
+
+def law_word(law: LawRun) -> str:
+    """What a broken law says of its kernel."""
+    return "kernel failed" if law.cause == "failed" else "law broken"
+
+
+def law_counts(laws: Iterable[LawRun]) -> str:
+    """`40 kept, 2 broken, 12 not applicable`; empty of none."""
+    found = [law.status for law in laws]
+    return ", ".join(f"{found.count(key):,} {word}" for key, word in LAW_WORD.items() if key in found)
+
+
+def skipped_laws(laws: Iterable[LawRun]) -> list[tuple[str, str]]:
+    """(reason, what it kept from being tried) of every law that was not tried, by reason, in the order met.
+
+    `monotonicity, special values (bfloat16)`: the dtypes are left out where they are all that any law was asked for.
+    """
+    reasons: dict[str, dict[str, list[str]]] = {}
+    asked: dict[str, None] = {}
+    for law in laws:
+        asked[law.dtype] = None
+        if law.status == "skipped":
+            reason = clean(law.message) or "no reason was recorded"
+            reasons.setdefault(reason, {}).setdefault(clean(law.law), []).append(clean(law.dtype))
+    found = []
+    for reason, names in reasons.items():
+        grouped: dict[tuple[str, ...], list[str]] = {}
+        for name, dtypes in names.items():
+            grouped.setdefault(tuple(dict.fromkeys(dtypes)), []).append(name)
+        parts = [
+            ", ".join(found_names) + ("" if len(dtypes) == len(asked) else f" ({', '.join(dtypes)})")
+            for dtypes, found_names in grouped.items()
+        ]
+        found.append((reason, "; ".join(parts)))
+    return found
+
+
+def _by_cause(results: Sequence[ResultFacts], cause: Callable[[ResultFacts], tuple[str, ...]]) -> list[ResultFacts]:
+    """The first result of each cause, with the others beside it."""
+    causes: dict[tuple[str, ...], list[ResultFacts]] = {}
+    for each in results:
+        causes.setdefault(cause(each), []).append(each)
+    return [replace(first, also=tuple(each.result for each in rest)) for first, *rest in causes.values()]
+
+
+def _cause(each: ResultFacts) -> tuple[str, ...]:
+    """One output in several dtypes has one; so has NaN, which goes from an output into its gradients."""
+    nan = each.worst is not None and each.worst.got == "nan"
+    return each.owner.run.target, result_words.worst_class(each.result), "nan" if nan else each.result.output
+
+
+def present(run: Run, *, dash: str = "\N{EN DASH}") -> Facts:
+    """Returns the facts of a run, each of which is worked out when it is first asked for."""
+    return Facts(run, dash)

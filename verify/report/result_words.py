@@ -1,0 +1,216 @@
+"""The figures that a result is judged by, what they are beside PyTorch's, and its worst elements, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from verify.records.readings import decimal as number_of
+from verify.records.record import CLASSES, ORDINARY, Figures, Gate, Number, Result, Worst, value_of
+from verify.report.words import at_least, clean, decimal, interval, share, signed_ulp, truth, ulp
+from verify.truth.figure import COUNTABLE, UNIT, shown, signed
+
+HUGE = 65_504.0  # a magnitude beyond which squares and sums are what overflows
+# by gate, an error that is none beside another; by how much one is worse that is worth a word
+NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The figures of one implementation that its result is judged by: plain or scaled."""
+
+    maximum: Number
+    upper: Number
+    p999: Number
+    open: bool = False  # nothing is known of some elements, which the figures leave out
+
+
+def judged(figures: Figures, gate: Gate) -> Judged:
+    """The figures in the unit of the gate where they exist, else the plain ones."""
+    found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
+    if gate != "plain" and figures.scaled_max is not None:
+        upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
+        found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
+    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # of older records
+    return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
+
+
+def promised(result: Result) -> list[Figures]:
+    """The figures of the classes of inputs that the kernel promises something of; all where it has no classes."""
+    known = [each.figures for each in result.classes if each.limit is not None]
+    return known if known and len(known) < len(result.classes) else [result.figures]
+
+
+def rank(value: Number) -> float:
+    """The size of an error; infinite for NaN."""
+    found = value_of(value)
+    return math.inf if math.isnan(found) else found
+
+
+def beside_pytorch(result: Result) -> str:
+    """`, worse than PyTorch 14 times` on ordinary inputs, `, as PyTorch` of a wrong result; else empty."""
+    for each in result.classes:
+        if each.name != ORDINARY or each.baseline is None:
+            continue
+        least = NOTHING[result.gate]
+        own, theirs = (max(rank(judged(of, result.gate).upper), least) for of in (each.figures, each.baseline))
+        if not own <= MANY * theirs:
+            times = "" if math.isinf(own) else f" {ulp(own / theirs)} times"
+            return f", worse than PyTorch{times}"
+        if each.reason and not theirs <= result.limit:
+            return ", as PyTorch"
+    return ""
+
+
+def limit_of(result: Result) -> str:
+    """`8× noise or 4 ULP`, `4 ULP`."""
+    also = "" if result.ulp_limit is None else f" or {decimal(result.ulp_limit)} ULP"
+    return f"{decimal(result.limit)}{UNIT[result.gate]}{also}"
+
+
+def on_average(result: Result) -> str:
+    """`rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch`: ordinary inputs, if there are any."""
+    part = next((each for each in result.classes if each.name == ORDINARY), result)
+    own, theirs, parts = part.figures, part.baseline, []
+    if own.weighed and own.rms is not None:
+        of = {"noise": ""}.get(result.gate, " ULP")
+        parts.append(f"rms {shown(own.rms)}{of}, bias {signed(own.bias or 0.0)} +- {shown(own.bias_error or 0.0)}{of}")
+    beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
+    parts.append(f"misrounded {share(own.misrounded, own.n)}{beside}")
+    return "; ".join(parts) + beside_pytorch(result).replace(", ", "; ", 1)
+
+
+# How `verify.measure.result` begins to say that a trivial answer is right; else `Result.trivial` is a reason.
+RIGHT = "on ordinary inputs "
+
+
+def result_notes(result: Result) -> list[str]:
+    """What a reader has to know of a result that is in order: accepted vacuous limits, right trivial answers."""
+    if not result.trivial:
+        return []
+    accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
+    return [clean(f"{result.output} {result.dtype}: {accepted}{result.trivial}")]
+
+
+def remedy(result: Result) -> str:
+    """What a project can do about a result without a verdict."""
+    limit = "max_noise= or max_ulp=" if result.gate == "noise" else "max_ulp="
+    known = 2 * result.figures.open <= result.figures.n
+    if result.status == "undecided":
+        return f"other inputs, or a larger {limit} that the result is proven to keep" if known else "other inputs"
+    declared = f'other inputs, or vacuous={{"{clean(result.output)}": "REASON"}} in the declaration'
+    return f"a stricter {limit}, {declared}" if known else declared
+
+
+def maximum(figures: Figures, gate: Gate, *, dash: str = "\N{EN DASH}") -> str:
+    """The judged maximum as text; an interval where the reference left it open."""
+    chosen = judged(figures, gate)
+    shown = interval(chosen.maximum, chosen.upper, dash=dash)
+    return at_least(chosen.maximum, dash=dash) if chosen.open and shown != "NaN" else shown
+
+
+def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
+    """The maximum on one class of inputs; where inputs are not divided so, what it cannot exceed; "-" for none."""
+    found = next((each for each in result.classes if each.name == name), None)
+    if found is not None:
+        return maximum(found.figures, result.gate, dash=dash)
+    if result.classes:
+        return "-"
+    whole = maximum(result.figures, result.gate, dash=dash)
+    return whole if whole == "NaN" or whole[:1] in "≤≥<>" else ("≤" if dash == "–" else "<=") + whole
+
+
+def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:
+    """PyTorch's maximum on ordinary inputs, on all where inputs are not divided; empty without one."""
+    theirs = [each.baseline for each in result.classes if each.name == ORDINARY] or [result.baseline]
+    return maximum(theirs[0], result.gate, dash=dash) if theirs[0] is not None else ""
+
+
+def worst_class(result: Result) -> str:
+    """The class that weighs most among those on which a result is wrong; empty where none is."""
+    return next((each.name for each in result.classes if each.reason), "")
+
+
+def shown_worst(result: Result) -> Worst | None:
+    """The element that shows what is wrong: the worst of the class that weighs most, else of all."""
+    of_class = next((each.worst for each in result.classes if each.reason), None)
+    return of_class or next(iter(result.worst), None)
+
+
+def badness(result: Result) -> tuple[int, int, float]:
+    """Orders results by how bad they are: by the class of inputs, then NaN above infinity above the multiple."""
+    of = worst_class(result)
+    return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(result.figures, result.gate, result.limit))
+
+
+def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
+    """Orders errors: NaN, infinities, then multiples of the limit."""
+    error = value_of(judged(figures, gate).upper)
+    if math.isnan(error):
+        return (2, math.inf)
+    return (1, math.inf) if math.isinf(error) else (0, error / limit if limit else error)
+
+
+def wrong_words(result: Result) -> str:
+    """What is wrong, as a maintainer would say it: `wrong on ordinary inputs`, `NaN at -inf`, `loses the tail`."""
+    of = worst_class(result)
+    worst = next((each.worst for each in result.classes if each.reason), None)
+    if not of:
+        worst = result.worst[0] if result.worst else None
+        if worst is None or not result.reason.startswith("wrong at"):
+            return "wrong"
+        at = [text.partition(" ")[0] for text in worst.inputs.values() if not _is_finite(text)]
+        shown = "NaN" if worst.got == "nan" else clean(worst.got)
+        return f"{shown} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
+    if worst is None or of == ORDINARY:
+        return f"wrong on {of} inputs"
+    got = number_of(worst.got)
+    largest = max((abs(number_of(text)) for text in worst.inputs.values()), default=0.0)
+    if math.isnan(got) and largest:
+        return f"NaN at {largest:.1g}"
+    if largest > HUGE and (got == 0 or not math.isfinite(got)):
+        return f"overflows at {largest:.1g}"
+    return "loses the tail" if got == 0 and number_of(worst.truth) else f"wrong on {of} inputs"
+
+
+def _is_finite(text: str) -> bool:
+    return math.isfinite(number_of(text))
+
+
+def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
+    """What is wrong with a result in a few words: its maximum, or the reason where the maximum is in order."""
+    of = worst_class(result)
+    if result.reason and not of and value_of(judged(result.figures, result.gate).upper) <= result.limit:
+        return clean(result.reason)
+    figure = of_class(result, of, dash=dash) if of else maximum(result.figures, result.gate, dash=dash)
+    on = f" on {of} inputs" if of and len(result.classes) > 1 else ""
+    return (figure if figure == "NaN" else f"{figure} ULP") + on
+
+
+def error_text(worst: Worst, gate: Gate) -> str:
+    """The error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain`."""
+    if not math.isfinite(value_of(worst.ulp)):
+        return f"unbounded: got is {clean(worst.got)}"
+    plain = f"{signed_ulp(worst.ulp)} ULP"
+    if abs(value_of(worst.ulp)) > COUNTABLE:
+        plain += f" (got {clean(worst.got)} for {truth(worst.truth)})"
+    if gate != "plain" and worst.scaled_ulp is not None:
+        return f"{signed_ulp(worst.scaled_ulp)}{UNIT[gate]}, {plain} plain"
+    return plain
+
+
+def inputs_text(worst: Worst) -> str:
+    """`x = -3.5 (0xc060), dy = 1 (0x3f80)`."""
+    return named_values(worst.inputs)
+
+
+def named_values(inputs: Mapping[str, str]) -> str:
+    """The same for any named inputs, the gradient that arrives last: a file keeps names in alphabetical order."""
+    ordered = sorted(inputs.items(), key=lambda item: item[0].startswith("d"))
+    return ", ".join(f"{clean(name)} = {clean(value)}" for name, value in ordered)
+
+
+def index_text(worst: Worst) -> str:
+    """`[0, 12]`; empty for a 0-d tensor."""
+    return f"[{', '.join(map(str, worst.index))}]" if worst.index else ""
