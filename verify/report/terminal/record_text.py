@@ -1,26 +1,22 @@
 """The report for a terminal: table, a block per wrong result, what is missing, verdict.
 
 Colour is never alone: every coloured word is preceded by a glyph (`glyphs=False` gives ASCII ones).
-Text that a kernel supplies reaches the screen as `rich.text.Text`, which parses no markup, after
-`words.clean` has spelled out control characters: a name cannot move the cursor or forge a line.
+Text that a kernel supplies reaches the screen through `text_page`, which spells out control characters and parses no
+markup: a name cannot move the cursor or forge a line.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from verify.records.record import LawRun, Run, replay_command, value_of
 from verify.report import result_words, words
 from verify.report.present import Facts, KernelFacts, ResultFacts, law_word, present
 from verify.report.result_words import limit_of, on_average, remedy
-from verify.report.signs import STANDING, STYLES, Signs
-from verify.report.terminal.text_page import Terminal
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from verify.report.signs import STANDING, STYLES
+from verify.report.terminal import results_table
+from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MARGIN = 4  # of the details below a heading
 NAME, MOST_NAME = 7, 20  # columns for the name of a field
@@ -37,80 +33,75 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     No line is longer than the terminal is wide except commands, which stay whole so that they can be copied.
     `record` is the path of the saved record, for the next command; empty when it was not saved.
     """
-    from verify.report.terminal import results_table
-
-    signs, console = Signs.choose(terminal.glyphs), terminal.console()
-    facts = present(run, dash=signs.dash)
+    page = Page(terminal)
+    facts = present(run, dash=page.signs.dash)
     closing = facts.next_command(record)
     if facts.kernels:
-        results_table.show(console, facts, signs)
+        results_table.show(page, facts)
     for kernel in facts.unrepeatable:
-        _unrepeatable(console, kernel, signs)
+        _unrepeatable(page, kernel)
     for place, found in enumerate(facts.findings[:MOST_BLOCKS]):
-        _wrong(console, found, signs, found.short_replay(record) if place else "")
+        _wrong(page, found, found.short_replay(record) if place else "")
     how = f"`verify report {record} --html PATH`" if record else "--html PATH"
-    _more(console, signs, len(facts.findings), "finding", f"{how} shows all")
+    _more(page, len(facts.findings), "finding", f"{how} shows all")
     for owner, law in facts.broken_laws[:MOST_BLOCKS]:
-        _law(console, owner, law, signs)
-    _more(console, signs, len(facts.broken_laws), "broken law", "the record has them")
+        _law(page, owner, law)
+    _more(page, len(facts.broken_laws), "broken law", "the record has them")
     for found in facts.unproven[:MOST_BLOCKS]:
-        _unproven(console, found, signs)
-    _more(console, signs, len(facts.unproven), "", "the record has them")
+        _unproven(page, found)
+    _more(page, len(facts.unproven), "", "the record has them")
     for kernel in facts.failures:
-        _failure(console, kernel, signs, closing)
-    _listing(console, "limits", "limit", [(f"{kernel.name} {text}",) for kernel, text in facts.limits], signs)
-    _not_measured(console, facts, signs, closing)
+        _failure(page, kernel, closing)
+    _listing(page, "limits", "limit", [(f"{kernel.name} {text}",) for kernel, text in facts.limits])
+    _not_measured(page, facts, closing)
     # what was noticed about judged kernels: figures that are not there must not look like figures in order
-    notes = [(words.clean(f"{kernel.run.name}: {note}"),) for kernel in facts.judged for note in kernel.notes]
-    _listing(console, "notes", "note", notes, signs)
+    notes = [(f"{kernel.run.name}: {note}",) for kernel in facts.judged for note in kernel.notes]
+    _listing(page, "notes", "note", notes)
     # a law that is not tried must not look like one that holds
-    _listing(console, "laws not applicable", "reason", facts.untried_laws, signs)
-    _closing(console, facts, signs, closing)
-    stream = console.file
-    assert isinstance(stream, io.StringIO)
-    # rich pads folded lines to the full width; trailing blanks are noise in a file or a diff
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+    _listing(page, "laws not applicable", "reason", facts.untried_laws)
+    _closing(page, facts, closing)
+    return page.text()
 
 
-def _more(console: Console, signs: Signs, count: int, noun: str, how: str) -> None:
+def _more(page: Page, count: int, noun: str, how: str) -> None:
     """How many blocks were left out; nothing if there is room for all."""
     if (rest := count - MOST_BLOCKS) > 0:
-        console.print()
+        page.blank(top=True)
         said = words.plural(rest, f"more {noun}") if noun else f"{rest:,} more without a verdict"
-        _indented(console, f"{signs.ellipsis} {said}; {how}")
+        page.line(f"{page.signs.ellipsis} {said}; {how}", indent=MARGIN)
 
 
-def _wrong(console: Console, found: ResultFacts, signs: Signs, short: str) -> None:
+def _wrong(page: Page, found: ResultFacts, short: str) -> None:
     """One wrong result; `short` is the replay by its place in the record, for a case that would fill the screen."""
     result, worst = found.result, found.worst
-    _heading(console, "wrong", found.title, "wrong", signs)
+    _heading(page, "wrong", found.title, "wrong")
     why, besides = _why(found)
-    _field(console, "why", why)
+    page.field("why", why, width=NAME)
     if worst is not None:
         where = result_words.index_text(worst)
         if told := result_words.inputs_text(worst) + (f" at {where}" if where else ""):
-            _field(console, "input", told)
-        _field(console, "got", f"{words.clean(worst.got)} ({words.clean(worst.got_hex)})")
-        _field(console, "truth", words.truth(worst.truth))
+            page.field("input", told, width=NAME)
+        page.field("got", f"{worst.got} ({worst.got_hex})", width=NAME)
+        page.field("truth", words.truth(worst.truth), width=NAME)
         if result.gate != "plain" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp)):
-            _field(console, "error", result_words.error_text(worst, result.gate))
+            page.field("error", result_words.error_text(worst, result.gate), width=NAME)
     if found.also:
-        _field(console, "also", found.also_words)
+        page.field("also", found.also_words, width=NAME)
     else:
-        _field(console, "besides", "; ".join(filter(None, [besides, on_average(result)])))
+        page.field("besides", "; ".join(filter(None, [besides, on_average(result)])), width=NAME)
     if worst is not None:
-        _command(console, " " * MARGIN + (short or words.clean(replay_command(worst.origin))))
+        page.command(short or replay_command(worst.origin), indent=MARGIN)
 
 
-def _unproven(console: Console, found: ResultFacts, signs: Signs) -> None:
+def _unproven(page: Page, found: ResultFacts) -> None:
     """A result that is neither right nor wrong, and what can be done about that."""
     result = found.result
-    _heading(console, result.status, found.title, result.status, signs)
-    _field(console, "why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}")
+    _heading(page, result.status, found.title, result.status)
+    page.field("why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}", width=NAME)
     if found.also:
-        _field(console, "also", found.also_words)
-    _field(console, "besides", f"limit {limit_of(result)}; {on_average(result)}")
-    _field(console, "next", remedy(result))
+        page.field("also", found.also_words, width=NAME)
+    page.field("besides", f"limit {limit_of(result)}; {on_average(result)}", width=NAME)
+    page.field("next", remedy(result), width=NAME)
 
 
 def _why(found: ResultFacts) -> tuple[str, str]:
@@ -129,111 +120,79 @@ def _why(found: ResultFacts) -> tuple[str, str]:
     return f"{reason}; {words.basis_of(result, short=True)}", ", ".join(said)
 
 
-def _unrepeatable(console: Console, kernel: KernelFacts, signs: Signs) -> None:
+def _unrepeatable(page: Page, kernel: KernelFacts) -> None:
     """A kernel whose calls differ with the same input, above what follows from it."""
-    _heading(console, "wrong", kernel.name, "not deterministic", signs)
-    _field(console, "why", words.clean(kernel.run.unrepeatable))
+    _heading(page, "wrong", kernel.name, "not deterministic")
+    page.field("why", kernel.run.unrepeatable, width=NAME)
     if besides := kernel.besides():
-        _field(console, "besides", besides)
-    _command(console, " " * MARGIN + kernel.replay)
+        page.field("besides", besides, width=NAME)
+    page.command(kernel.replay, indent=MARGIN)
 
 
-def _law(console: Console, kernel: KernelFacts, law: LawRun, signs: Signs) -> None:
-    _heading(console, "wrong", kernel.law_title(law), law_word(law), signs)
-    _field(console, "why", words.clean(law.message))
+def _law(page: Page, kernel: KernelFacts, law: LawRun) -> None:
+    _heading(page, "wrong", kernel.law_title(law), law_word(law))
+    page.field("why", law.message, width=NAME)
     besides = kernel.besides(law)
     facts = law.told(MOST_FACTS - bool(besides)) + ([("besides", besides)] if besides else [])
     facts = [(words.clean(name), words.clean(value)) for name, value in facts]
     width = min(max((len(name) for name, _ in facts), default=0), MOST_NAME)
     for name, value in facts:
-        _field(console, name, value, width=max(width, NAME))
-    _command(console, " " * MARGIN + words.clean(replay_command(law.origin)))
+        page.field(name, value, width=max(width, NAME))
+    page.command(replay_command(law.origin), indent=MARGIN)
 
 
-def _failure(console: Console, kernel: KernelFacts, signs: Signs, closing: str) -> None:
+def _failure(page: Page, kernel: KernelFacts, closing: str) -> None:
     """A kernel without figures; its command is left to the last line where that has it."""
-    _heading(console, kernel.standing, kernel.name, kernel.word, signs)
-    for line in kernel.last_words(MOST_LINES, signs.ellipsis):
-        _indented(console, line)
+    _heading(page, kernel.standing, kernel.name, kernel.word)
+    for line in kernel.last_words(MOST_LINES, page.signs.ellipsis):
+        page.line(line, indent=MARGIN)
     if kernel.advice:
-        _field(console, "next", kernel.advice)
+        page.field("next", kernel.advice, width=NAME)
     if kernel.rerun != closing:
-        _command(console, " " * MARGIN + kernel.rerun)
+        page.command(kernel.rerun, indent=MARGIN)
 
 
-def _not_measured(console: Console, facts: Facts, signs: Signs, closing: str) -> None:
+def _not_measured(page: Page, facts: Facts, closing: str) -> None:
     if not facts.missing:
         return
-    _heading(console, "skipped", "not measured", "", signs)
+    _heading(page, "skipped", "not measured")
     for gap in facts.missing:
-        _indented(console, gap.text)
+        page.line(gap.text, indent=MARGIN)
     # where time ran out, all kernels have the same hint
     some = [kernel for kernel in facts.run.kernels if kernel.status in ("interrupted", "skipped")]
     for hint in dict.fromkeys(words.clean(kernel.hint) for kernel in some):
         if hint not in ("", closing):
-            _field(console, "next", hint)
+            page.field("next", hint, width=NAME)
 
 
-def _listing(console: Console, title: str, noun: str, entries: Sequence[Sequence[str]], signs: Signs) -> None:
+def _listing(page: Page, title: str, noun: str, entries: Sequence[Sequence[str]]) -> None:
     """The first entries, each a line and perhaps a dim one below it, and how many more there are; nothing of none."""
     if not entries:
         return
-    _heading(console, "skipped", title, "", signs)
+    _heading(page, "skipped", title)
     for line, *below in entries[:MOST_REASONS]:
-        _indented(console, line)
+        page.line(line, indent=MARGIN)
         for text in below:
-            _indented(console, text, margin=2 * MARGIN, style="dim")
+            page.line(Cell(text, "dim"), indent=2 * MARGIN)
     if len(entries) > MOST_REASONS:
         rest = words.plural(len(entries) - MOST_REASONS, f"more {noun}")
-        _indented(console, f"{signs.ellipsis} {rest}; the record has them")
+        page.line(f"{page.signs.ellipsis} {rest}; the record has them", indent=MARGIN)
 
 
-def _closing(console: Console, facts: Facts, signs: Signs, command: str) -> None:
-    from rich.text import Text
-
+def _closing(page: Page, facts: Facts, command: str) -> None:
     status = STANDING[facts.run.verdict]
-    console.print()
+    page.blank(top=True)
     if facts.laws_line:
-        console.print(Text(facts.laws_line, style="dim"), overflow="fold")
-    line = Text(f"{signs.status[status]} ", style=STYLES[status])
+        page.line(Cell(facts.laws_line, "dim"))
     word, rest = facts.sentence.split(":", 1)
-    line.append(word + ":").append(rest, style="not bold default")
-    console.print(line, overflow="fold")
+    page.line(Cell(f"{page.signs.status[status]} {word}:", STYLES[status]), Cell(rest, "not bold default"))
     worst = facts.worst
     if worst is not None and worst.worst is not None and len(command) > words.LONG:
         command = f"the replay command of {worst.title}, above"  # once is enough
-    _command(console, f"next: {command}")
+    page.command(f"next: {command}")
 
 
-def _heading(console: Console, status: str, text: str, word: str, signs: Signs) -> None:
-    from rich.text import Text
-
-    console.print()
-    line = Text(f"{signs.status[status]} ", style=STYLES[status])
-    line.append(f"{word}  " if word else "").append(text, style="bold default")
-    console.print(line, overflow="fold")
-
-
-def _field(console: Console, name: str, value: str, *, width: int = NAME) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(width=width, overflow="fold")
-    row.add_column(overflow="fold")
-    row.add_row(Text(name, style="dim"), Text(value))
-    console.print(Padding(row, (0, 0, 0, MARGIN)))
-
-
-def _indented(console: Console, text: str, *, margin: int = MARGIN, style: str = "") -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console.print(Padding(Text(text, overflow="fold", style=style), (0, 0, 0, margin)))
-
-
-def _command(console: Console, text: str) -> None:
-    from rich.text import Text
-
-    console.print(Text(text), soft_wrap=True)
+def _heading(page: Page, status: str, text: str, word: str = "") -> None:
+    page.blank(top=True)
+    sign = f"{page.signs.status[status]} " + (f"{word}  " if word else "")
+    page.line(Cell(sign, STYLES[status]), Cell(text, "dim bold default" if status == "peer" else "bold default"))

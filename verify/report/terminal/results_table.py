@@ -7,18 +7,14 @@ names that are too long for a column become lines of their own above their rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from verify.records.record import CLASSES, ORDINARY
 from verify.report import words
 from verify.report.present import Facts, KernelFacts, ResultFacts
 from verify.report.result_words import judged
 from verify.report.signs import STYLES, Signs
+from verify.report.terminal.text_page import GAP, Cell, Page
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-GAP = 2
 HEADERS = {
     "kernel": "kernel",
     "output": "output",
@@ -71,78 +67,57 @@ class Row:
     beyond: frozenset[str] = frozenset()  # classes of inputs on which it is wrong
 
 
-def show(console: Console, facts: Facts, signs: Signs) -> None:
+def show(page: Page, facts: Facts) -> None:
     """Print the table and the footnotes that it needs."""
-    from rich.text import Text
-
-    rows = _rows(facts, signs)
-    columns = choose_layout(rows, console.width)
+    rows = _rows(facts, page.signs)
+    columns = choose_layout(rows, page.width)
     if not columns:
-        _stacked(console, rows)
+        _stacked(page, rows)
     else:
-        _columns(console, rows, columns)
+        _columns(page, rows, columns)
     for note in [*footnotes(rows), facts.setting]:
-        console.print(Text(note, style="dim"), overflow="fold")
+        page.line(Cell(note, "dim"))
 
 
-def _stacked(console: Console, rows: list[Row]) -> None:
+def _stacked(page: Page, rows: list[Row]) -> None:
     """No columns at all, for screens on which not even the fewest fit: one sentence per result."""
-    from rich.text import Text
-
     for row in rows:
         if row.first:
-            _group(console, row)
+            _group(page, row)
         if row.cells["max"]:
             cells = row.cells
             text = f"  {cells['output']} {cells['dtype']}: {cells['max']} ULP, {cells['basis_short']} "
-            console.print(Text(text).append(cells["status"], style=STYLES[row.status]))
+            page.line(text, Cell(cells["status"], STYLES[row.status]))
 
 
-def _group(console: Console, row: Row) -> None:
+def _group(page: Page, row: Row) -> None:
     """The heading of a kernel's rows: its name, whole, and its state if it has no rows."""
-    from rich.text import Text
-
-    heading = Text(row.kernel.name, style="bold")
-    heading.append(f"  {row.kernel.call}", style="dim not bold")
+    heading = [Cell(row.kernel.name, "bold"), Cell(f"  {row.kernel.call}", "dim")]
     if not row.kernel.results:
-        heading.append("  ").append(row.cells["status"], style=STYLES[row.status])
-    console.print(heading, overflow="fold")
+        heading += [Cell("  ", "bold"), Cell(row.cells["status"], f"bold {STYLES[row.status]}")]
+    page.line(*heading)
 
 
-def _columns(console: Console, rows: list[Row], columns: tuple[str, ...]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+def _columns(page: Page, rows: list[Row], columns: tuple[str, ...]) -> None:
+    """A grid for each line, with the widths fixed: the headings of groups stand between the lines."""
     grouped = "kernel" not in columns
-    width = {name: column_width(name, rows) for name in columns}
-    indent = GAP if grouped else 0
-
-    def line(cells: dict[str, Text]) -> None:
-        # a grid per line, with the widths fixed: group headings may then stand between the lines
-        grid = Table.grid(padding=(0, GAP, 0, 0))
-        if indent:
-            grid.add_column(width=0)
-        for name in columns:
-            grid.add_column(width=width[name], justify="right" if name in RIGHT else "left", overflow="fold")
-        grid.add_row(*([Text("")] if indent else []), *(cells[name] for name in columns))
-        console.print(grid)
-
-    line({name: Text(HEADERS[name], style="dim") for name in columns})
+    widths = [column_width(name, rows) for name in columns]
+    right, indent = [name for name in columns if name in RIGHT], GAP if grouped else 0
+    page.grid([[Cell(HEADERS[name], "dim") for name in columns]], columns, widths, right, indent)
     for row in rows:
         if grouped and row.first:
-            _group(console, row)
-        if grouped and not row.cells["output"] and row.first:
-            continue
-        cells = {name: Text(row.cells[name]) for name in columns}
-        for name in ("verdict", "status"):
-            if name in cells:
-                cells[name].stylize(STYLES[row.status])
-        for name in {"max", *CLASSES} & cells.keys():
-            if name == "max" or name in row.beyond:
-                cells[name].stylize("red" if row.status == "wrong" else "")
-        if "kernel" in cells:
-            cells["kernel"].stylize("bold" if row.first else "dim")
-        line(cells)
+            _group(page, row)
+        if row.cells["output"] or not (grouped and row.first):
+            cells = [Cell(row.cells[name], _style(row, name)) for name in columns]
+            page.grid([cells], columns, widths, right, indent, filled=False)
+
+
+def _style(row: Row, column: str) -> str:
+    if column in ("verdict", "status"):
+        return STYLES[row.status]
+    if column == "kernel":
+        return "bold" if row.first else "dim"
+    return "red" if (column == "max" or column in row.beyond) and row.status == "wrong" else ""
 
 
 def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:

@@ -69,10 +69,10 @@ class Page:
         self.signs = Signs.choose(terminal.glyphs)
         self._console = terminal.console()
 
-    def blank(self) -> None:
-        """An empty line, except at the top and after another."""
+    def blank(self, *, top: bool = False) -> None:
+        """An empty line, except after another and, unless `top`, at the top."""
         stream = self._stream().getvalue()
-        if stream and not stream.endswith("\n\n"):
+        if (stream or top) and not stream.endswith("\n\n"):
             self._console.print()
 
     def line(self, *cells: Cell | str, indent: int = 0) -> None:
@@ -88,7 +88,7 @@ class Page:
         from rich.text import Text
 
         row = Table.grid(padding=(0, GAP, 0, 0))
-        row.add_column(width=width)
+        row.add_column(width=width, overflow="fold")
         row.add_column(overflow="fold")
         row.add_row(Text(name, style="dim"), Text(words.clean(value)))
         self._console.print(Padding(row, (0, 0, 0, MARGIN)))
@@ -109,7 +109,7 @@ class Page:
         if indent + sum(widths) + GAP * (len(widths) - 1) > self.width:
             self._stacked(headers, rows, right, indent)
             return
-        self._grid([[Cell(header, "dim") for header in headers], *rows], headers, widths, right, indent)
+        self.grid([[Cell(header, "dim") for header in headers], *rows], headers, widths, right, indent)
 
     def results(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
         """A table whose first columns are output and dtype; on a narrow screen each result is a heading instead."""
@@ -120,23 +120,26 @@ class Page:
         widths = _widths(rest, [row[2:] for row in rows])
         fits = indent + sum(widths) + GAP * (len(widths) - 1) <= self.width
         if fits:
-            self._grid([[Cell(header, "dim") for header in rest]], rest, widths, right, indent)
+            self.grid([[Cell(header, "dim") for header in rest]], rest, widths, right, indent)
         for output, dtype in dict.fromkeys((row[0], row[1]) for row in rows):
             self.line(output, "  ", dtype, indent=GAP)
             members = [row[2:] for row in rows if (row[0], row[1]) == (output, dtype)]
             if fits:
-                self._grid(members, rest, widths, right, indent)
+                self.grid(members, rest, widths, right, indent)
             else:
                 self._stacked(rest, members, right, indent)
 
-    def _grid(
+    def grid(
         self,
         rows: Sequence[Sequence[Cell]],
         headers: Sequence[str],
         widths: Sequence[int],
         right: Sequence[str],
         indent: int,
+        *,
+        filled: bool = True,
     ) -> None:
+        """Cells in columns of given widths, those named in `right` to the right; `filled` styles their blanks too."""
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
@@ -145,7 +148,8 @@ class Page:
         for header, width in zip(headers, widths, strict=True):
             grid.add_column(width=width, justify="right" if header in right else "left")
         for row in rows:
-            grid.add_row(*(Text(cell.clean, style=cell.style) for cell in row))
+            wholes = (Text(cell.clean, style=cell.style) for cell in row)
+            grid.add_row(*(wholes if filled else (Text.assemble((cell.clean, cell.style)) for cell in row)))
         self._console.print(Padding(grid, (0, 0, 0, indent)))
 
     def _stacked(
