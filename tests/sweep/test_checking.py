@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import flint
 import mpmath
 import pytest
 import torch
@@ -282,6 +283,9 @@ def test_the_exact_distance_from_a_midpoint() -> None:
     from verify.ops.op import Point
     from verify.truth.formats import named
 
-    point = Point(mp=lambda prec: mpmath.mpf(1) + mpmath.mpf(2) ** -8 + mpmath.mpf(2) ** -20)
+    point = Point(
+        mp=lambda prec: mpmath.mpf(1) + mpmath.mpf(2) ** -8 + mpmath.mpf(2) ** -20,
+        arb=lambda prec: flint.arb(1) + flint.arb(2) ** -8 + flint.arb(2) ** -20,
+    )
     assert abs(from_midpoint(point, named("bfloat16")) - Fraction(1, 1 << 13)) < Fraction(1, 1 << 60)
     assert bits_of_key(named("bfloat16"), key_of_value(named("bfloat16"), 1.0)) == 0x3F80

@@ -3,9 +3,9 @@
 A step is one operation of a program (`verify.ops.graph`), and its effect is what rounding it alone does to the element
 (`verify.diagnose.roundings`). There are two programs to ask:
 
-* the kernel's own, if it is written in PyTorch and runs on a CPU. It counts only if it accounts for the error that was
-  measured. It also shows what is wrong with a formula: how far the result is off with no step rounded;
-* the definition's: the PyTorch function that the kernel is judged against. Any kernel has one.
+* the kernel's own, if it is written in PyTorch and runs on a CPU. It counts only if it accounts for the measured error.
+  It also shows the error of the formula itself: how far the result is off with no step rounded.
+* the definition's: that of the PyTorch function that the kernel is judged against. Every kernel has one.
 
 Two figures hold for every kernel: the error of the exact value rounded once, and what half an ulp of the input moves.
 """
@@ -87,7 +87,7 @@ def _with(plain: Explanation, **fields: Any) -> Explanation:
 
 def _programs(kernel: Kernel, case: Case, problem: Problem, backend: Backend) -> Iterator[tuple[Owner, Program, Run]]:
     """Yields the kernel's own program, if there is one, and that of the definition."""
-    if backend.device == "cpu":  # following calls the kernel with tensors of the CPU, which others must not be given
+    if backend.device == "cpu":  # tracing calls the kernel with CPU tensors, which a GPU kernel must not get
         present, gradients = asked_of(problem)
         keywords = {name: value for name, value in problem.params.items() if name in kernel.accepted}
 
@@ -257,13 +257,13 @@ class _Unit:
 
 
 def rational(value: Any) -> Fraction:
-    """The rational behind a finite mpf; zero for what is far below every format, such as exp(-1e76)."""
+    """Returns a finite mpf as a rational; zero for numbers far below every format, such as exp(-1e76)."""
     sign, mantissa, exponent, _ = value._mpf_
     return dyadic(-int(mantissa) if sign else int(mantissa), int(exponent), up=bool(sign))
 
 
 def _sensitivity(op: Op, case: Case, measured: Measured, result: str, index: int, unit: _Unit) -> Number | None:
-    """By how many units a function of one number moves when that number does by half an ulp."""
+    """Returns by how many units a function of one number moves if the number moves by half an ulp."""
     x = measured.inputs.get("x")
     one = op.kind == "elementwise" and len(op.operands) == 1 and op.regime_values is None
     if not one or x is None or x.dtype == torch.float64 or not mp.isfinite(unit.truth):

@@ -119,7 +119,7 @@ def _follow(
 
 
 def _names(steps: Sequence[Step]) -> dict[int, str]:
-    """`t2 = exp(t1)`: steps that round are numbered, the others are part of what follows."""
+    """Returns the text of each step that rounds, `t2 = exp(t1)`. Other steps are part of the next text."""
     short: dict[int, str] = {}
     found: dict[int, str] = {}
     for step in steps:

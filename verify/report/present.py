@@ -1,4 +1,4 @@
-"""`present(run)`: what a report says of a run. Each fact is worked out once; terminal, Markdown and HTML lay it out.
+"""Works out every fact of a report once: `present(run)`. Terminal, Markdown and HTML lay the facts out.
 
 The words of the field: *correctly rounded* (no element misrounded), *faithful* (below 1 ULP), *k ULP*, *wrong* (not
 proven within the kernel's own limit). The statuses are the record's.
@@ -55,7 +55,7 @@ class ResultFacts:
 
     @cached_property
     def standing(self) -> str:
-        """The status to show: the record's, or "peer" for what is measured and not judged."""
+        """The status to show: the record's, or "peer" for a peer, which is not judged."""
         return "peer" if self.owner.run.peer else self.result.status
 
     @cached_property
@@ -65,7 +65,7 @@ class ResultFacts:
 
     @cached_property
     def kind(self) -> Kind:
-        """Which word of the field the result has earned. A peer is not judged, so it is never "wrong"."""
+        """The word of the field for the result. A peer is not judged, so it is never "wrong"."""
         if self.result.status != "ok" and not self.owner.run.peer:
             return self.result.status
         figures = result_words.promised(self.result)
@@ -116,7 +116,7 @@ class ResultFacts:
 
     @cached_property
     def worst(self) -> Worst | None:
-        """The element that shows what is wrong."""
+        """The element that shows the error."""
         return result_words.shown_worst(self.result)
 
     @cached_property
@@ -165,7 +165,7 @@ class KernelFacts:
 
     @cached_property
     def standing(self) -> str:
-        """The status to show: the record's, or "peer" for what is measured and not judged."""
+        """The status to show: the record's, or "peer" for a peer, which is not judged."""
         return "peer" if self.run.peer else self.run.status
 
     @cached_property
@@ -217,7 +217,7 @@ class KernelFacts:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What was noticed; what holds of many results is one line."""
+        """Remarks about the kernel; a remark about many results is one line."""
         run = self.run
         found = [text for result in run.results for text in result_words.result_notes(result)]
         found += [gap.text for gap in gathered(run.notes)]
@@ -237,7 +237,7 @@ class KernelFacts:
 
     @cached_property
     def advice(self) -> str:
-        """What its hint says beside the command of `rerun`; empty where it says no more."""
+        """Its hint, unless that is the command of `rerun`."""
         hint = clean(self.run.hint)
         return "" if hint == self.rerun else hint
 
@@ -249,7 +249,7 @@ class KernelFacts:
         return clean(replay_command((laws + worst)[0])) if laws or worst else self.rerun
 
     def besides(self, law: LawRun | None = None) -> str:
-        """What else is broken for the same reason as a law, or because the calls of the kernel differ (no law)."""
+        """Names the results and laws that are broken for the reason of `law`, or because calls differ (no law)."""
         results = [f"{result.output} {result.dtype}" for result in self.run.results if result.status == "wrong"]
         broken: dict[str, list[str]] = {}
         for other in self.run.laws:
@@ -261,7 +261,7 @@ class KernelFacts:
         return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
 
     def last_words(self, most: int, ellipsis: str = "…") -> list[str]:
-        """The last lines of its message: those of a traceback say what happened."""
+        """The last lines of its message: in a traceback they have the error."""
         lines = words.clean_lines(self.run.message) if self.run.message else ["no message was recorded"]
         if (left_out := len(lines) - most) > 0:
             return [f"{ellipsis} {left_out} lines left out; the record has them", *lines[-most:]]
@@ -283,7 +283,7 @@ class KernelFacts:
 
     @cached_property
     def limits(self) -> list[str]:
-        """What it does not take, a line for each reason: `refuses 2 x 65537 (3 cases in float32): ...`."""
+        """Cases that it does not take, a line for each reason: `refuses 2 x 65537 (3 cases in float32): ...`."""
         raised = f"{clean(self.run.name)} raised "
         reasons: dict[tuple[str, str, tuple[tuple[int, ...], ...]], list[Unmeasured]] = {}
         for each in self.run.unmeasured:
@@ -364,18 +364,18 @@ class Facts:
 
     @cached_property
     def closest(self) -> ResultFacts | None:
-        """Of the results within their limits the one that comes closest to its own."""
+        """The result within its limit that comes closest to it."""
         within = [each for kernel in self.judged for each in kernel.results if each.result.status == "ok"]
         return max(within, key=lambda each: each.badness, default=None)
 
     @cached_property
     def findings(self) -> list[ResultFacts]:
-        """What a maintainer would fix first: wrong results, those of one cause together under the worst of them."""
+        """Wrong results, worst first. Results of one cause are together under the worst of them."""
         return _by_cause(sorted(self.wrong, key=lambda each: each.badness, reverse=True), _cause)
 
     @cached_property
     def unproven(self) -> list[ResultFacts]:
-        """Vacuous and undecided results of judged kernels, those of one kernel and reason together."""
+        """Vacuous and undecided results of judged kernels. Results of one kernel and reason are together."""
         found = [each for kernel in self.judged for each in kernel.results if each.result.status in UNPROVEN]
         return _by_cause(found, lambda each: (each.owner.run.target, each.result.status, each.result.reason))
 
@@ -396,12 +396,12 @@ class Facts:
 
     @cached_property
     def limits(self) -> list[tuple[KernelFacts, str]]:
-        """What judged kernels do not take."""
+        """Cases that judged kernels do not take."""
         return [(kernel, text) for kernel in self.judged for text in kernel.limits]
 
     @cached_property
     def missing(self) -> list[GapLine]:
-        """What was asked for and has no figures: skipped kernels, the rest."""
+        """Skipped kernels, and all other parts of the run without figures."""
         lines = [gap.text for gap in self.run.incomplete]
         skipped = [
             f"{kernel.name} was skipped" + (f": {kernel.message}" if kernel.message else "")
@@ -448,7 +448,7 @@ class Facts:
 
     @cached_property
     def clauses(self) -> list[str]:
-        """The sentence after its first word, in parts: what was found, the worst, what is missing."""
+        """The parts of the sentence after its first word: counts, the worst result, missing parts."""
         total = sum(count for status, count in self.counts.items() if status != "peer")
         if not total:
             return ["no kernel was judged" if self.run.kernels else "no kernel was measured"]
@@ -529,7 +529,7 @@ class Facts:
 
 
 def law_word(law: LawRun) -> str:
-    """What a broken law says of its kernel."""
+    """Returns the status word of a broken law."""
     return "kernel failed" if law.cause == "failed" else "law broken"
 
 
@@ -540,9 +540,9 @@ def law_counts(laws: Iterable[LawRun]) -> str:
 
 
 def skipped_laws(laws: Iterable[LawRun]) -> list[tuple[str, str]]:
-    """(reason, what it kept from being tried) of every law that was not tried, by reason, in the order met.
+    """Returns (reason, laws) for each reason why laws were not tried, in the order of the record.
 
-    `monotonicity, special values (bfloat16)`: the dtypes are left out where they are all that any law was asked for.
+    The laws read `monotonicity, special values (bfloat16)`. Without dtypes they were tried in none.
     """
     reasons: dict[str, dict[str, list[str]]] = {}
     asked: dict[str, None] = {}
@@ -579,5 +579,5 @@ def _cause(each: ResultFacts) -> tuple[str, ...]:
 
 
 def present(run: Run, *, dash: str = "\N{EN DASH}") -> Facts:
-    """Returns the facts of a run, each of which is worked out when it is first asked for."""
+    """Returns the facts of a run. Each is worked out at its first use."""
     return Facts(run, dash)

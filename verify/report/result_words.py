@@ -1,4 +1,4 @@
-"""The figures that a result is judged by, what they are beside PyTorch's, and its worst elements, in words."""
+"""Words for one result: its judged figures, the same of PyTorch, its limit and its worst elements."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ RIGHT = "on ordinary inputs "
 
 
 def result_notes(result: Result) -> list[str]:
-    """What a reader has to know of a result that is in order: accepted vacuous limits, right trivial answers."""
+    """Returns remarks about a result in order: an accepted vacuous limit, a right trivial answer."""
     if not result.trivial:
         return []
     accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
@@ -94,7 +94,7 @@ def result_notes(result: Result) -> list[str]:
 
 
 def remedy(result: Result) -> str:
-    """What a project can do about a result without a verdict."""
+    """Returns the next step for a result without a verdict."""
     limit = "max_noise= or max_ulp=" if result.gate == "noise" else "max_ulp="
     known = 2 * result.figures.open <= result.figures.n
     if result.status == "undecided":
@@ -111,7 +111,7 @@ def maximum(figures: Figures, gate: Gate, *, dash: str = "\N{EN DASH}") -> str:
 
 
 def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
-    """The maximum on one class of inputs; where inputs are not divided so, what it cannot exceed; "-" for none."""
+    """Returns the maximum on one class of inputs. Without classes it is an upper bound; "-" if the class is empty."""
     found = next((each for each in result.classes if each.name == name), None)
     if found is not None:
         return maximum(found.figures, result.gate, dash=dash)
@@ -133,7 +133,7 @@ def worst_class(result: Result) -> str:
 
 
 def shown_worst(result: Result) -> Worst | None:
-    """The element that shows what is wrong: the worst of the class that weighs most, else of all."""
+    """Returns the element that shows the error: the worst of the class that weighs most, else of all."""
     of_class = next((each.worst for each in result.classes if each.reason), None)
     return of_class or next(iter(result.worst), None)
 
@@ -153,7 +153,7 @@ def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, flo
 
 
 def wrong_words(result: Result) -> str:
-    """What is wrong, as a maintainer would say it: `wrong on ordinary inputs`, `NaN at -inf`, `loses the tail`."""
+    """Returns the error in a few words: `wrong on ordinary inputs`, `NaN at -inf`, `loses the tail`."""
     of = worst_class(result)
     worst = next((each.worst for each in result.classes if each.reason), None)
     if not of:
@@ -179,7 +179,7 @@ def _is_finite(text: str) -> bool:
 
 
 def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
-    """What is wrong with a result in a few words: its maximum, or the reason where the maximum is in order."""
+    """Returns the maximum of a wrong result, or its reason if the maximum is in order."""
     of = worst_class(result)
     if result.reason and not of and value_of(judged(result.figures, result.gate).upper) <= result.limit:
         return clean(result.reason)

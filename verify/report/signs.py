@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Look:
-    """`rank` orders rows: what a reader has to see first has the highest."""
+    """The look of one status. Rows with the highest `rank` come first."""
 
     glyph: str
     ascii: str
@@ -36,7 +36,7 @@ STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # of a verd
 
 @dataclass(frozen=True)
 class Signs:
-    """The few characters that are not ASCII, or what stands for them."""
+    """The few characters that are not ASCII, or their ASCII substitutes."""
 
     status: dict[str, str]
     dash: str

@@ -1,6 +1,6 @@
-"""What the page says about kernels, results, regimes and elements, as text and drawings ready to be placed.
+"""Makes the views of kernels, results, regimes and elements: text and drawings for the templates.
 
-Each view is a namespace that the templates read (`assets/*.j2`).
+Each view is a namespace, whose fields `assets/*.j2` read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _law(law: LawRun) -> SimpleNamespace:
 
 
 def result_view(each: ResultFacts, at: str = "", history: against.History | None = None) -> SimpleNamespace:
-    """One result of a kernel; `at` is where it stands in the embedded record."""
+    """One result of a kernel; `at` is its place in the embedded record."""
     result, figures, unit = each.result, each.result.figures, words.UNIT[each.result.gate]
     trouble = result_words.trouble(result)
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
