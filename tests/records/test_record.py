@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from verify.cli import sinks
-from verify.errors import IN_ERROR, SPENT, UsageError, WriteError
+from verify.errors import UsageError, WriteError
 from verify.records import files, record
 from verify.records.files import decode, encode, load, save, write_atomically
 from verify.records.readings import NONFINITE
@@ -175,6 +175,7 @@ NOT = "r.json is not a verify run record: "
 WRITES = "\n  next: verify run --json PATH writes one"
 AGAIN = "\n  next: verify run --json PATH measures again"
 BREAKS = "r.json breaks the record schema: "
+OLDER = {name: value for name, value in json.loads(encode(run(kernel_run()))).items() if name != "digest"}
 
 
 @pytest.mark.parametrize(
@@ -190,8 +191,13 @@ BREAKS = "r.json breaks the record schema: "
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
         (
             edited(schema=7),
-            "r.json has schema 7; this verify reads schemas 1, 2, 5, 6\n" + RERUN,
+            "r.json has schema 7; this verify reads records of schema 6\n" + RERUN,
         ),
+        (
+            json.dumps({**OLDER, "schema": 5}).encode(),
+            "r.json has schema 5; this verify reads records of schema 6\n" + RERUN,
+        ),
+        (json.dumps(OLDER).encode(), BREAKS + "Object missing required field `digest`"),
         (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
         (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
         (edited(seed=True), BREAKS + "Expected `int`, got `bool` - at `$.seed`"),
@@ -360,27 +366,6 @@ def test_a_peer_is_never_judged_and_never_counts() -> None:
 
 
 # -- what is written ----------------------------------------------------------------------------
-
-
-def test_lines_of_older_records_become_gaps_by_what_they_say() -> None:
-    """The one place where text decides: from schema 5 on a gap says itself what it is."""
-    dead = msgspec.structs.replace(kernel_run("crashed"), message="the process died of SIGSEGV")
-    said = {
-        f"k: float32: {IN_ERROR}: two routes": ("harness error", "a.py::k"),
-        f"hunt of a.py::k y float64: not begun: {SPENT}": ("out of time", ""),
-        "k: the process died of SIGSEGV": ("crashed", "a.py::k"),
-        "b.py fails on import": ("other", ""),
-    }
-    old = json.loads(encode(run(dead))) | {"incomplete": list(said)}
-    del old["digest"]
-    for schema in (1, 2):
-        found = files.decode(json.dumps(old | {"schema": schema}).encode())
-        assert found.incomplete == [Gap(kind, text, target) for text, (kind, target) in said.items()]  # type: ignore[arg-type]
-        assert found.schema == record.SCHEMA and found.verdict == "fail"
-    with pytest.raises(UsageError, match="Expected `object`, got `str`"):
-        files.decode(json.dumps(old | {"schema": 5}).encode())
-    with pytest.raises(UsageError, match="breaks the record schema"):
-        files.decode(json.dumps(old | {"schema": 2, "incomplete": [5]}).encode())
 
 
 # -- lean ---------------------------------------------------------------------------------------

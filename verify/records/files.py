@@ -5,8 +5,6 @@ are errors that name the place. A file holds the classes of `verify.records.reco
 the fields that hold their default. Its last field is a digest of the others: it shows what was changed by accident or
 by hand, and not what somebody wrote who computed the digest anew. A path that ends in `.gz` is written with gzip, which
 makes the record of a night a sixth as large; what is compressed is read under any name.
-
-    python -m verify.records.files RUN.json...   writes records of an older schema as they are now
 """
 
 from __future__ import annotations
@@ -28,9 +26,7 @@ import msgspec
 from verify.errors import UsageError, WriteError
 from verify.records.contradictions import contradictions_of
 from verify.records.record import SCHEMA, Run
-from verify.records.upgrade import UpgradeError, upgraded
 
-READS = (1, 2, 5, SCHEMA)  # older ones, which have no digest, are upgraded on load
 LARGEST = 1 << 28  # bytes of a record: a small compressed file must not fill the memory
 _DIGEST = b',"digest":"%s"}\n'
 
@@ -60,29 +56,24 @@ def decode(data: bytes, *, source: str = "record") -> Run:
         raise UsageError(
             f"{source} is not a verify run record: {error}", hint="verify run --json PATH writes one"
         ) from error
-    if version not in READS:
+    if version != SCHEMA:
         raise UsageError(
-            f"{source} has schema {version}; this verify reads schemas {', '.join(map(str, READS))}",
+            f"{source} has schema {version}; this verify reads records of schema {SCHEMA}",
             hint="rerun `verify run --json PATH` with this version",
         )
-    digest = ""
     try:
-        if version == SCHEMA:  # straight into the classes, in a third of the time
-            fields = msgspec.structs.asdict(msgspec.json.decode(data, type=_Sealed))
-            digest = fields.pop("digest")
-            run = Run(**fields)
-        else:
-            old = msgspec.json.decode(data)
-            run = msgspec.structs.replace(msgspec.convert(upgraded(old, version), Run), schema=SCHEMA)
+        fields = msgspec.structs.asdict(msgspec.json.decode(data, type=_Sealed))
+        digest = fields.pop("digest")
+        run = Run(**fields)
         written = _sealed(run)
         if data != written and (twice := _twice(data)):
-            raise UpgradeError(f"a name stands twice in one object - at `{twice}`")
-    except (msgspec.DecodeError, UnicodeDecodeError, UpgradeError, RecursionError) as error:
+            raise msgspec.ValidationError(f"a name stands twice in one object - at `{twice}`")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{source} breaks the record schema: {error}", hint=again) from error
     for place, text in contradictions_of(run):
         raise UsageError(f"{source} contradicts itself: {text} - at `${place}`", hint=again)
     own = written[-67:-3].decode()
-    if version == SCHEMA and digest != own:
+    if digest != own:
         raise UsageError(
             f"{source} was changed after it was written: its digest is {digest[:12]}..., its content has {own[:12]}...",
             hint=again,
@@ -190,8 +181,3 @@ def _umask() -> int:
 
 class _Version(msgspec.Struct):
     schema: int
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        save(load(name), name)
