@@ -1,4 +1,4 @@
-"""History: the files are the truth. The index may be missing, old, corrupt or shared; the answers are the files'."""
+"""History: the files are the truth. What is kept of them may be missing, old, corrupt or shared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -51,14 +50,14 @@ def write(folder: Path, *values: float) -> None:
 
 def values(folder: Path, output: str = "y") -> list[float]:
     """What the history says: all figures of a result in order."""
-    with History(folder, cache=folder.parent / "cache") as found:
-        found.refresh()
-        return [point.value for line in found.series("gelu", output=output) for point in found.points(line)]
+    found = History(folder, cache=folder.parent / "cache")
+    found.refresh()
+    return [point.value for line in found.series("gelu", output=output) for point in found.points(line)]
 
 
-def index(folder: Path) -> Path:
-    [path] = (folder.parent / "cache").glob("*.sqlite")
-    return path
+def kept_of(folder: Path) -> list[Path]:
+    """The files in which the figures of records are kept."""
+    return sorted((folder.parent / "cache").glob("*/*"))
 
 
 def test_figures_come_in_the_order_of_their_dates_not_of_their_files(place: Path) -> None:
@@ -69,11 +68,11 @@ def test_figures_come_in_the_order_of_their_dates_not_of_their_files(place: Path
 
 def test_summary_and_events_of_a_line(place: Path) -> None:
     write(place, 0.5, 0.5, nan, nan, 0.7, 0.6, 0.6, 0.6)
-    with History(place, cache=place.parent / "cache") as found:
-        found.refresh()
-        [line] = found.series("gelu")
-        short = found.summary(line, recent=3)
-        events = found.events(line)
+    found = History(place, cache=place.parent / "cache")
+    found.refresh()
+    [line] = found.series("gelu")
+    short = found.summary(line, recent=3)
+    events = found.events(line)
     assert (short.count, short.least, short.recent) == (8, 0.5, (0.6, 0.6, 0.6))
     assert math.isnan(short.most)
     assert (short.last.record, short.since.record) == ("000000000007", "000000000005")
@@ -89,7 +88,6 @@ def test_summary_and_events_of_a_line(place: Path) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([0.5, 0.6, nan, inf]), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_summary_agrees_with_the_list_of_figures(told: list[float], chance: random.Random) -> None:
-    """The answers of SQL against the same questions asked of a plain list."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as name:
@@ -99,10 +97,10 @@ def test_summary_agrees_with_the_list_of_figures(told: list[float], chance: rand
         chance.shuffle(order)
         for position, (number, value) in enumerate(order):
             files.save(dated(number, value), folder / f"{position}.json")
-        with History(folder, cache=Path(name) / "cache") as found:
-            found.refresh()
-            [line] = found.series("gelu")
-            short, events = found.summary(line), found.events(line)
+        found = History(folder, cache=Path(name) / "cache")
+        found.refresh()
+        [line] = found.series("gelu")
+        short, events = found.summary(line), found.events(line)
     words = [str(value) for value in told]
     changes = [place for place in range(1, len(words)) if words[place] != words[place - 1]]
     assert [int(event.after.record, 16) for event in events] == changes
@@ -117,11 +115,11 @@ def test_summary_agrees_with_the_list_of_figures(told: list[float], chance: rand
 
 def test_a_result_is_the_worst_of_its_regimes_and_each_regime_has_a_line(place: Path) -> None:
     files.save(run(kernel(result(low=0.5, high=0.9, rest=0.7))), place / "a.json")
-    with History(place, cache=place.parent / "cache") as found:
-        found.refresh()
-        [whole] = found.series("gelu")
-        assert found.first(whole).value == 0.9
-        every = {line.regime: found.first(line).value for line in found.series("gelu", regime=None)}
+    found = History(place, cache=place.parent / "cache")
+    found.refresh()
+    [whole] = found.series("gelu")
+    assert found.points(whole)[0].value == 0.9
+    every = {line.regime: found.points(line)[0].value for line in found.series("gelu", regime=None)}
     assert every == {"": 0.9, "low": 0.5, "high": 0.9, "rest": 0.7}
 
 
@@ -129,9 +127,9 @@ def test_machines_sources_and_gates_are_lines_of_their_own(place: Path) -> None:
     files.save(run(kernel(result(0.5), result(0.6, source="sweep"))), place / "a.json")
     files.save(run(kernel(result(0.7)), arch="interpreter"), place / "b.json")
     files.save(run(kernel(result(0.8, gate="scaled")), id="c" * 12), place / "c.json")
-    with History(place, cache=place.parent / "cache") as found:
-        found.refresh()
-        lines = {(line.arch, line.source, line.gate): found.first(line).value for line in found.series("gelu")}
+    found = History(place, cache=place.parent / "cache")
+    found.refresh()
+    lines = {(line.arch, line.source, line.gate): found.points(line)[0].value for line in found.series("gelu")}
     assert lines == {
         ("sm_90", "run", "plain"): 0.5,
         ("sm_90", "sweep", "plain"): 0.6,
@@ -177,12 +175,12 @@ def test_a_change_of_the_same_size_and_time_is_seen(place: Path, monkeypatch: py
 def test_unchanged_files_are_not_read_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(place, 0.5, 0.6)
     monkeypatch.setattr(history, "RACY", -(10**18))  # as if the files were old
-    with History(place, cache=place.parent / "cache") as found:
-        assert found.refresh().read == 2
-        assert found.refresh().read == 0
+    found = History(place, cache=place.parent / "cache")
+    assert found.refresh().read == 2
+    assert found.refresh().read == 0
     monkeypatch.setattr(history, "RACY", 10**18)  # as if they had been written within the tick
-    with History(place, cache=place.parent / "cache") as found:
-        assert found.refresh().read == 2
+    found = History(place, cache=place.parent / "cache")
+    assert found.refresh().read == 2
 
 
 FOREIGN = {
@@ -206,9 +204,9 @@ def test_foreign_and_corrupt_files_are_named_and_skipped(place: Path) -> None:
     (place / ".hidden.json").write_text("not looked at")
     (place / "folder.json").mkdir()
     (place / "dangling.json").symlink_to(place / "nowhere")
-    with History(place, cache=place.parent / "cache") as found:
-        done = found.refresh()
-        again = found.refresh()
+    found = History(place, cache=place.parent / "cache")
+    done = found.refresh()
+    again = found.refresh()
     assert sorted(name for name, _ in done.skipped) == sorted(FOREIGN)
     assert all(name in problem for name, problem in done.skipped)
     assert again.skipped == done.skipped  # told every time, not only the first
@@ -222,59 +220,58 @@ def test_file_names_of_any_bytes(place: Path) -> None:
         (Path(os.fsdecode(os.fsencode(place) + b"/" + name))).write_bytes(files.encode(dated(number, 0.5 + number)))
     (Path(os.fsdecode(os.fsencode(place) + b"/bad\xff\x1b.json"))).write_bytes(b"x")
     assert values(place) == [0.5, 1.5, 2.5, 3.5]
-    with History(place, cache=place.parent / "cache") as found:
-        text = history_text.kernels(found.kernels(), found.refresh(), Terminal(80))
+    found = History(place, cache=place.parent / "cache")
+    text = history_text.kernels(found.kernels(), found.refresh(), Terminal(80))
     assert "\x1b" not in text
     assert "bad" in text
 
 
 def test_no_folder_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder of records at"), History(tmp_path / "none"):
-        pass
+    with pytest.raises(UsageError, match="no folder of records at"):
+        History(tmp_path / "none")
 
 
-# -- the index --------------------------------------------------------------------------------------------
+# -- what is kept ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["garbage", "empty", "truncated", "middle", "foreign", "table", "folder", "wal"])
-def test_a_corrupt_index_is_built_again(place: Path, damage: str) -> None:
-    write(place, *(0.5 + number / 100 for number in range(40)))
-    expected = values(place)
-    path = index(place)
+@pytest.mark.parametrize("damage", ["garbage", "empty", "truncated", "middle", "foreign", "folder"])
+def test_what_is_kept_and_corrupt_is_made_again(place: Path, damage: str) -> None:
+    write(place, 0.5, 0.6)
+    assert values(place) == [0.5, 0.6]
+    path, other = kept_of(place)
     data = path.read_bytes()
-    if damage == "garbage":
-        path.write_bytes(b"garbage" * 1000)
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "truncated":
-        path.write_bytes(data[: len(data) // 3])
-    elif damage == "middle":
-        path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
-    elif damage == "foreign":
-        path.unlink()
-        with sqlite3.connect(path) as other:
-            other.execute("CREATE TABLE files (something)")
-    elif damage == "table":
-        with sqlite3.connect(path) as other:
-            other.execute("DROP TABLE points")
-            other.execute("CREATE TABLE points (wrong)")
-    elif damage == "folder":
+    if damage == "folder":
         path.unlink()
         path.mkdir()
     else:
-        Path(f"{path}-wal").write_bytes(b"garbage" * 1000)
-    assert values(place) == expected
-    assert values(place) == expected
+        path.write_bytes(
+            {
+                "garbage": b"garbage" * 1000,
+                "empty": b"",
+                "truncated": data[: len(data) // 3],
+                "middle": data[: len(data) // 2] + b"\xff" * (len(data) // 2),
+                "foreign": other.read_bytes(),  # of another record
+            }[damage]
+        )
+    assert values(place) == [0.5, 0.6]
+    assert values(place) == [0.5, 0.6]
 
 
-def test_without_a_place_for_the_index_the_answer_is_the_same(place: Path) -> None:
+def test_what_is_kept_of_a_file_goes_with_it(place: Path) -> None:
+    write(place, 0.5, 0.6)
+    assert values(place) == [0.5, 0.6] and len(kept_of(place)) == 2
+    (place / "0.json").unlink()
+    assert values(place) == [0.6] and len(kept_of(place)) == 1
+
+
+def test_without_a_place_to_keep_figures_the_answer_is_the_same(place: Path) -> None:
     write(place, 0.5, 0.6)
     blocked = place.parent / "cache"
     blocked.write_text("a file where the folder would be")
     assert values(place) == [0.5, 0.6]
 
 
-def test_folders_have_indexes_of_their_own(tmp_path: Path) -> None:
+def test_folders_do_not_share_what_is_kept(tmp_path: Path) -> None:
     for name, value in (("a", 0.5), ("b", 0.6)):
         (tmp_path / name).mkdir()
         files.save(dated(0, value), tmp_path / name / "0.json")
@@ -290,10 +287,10 @@ from verify.records.history import History
 folder, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 for number in range(first, first + 12):
     files.save(dated(number, 0.5 + number / 100), folder / f"{number}.json")
-    with History(folder, cache=folder.parent / "cache") as found:
-        found.refresh()
-        [line] = found.series("gelu")
-        assert number in [int(point.record, 16) for point in found.points(line)]
+    found = History(folder, cache=folder.parent / "cache")
+    found.refresh()
+    [line] = found.series("gelu")
+    assert number in [int(point.record, 16) for point in found.points(line)]
 print("done")
 """
 
@@ -315,21 +312,6 @@ def test_processes_that_write_and_ask_at_the_same_time_lose_nothing(place: Path)
         assert (out, process.returncode) == ("done\n", 0), err
     expected = sorted(0.5 + number / 100 for first in (0, 100, 200, 300) for number in range(first, first + 12))
     assert values(place) == expected
-    with sqlite3.connect(index(place)) as database:
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-def test_a_process_that_is_killed_while_it_builds_leaves_a_usable_index(place: Path) -> None:
-    write(place, *(0.5 + number / 1000 for number in range(300)))
-    code = (
-        "import os, sys, pathlib; from verify.records import history; "
-        "kill = lambda text: text.startswith('reading records: 200') and os.kill(os.getpid(), 9); "
-        "folder = pathlib.Path(sys.argv[1]); found = history.History(folder, cache=folder.parent / 'cache'); "
-        "found.__enter__(); found.refresh(kill)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(place)], timeout=60)
-    assert done.returncode == -9
-    assert values(place) == [0.5 + number / 1000 for number in range(300)]
 
 
 # -- text -------------------------------------------------------------------------------------------------
@@ -346,12 +328,12 @@ def test_sparkline() -> None:
 def test_the_table_fits(place: Path, width: int) -> None:
     for number in range(30):
         files.save(dated(number, 0.5, 0.6 + number % 7, basis=SEEN), place / f"{number}.json")
-    with History(place, cache=place.parent / "cache") as found:
-        refreshed = found.refresh()
-        lines = found.series("gelu")
-        text = history_text.table("gelu", [found.summary(line) for line in lines], refreshed, Terminal(width))
-        changed = [(line, found.events(line), found.first(line)) for line in lines]
-        listed = history_text.events("gelu", changed, refreshed, Terminal(width))
+    found = History(place, cache=place.parent / "cache")
+    refreshed = found.refresh()
+    lines = found.series("gelu")
+    text = history_text.table("gelu", [found.summary(line) for line in lines], refreshed, Terminal(width))
+    changed = [(line, found.events(line), found.points(line)[0]) for line in lines]
+    listed = history_text.events("gelu", changed, refreshed, Terminal(width))
     assert all(len(line) <= width for line in (text + listed).splitlines())
     assert text.splitlines()[1].split()[:5] == ["output", "dtype", "now", "least", "most"]  # in columns at 80 too
     assert "1 line of 2 changed; the latest is y1 bfloat16: 0.6 to 1.6 ULP on 2026-02-02" in " ".join(text.split())
@@ -365,11 +347,11 @@ def test_finite_figures_stand_beside_nan(place: Path, broken: float) -> None:
     files.save(dated(0, 0.7), place / "0.json")
     told = kernel(result(low=0.62, high=0.5, tail=broken))
     files.save(run(told, id="0" * 11 + "1", created="2026-02-02T10:00:00+00:00"), place / "1.json")
-    with History(place, cache=place.parent / "cache") as found:
-        refreshed = found.refresh()
-        [line] = found.series("gelu")
-        text = history_text.table("gelu", [found.summary(line)], refreshed, Terminal(120))
-        [tail] = [found.summary(each) for each in found.series("gelu", regime="tail")]
+    found = History(place, cache=place.parent / "cache")
+    refreshed = found.refresh()
+    [line] = found.series("gelu")
+    text = history_text.table("gelu", [found.summary(line)], refreshed, Terminal(120))
+    [tail] = [found.summary(each) for each in found.series("gelu", regime="tail")]
     [row] = [each for each in text.splitlines() if each.startswith("  y ")]
     assert f" {word}, 0.62 " in row and f" {word}, 0.7 " in row
     assert "the largest number, of the regimes now, of the runs in most" in text

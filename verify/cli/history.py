@@ -35,19 +35,19 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Answer from the index."""
+    """Answer from the records of the folder."""
     from verify.declare import config
     from verify.records.history import History
 
     folder = given.runs_folder(options, config.find())
     progress = screen.Progress()
-    with History(folder) as history:
-        history.refresh(progress)
-        progress.clear()
-        if options.kernel is None:
-            return _kernels(options, history)
-        lines = _lines(options, history)
-        return _changes(options, history, lines) if options.changed else _table(options, history, lines)
+    history = History(folder, kernels=[options.kernel])
+    history.refresh(progress)
+    progress.clear()
+    if options.kernel is None:
+        return _kernels(options, history)
+    lines = _lines(options, history)
+    return _changes(options, history, lines) if options.changed else _table(options, history, lines)
 
 
 def _lines(options: argparse.Namespace, history: History) -> list[Series]:
@@ -104,7 +104,7 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
 def _changes(options: argparse.Namespace, history: History, lines: list[Series]) -> int:
     from verify.report.terminal import history_text
 
-    found = [(line, history.events(line), history.first(line)) for line in lines]
+    found = [(line, history.events(line), history.points(line)[0]) for line in lines]
     data = [
         {
             **_line(line),
@@ -141,7 +141,7 @@ def _files(history: History) -> dict[str, Any]:
 def _line(line: Series) -> dict[str, Any]:
     import dataclasses
 
-    return {name: value for name, value in dataclasses.asdict(line).items() if name != "id"}
+    return dataclasses.asdict(line)
 
 
 def _point(point: Point) -> dict[str, Any]:

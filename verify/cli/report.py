@@ -119,21 +119,21 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
         if not kernel.peer
         for result in kernel.results
     }
-    found: dict[tuple[str, str, str, str], dict[tuple[str, int], Point]] = {}
+    found: dict[tuple[str, str, str, str], dict[tuple[str, str], Point]] = {}
     progress = screen.Progress()
-    with History(folder) as history:
-        history.refresh(progress)
-        progress.clear()
-        for kernel in dict.fromkeys(name for name, *_ in asked):
-            for line in history.series(kernel, regime=None, arch=arch_of(run)):
-                key = (kernel, line.output, line.dtype, line.source)
-                if line.regime in (EVERY, *APART) or key not in asked or line.gate != asked[key].gate:
-                    continue
-                runs = found.setdefault(key, {})
-                for point in history.points(line):
-                    known = runs.get(at := (point.created, point.id))
-                    if point.record != run.id and point.created < run.created:
-                        runs[at] = point if known is None else max(known, point, key=lambda one: size(one.value))
+    history = History(folder, kernels={name for name, *_ in asked})
+    history.refresh(progress)
+    progress.clear()
+    for kernel in dict.fromkeys(name for name, *_ in asked):
+        for line in history.series(kernel, regime=None, arch=arch_of(run)):
+            key = (kernel, line.output, line.dtype, line.source)
+            if line.regime in (EVERY, *APART) or key not in asked or line.gate != asked[key].gate:
+                continue
+            runs = found.setdefault(key, {})
+            for point in history.points(line):
+                known = runs.get(at := (point.created, point.id))
+                if point.record != run.id and point.created < run.created:
+                    runs[at] = point if known is None else max(known, point, key=lambda one: size(one.value))
     lines = {}
     for key, runs in found.items():
         if before := [runs[at] for at in sorted(runs)[-RECENT:]]:

@@ -1,68 +1,41 @@
-"""Figures over time. The record files of a folder are the truth; an sqlite index beside the user's caches answers fast.
+"""Figures over time, from the record files of a folder.
 
-The index can be thrown away at any moment: what is missing, changed or corrupt is read again from the files. A file
-that is not a record is named and skipped. One process at a time holds the index (a lock file), so that rebuilding it
-takes nothing away from another.
+The files are the truth. Reading a record costs 1 to 60 ms, so the figures of each are kept in a small file of their own
+beside the user's caches. Such a file can be deleted at any time: one that is missing, old or corrupt is made again. A
+file that is not a record is named and skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
+import itertools
 import math
 import os
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.errors import UsageError
-from verify.records.files import decode
-from verify.records.kept import cache
-from verify.records.readings import Reading, inputs, leading, readings
+import msgspec
+
+from verify.errors import UsageError, WriteError
+from verify.records import kept
+from verify.records.files import LARGEST, decode, write_atomically
+from verify.records.readings import Reading, arch_of, commit_of, inputs, leading, readings
 from verify.records.record import SCHEMA, Basis, Run
 
-INDEX = 1  # raised when the tables change: the old index is left to the old version
+LAYOUT = 2  # raised when `_Known` changes: what another version kept is left to it
 EVERY = ""  # the regime of a whole result: its worst figure, wherever it is
-BATCH = 200  # files per transaction: a run that is killed loses at most these
-LARGEST = 1 << 28  # bytes: nothing that is larger is a record
+SAID = 200  # files between two lines of progress
+_NOTHING = (msgspec.Raw(msgspec.msgpack.encode([])),) * 2
 RACY = 2_000_000_000  # ns: a file changed this shortly before it was read may change again within one tick
 
-_Line = tuple[str, ...]  # arch, kernel, output, dtype, regime, source, gate
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS files (
-    name TEXT PRIMARY KEY, stamp TEXT NOT NULL, seen INTEGER NOT NULL, content BLOB NOT NULL, problem TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS files_content ON files (content);
-CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY, content BLOB UNIQUE NOT NULL, record TEXT NOT NULL, created TEXT NOT NULL,
-    revision TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS series (
-    id INTEGER PRIMARY KEY, arch TEXT NOT NULL, kernel TEXT NOT NULL, output TEXT NOT NULL, dtype TEXT NOT NULL,
-    regime TEXT NOT NULL, source TEXT NOT NULL, gate TEXT NOT NULL,
-    UNIQUE (kernel, arch, output, dtype, regime, source, gate)
-);
-CREATE TABLE IF NOT EXISTS points (
-    series INTEGER NOT NULL, created TEXT NOT NULL, record INTEGER NOT NULL, value REAL, misrounded INTEGER NOT NULL,
-    n INTEGER NOT NULL, kind TEXT NOT NULL, seed INTEGER, of INTEGER NOT NULL, properties TEXT NOT NULL,
-    bits TEXT NOT NULL, worst TEXT NOT NULL,
-    PRIMARY KEY (series, created, record)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS points_record ON points (record);
-"""
-
-_FINITE = "max(CASE WHEN value < 1e999 THEN value END)"  # a NaN is stored as NULL, 1e999 is infinity
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Series:
     """What a line of figures is about; `regime` is empty for the whole result."""
 
-    id: int
     arch: str
     kernel: str
     output: str
@@ -74,9 +47,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Point:
-    """One figure of one record. A NaN is a NaN here too."""
+    """One figure of one record."""
 
-    id: int  # of the record, in this index
+    id: str  # digest of the record's file
     value: float
     misrounded: int
     n: int
@@ -115,336 +88,267 @@ class Event:
 
     @property
     def other_question(self) -> bool:
-        """Whether something else was measured, so that the figures say nothing about the kernel."""
+        """True if something else was measured, so that the figures say nothing about the kernel."""
         return self.before.properties != self.after.properties
 
 
 @dataclass(frozen=True)
 class Refresh:
-    """What bringing the index up to date did."""
+    """How many files were read again, and every file that is no record, with the reason."""
 
     read: int
-    removed: int
-    skipped: tuple[tuple[str, str], ...]  # every file that is no record, with the reason
-    rebuilt: str = ""  # why the old index was thrown away
+    skipped: tuple[tuple[str, str], ...]
+
+
+class _Figure(msgspec.Struct, array_like=True, frozen=True):
+    """A figure as it is kept: what `Series` and `Point` say beside their record."""
+
+    line: tuple[str, str, str, str, str]  # output, dtype, regime, source, gate
+    value: float
+    misrounded: int
+    n: int
+    kind: str
+    of: int
+    seed: int | None
+    properties: str
+    bits: str
+    worst: str
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What is kept of one file: when it was read, and the problem or the figures by kernel."""
+
+    name: str
+    stamp: str
+    seen: int
+    content: str = ""
+    problem: str = ""
+    record: str = ""
+    created: str = ""
+    arch: str = ""
+    commit: str = ""
+    kernels: dict[str, tuple[msgspec.Raw, msgspec.Raw]] = {}  # figures of whole results, and of regimes
+
+
+_Lines = dict[tuple[str, ...], list[tuple[_Known, _Figure]]]
 
 
 class History:
-    """The records of one folder. Use as a context: the index is locked while it is open."""
+    """The records of one folder. `kernels` names those whose figures are wanted (None: all)."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, cache: Path | None = None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, kernels: Collection[str] | None = None, cache: Path | None = None
+    ) -> None:
         self.folder = Path(folder)
-        self._cache = cache
-        self._stack = contextlib.ExitStack()
-        self._path: Path | None = None
-        self._known: dict[_Line, int] = {}
-        self.refreshed = Refresh(0, 0, ())
-
-    def __enter__(self) -> History:
+        self._wanted = kernels
         if not self.folder.is_dir():
             raise UsageError(f"no folder of records at {self.folder}", hint="verify run --json reports/runs/NAME.json")
-        with contextlib.ExitStack() as stack:
-            self._path = self._locked(stack)
-            self._db = self._connect(stack)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    # -- the index --------------------------------------------------------------------------------------
-
-    def _locked(self, stack: contextlib.ExitStack) -> Path | None:
-        """The path of the index, locked until the stack is closed; None where no file can be kept."""
         name = hashlib.sha256(os.fsencode(self.folder.resolve())).hexdigest()[:16]
-        path = (self._cache or cache_folder()) / f"{name}-{INDEX}-{SCHEMA}.sqlite"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(path.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            return None
-        return path
-
-    def _connect(self, stack: contextlib.ExitStack) -> sqlite3.Connection:
-        """An index with the right tables; a corrupt one is replaced, and no place to keep one is no reason to fail."""
-        if self._path is not None:
-            for attempt in (1, 2):
-                try:
-                    return stack.enter_context(contextlib.closing(_open(self._path)))
-                except (sqlite3.DatabaseError, OSError):
-                    if attempt == 1:
-                        _remove(self._path)
-        self._path = None
-        return stack.enter_context(contextlib.closing(_open(None)))
+        self._cache = (cache or kept.cache("history")) / f"{name}-{LAYOUT}-{SCHEMA}"
+        self._records: list[_Known] = []
+        self._lines: dict[tuple[str, bool], _Lines] = {}
+        self.refreshed = Refresh(0, ())
 
     def refresh(self, progress: Callable[[str], None] = lambda text: None) -> Refresh:
-        """Bring the index up to date with the files; a corrupt index is built again from nothing."""
-        try:
-            self.refreshed = self._refresh(progress)
-        except sqlite3.DatabaseError as error:
-            self._rebuild()
-            done = self._refresh(progress)
-            self.refreshed = Refresh(done.read, done.removed, done.skipped, rebuilt=str(error))
+        """Read the files that changed since they were last read."""
+        found, read = [], 0
+        files = {_storable(entry.name): entry for entry in os.scandir(self.folder) if _may_be_record(entry)}
+        for place, (name, entry) in enumerate(sorted(files.items())):
+            if place % SAID == 0:
+                progress(f"reading records: {place:,} of {len(files):,}")
+            known = self._kept(name)
+            if known is None or _stale(known, entry):
+                known, read = self._take(name, entry), read + 1
+            if known is not None:
+                found.append(self._needed(known))
+        self._forget(files)
+        # a copy of a record counts once
+        self._records = list({known.content: known for known in reversed(found) if not known.problem}.values())
+        self._lines.clear()
+        self.refreshed = Refresh(read, tuple((known.name, known.problem) for known in found if known.problem))
         return self.refreshed
 
-    def _rebuild(self) -> None:
-        """Start from an empty index, on disk if that works."""
-        self._db.close()
-        if self._path is not None:
-            _remove(self._path)
-        self._db = self._connect(self._stack)
-        self._known.clear()
+    def _path(self, name: str) -> Path:
+        return self._cache / hashlib.sha256(name.encode()).hexdigest()[:32]
 
-    def _refresh(self, progress: Callable[[str], None]) -> Refresh:
-        present = {name: (stamp, path) for name, stamp, path in self._scan()}
-        known = {name: (stamp, seen) for name, stamp, seen in self._db.execute("SELECT name, stamp, seen FROM files")}
-        gone = [name for name in known if name not in present]
-        stale = [
-            name
-            for name, (stamp, _) in present.items()
-            if name not in known or known[name][0] != stamp or _racy(stamp, known[name][1])
-        ]
-        if gone:
-            with self._transaction():
-                self._db.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in gone])
-        for start in range(0, len(stale), BATCH):
-            progress(f"reading records: {start:,} of {len(stale):,}")
-            with self._transaction():
-                for name in stale[start : start + BATCH]:
-                    self._take(name, *present[name])
-        if gone or stale:
-            self._drop_orphans()
-        skipped = self._db.execute("SELECT name, problem FROM files WHERE problem <> '' ORDER BY name").fetchall()
-        return Refresh(len(stale), len(gone), tuple(skipped))
-
-    def _scan(self) -> Iterator[tuple[str, str, str]]:
-        """The files that may be records: name, all that changes when their content does, path."""
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                if entry.name.endswith((".json", ".json.gz")) and not entry.name.startswith("."):
-                    with contextlib.suppress(OSError):  # removed meanwhile, or a link to nothing
-                        if entry.is_file():
-                            yield _storable(entry.name), _stamp(entry.stat()), entry.path
-
-    def _take(self, name: str, stamp: str, path: str) -> None:
-        """Read one file. Content that is known already is not decoded again."""
-        problem, content, seen = "", b"", time.time_ns()
+    def _kept(self, name: str) -> _Known | None:
         try:
-            # of the very bytes that are read: the file may have been replaced since the scan
-            with open(path, "rb") as stream:
-                stamp = _stamp(os.fstat(stream.fileno()))
+            known = msgspec.msgpack.decode(self._path(name).read_bytes(), type=_Known)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return known if known.name == name else None
+
+    def _needed(self, known: _Known) -> _Known:
+        """The same without the figures of other kernels: those of a thousand nights would fill a gigabyte."""
+        wanted = known.kernels if self._wanted is None else self._wanted
+        kernels = {
+            name: (raw[0].copy(), raw[1].copy()) if name in wanted else _NOTHING for name, raw in known.kernels.items()
+        }
+        return msgspec.structs.replace(known, kernels=kernels)
+
+    def _take(self, name: str, entry: os.DirEntry[str]) -> _Known | None:
+        """Returns what one file holds, and keeps it. None if the file is gone."""
+        seen = time.time_ns()
+        known = _Known(name, "", seen)
+        try:
+            # of the very bytes that are read: the file may have been replaced since the folder was listed
+            with open(entry.path, "rb") as stream:
+                known = _Known(name, _stamp(os.fstat(stream.fileno())), seen)
                 data = stream.read(LARGEST + 1)
             if len(data) > LARGEST:
-                raise UsageError(f"larger than any record: more than {LARGEST:,} bytes")
-            content = hashlib.sha256(data).digest()
-            if self._db.execute("SELECT 1 FROM records WHERE content = ?", (content,)).fetchone() is None:
-                self._store(content, decode(data, source=name))
+                raise UsageError(f"{name} is larger than any record: more than {LARGEST:,} bytes")
+            known = _figures_of(decode(data, source=name), known, hashlib.sha256(data).hexdigest())
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
-            problem = f"{name} cannot be read: {error.strerror}"
+            known = msgspec.structs.replace(known, problem=f"{name} cannot be read: {error.strerror}")
         except UsageError as error:
-            problem = error.message
-        self._db.execute(
-            "INSERT INTO files VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-            "stamp = excluded.stamp, seen = excluded.seen, content = excluded.content, problem = excluded.problem",
-            (name, stamp, seen, content, problem),
-        )
+            known = msgspec.structs.replace(known, problem=error.message)
+        with contextlib.suppress(WriteError):  # without a place to keep it, the next call reads the record again
+            write_atomically(self._path(name), msgspec.msgpack.encode(known))
+        return known
 
-    def _store(self, content: bytes, run: Run) -> None:
-        found = list(readings(run))
-        commit = found[0].commit if found else ""
-        rows: list[tuple[object, ...]] = []
-        cursor = self._db.execute(
-            "INSERT INTO records (content, record, created, revision) VALUES (?, ?, ?, ?)",
-            (content, run.id, run.created, commit),
-        )
-        record = cursor.lastrowid
-        for names, item in _lines(found).items():
-            figures = item.figures
-            rows.append(
-                (
-                    self._series(names),
-                    run.created,
-                    record,
-                    _stored(item.value),
-                    figures.misrounded,
-                    figures.n,
-                    item.basis.kind,
-                    item.basis.seed,
-                    item.basis.n,
-                    item.properties,
-                    item.bits,
-                    inputs(item.worst),
-                )
-            )
-        self._db.executemany(f"INSERT OR REPLACE INTO points VALUES ({', '.join('?' * 12)})", rows)
-
-    def _series(self, names: _Line) -> int:
-        columns = "arch, kernel, output, dtype, regime, source, gate"
-        if not self._known:
-            for place, *known in self._db.execute(f"SELECT id, {columns} FROM series"):
-                self._known[tuple(known)] = place
-        found = self._known.get(names)
-        if found is None:
-            cursor = self._db.execute(f"INSERT INTO series ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", names)
-            assert cursor.lastrowid is not None
-            found = self._known[names] = cursor.lastrowid
-        return found
-
-    def _drop_orphans(self) -> None:
-        """Forget records that no file holds any more."""
-        with self._transaction():
-            orphans = self._db.execute(
-                "SELECT id FROM records WHERE content NOT IN (SELECT content FROM files)"
-            ).fetchall()
-            self._db.executemany("DELETE FROM points WHERE record = ?", orphans)
-            self._db.executemany("DELETE FROM records WHERE id = ?", orphans)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._known.clear()  # lines that were added with the transaction are gone with it
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
-    # -- questions --------------------------------------------------------------------------------------
+    def _forget(self, names: Iterable[str]) -> None:
+        """Delete what is kept of files that are gone."""
+        current = {self._path(name).name for name in names}
+        with contextlib.suppress(OSError):
+            for path in self._cache.iterdir():
+                if path.name not in current and not path.name.startswith("."):  # another process writes the latter
+                    path.unlink(missing_ok=True)
 
     def kernels(self) -> list[tuple[str, int, str]]:
         """Every kernel with the number of its runs and the date of the last."""
-        query = (
-            "SELECT kernel, count(DISTINCT record), max(created) FROM series JOIN points ON series.id = points.series "
-            "WHERE regime = '' GROUP BY kernel ORDER BY kernel"
-        )
-        return [(kernel, count, created) for kernel, count, created in self._db.execute(query)]
+        dates: dict[str, list[str]] = {}
+        for known in self._records:
+            for kernel in known.kernels:
+                dates.setdefault(kernel, []).append(known.created)
+        return [(kernel, len(found), max(found)) for kernel, found in sorted(dates.items())]
 
     def series(
         self, kernel: str, *, output: str = "", dtype: str = "", regime: str | None = EVERY, arch: str = ""
     ) -> list[Series]:
         """The lines of a kernel. `regime`: a name, "" for whole results, None for every regime."""
-        query = "SELECT id, arch, kernel, output, dtype, regime, source, gate FROM series WHERE kernel = ?"
-        values: list[object] = [kernel]
-        for name, wanted in (("output", output or None), ("dtype", dtype or None), ("arch", arch or None)):
-            if wanted is not None:
-                query += f" AND {name} = ?"
-                values.append(wanted)
-        if regime is not None:
-            query += " AND regime = ?"
-            values.append(regime)
-        query += " AND EXISTS (SELECT 1 FROM points WHERE series = series.id)"
-        return [
-            Series(*row) for row in self._db.execute(f"{query} ORDER BY arch, output, dtype, regime, source", values)
-        ]
+        both = [self._of(kernel, whole) for whole in (True, False) if regime is None or whole == (regime == EVERY)]
+        return sorted(
+            line
+            for found in both
+            for line in (Series(known.arch, kernel, *item.line) for [(known, item), *_] in found.values())
+            if (not output or line.output == output)
+            and (not dtype or line.dtype == dtype)
+            and (not arch or line.arch == arch)
+            and (regime is None or line.regime == regime)
+        )
+
+    def points(self, line: Series) -> list[Point]:
+        """Every figure of a line, the oldest first."""
+        key = (line.arch, line.output, line.dtype, line.regime, line.source, line.gate)
+        return [_point(known, item) for known, item in self._of(line.kernel, line.regime == EVERY)[key]]
 
     def summary(self, line: Series, recent: int = 24) -> Summary:
         """A line in short."""
-        last, *rest = self._points(line, "", (), f"ORDER BY points.created DESC, points.record DESC LIMIT {recent:d}")
-        latest = "ORDER BY points.created DESC, points.record DESC LIMIT 1"
-        other = self._points(line, "AND value IS NOT ?", (_stored(last.value),), latest)
-        before = other[0] if other else None
-        after = "" if before is None else "AND (points.created, points.record) > (?, ?)"
-        edge = () if before is None else (before.created, before.id)
-        [since] = self._points(line, after, edge, "ORDER BY points.created, points.record LIMIT 1")
-        count, least, most, broken, finite = self._db.execute(
-            f"SELECT count(*), min(value), max(value), count(*) - count(value), {_FINITE} FROM points WHERE series = ?",
-            (line.id,),
-        ).fetchone()
+        points = self.points(line)
+        last, values = points[-1], [point.value for point in points]
+        other = [place for place, value in enumerate(values) if not _same(value, last.value)]
+        numbers = [value for value in values if not math.isnan(value)]
         return Summary(
             series=line,
             last=last,
-            since=since,
-            before=before,
-            count=count,
-            least=math.nan if least is None else least,
-            most=math.nan if broken or most is None else most,
-            finite=math.nan if finite is None else finite,
+            since=points[other[-1] + 1 if other else 0],
+            before=points[other[-1]] if other else None,
+            count=len(points),
+            least=min(numbers, default=math.nan),
+            most=max(values) if len(numbers) == len(values) else math.nan,
+            finite=_largest(values),
             beside=math.nan if math.isfinite(last.value) or line.regime else self._largest_of_regimes(line, last),
-            recent=tuple(item.value for item in reversed([last, *rest])),
+            recent=tuple(values[-recent:]),
         )
 
     def _largest_of_regimes(self, line: Series, point: Point) -> float:
         """The largest number that any regime of one run has: one NaN takes the place of the whole figure."""
-        (found,) = self._db.execute(
-            f"SELECT {_FINITE} FROM points JOIN series ON series.id = points.series WHERE points.record = ?"
-            " AND regime != ? AND kernel = ? AND arch = ? AND output = ? AND dtype = ? AND source = ? AND gate = ?",
-            (point.id, EVERY, line.kernel, line.arch, line.output, line.dtype, line.source, line.gate),
-        ).fetchone()
-        return math.nan if found is None else float(found)
+        regimes = self.series(line.kernel, output=line.output, dtype=line.dtype, regime=None, arch=line.arch)
+        alike = [other for other in regimes if other.regime and (other.source, other.gate) == (line.source, line.gate)]
+        return _largest(each.value for other in alike for each in self.points(other) if each.id == point.id)
 
     def events(self, line: Series) -> list[Event]:
         """Every run whose figure differs from the one before, the oldest first."""
-        found: list[Event] = []
-        before: Point | None = None
-        for point in self.points(line):
-            if before is not None and not _same(before.value, point.value):
-                found.append(Event(line, before, point))
-            before = point
-        return found
+        points = self.points(line)
+        return [
+            Event(line, before, after)
+            for before, after in itertools.pairwise(points)
+            if not _same(before.value, after.value)
+        ]
 
-    def first(self, line: Series) -> Point:
-        """The oldest figure of a line."""
-        return self._points(line, "", (), "ORDER BY points.created, points.record LIMIT 1")[0]
+    def _of(self, kernel: str, whole: bool) -> _Lines:
+        """The figures of one kernel by line, the oldest first: those of whole results, or those of regimes."""
+        if (kernel, whole) not in self._lines:
+            found: _Lines = {}
+            for known in sorted(self._records, key=lambda known: (known.created, known.content)):
+                figures = known.kernels.get(kernel, _NOTHING)[0 if whole else 1]
+                for item in msgspec.msgpack.decode(figures, type=list[_Figure]):
+                    found.setdefault((known.arch, *item.line), []).append((known, item))
+            self._lines[kernel, whole] = found
+        return self._lines[kernel, whole]
 
-    def points(self, line: Series) -> list[Point]:
-        """Every figure of a line, the oldest first."""
-        return self._points(line, "", (), "ORDER BY points.created, points.record")
 
-    def _points(self, line: Series, where: str, values: Iterable[object], order: str) -> list[Point]:
-        query = (
-            "SELECT points.record, value, misrounded, n, kind, of, seed, properties, bits, worst, "
-            "records.record, points.created, revision FROM points JOIN records ON records.id = points.record "
-            "WHERE series = ? "
+def _figures_of(run: Run, known: _Known, content: str) -> _Known:
+    """What is kept of a record: the reading of each regime, and that of the worst regime for each whole result."""
+    groups: dict[tuple[str, ...], list[Reading]] = {}
+    for item in readings(run):
+        if not item.flaw:
+            for regime in dict.fromkeys((item.key.regime, EVERY)):
+                line = (item.key.kernel, item.key.output, item.key.dtype, regime, item.source, item.gate)
+                groups.setdefault(line, []).append(item)
+    kernels: dict[str, tuple[list[_Figure], list[_Figure]]] = {}
+    for (kernel, *about), items in groups.items():
+        item = leading(items)
+        basis = (item.basis.kind, item.basis.n, item.basis.seed)
+        figures = (item.value, item.figures.misrounded, item.figures.n)
+        kernels.setdefault(kernel, ([], []))[0 if about[2] == EVERY else 1].append(
+            _Figure(tuple(about), *figures, *basis, item.properties, item.bits, inputs(item.worst))  # type: ignore[arg-type]
         )
-        found = []
-        for row in self._db.execute(f"{query} {where} {order}", (line.id, *values)):
-            place, value, misrounded, n, kind, of, seed, *rest = row
-            number = math.nan if value is None else value
-            found.append(Point(place, number, misrounded, n, Basis(kind=kind, n=of, seed=seed), *rest))
-        return found
+    return msgspec.structs.replace(
+        known,
+        content=content,
+        record=run.id,
+        created=run.created,
+        arch=arch_of(run),
+        commit=commit_of(run),
+        kernels={name: (_packed(whole), _packed(regimes)) for name, (whole, regimes) in kernels.items()},
+    )
 
 
-def cache_folder() -> Path:
-    """Where indexes are kept: they are caches, and stay out of the project."""
-    return cache("history")
+def _packed(figures: list[_Figure]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(figures))
 
 
-def _lines(found: Iterable[Reading]) -> dict[_Line, Reading]:
-    """Readings by line; each result has one more line, of its worst regime."""
-    groups: dict[_Line, list[Reading]] = {}
-    for item in found:
-        if item.flaw:
-            continue
-        key = item.key
-        for regime in dict.fromkeys((key.regime, EVERY)):
-            name = (key.arch, key.kernel, key.output, key.dtype, regime, item.source, item.gate)
-            groups.setdefault(name, []).append(item)
-    return {name: leading(items) for name, items in groups.items()}
+def _point(known: _Known, item: _Figure) -> Point:
+    basis = Basis(kind=item.kind, n=item.of, seed=item.seed)  # type: ignore[arg-type]
+    figures = (item.value, item.misrounded, item.n, basis, item.properties, item.bits, item.worst)
+    return Point(known.content, *figures, known.record, known.created, known.commit)
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
-    """A connection with the tables of this version. Raises sqlite3.DatabaseError when the file is not such an index."""
-    database = sqlite3.connect(":memory:" if path is None else path, timeout=30.0, isolation_level=None)
+def _largest(values: Iterable[float]) -> float:
+    return max(filter(math.isfinite, values), default=math.nan)
+
+
+def _same(first: float, second: float) -> bool:
+    return first == second or (math.isnan(first) and math.isnan(second))
+
+
+def _may_be_record(entry: os.DirEntry[str]) -> bool:
     try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.executescript(_TABLES)
-        database.execute("SELECT name, stamp, seen, content, problem FROM files LIMIT 1").fetchone()
-    except BaseException:
-        database.close()
-        raise
-    return database
+        return entry.name.endswith((".json", ".json.gz")) and not entry.name.startswith(".") and entry.is_file()
+    except OSError:
+        return False
 
 
-def _remove(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
-        with contextlib.suppress(OSError):
-            os.unlink(f"{path}{suffix}")
+def _stale(known: _Known, entry: os.DirEntry[str]) -> bool:
+    """True if a file changed since it was read, or may have: a change within one tick of the clock leaves no trace."""
+    try:
+        stamp = _stamp(entry.stat())
+    except OSError:
+        return True
+    return known.stamp != stamp or int(stamp.split()[2]) > known.seen - RACY
 
 
 def _stamp(status: os.stat_result) -> str:
@@ -452,20 +356,6 @@ def _stamp(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns} {status.st_size} {status.st_ctime_ns} {status.st_ino}"
 
 
-def _racy(stamp: str, seen: int) -> bool:
-    """Whether the file was read so soon after its last change that one more change would not show in the stamp."""
-    return int(stamp.split()[2]) > seen - RACY
-
-
 def _storable(name: str) -> str:
-    """A file name as text that sqlite takes, whatever bytes it has."""
+    """A file name as text that can be kept and printed, whatever bytes it has."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _stored(value: float) -> float | None:
-    """As sqlite keeps it: it has no NaN."""
-    return None if math.isnan(value) else value
-
-
-def _same(first: float, second: float) -> bool:
-    return first == second or (math.isnan(first) and math.isnan(second))

@@ -190,8 +190,6 @@ def _commit(point: Point) -> str:
 
 
 def _skipped(page: Page, refresh: Refresh) -> None:
-    if refresh.rebuilt:
-        page.line(Cell(f"the index was not readable ({refresh.rebuilt}) and was built again", "dim"))
     if not refresh.skipped:
         return
     page.blank()
