@@ -108,7 +108,7 @@ def test_a_candidate_alone_has_the_result_that_it_has_in_the_call(
     space = space_of(kernel, "float32", result, backend.device)
     assert space.sentence == f"hunt: cases of {sentence}" and space.alone is not together
     draws = Draws(2, "layout", "cpu")
-    population, _ = fresh(space, 6, draws)
+    population = fresh(space, 6, draws)
     shared = fresh_shared(space, 0, draws)
     if space.alone:
         population = one_of(population, 4)
@@ -131,11 +131,12 @@ def test_whole_numbers_are_spelled_out_and_stay_in_their_range(backend: Backend)
     kernel = kernels()["wrong_beside_label"]
     found = hunted(backend, "wrong_beside_label", 600)
     assert found.result.status == "wrong"
-    case = found.finds[0].case
+    find = next(find for find in found.finds if find.case.dims[0] == 1 and find.error > 4)
+    case = find.case
     label = inputs_of(kernel.op, case, "cpu")["label"]
     assert label is not None and case.values["label"] == f"{int(label):016x}"
     subject = Subject(kernel, "float32", backend, Sizes())
-    smaller = shrink_element(subject, case, "y", 0, found.finds[0].error, evaluations=60).case
+    smaller = shrink_element(subject, case, "y", 0, find.error, evaluations=60).case
     left = inputs_of(kernel.op, smaller, "cpu")
     assert left["logits"] is not None and left["logits"].numel() <= 3 and left["label"] is not None
     beyond = Case(**{**{f: getattr(smaller, f) for f in ("dtype", "dims", "fill")}, "values": {"label": f"{9:016x}"}})

@@ -1,4 +1,4 @@
-"""The parts of the search against plain references: ordinals, operators, niches, and the layout of a call."""
+"""The parts of the search against plain references: ordinals, edits, the pool, and the layout of a call."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from verify.backends import Backend
 from verify.cases import Case, inputs_of
 from verify.declare.discovery import load
 from verify.declare.target import Target
-from verify.hunt.archive import Archive
+from verify.hunt.assess import Assessed
 from verify.hunt.draws import Draws
-from verify.hunt.mutate import NUMBERS, ROWS, Lines
-from verify.hunt.ordinals import of_float64, of_tensor, to_float64, to_tensor
+from verify.hunt.edits import EDITS, Lines
+from verify.hunt.ordinals import of_tensor, to_tensor
+from verify.hunt.search import POOL, Pool
 from verify.hunt.seeds import fresh
-from verify.hunt.space import one_of, space_of
+from verify.hunt.space import Gene, one_of, space_of
 from verify.truth.formats import FORMATS, named
-from verify.truth.ulp import from_bits
+from verify.truth.ulp import from_bits, widen
 
 KERNELS = {kernel.name: kernel for kernel in load(Target(str(Path(__file__).parent / "quarry.py")))}
 
@@ -35,40 +36,28 @@ def test_ordinals_are_positions_on_the_number_line(name: str) -> None:
             assert abs(ordinal) == fmt.max_bits
     line = torch.arange(-fmt.max_bits, fmt.max_bits + 1)
     assert torch.equal(of_tensor(to_tensor(line, fmt), fmt), line)
-    values = to_float64(line, fmt)
+    values = widen(to_tensor(line, fmt))
     assert bool((values[1:] > values[:-1]).all()), "consecutive ordinals are consecutive numbers"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_float64_values_are_rounded_into_a_format_and_stay_finite(name: str) -> None:
-    fmt = named(name)
-    wide = torch.tensor([0.0, 1.0, -2.5, 1e300, -1e300, torch.inf, -torch.inf, torch.nan], dtype=torch.float64)
-    expected = [0.0, 1.0, -2.5, 1e300, -1e300, 1e308 * 1.7976931348623157, -1e308 * 1.7976931348623157, 0.0]
-    found = to_float64(of_float64(wide, fmt), fmt).tolist()
-    for got, want in zip(found, expected, strict=True):
-        bound = float(fmt.max_finite)
-        assert got == min(max(want, -bound), bound)
-
-
-@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("size", [1, 2, 5, 16])
-def test_operators_change_numbers_and_never_leave_the_format(name: str, size: int) -> None:
+def test_edits_change_numbers_and_never_leave_the_format(name: str, size: int) -> None:
     fmt = named(name)
     draws = Draws(3, "test", "cpu")
     count = 200
     span = 2 * fmt.max_bits + 1
-    words = [draws.words(count * size).reshape(count, size) for _ in range(2)]
-    own, mate = ((item >> 1) % span - fmt.max_bits if fmt.bits < 64 else item >> 2 for item in words)
+    words = [draws.words(count * size).reshape(count, size) for _ in range(3)]
+    own, mate, partner = ((item >> 1) % span - fmt.max_bits if fmt.bits < 64 else item >> 2 for item in words)
     landmarks = torch.tensor([0, 1, fmt.max_bits, fmt.from_float(1.0)])
-    for operator in (*NUMBERS, *ROWS):
+    gene = Gene("x", fmt, (size,), "data", fmt.max_bits, row=size > 1)
+    for change in EDITS:
         before = own.clone()
-        changed = operator(Lines(own, mate, fmt, fmt.max_bits, landmarks, draws))
-        assert changed.shape == own.shape and torch.equal(own, before), "operators leave their input alone"
-        inside = changed.clamp(-fmt.max_bits, fmt.max_bits)
-        assert bool(torch.isfinite(to_float64(inside, fmt)).all())
+        inside = gene.within(change(Lines(own, mate, partner, gene, landmarks, draws)))
+        assert inside.shape == own.shape and torch.equal(own, before), "edits leave their input alone"
+        assert bool(torch.isfinite(widen(to_tensor(inside, fmt))).all())
         if size > 2:
-            # a third of the lines at least; a row of zeros and ones has little to change
-            assert int((inside != own).any(1).sum()) > count // 3, operator
+            assert int((inside != own).any(1).sum()) > count // 3, change
 
 
 def test_draws_are_the_same_however_they_are_asked_for() -> None:
@@ -85,26 +74,23 @@ def test_draws_are_the_same_however_they_are_asked_for() -> None:
     assert 0.02 < float((steps > 1 << 19).double().mean()) < 0.03
 
 
-def test_the_archive_keeps_the_first_best_of_every_niche(backend: Backend) -> None:
-    space = space_of(KERNELS["one_pair"], "float32", "y", backend.device)
-    archive = Archive(space, "cpu")
-    best: dict[int, tuple[float, int, int]] = {}
-    for generation in range(4):
+def test_a_pool_keeps_the_worst_and_the_first_of_equals() -> None:
+    pool, seen = Pool({}), {}
+    for generation in range(3):
         draws = Draws(1, f"{generation}", "cpu")
-        population, lineage = fresh(space, 500, draws)
-        fitness = draws.below(500, 7).double()  # many ties
-        facts = torch.stack([lineage, *(torch.full_like(lineage, generation),) * 3], dim=1)
-        archive.insert(population, lineage, fitness, facts)
-        for place, niche in enumerate(archive.niche(population, lineage).tolist()):
-            if niche not in best or float(fitness[place]) > best[niche][0]:
-                best[niche] = (float(fitness[place]), generation, int(population["x1"][place, 0]))
-    assert {int(cell) for cell in archive.ranked()} == set(best)
-    for niche, (fitness_there, generation, x1) in best.items():
-        assert float(archive.fitness[niche]) == fitness_there
-        assert archive.facts[niche].tolist()[1:] == [generation] * 3
-        assert int(archive.candidates["x1"][niche, 0]) == x1
-    order = archive.fitness[archive.ranked()].tolist()
-    assert order == sorted(order, reverse=True)
+        x = draws.words(POOL)[:, None]
+        fitness = draws.below(POOL, 7 if generation == 1 else 1 << 30).double()
+        pool.add({"x": x}, Assessed(fitness, x[:, 0] % 5, x[:, 0] % 11))
+        for place, value in enumerate(fitness.tolist()):
+            seen.setdefault(value, int(x[place, 0]))
+    expected = sorted(seen.items(), reverse=True)[:POOL]
+    assert pool.seen is not None and len(expected) == POOL
+    assert list(zip(pool.seen.fitness.tolist(), pool.population["x"][:, 0].tolist(), strict=True)) == expected
+    assert torch.equal(pool.seen.element, pool.population["x"][:, 0] % 5)
+    for member, (fitness, x) in zip(pool.elite(3), expected, strict=False):
+        assert (member.fitness, int(member.candidate["x"]), member.got) == (fitness, x, x % 11)
+    ranks = {float(value) for value in pool.parents(20_000, Draws(2, "p", "cpu"))["x"][:, 0]}
+    assert float(expected[0][1]) in ranks and len(ranks) > 1_000
 
 
 @pytest.mark.parametrize(
@@ -116,16 +102,12 @@ def test_a_candidate_alone_has_the_result_that_it_has_in_the_call(backend: Backe
     space = space_of(kernel, "float32", "y", backend.device, width=width, largest=3.0)
     draws = Draws(2, "layout", "cpu")
     count = 24
-    population, _ = fresh(space, count, draws)
+    population = fresh(space, count, draws)
     shared = {gene.name: fresh_vector(gene.size, draws) for gene in space.shared}
     inputs, _ = space.tensors(population, shared)
     whole = space.per_candidate(reference(name, inputs).reshape(-1), count)
-    for place in range(0, whole.shape[0], 7):
-        row, column = divmod(place, count) if space.kind == "contraction" else (place, place)
-        single = {
-            gene.name: one_of(population, row if gene.role == "data" else column)[gene.name] for gene in space.genes
-        }
-        case = space.case(single, shared, 1)
+    for place in range(0, count, 7):
+        case = space.case(one_of(population, place), shared, 1)
         alone = inputs_of(kernel.op, Case.from_json(case.to_json()), "cpu")
         assert torch.equal(reference(name, alone).reshape(-1), whole[place])
 

@@ -24,10 +24,8 @@ from verify.truth.ulp import bits_of, errors
 
 @dataclass(frozen=True)
 class Assessed:
-    """Candidates with their figures. A contraction returns every row and every column with its best partner."""
+    """The figures of candidates, in their order."""
 
-    population: Population
-    origin: Tensor  # line of the population that each candidate came from
     fitness: Tensor
     element: Tensor  # which element of the candidate had the error
     got: Tensor  # its bits
@@ -51,8 +49,7 @@ class Assessor:
         if not self.space.alone:
             return self._call(population, shared)
         each = [self._call(one_of(population, line), shared) for line in range(size_of(population))]
-        facts = [torch.cat([getattr(one, name) for one in each]) for name in ("fitness", "element", "got")]
-        return Assessed(population, torch.arange(len(each), device=self.device), *facts)
+        return Assessed(*(torch.cat([getattr(one, name) for one in each]) for name in ("fitness", "element", "got")))
 
     def _call(self, population: Population, shared: Population) -> Assessed:
         space, candidates = self.space, size_of(population)
@@ -87,21 +84,7 @@ class Assessor:
         each = space.per_candidate(figure, candidates)
         fitness, element = _first_max(each)
         bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]
-        if space.kind == "contraction" and not space.most_rows:
-            return self._partners(population, candidates, fitness, element, bits)
-        return Assessed(population, torch.arange(candidates, device=fitness.device), fitness, element, bits)
-
-    def _partners(self, population: Population, size: int, fitness: Tensor, element: Tensor, bits: Tensor) -> Assessed:
-        """Every row with the column that it is worst with, and the reverse."""
-        table = fitness.reshape(size, size)
-        lines = torch.arange(size, device=fitness.device)
-        _, columns = _first_max(table)
-        _, rows = _first_max(table.T.contiguous())
-        row, column = torch.cat([lines, rows]), torch.cat([columns, lines])
-        sides = {gene.name: row if gene.role == "data" else column for gene in self.space.genes}
-        paired = {name: value[sides[name]] for name, value in population.items()}
-        pair = row * size + column
-        return Assessed(paired, row, fitness[pair], element[pair], bits[pair])
+        return Assessed(fitness, element, bits)
 
     def tally(self) -> Tally:
         """What was seen, without maxima: those are a matter of exact judgement."""

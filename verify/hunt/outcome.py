@@ -96,7 +96,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
             kernel.op.name, kernel.op.resolve(kernel.params), space.result, certificate.device_kind(backend.device)
         )[1]
     )
-    meaning = f" {kernel.op.identity(space.unit.dims)}" if space.unit is not None and kernel.op.identity else ""
+    meaning = f" {kernel.op.identity(space.unit.dims)}" if kernel.op.identity else ""
     return Result(
         output=space.result,
         dtype=space.dtype,
@@ -144,9 +144,8 @@ def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:
     notes = [f"{about}: the shares and quantiles of a hunt describe what it tried, which is biased towards the worst"]
     if found.stopped:
         notes.append(f"{about}: stopped after {found.state.evaluations:,} evaluations: {found.stopped}")
-    company = [find for find in finds if find.alone and len(find.worst.index) and _copies(space, find) > 1]
-    if company and finds and finds[0] is company[0]:
-        notes.append(f"{about}: the worst find shows among {_copies(space, finds[0])} copies of itself, not alone")
+    if finds and finds[0].alone and (copies := space.copies(finds[0].case)) > 1:
+        notes.append(f"{about}: the worst find shows among {copies} copies of itself, not alone")
     crowd = [find for find in finds if not find.alone]
     if crowd:
         notes.append(
@@ -154,11 +153,3 @@ def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:
             "only beside other inputs: results depend on their neighbours, or on the shape of the call"
         )
     return notes
-
-
-def _copies(space: SearchSpace, find: Find) -> int:
-    if space.alone:
-        return 1
-    if space.unit is not None:
-        return find.case.dims[space.unit.axis or 0] // space.unit.dims[space.unit.axis or 0]
-    return find.case.dims[1] if space.kind == "elementwise" else find.case.dims[0]

@@ -1,7 +1,7 @@
-"""The search: generations of candidates, most of them changed copies of the worst so far, some fresh.
+"""The search: edits of the worst inputs so far, and every few generations fresh ones beside them.
 
-Two runs with the same seed go through the same candidates. A time budget only stops earlier, between two
-generations, so that a hunt of N evaluations is repeated by asking for N evaluations.
+Two runs with the same seed go through the same candidates. A time budget only stops earlier, between two generations.
+So `--evaluations N` repeats a timed hunt of N evaluations.
 """
 
 from __future__ import annotations
@@ -16,28 +16,25 @@ import torch
 from torch import Tensor
 
 from verify.errors import SPENT
-from verify.hunt.archive import LEADING, Archive
-from verify.hunt.assess import Assessor
+from verify.hunt.assess import Assessed, Assessor
 from verify.hunt.draws import Draws
-from verify.hunt.mutate import mutate
+from verify.hunt.edits import edit
 from verify.hunt.seeds import fresh, fresh_shared
 from verify.hunt.settings import Settings
-from verify.hunt.space import ROWS, Population, SearchSpace, joined, size_of
+from verify.hunt.space import ROWS, Population, SearchSpace, joined, one_of, size_of
 from verify.measure.tally import Tally
 
 NOTHING_WORSE = "a NaN or an infinity where the answer is a number, or the reverse: nothing is worse"
 INTERRUPTED = "interrupted"
-FRESH = 8  # one candidate in so many is fresh
-EPOCH = 16  # generations that share one weight and bias
+CLIMB, CLIMB_CHANGING = 4, 1  # generations until a climb begins: with fresh candidates, and another weight and bias
+POOL = 1 << 12  # candidates that are kept as parents
 ELITE = 16  # candidates that are judged exactly at the end
 
-# lines of one call, by backend: elements of an elementwise call, numbers of all rows, rows of a contraction
-_ELEMENTS = {"cuda": 1 << 22, "interpreter": 1 << 14}
-_ROWS = {"cuda": 1 << 22, "interpreter": 1 << 13}
-_PAIRS = {"cuda": 512, "interpreter": 24}
+# numbers of the largest operand in one call, by backend
+_NUMBERS = {"cuda": 1 << 22, "interpreter": 1 << 13}
+_NUMBERS_OF_FUNCTION = {"cuda": 1 << 18, "interpreter": 1 << 12}  # its truth has many steps
+_EXACT = {"cuda": 1 << 11, "interpreter": 1 << 9}  # of a float64 call: each is evaluated exactly
 _CALLS = 8  # of a generation, where each candidate has one
-_GRAPH = {"cuda": 1 << 18, "interpreter": 1 << 12}  # numbers of the largest operand of a PyTorch function
-_EXACT = {"cuda": 1 << 11, "interpreter": 1 << 9}  # elements of a float64 call: each is evaluated exactly
 
 
 @dataclass(frozen=True)
@@ -72,23 +69,53 @@ class Searched:
 
 
 def population_of(space: SearchSpace, backend: str) -> int:
-    """How many lines one call has."""
+    """How many candidates one call has."""
     if space.alone:
         return _CALLS
-    if space.dtype == "float64":
-        exact = _EXACT[backend]
-        return math.isqrt(exact) if space.kind == "contraction" else max(2, exact // _length(space))
-    if space.kind == "graph":
-        return max(2, _GRAPH[backend] // _length(space))
-    if space.kind == "contraction":
-        return _PAIRS[backend]
-    return _ROWS[backend] // space.width or 2 if space.kind == "rowwise" else _ELEMENTS[backend]
+    numbers = _EXACT if space.dtype == "float64" else _NUMBERS_OF_FUNCTION if space.kind == "graph" else _NUMBERS
+    return max(2, numbers[backend] // max(gene.size for gene in space.genes))
 
 
-def _length(space: SearchSpace) -> int:
-    if space.kind == "graph":
-        return max(gene.size for gene in space.genes)
-    return space.width if space.kind == "rowwise" else 1
+class Pool:
+    """The worst candidates among those that share a weight and bias, the worst first.
+
+    Nothing depends on the order in which a device does its work.
+    """
+
+    def __init__(self, shared: Population) -> None:
+        self.shared = shared
+        self.population: Population = {}
+        self.seen: Assessed | None = None
+
+    def add(self, population: Population, seen: Assessed) -> None:
+        """Keep the worst; of candidates with the same figure the first one only, as most are the same candidate."""
+        facts = [seen.fitness, seen.element, seen.got]
+        if self.seen is not None:
+            population = joined([self.population, population])
+            facts = [torch.cat(pair) for pair in zip(vars(self.seen).values(), facts, strict=True)]
+        order = torch.argsort(facts[0], descending=True, stable=True)
+        fitness = facts[0][order]
+        known = torch.zeros_like(order, dtype=torch.bool)
+        known[1:] = fitness[1:] == fitness[:-1]
+        order = order[~known][:POOL]
+        self.population = {name: value[order] for name, value in population.items()}
+        self.seen = Assessed(*(fact[order] for fact in facts))
+
+    def parents(self, count: int, draws: Draws) -> Population:
+        """Candidates drawn by rank, every octave of rank as likely."""
+        size = size_of(self.population)
+        rank = torch.floor(float(size) ** draws.uniform(count)).to(torch.int64) - 1
+        return {name: value[rank.clamp(0, size - 1)] for name, value in self.population.items()}
+
+    def elite(self, count: int) -> list[Elite]:
+        """The worst candidates."""
+        if self.seen is None:
+            return []
+        facts = zip(*(fact[:count].tolist() for fact in vars(self.seen).values()), strict=True)
+        return [
+            Elite(fitness, one_of(self.population, line), self.shared, element, got)
+            for line, (fitness, element, got) in enumerate(facts)
+        ]
 
 
 class Search:
@@ -99,104 +126,72 @@ class Search:
     ) -> None:
         self.space, self.settings, self.device = space, settings, device
         self.population = population
-        self.archive = Archive(space, device)
         self.assessor = Assessor(space, device, kernel_device)
         self.evaluations = self.generations = 0
-        self.epochs: list[Population] = []
-        self.landmarks = _landmarks(space, device)
-        self._stretch: tuple[int, int] | None = None  # niche and the next ordinal in it
-        self._tried: set[int] = set()
+        self.climb = CLIMB_CHANGING if space.changing else CLIMB
+        self.pool = Pool({})
+        self._earlier: list[Elite] = []  # of the pools before this one
+        self._landmarks = _landmarks(space, device)
 
     def step(self) -> bool:
         """One generation. False when the evaluations or the generations are spent."""
         if self.settings.generations is not None and self.generations >= self.settings.generations:
             return False
         limit = self.settings.evaluations
-        left = None if limit is None else limit - self.evaluations
-        if left is not None and left <= 0:
+        if limit is not None and limit <= self.evaluations:
             return False
-        count = self.population if left is None else min(self.population, max(1, self.space.lines(left)))
+        count = self.population if limit is None else min(self.population, limit - self.evaluations)
         count = self.space.fits(count)
         draws = Draws(self.settings.seed, f"{self.generations}", self.device)
-        if self.generations % EPOCH == 0 or self.space.changing:
-            self.epochs.append(self._shared(draws))
-        population, lineage = self._candidates(count, draws)
-        count = size_of(population)
-        seen = self.assessor.assess(population, self.epochs[-1])
-        epoch = torch.full_like(seen.element, len(self.epochs) - 1)
-        lineage = lineage[seen.origin]
-        facts = torch.stack([lineage, epoch, seen.element, seen.got], dim=1)
-        self.archive.insert(seen.population, lineage, seen.fitness, facts)
-        self.evaluations += self.space.evaluations(count)
+        begins = self.generations % self.climb == 0
+        if begins and (self.space.shared or self.space.changing):
+            self._earlier = self.elite()
+            self.pool = Pool(self._shared(draws))
+        population = self._candidates(count, draws, begins)
+        self.pool.add(population, self.assessor.assess(population, self.pool.shared))
+        self.evaluations += count
         self.generations += 1
         return True
 
     @property
     def best(self) -> float:
         """The largest figure so far."""
-        return float(self.archive.fitness.max())
+        return max((member.fitness for member in self.elite(1)), default=-1.0)
 
     def elite(self, count: int = ELITE) -> list[Elite]:
         """The worst candidates so far, the worst first."""
-        return [
-            Elite(fitness, candidate, self.epochs[epoch], element, got & ((1 << self.space.fmt.bits) - 1))
-            for fitness, candidate, (_, epoch, element, got) in self.archive.best(count)
-        ]
+        found = [*self._earlier, *self.pool.elite(count)]
+        return sorted(found, key=lambda member: -member.fitness)[:count]
 
     def _shared(self, draws: Draws) -> Population:
-        """The shared vectors of an epoch: from a recipe, or in every second one those of the best, changed.
+        """What the candidates of the next climb share: every second time that of the worst so far, edited."""
+        climb = self.generations // self.climb
+        if climb % 2 == 1 and self.settings.strategy == "hunt":
+            shared = {name: value.clone() for name, value in self._earlier[0].shared.items()}
+            if self.space.shared:
+                edit(self.space.shared, shared, fresh_shared(self.space, climb, draws), self._landmarks, draws)
+            return shared
+        turn = climb - climb // 2
+        shared = fresh_shared(self.space, turn, draws)
+        if self.space.unit.most_rows:
+            shared[ROWS] = torch.tensor(self.space.rows(turn, draws))
+        return shared
 
-        Of a sum over rows how many there are. Where they change in every generation, every third has those of the best.
-        """
-        epoch = len(self.epochs)
-        if self.space.changing and epoch % 3 == 2 and self.settings.strategy == "hunt":
-            return self.epochs[self.archive.best(1)[0][2][1]]
-        if self.space.most_rows:
-            return {ROWS: torch.tensor(self.space.rows(epoch - epoch // 3, draws))}
-        made = fresh_shared(self.space, epoch // 2, draws)
-        if not self.space.shared or epoch % 2 == 0 or self.settings.strategy == "random":
-            return made
-        _, _, (_, origin, _, _) = self.archive.best(1)[0]
-        parent = {name: value.clone() for name, value in self.epochs[origin].items()}
-        mutate(self.space.shared, parent, made, self.landmarks, draws)
-        return parent
-
-    def _candidates(self, count: int, draws: Draws) -> tuple[Population, Tensor]:
-        if self.generations == 0 or self.settings.strategy == "random":
+    def _candidates(self, count: int, draws: Draws, begins: bool) -> Population:
+        """Edits of the worst so far; half of them, or all where there are none yet, fresh where a climb begins."""
+        none = not self._earlier and self.pool.seen is None
+        if none or self.settings.strategy == "random":
             return fresh(self.space, count, draws)
-        if self.space.enumerable and self.generations % 2 == 0:
-            stretch = self._next_stretch(count)
-            if stretch is not None:
-                return stretch
-        new = count // FRESH
-        parents, lineage = self.archive.parents(count - new, draws)
-        mates, _ = self.archive.parents(count - new, draws)
-        mutate(self.space.genes, parents, mates, self.landmarks, draws)
-        if not new:
-            return parents, lineage
-        added, origin = fresh(self.space, new, draws)
-        return joined([parents, added]), torch.cat([lineage, origin])
+        edited = (count + 1) // 2 if begins else count
+        parents, mates = self._parents(edited, draws), self._parents(edited, draws)
+        edit(self.space.genes, parents, mates, self._landmarks, draws)
+        return joined([parents, fresh(self.space, count - edited, draws)]) if begins else parents
 
-    def _next_stretch(self, count: int) -> tuple[Population, Tensor] | None:
-        """Every number of the best niche that was not tried whole yet, one after the other."""
-        gene = self.space.genes[0]
-        shift = gene.fmt.bits - LEADING
-        if self._stretch is None:
-            niche = next((cell for cell in self.archive.ranked().tolist() if cell not in self._tried), None)
-            if niche is None:
-                return None
-            self._stretch = (niche, 0)
-        niche, start = self._stretch
-        stop = start + self.space.fits(min(count, (1 << shift) - start))
-        if stop == 1 << shift:
-            self._tried.add(niche)
-            self._stretch = None
-        else:
-            self._stretch = (niche, stop)
-        side, leading = divmod(niche, 1 << (LEADING - 1))
-        magnitude = torch.arange(start, stop, dtype=torch.int64, device=self.device) + (leading << shift)
-        ordinals = gene.within(-magnitude if side else magnitude)
-        return {gene.name: ordinals[:, None]}, torch.zeros_like(ordinals)
+    def _parents(self, count: int, draws: Draws) -> Population:
+        if self.pool.seen is not None:
+            return self.pool.parents(count, draws)
+        chosen = draws.below(count, len(self._earlier))
+        return {name: value[chosen] for name, value in joined([each.candidate for each in self._earlier]).items()}
 
 
 def _landmarks(space: SearchSpace, device: str) -> Tensor:

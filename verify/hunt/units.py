@@ -1,7 +1,7 @@
-"""What a hunt of a PyTorch function takes for one candidate: a case at sizes that are small and allowed.
+"""What a hunt takes for one candidate: a case at small sizes, and how many of them make one call.
 
-Where the function treats each position of a leading dimension alone, as a softmax its rows, many candidates make one
-call. Which dimension that is, its own truth says: other numbers at all other positions leave an element as it is. A
+Where an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The truth
+of a PyTorch function shows which dimension that is: other numbers at all other positions leave an element as it is. A
 dimension that is wrongly taken for one costs evaluations and nothing else: finds are judged as cases of their own.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of
 from verify.cases.explicit import LIMIT
+from verify.cases.plan import summed_results
 from verify.declare.declaration import Kernel, expected_shape, shapes_of
 from verify.errors import UsageError
 from verify.hunt.draws import Draws
@@ -24,26 +25,74 @@ from verify.ops.op import Op, Problem
 
 Dims = tuple[int, ...]
 
+WIDTH = 128  # of the rows and dot products that are searched
+WIDTH_FLOAT64 = 16  # judged element by element in exact arithmetic
+WIDTH_SUMS = PERIOD = 16  # columns of a sum over rows, and rows of it that differ
+_MOST_ROWS = {"cpu": 257, "cuda": 65_537}  # an interpreted kernel takes milliseconds for each row
 _TRIED = 2_000  # sizes among which one is chosen, the plainest first
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The sizes of one candidate, the dimension in which candidates are laid, if any, and the tensors that have it."""
+    """The sizes of one candidate, the dimension in which candidates are laid, if any, and the tensors that have it.
+
+    `most_rows` is the largest number of rows of a sum over rows, to which those of a candidate are repeated.
+    """
 
     dims: Dims
     axis: int | None
     laid: frozenset[str] = frozenset()
+    most_rows: int = 0
 
     def times(self, count: int) -> Dims:
         """The sizes of a call of so many candidates."""
-        if self.axis is None:
-            return self.dims
-        return (*self.dims[: self.axis], self.dims[self.axis] * count, *self.dims[self.axis + 1 :])
+        return self.dims if self.axis is None else self._with(self.axis, self.dims[self.axis] * count)
+
+    def of_rows(self, rows: int) -> Dims:
+        """The sizes of a sum over so many rows."""
+        return self._with(0, rows)
+
+    def _with(self, axis: int, size: int) -> Dims:
+        return (*self.dims[:axis], size, *self.dims[axis + 1 :])
 
 
-def unit_of(kernel: Kernel, result: str, elements: int) -> Unit:
-    """The unit of one result, no operand of which has more than `elements` numbers, if the declaration allows that."""
+def unit_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
+    """The unit of one result; `width` 0 is the default length of rows and dot products."""
+    op = kernel.op
+    data = frozenset(operand.name for operand in op.operands if operand.role == "data")
+    data |= {"d" + name for name in op.all_outputs}
+    if op.kind == "elementwise":
+        return Unit((1, 1), 1, data | {operand.name for operand in op.operands})
+    if op.kind != "graph" and result in summed_results(kernel):
+        return _sum_of_rows(kernel, dtype, result, device, width or WIDTH_SUMS)
+    width = width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
+    if op.kind == "graph":
+        return _of_function(kernel, result, width)
+    return Unit((1, width) if op.kind == "rowwise" else (1, width, 1), 0, data)
+
+
+def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
+    inner = () if kernel.op.kind == "rowwise" else (WIDTH_SUMS,)
+    width = allowed(kernel, (PERIOD, width, *inner), 1)
+    if width * PERIOD > LIMIT:
+        raise UsageError(
+            f"--width is at most {LIMIT // PERIOD:,} for {result}: a case spells out {PERIOD} rows; received {width:,}"
+        )
+    most = _MOST_ROWS["cpu" if dtype == "float64" else torch.device(device).type]
+    return Unit((PERIOD, width, *inner), None, most_rows=most)
+
+
+def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
+    """The size of one axis, or the nearest to it that the kernel's domain allows."""
+    for away in range(LIMIT if kernel.where else 1):
+        for size in (dims[axis] + away, dims[axis] - away):
+            if size > 0 and kernel.allows((*dims[:axis], size, *dims[axis + 1 :])):
+                return size
+    return dims[axis]
+
+
+def _of_function(kernel: Kernel, result: str, elements: int) -> Unit:
+    """The unit of a PyTorch function, no operand of which has more than `elements` numbers, if that is allowed."""
     op = kernel.op
     if op.examples:
         found = Unit(min(op.examples, key=lambda dims: _numbers(op, dims)), None)
