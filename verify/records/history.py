@@ -25,7 +25,7 @@ from verify.records.files import LARGEST, decode, write_atomically
 from verify.records.readings import Reading, arch_of, commit_of, inputs, leading, readings
 from verify.records.record import SCHEMA, Basis, Run
 
-LAYOUT = 2  # raised when `_Known` changes: what another version kept is left to it
+LAYOUT = 2  # raised when `_Known` changes, so that versions do not share files
 EVERY = ""  # the regime of a whole result: its worst figure, wherever it is
 SAID = 200  # files between two lines of progress
 _NOTHING = (msgspec.Raw(msgspec.msgpack.encode([])),) * 2
@@ -34,7 +34,7 @@ RACY = 2_000_000_000  # ns: a file changed this shortly before it was read may c
 
 @dataclass(frozen=True, order=True)
 class Series:
-    """What a line of figures is about; `regime` is empty for the whole result."""
+    """Names a line of figures; `regime` is empty for the whole result."""
 
     arch: str
     kernel: str
@@ -116,7 +116,7 @@ class _Figure(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What is kept of one file: when it was read, and the problem or the figures by kernel."""
+    """Holds when one file was read, and its problem or its figures by kernel."""
 
     name: str
     stamp: str
@@ -179,7 +179,7 @@ class History:
         return known if known.name == name else None
 
     def _needed(self, known: _Known) -> _Known:
-        """The same without the figures of other kernels: those of a thousand nights would fill a gigabyte."""
+        """Drops the figures of other kernels: a thousand nights would fill a gigabyte."""
         wanted = known.kernels if self._wanted is None else self._wanted
         kernels = {
             name: (raw[0].copy(), raw[1].copy()) if name in wanted else _NOTHING for name, raw in known.kernels.items()
@@ -209,7 +209,7 @@ class History:
         return known
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Delete what is kept of files that are gone."""
+        """Deletes the kept figures of files that are gone."""
         current = {self._path(name).name for name in names}
         with contextlib.suppress(OSError):
             for path in self._cache.iterdir():
@@ -279,7 +279,7 @@ class History:
         ]
 
     def _of(self, kernel: str, whole: bool) -> _Lines:
-        """The figures of one kernel by line, the oldest first: those of whole results, or those of regimes."""
+        """Returns the figures of one kernel by line, of whole results or of regimes, the oldest first."""
         if (kernel, whole) not in self._lines:
             found: _Lines = {}
             for known in sorted(self._records, key=lambda known: (known.created, known.content)):
@@ -291,7 +291,7 @@ class History:
 
 
 def _figures_of(run: Run, known: _Known, content: str) -> _Known:
-    """What is kept of a record: the reading of each regime, and that of the worst regime for each whole result."""
+    """Returns the reading of each regime, and for each whole result that of its worst regime."""
     groups: dict[tuple[str, ...], list[Reading]] = {}
     for item in readings(run):
         if not item.flaw:
@@ -357,5 +357,5 @@ def _stamp(status: os.stat_result) -> str:
 
 
 def _storable(name: str) -> str:
-    """A file name as text that can be kept and printed, whatever bytes it has."""
+    """Returns a file name as text that can be kept and printed, also if its bytes are no text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
