@@ -86,7 +86,7 @@ def test_a_magnitude_may_be_about_one_operand() -> None:
     assert float(inputs["x"].abs().max()) > 1e25
     space = space_of(both, "float32", "y", "cpu", largest=both.largest["float32"])
     assert "x up to 100, weight up to 2" in space.sentence
-    assert [gene.fmt.to_float(gene.limit) for gene in (*space.genes, *space.shared)] == [100.0, 2.0]
+    assert [variable.fmt.to_float(variable.limit) for variable in (*space.variables, *space.shared)] == [100.0, 2.0]
 
 
 WHERE = [

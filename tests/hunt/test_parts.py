@@ -18,7 +18,7 @@ from verify.hunt.edits import EDITS, Lines
 from verify.hunt.ordinals import of_tensor, to_tensor
 from verify.hunt.search import POOL, Pool
 from verify.hunt.seeds import fresh
-from verify.hunt.space import Gene, one_of, space_of
+from verify.hunt.space import Variable, one_of, space_of
 from verify.truth.formats import FORMATS, named
 from verify.truth.ulp import from_bits, widen
 
@@ -50,10 +50,10 @@ def test_edits_change_numbers_and_never_leave_the_format(name: str, size: int) -
     words = [draws.words(count * size).reshape(count, size) for _ in range(3)]
     own, mate, partner = ((item >> 1) % span - fmt.max_bits if fmt.bits < 64 else item >> 2 for item in words)
     landmarks = torch.tensor([0, 1, fmt.max_bits, fmt.from_float(1.0)])
-    gene = Gene("x", fmt, (size,), "data", fmt.max_bits, row=size > 1)
+    variable = Variable("x", fmt, (size,), "data", fmt.max_bits, row=size > 1)
     for change in EDITS:
         before = own.clone()
-        inside = gene.within(change(Lines(own, mate, partner, gene, landmarks, draws)))
+        inside = variable.within(change(Lines(own, mate, partner, variable, landmarks, draws)))
         assert inside.shape == own.shape and torch.equal(own, before), "edits leave their input alone"
         assert bool(torch.isfinite(widen(to_tensor(inside, fmt))).all())
         if size > 2:
@@ -79,16 +79,16 @@ def test_a_pool_keeps_the_worst_and_the_first_of_equals() -> None:
     for generation in range(3):
         draws = Draws(1, f"{generation}", "cpu")
         x = draws.words(POOL)[:, None]
-        fitness = draws.below(POOL, 7 if generation == 1 else 1 << 30).double()
-        pool.add({"x": x}, Assessed(fitness, x[:, 0] % 5, x[:, 0] % 11))
-        for place, value in enumerate(fitness.tolist()):
+        figure = draws.below(POOL, 7 if generation == 1 else 1 << 30).double()
+        pool.add({"x": x}, Assessed(figure, x[:, 0] % 5, x[:, 0] % 11))
+        for place, value in enumerate(figure.tolist()):
             seen.setdefault(value, int(x[place, 0]))
     expected = sorted(seen.items(), reverse=True)[:POOL]
     assert pool.seen is not None and len(expected) == POOL
-    assert list(zip(pool.seen.fitness.tolist(), pool.population["x"][:, 0].tolist(), strict=True)) == expected
+    assert list(zip(pool.seen.figure.tolist(), pool.population["x"][:, 0].tolist(), strict=True)) == expected
     assert torch.equal(pool.seen.element, pool.population["x"][:, 0] % 5)
-    for member, (fitness, x) in zip(pool.elite(3), expected, strict=False):
-        assert (member.fitness, int(member.candidate["x"]), member.got) == (fitness, x, x % 11)
+    for member, (figure, x) in zip(pool.elite(3), expected, strict=False):
+        assert (member.figure, int(member.candidate["x"]), member.got) == (figure, x, x % 11)
     ranks = {float(value) for value in pool.parents(20_000, Draws(2, "p", "cpu"))["x"][:, 0]}
     assert float(expected[0][1]) in ranks and len(ranks) > 1_000
 
@@ -103,7 +103,7 @@ def test_a_candidate_alone_has_the_result_that_it_has_in_the_call(backend: Backe
     draws = Draws(2, "layout", "cpu")
     count = 24
     population = fresh(space, count, draws)
-    shared = {gene.name: fresh_vector(gene.size, draws) for gene in space.shared}
+    shared = {variable.name: fresh_vector(variable.size, draws) for variable in space.shared}
     inputs, _ = space.tensors(population, shared)
     whole = space.per_candidate(reference(name, inputs).reshape(-1), count)
     for place in range(0, count, 7):

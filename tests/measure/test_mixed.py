@@ -125,7 +125,7 @@ def test_a_hunt_searches_each_operand_in_its_own_dtype_and_a_sweep_refuses(backe
     options: dict[str, Any] = {"op": "rms_norm", "dtypes": ["bfloat16"], "operand_dtypes": {"weight": "float32"}}
     kernel = verify.kernel(**options, max_ulp=4)(lambda x, weight: mixed_rms.Norm.apply(x, weight, "")[0])
     space = space_of(kernel, "bfloat16", "dweight", backend.device, width=4)
-    assert {gene.name: gene.fmt.name for gene in space.genes} == {
+    assert {variable.name: variable.fmt.name for variable in space.variables} == {
         "x": "bfloat16",
         "weight": "float32",
         "dy": "bfloat16",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import KernelError
-from verify.hunt.space import Population, SearchSpace, one_of, size_of
+from verify.hunt.space import Candidates, SearchSpace, one_of, size_of
 from verify.measure.call import run_tensors
 from verify.measure.counting import Counts, counts_of
 from verify.measure.tally import Tally
@@ -26,7 +26,7 @@ from verify.truth.ulp import bits_of, errors
 class Assessed:
     """The figures of candidates, in their order."""
 
-    fitness: Tensor
+    figure: Tensor
     element: Tensor  # which element of the candidate had the error
     got: Tensor  # its bits
 
@@ -44,14 +44,14 @@ class Assessor:
         self.device = device
         self._counts: Counts | None = None
 
-    def assess(self, population: Population, shared: Population) -> Assessed:
+    def assess(self, population: Candidates, shared: Candidates) -> Assessed:
         """Judge every candidate: by one call, or where each has a call of its own by one for each."""
         if not self.space.alone:
             return self._call(population, shared)
         each = [self._call(one_of(population, line), shared) for line in range(size_of(population))]
-        return Assessed(*(torch.cat([getattr(one, name) for one in each]) for name in ("fitness", "element", "got")))
+        return Assessed(*(torch.cat([getattr(one, name) for one in each]) for name in ("figure", "element", "got")))
 
-    def _call(self, population: Population, shared: Population) -> Assessed:
+    def _call(self, population: Candidates, shared: Candidates) -> Assessed:
         space, candidates = self.space, size_of(population)
         inputs, upstream = space.tensors(population, shared)
         problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))
@@ -82,9 +82,9 @@ class Assessor:
         figure = (judged.ulp if judged.scaled is None else judged.scaled).abs()
         figure = torch.where(torch.isnan(figure), torch.inf, figure)
         each = space.per_candidate(figure, candidates)
-        fitness, element = _first_max(each)
+        worst, element = _first_max(each)
         bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]
-        return Assessed(fitness, element, bits)
+        return Assessed(worst, element, bits)
 
     def tally(self) -> Tally:
         """What was seen, without maxima: those are a matter of exact judgement."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verify.hunt.draws import Draws
-from verify.hunt.space import Gene, Population, size_of
+from verify.hunt.space import Candidates, Variable, size_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Lines:
     own: Tensor
     mate: Tensor  # the same operand of other parents
     partner: Tensor  # another operand of the same candidates; `mate` where none is like it
-    gene: Gene
+    variable: Variable
     landmarks: Tensor  # ordinals
     draws: Draws
 
@@ -56,7 +56,9 @@ class Lines:
 Edit = Callable[[Lines], Tensor]
 
 
-def edit(genes: tuple[Gene, ...], parents: Population, mates: Population, landmarks: Tensor, draws: Draws) -> None:
+def edit(
+    variables: tuple[Variable, ...], parents: Candidates, mates: Candidates, landmarks: Tensor, draws: Draws
+) -> None:
     """Edits every candidate of `parents` in place, half of them twice, a quarter three times."""
     count = size_of(parents)
     for share in (1, 2, 4):
@@ -67,18 +69,20 @@ def edit(genes: tuple[Gene, ...], parents: Population, mates: Population, landma
             low, high = (total * place) // len(EDITS), (total * (place + 1)) // len(EDITS)
             if low == high:
                 continue
-            gene = genes[int(draws.below(1, len(genes))[0])]
+            variable = variables[int(draws.below(1, len(variables))[0])]
             at = (torch.arange(low, high, device=draws.device) + start) % count
-            partner = _partner(gene, genes, draws)
-            own, mate = parents[gene.name][at], mates[gene.name][at]
+            partner = _partner(variable, variables, draws)
+            own, mate = parents[variable.name][at], mates[variable.name][at]
             beside = mate if partner is None else parents[partner.name][at]
-            lines = Lines(own, mate, beside, gene, landmarks, draws)
-            changed = gene.within(EDITS[(place + first) % len(EDITS)](lines))
-            parents[gene.name][at] = torch.where(_places(lines), changed, own)
+            lines = Lines(own, mate, beside, variable, landmarks, draws)
+            changed = variable.within(EDITS[(place + first) % len(EDITS)](lines))
+            parents[variable.name][at] = torch.where(_places(lines), changed, own)
 
 
-def _partner(gene: Gene, genes: tuple[Gene, ...], draws: Draws) -> Gene | None:
-    alike = [each for each in genes if each is not gene and (each.size, each.fmt) == (gene.size, gene.fmt)]
+def _partner(variable: Variable, variables: tuple[Variable, ...], draws: Draws) -> Variable | None:
+    alike = [
+        each for each in variables if each is not variable and (each.size, each.fmt) == (variable.size, variable.fmt)
+    ]
     return alike[int(draws.below(1, len(alike))[0])] if alike else None
 
 
@@ -95,27 +99,27 @@ def _positions(lines: Lines) -> Tensor:
 
 def _step(lines: Lines) -> Tensor:
     """Moves by 1 to 2^mantissa ulps."""
-    return lines.own + lines.sign() * lines.step(lines.gene.fmt.mantissa_bits)
+    return lines.own + lines.sign() * lines.step(lines.variable.fmt.mantissa_bits)
 
 
 def _low_bits(lines: Lines) -> Tensor:
     """Draws the bits below a random place of the mantissa anew."""
-    mask = (lines.own.new_ones(()) << lines.below(lines.gene.fmt.mantissa_bits + 1)) - 1
+    mask = (lines.own.new_ones(()) << lines.below(lines.variable.fmt.mantissa_bits + 1)) - 1
     words = lines.draws.words(lines.own.numel()).reshape(lines.own.shape)
     return lines.signed((lines.own.abs() & ~mask) | (words & mask))
 
 
 def _flip(lines: Lines) -> Tensor:
     """Flips one bit of the magnitude."""
-    return lines.signed(lines.own.abs() ^ (lines.own.new_ones(()) << lines.below(lines.gene.fmt.bits - 1)))
+    return lines.signed(lines.own.abs() ^ (lines.own.new_ones(()) << lines.below(lines.variable.fmt.bits - 1)))
 
 
 def _exponent(lines: Lines) -> Tensor:
     """Moves to another binade, near ones more often."""
-    fmt = lines.gene.fmt
+    fmt = lines.variable.fmt
     octaves = max(1, fmt.bits - fmt.precision - 1)
     moved = lines.own.abs() + lines.sign() * (lines.step(octaves).clamp(max=1 << octaves) << fmt.mantissa_bits)
-    return torch.where((moved < 0) | (moved > lines.gene.limit), lines.own, lines.signed(moved))
+    return torch.where((moved < 0) | (moved > lines.variable.limit), lines.own, lines.signed(moved))
 
 
 def _sign(lines: Lines) -> Tensor:
@@ -125,7 +129,7 @@ def _sign(lines: Lines) -> Tensor:
 
 def _short(lines: Lines) -> Tensor:
     """Ends the mantissa in zeros or in ones: powers of two, ties, and the numbers just below."""
-    mask = (lines.own.new_ones(()) << lines.below(lines.gene.fmt.mantissa_bits + 1)) - 1
+    mask = (lines.own.new_ones(()) << lines.below(lines.variable.fmt.mantissa_bits + 1)) - 1
     magnitude = lines.own.abs()
     return lines.signed(torch.where(lines.below(2) == 1, magnitude | mask, magnitude & ~mask))
 
@@ -133,7 +137,7 @@ def _short(lines: Lines) -> Tensor:
 def _near(lines: Lines) -> Tensor:
     """Moves to a landmark of the op, or beside it."""
     centre = lines.landmarks[lines.below(lines.landmarks.shape[0])]
-    return (centre + lines.sign() * (lines.step(lines.gene.fmt.mantissa_bits) - 1)).expand(lines.own.shape)
+    return (centre + lines.sign() * (lines.step(lines.variable.fmt.mantissa_bits) - 1)).expand(lines.own.shape)
 
 
 def _mate(lines: Lines) -> Tensor:
@@ -155,7 +159,7 @@ def _elsewhere(lines: Lines) -> Tensor:
 def _squeeze(lines: Lines) -> Tensor:
     """Shrinks the distances from the first number: towards a constant row."""
     first = lines.own[:, :1]
-    return first + ((lines.own - first) >> (1 + lines.below(lines.gene.fmt.precision)))
+    return first + ((lines.own - first) >> (1 + lines.below(lines.variable.fmt.precision)))
 
 
 EDITS: tuple[Edit, ...] = (

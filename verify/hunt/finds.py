@@ -71,7 +71,7 @@ def _confirm(space: SearchSpace, target: str, device: str, member: Elite) -> Fin
         find = _alone(space, target, device, case)
         if best is None or find.error > best.error:
             best = find
-        if best.error >= member.fitness * _SAME:
+        if best.error >= member.figure * _SAME:
             return best
     assert best is not None
     case = space.case(member.candidate, member.shared, 1)

@@ -21,7 +21,7 @@ from verify.hunt.draws import Draws
 from verify.hunt.edits import edit
 from verify.hunt.seeds import fresh, fresh_shared
 from verify.hunt.settings import Settings
-from verify.hunt.space import ROWS, Population, SearchSpace, joined, one_of, size_of
+from verify.hunt.space import ROWS, Candidates, SearchSpace, joined, one_of, size_of
 from verify.measure.tally import Tally
 
 NOTHING_WORSE = "a NaN or an infinity where the answer is a number, or the reverse: nothing is worse"
@@ -51,9 +51,9 @@ class State:
 class Elite:
     """One of the worst candidates as the search saw it, by the fast truth and not yet by exact arithmetic."""
 
-    fitness: float
-    candidate: Population
-    shared: Population
+    figure: float
+    candidate: Candidates
+    shared: Candidates
     element: int
     got: int
 
@@ -73,7 +73,7 @@ def population_of(space: SearchSpace, backend: str) -> int:
     if space.alone:
         return _CALLS
     numbers = _EXACT if space.dtype == "float64" else _NUMBERS_OF_FUNCTION if space.kind == "graph" else _NUMBERS
-    return max(2, numbers[backend] // max(gene.size for gene in space.genes))
+    return max(2, numbers[backend] // max(variable.size for variable in space.variables))
 
 
 class Pool:
@@ -82,26 +82,26 @@ class Pool:
     Nothing depends on the order in which a device does its work.
     """
 
-    def __init__(self, shared: Population) -> None:
+    def __init__(self, shared: Candidates) -> None:
         self.shared = shared
-        self.population: Population = {}
+        self.population: Candidates = {}
         self.seen: Assessed | None = None
 
-    def add(self, population: Population, seen: Assessed) -> None:
+    def add(self, population: Candidates, seen: Assessed) -> None:
         """Keep the worst; of candidates with the same figure the first one only, as most are the same candidate."""
-        facts = [seen.fitness, seen.element, seen.got]
+        facts = [seen.figure, seen.element, seen.got]
         if self.seen is not None:
             population = joined([self.population, population])
             facts = [torch.cat(pair) for pair in zip(vars(self.seen).values(), facts, strict=True)]
         order = torch.argsort(facts[0], descending=True, stable=True)
-        fitness = facts[0][order]
+        figure = facts[0][order]
         known = torch.zeros_like(order, dtype=torch.bool)
-        known[1:] = fitness[1:] == fitness[:-1]
+        known[1:] = figure[1:] == figure[:-1]
         order = order[~known][:POOL]
         self.population = {name: value[order] for name, value in population.items()}
         self.seen = Assessed(*(fact[order] for fact in facts))
 
-    def parents(self, count: int, draws: Draws) -> Population:
+    def parents(self, count: int, draws: Draws) -> Candidates:
         """Candidates drawn by rank, every octave of rank as likely."""
         size = size_of(self.population)
         rank = torch.floor(float(size) ** draws.uniform(count)).to(torch.int64) - 1
@@ -113,8 +113,8 @@ class Pool:
             return []
         facts = zip(*(fact[:count].tolist() for fact in vars(self.seen).values()), strict=True)
         return [
-            Elite(fitness, one_of(self.population, line), self.shared, element, got)
-            for line, (fitness, element, got) in enumerate(facts)
+            Elite(figure, one_of(self.population, line), self.shared, element, got)
+            for line, (figure, element, got) in enumerate(facts)
         ]
 
 
@@ -156,14 +156,14 @@ class Search:
     @property
     def best(self) -> float:
         """The largest figure so far."""
-        return max((member.fitness for member in self.elite(1)), default=-1.0)
+        return max((member.figure for member in self.elite(1)), default=-1.0)
 
     def elite(self, count: int = ELITE) -> list[Elite]:
         """The worst candidates so far, the worst first."""
         found = [*self._earlier, *self.pool.elite(count)]
-        return sorted(found, key=lambda member: -member.fitness)[:count]
+        return sorted(found, key=lambda member: -member.figure)[:count]
 
-    def _shared(self, draws: Draws) -> Population:
+    def _shared(self, draws: Draws) -> Candidates:
         """What the candidates of the next climb share: every second time that of the worst so far, edited."""
         climb = self.generations // self.climb
         if climb % 2 == 1 and self.settings.strategy == "hunt":
@@ -177,17 +177,17 @@ class Search:
             shared[ROWS] = torch.tensor(self.space.rows(turn, draws))
         return shared
 
-    def _candidates(self, count: int, draws: Draws, begins: bool) -> Population:
+    def _candidates(self, count: int, draws: Draws, begins: bool) -> Candidates:
         """Edits of the worst so far; half of them, or all where there are none yet, fresh where a climb begins."""
         none = not self._earlier and self.pool.seen is None
         if none or self.settings.strategy == "random":
             return fresh(self.space, count, draws)
         edited = (count + 1) // 2 if begins else count
         parents, mates = self._parents(edited, draws), self._parents(edited, draws)
-        edit(self.space.genes, parents, mates, self._landmarks, draws)
+        edit(self.space.variables, parents, mates, self._landmarks, draws)
         return joined([parents, fresh(self.space, count - edited, draws)]) if begins else parents
 
-    def _parents(self, count: int, draws: Draws) -> Population:
+    def _parents(self, count: int, draws: Draws) -> Candidates:
         if self.pool.seen is not None:
             return self.pool.parents(count, draws)
         chosen = draws.below(count, len(self._earlier))
@@ -196,7 +196,7 @@ class Search:
 
 def _landmarks(space: SearchSpace, device: str) -> Tensor:
     """The op's landmarks and the plainest numbers, as ordinals."""
-    fmt = space.genes[0].fmt
+    fmt = space.variables[0].fmt
     op = space.kernel.op
     numbers = [0.0, 1.0, -1.0, *op.boundaries(op.resolve(space.kernel.params))]
     patterns = [fmt.round(Fraction(x)) for x in numbers if math.isfinite(x) and abs(x) <= fmt.max_finite]

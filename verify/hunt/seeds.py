@@ -11,7 +11,7 @@ from torch import Tensor
 from verify.cases.values import ROW_REGIMES, fill
 from verify.hunt.draws import Draws
 from verify.hunt.ordinals import of_tensor
-from verify.hunt.space import Gene, Population, SearchSpace
+from verify.hunt.space import Candidates, SearchSpace, Variable
 from verify.hunt.units import whole_numbers
 
 _ELEMENT = ("bits", "active", "near", "normal")
@@ -23,40 +23,43 @@ _PLAIN = {"scale": ("around one", "ones", "spread"), "shift": ("around zero", "a
 _MATRIX = ("around zero", "spread", *_ROWS)
 
 
-def recipes(gene: Gene) -> tuple[str, ...]:
-    """The recipes of one gene."""
-    if gene.role in _PLAIN:
-        return _PLAIN[gene.role]
-    if gene.role == "matrix":
+def recipes(variable: Variable) -> tuple[str, ...]:
+    """The recipes of one variable."""
+    if variable.role in _PLAIN:
+        return _PLAIN[variable.role]
+    if variable.role == "matrix":
         return _MATRIX
-    if not gene.row:
-        return _UPSTREAM if gene.role == "upstream" else _ELEMENT
-    return _UPSTREAM_ROWS if gene.role == "upstream" else _ROWS
+    if not variable.row:
+        return _UPSTREAM if variable.role == "upstream" else _ELEMENT
+    return _UPSTREAM_ROWS if variable.role == "upstream" else _ROWS
 
 
-def fresh(space: SearchSpace, count: int, draws: Draws) -> Population:
-    """New candidates, each gene of each by a recipe that is drawn."""
-    return {gene.name: _filled(space, gene, draws.below(count, len(recipes(gene))), draws) for gene in space.genes}
+def fresh(space: SearchSpace, count: int, draws: Draws) -> Candidates:
+    """New candidates, each variable of each by a recipe that is drawn."""
+    return {
+        variable.name: _filled(space, variable, draws.below(count, len(recipes(variable))), draws)
+        for variable in space.variables
+    }
 
 
-def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Population:
-    """What all candidates of a climb share: vectors, each turn by the next recipe of each, and whole numbers."""
+def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Candidates:
+    """Makes the shared variables of a climb, each turn by the next recipe of each, and whole numbers."""
     found = whole_numbers(space.kernel, space.unit.dims, draws)
-    for gene in space.shared:
-        chosen = torch.full((1,), turn % len(recipes(gene)), dtype=torch.int64, device=draws.device)
-        found[gene.name] = _filled(space, gene, chosen, draws)
+    for variable in space.shared:
+        chosen = torch.full((1,), turn % len(recipes(variable)), dtype=torch.int64, device=draws.device)
+        found[variable.name] = _filled(space, variable, chosen, draws)
     return found
 
 
-def _filled(space: SearchSpace, gene: Gene, chosen: Tensor, draws: Draws) -> Tensor:
+def _filled(space: SearchSpace, variable: Variable, chosen: Tensor, draws: Draws) -> Tensor:
     """One line of ordinals for each number of a recipe in `chosen`."""
     landmarks = space.kernel.op.boundaries(space.kernel.op.resolve(space.kernel.params))
-    ordinals = torch.zeros(chosen.shape[0], gene.size, dtype=torch.int64, device=draws.device)
-    for number, name in enumerate(recipes(gene)):
+    ordinals = torch.zeros(chosen.shape[0], variable.size, dtype=torch.int64, device=draws.device)
+    for number, name in enumerate(recipes(variable)):
         lines = torch.nonzero(chosen == number).reshape(-1)
-        shape = (int(lines.numel()) * gene.lines, gene.size // gene.lines)
+        shape = (int(lines.numel()) * variable.lines, variable.size // variable.lines)
         made = fill(
-            name, gene.fmt, shape, seed=draws.seed, stream=draws.stream(), landmarks=landmarks, device=draws.device
+            name, variable.fmt, shape, seed=draws.seed, stream=draws.stream(), landmarks=landmarks, device=draws.device
         )
-        ordinals[lines] = of_tensor(made, gene.fmt).reshape(-1, gene.size)
-    return gene.within(ordinals)
+        ordinals[lines] = of_tensor(made, variable.fmt).reshape(-1, variable.size)
+    return variable.within(ordinals)

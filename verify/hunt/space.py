@@ -1,12 +1,12 @@
-"""What a hunt searches: the candidates of one result of one kernel.
+"""The candidates of one result of one kernel, and how many of them make one call.
 
-A candidate is the smallest thing that an output element depends on: one element of every operand, one row, one row of
-a dot product, or a case of a PyTorch function at small sizes (`verify.hunt.units`). The numbers that an operand adds to
-it are a gene. Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone,
-or a few copies of it, make a `Case` that anybody can replay.
+A candidate is the smallest input that an output element depends on: one element of every operand, one row, one row of
+a dot product, or a small case of a PyTorch function (`verify.hunt.units`). Each operand adds one variable to it: a line
+of numbers. Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or
+a few copies of it, make a `Case` that anybody can replay.
 
-A gradient that sums over rows depends on all of them: there a candidate is a few rows of every operand and of every
-arriving gradient, which repeat to as many as the climb has, and each has a call of its own.
+A gradient that sums over rows depends on all of them. There a candidate is a few rows of every operand and of every
+arriving gradient. The rows repeat to the number of the climb, and each candidate has a call of its own.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from verify.ops.op import Largest, largest_words, up_to
 from verify.records.record import DEMANDING, EXTREME
 from verify.truth.formats import Format, named, of
 
-Population = dict[str, Tensor]  # gene -> ordinals, one candidate per line
+Candidates = dict[str, Tensor]  # variable -> ordinals, one candidate per line
 
-ROWS = "number of rows"  # of a sum over rows, beside the shared genes: no operand has such a name
-# Both sides of what a kernel may split its rows by.
+ROWS = "number of rows"  # of a sum over rows, beside the shared variables: no operand has such a name
+# Kernels split their rows by such numbers; one row more and one less are tried.
 _SPLITS = (256, 8, 64, 4_096, 16, 128, 1_024, 32, 132, 65_536, 264)
 _LINE = 256  # an elementwise call is a matrix of this width: kernels have a fast path for neither extreme
 
 
 @dataclass(frozen=True)
-class Gene:
+class Variable:
     """The numbers that one operand, or one arriving gradient ("d" + output), adds to a candidate."""
 
     name: str
@@ -64,22 +64,22 @@ class Gene:
         return math.prod(self.shape[1:] if self.columns_first else self.shape[:-1])
 
     def within(self, ordinals: Tensor) -> Tensor:
-        """The ordinals, those that are too large at the limit and those that are too small at 0."""
+        """Moves ordinals that are too large to the limit, and ordinals that are too small to 0."""
         inside = ordinals.clamp(-self.limit, self.limit)
         return inside if self.least <= 1 else torch.where(inside.abs() < self.least, 0, inside)
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """All candidates of one result. A climb has one value of what is `shared` (weight and bias of a row-wise op)."""
+    """All candidates of one result. In a climb the `shared` variables (weight, bias of a row-wise op) are the same."""
 
     kernel: Kernel
     dtype: str
     result: str
     fmt: Format  # of the result
     unit: Unit
-    genes: tuple[Gene, ...]
-    shared: tuple[Gene, ...]
+    variables: tuple[Variable, ...]
+    shared: tuple[Variable, ...]
     largest: Largest | None = None  # magnitude that no input exceeds
     magnitudes: tuple[float, float] | None = None  # of all inputs but 0, where the limit is that of some classes alone
 
@@ -90,7 +90,7 @@ class SearchSpace:
 
     @property
     def changing(self) -> bool:
-        """True if candidates share what has no slope: a number of rows, whole numbers."""
+        """True if candidates share a number of rows or whole numbers, which no small steps lead through."""
         return bool(self.unit.most_rows) or any(operand.range is not None for operand in self.kernel.op.operands)
 
     @property
@@ -108,7 +108,7 @@ class SearchSpace:
 
     @property
     def sentence(self) -> str:
-        """What is searched, in one line; part of the property hash."""
+        """Says in one line what is searched; part of the property hash."""
         dims = self.unit.dims
         if self.kind == "graph":
             what = "cases of " + ", ".join(map("{} = {}".format, self.kernel.op.dims, dims))
@@ -117,7 +117,7 @@ class SearchSpace:
         else:
             rows = "sums over rows" if self.unit.most_rows else "rows" if self.kind == "rowwise" else "dot products"
             what = f"{rows} of {dims[1]}"
-        given = ", ".join(gene.name for gene in (*self.genes, *self.shared))
+        given = ", ".join(variable.name for variable in (*self.variables, *self.shared))
         range_ = "finite"
         if isinstance(self.largest, dict):
             range_ = largest_words(self.largest)
@@ -143,7 +143,7 @@ class SearchSpace:
             rows = min(1 + int(draws.step(1, most.bit_length() - 1)[0]), most)
         return allowed(self.kernel, self.unit.of_rows(rows), 0)
 
-    def tensors(self, population: Population, shared: Population) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+    def tensors(self, population: Candidates, shared: Candidates) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
         """Operands and arriving gradients of one call."""
         inputs, upstream = self._tensors(population, shared)
         if self.unit.most_rows:
@@ -154,19 +154,19 @@ class SearchSpace:
         return inputs, upstream
 
     def _tensors(
-        self, population: Population, shared: Population
+        self, population: Candidates, shared: Candidates
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
         """The same, with the rows of a sum once."""
         inputs: dict[str, Tensor | None] = {operand.name: None for operand in self.kernel.op.operands}
         upstream: dict[str, Tensor] = {}
-        for gene in (*self.genes, *self.shared):
-            tensor = self._laid(to_tensor((population | shared)[gene.name], gene.fmt), gene)
-            if self.unit.most_rows and gene.role in ("data", "upstream"):
+        for variable in (*self.variables, *self.shared):
+            tensor = self._laid(to_tensor((population | shared)[variable.name], variable.fmt), variable)
+            if self.unit.most_rows and variable.role in ("data", "upstream"):
                 tensor = tensor[: int(shared[ROWS])].contiguous()
-            if gene.role == "upstream":
-                upstream[gene.name[1:]] = tensor
+            if variable.role == "upstream":
+                upstream[variable.name[1:]] = tensor
             else:
-                inputs[gene.name] = tensor
+                inputs[variable.name] = tensor
         for operand in self.kernel.op.operands:
             if operand.range is not None and operand.name not in self.kernel.absent:
                 inputs[operand.name] = self._whole_numbers(operand.name, shared[operand.name], size_of(population))
@@ -179,15 +179,15 @@ class SearchSpace:
             return value.expand(count // line, line).contiguous()
         return copied(value, count) if name in self.unit.laid else value
 
-    def _laid(self, tensor: Tensor, gene: Gene) -> Tensor:
+    def _laid(self, tensor: Tensor, variable: Variable) -> Tensor:
         """The numbers of all candidates as an operand: one behind the other, elements side by side."""
         if self.kind == "elementwise":
             count, size = tensor.shape
             line = math.gcd(count, _LINE)
             return tensor.reshape(count // line, line, size).transpose(1, 2).reshape(count // line, size * line)
-        if gene.columns_first:
-            return tensor.reshape(gene.lines, -1).T
-        return tensor.reshape(-1, *gene.shape[1:]) if gene.shape else tensor.reshape(())
+        if variable.columns_first:
+            return tensor.reshape(variable.lines, -1).T
+        return tensor.reshape(-1, *variable.shape[1:]) if variable.shape else tensor.reshape(())
 
     def per_candidate(self, flat: Tensor, count: int) -> Tensor:
         """A flat tensor like the result as (candidates, elements of each)."""
@@ -197,7 +197,7 @@ class SearchSpace:
             return flat.reshape(count // line, size, line).transpose(1, 2).reshape(count, size)
         return flat.reshape(count, -1)
 
-    def case(self, candidate: Population, shared: Population, copies: int) -> Case:
+    def case(self, candidate: Candidates, shared: Candidates, copies: int) -> Case:
         """One candidate, `copies` times, as a case that spells out its bits."""
         many = {name: value.expand(copies, -1) for name, value in candidate.items()}
         inputs, upstream = self._tensors(many, shared)
@@ -212,12 +212,12 @@ class SearchSpace:
         A library may take another path for one element than for many, so a find may need company to show.
         """
         copies = 32 if self.kind == "elementwise" else 8
-        largest = max(gene.size for gene in self.genes)
+        largest = max(variable.size for variable in self.variables)
         fits = not self.alone and copies * largest <= LIMIT and self.fits(copies) == copies
         return [1, copies] if fits else [1]
 
     def copies(self, case: Case) -> int:
-        """How many candidates a case has."""
+        """Returns the number of candidates in a case."""
         axis = self.unit.axis
         return 1 if axis is None else case.dims[axis] // self.unit.dims[axis]
 
@@ -228,7 +228,7 @@ def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, 
 
 
 def results_with(result: str, kernel: Kernel, dtype: str, device: str, dims: tuple[int, ...]) -> dict[str, Format]:
-    """What the kernel returns in a dtype and in which formats, by one plain call that checks its contract."""
+    """Returns the formats of the kernel's results in a dtype. Makes one plain call, which checks the contract."""
     case = _case(kernel, dtype, dims, gradient=bool(kernel.differentiable), values={})
     measured = run_kernel(kernel, case, device)
     if result not in measured.results:
@@ -268,8 +268,10 @@ def space_of(
     magnitudes = of_one_limit(kernel, dtype, result)
     if magnitudes is None:
         return whole
-    genes, shared = (tuple(_narrowed(gene, *magnitudes) for gene in some) for some in (whole.genes, whole.shared))
-    return replace(whole, genes=genes, shared=shared, magnitudes=magnitudes)
+    variables, shared = (
+        tuple(_narrowed(variable, *magnitudes) for variable in some) for some in (whole.variables, whole.shared)
+    )
+    return replace(whole, variables=variables, shared=shared, magnitudes=magnitudes)
 
 
 def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float] | None:
@@ -282,10 +284,10 @@ def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float]
     return None
 
 
-def _narrowed(gene: Gene, least: float, most: float) -> Gene:
-    bits = gene.fmt.round(Fraction(least))
-    at_least = bits + (gene.fmt.value(bits) < Fraction(least))
-    return replace(gene, least=at_least, limit=min(gene.limit, _limit(gene.fmt, most)))
+def _narrowed(variable: Variable, least: float, most: float) -> Variable:
+    bits = variable.fmt.round(Fraction(least))
+    at_least = bits + (variable.fmt.value(bits) < Fraction(least))
+    return replace(variable, least=at_least, limit=min(variable.limit, _limit(variable.fmt, most)))
 
 
 def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, largest: Largest | None) -> SearchSpace:
@@ -300,8 +302,8 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
     given = [(each.name, each.role, named(kernel.operand_dtype(dtype, each.name))) for each in operands]
     if result not in op.all_outputs:
         given += [("d" + name, "upstream", found[name]) for name in kernel.outputs if name not in op.integers]
-    genes = tuple(
-        Gene(
+    variables = tuple(
+        Variable(
             name,
             fmt,
             shapes[name],
@@ -312,9 +314,9 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
         )
         for name, role, fmt in given
     )
-    own = tuple(gene for gene in genes if unit.axis is None or gene.name in unit.laid)
-    shared = tuple(gene for gene in genes if gene not in own)
-    return replace(space, fmt=found[result], genes=own, shared=shared)
+    own = tuple(variable for variable in variables if unit.axis is None or variable.name in unit.laid)
+    shared = tuple(variable for variable in variables if variable not in own)
+    return replace(space, fmt=found[result], variables=own, shared=shared)
 
 
 def _limit(fmt: Format, largest: float) -> int:
@@ -325,16 +327,16 @@ def _limit(fmt: Format, largest: float) -> int:
     return max(1, bits - (fmt.value(bits) > Fraction(largest)))
 
 
-def one_of(population: Population, index: int) -> Population:
+def one_of(population: Candidates, index: int) -> Candidates:
     """A single candidate of a population."""
     return {name: value[index : index + 1] for name, value in population.items()}
 
 
-def size_of(population: Population) -> int:
-    """How many candidates a population has."""
+def size_of(population: Candidates) -> int:
+    """Returns the number of candidates."""
     return int(next(iter(population.values())).shape[0])
 
 
-def joined(parts: list[Population]) -> Population:
+def joined(parts: list[Candidates]) -> Candidates:
     """Several populations as one."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,4 +1,4 @@
-"""What a hunt takes for one candidate: a case at small sizes, and how many of them make one call.
+"""The sizes of one candidate of a hunt, and the dimension in which many of them make one call.
 
 Where an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The truth
 of a PyTorch function shows which dimension that is: other numbers at all other positions leave an element as it is. A
@@ -92,7 +92,7 @@ def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
 
 
 def _of_function(kernel: Kernel, result: str, elements: int) -> Unit:
-    """The unit of a PyTorch function, no operand of which has more than `elements` numbers, if that is allowed."""
+    """Returns the unit of a PyTorch function. Its operands have at most `elements` numbers if the domain allows it."""
     op = kernel.op
     if op.examples:
         found = Unit(min(op.examples, key=lambda dims: _numbers(op, dims)), None)
@@ -151,7 +151,7 @@ def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
 
 
 def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
-    """Whether a candidate's result stays as it is, bit for bit, whatever stands beside it in a call."""
+    """True if a candidate's result has the same bits beside other candidates of a call."""
     op, size = kernel.op, unit.dims[unit.axis or 0]
     gradient = result not in op.all_outputs
     if (result[1:] if gradient else "d" + result) not in unit.laid:
@@ -183,7 +183,7 @@ def _beside(value: Tensor | None, size: int, factor: float, laid: bool) -> Tenso
 
 
 def whole_numbers(kernel: Kernel, dims: Dims, draws: Draws) -> dict[str, Tensor]:
-    """Integer operands of one candidate, each drawn from what it may hold."""
+    """Draws the integer operands of one candidate within their ranges."""
     found = {}
     for operand in kernel.op.operands:
         if operand.range is not None and operand.name not in kernel.absent:
