@@ -7,10 +7,10 @@ sampling is the same program with every candidate fresh (`--strategy random`): t
 calls, judged the same way. Both figures are judged exactly. `evaluations_to_match` says after how many evaluations the
 hunt had passed what random sampling found with all of its own, as the search saw it.
 
-On GELU the searcher is checked: every one of the 2^32 float32 inputs is judged first, and the hunt with a fraction of
-that many evaluations has to find the same maximum. PyTorch's layer norm is searched among inputs of at most 1e4,
-because its variance overflows beyond: both strategies then stop at the first NaN. Its GEGLU is wrong in every bit of
-the negative tail, so it is searched among inputs of at most 4 too.
+On GELU the maximum is known: every one of the 2^32 float32 inputs is judged first, and `reached` counts the hunts that
+find the same maximum with a fraction of that many evaluations. PyTorch's layer norm is searched among inputs of at most
+1e4, because its variance overflows beyond: both strategies then stop at the first NaN. Its GEGLU is wrong in every bit
+of the negative tail, so it is searched among inputs of at most 4 too.
 """
 
 from __future__ import annotations
