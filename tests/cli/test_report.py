@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import webbrowser
@@ -14,7 +15,7 @@ import pytest
 from tests.report.sample import HOSTILE_NAME, passing, sample
 from verify.cli import main
 from verify.records.files import save
-from verify.records.record import Result, Run
+from verify.records.record import KernelRun, Result, Run
 
 
 def changed(run: Run, maximum: float, **more: object) -> Run:
@@ -195,3 +196,27 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(
         monkeypatch.setattr(sys, "stdout", gone)
         assert main(["report", "runs/a.json"]) == 141
     assert capsys.readouterr().err == ""
+
+
+def test_rows_as_csv(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from verify.report.rows import COLUMNS
+
+    code, out, _ = verify(capsys, saved / "runs" / "a.json", "--csv", "-")
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == ",".join(COLUMNS) and len(lines) == 1 + len(passing().kernels[0].results)
+    code, out, _ = verify(capsys, saved / "runs" / "a.json", "--csv", "rows.csv")
+    assert out == f"rows: {saved / 'rows.csv'}\n" and (saved / "rows.csv").read_text().splitlines() == lines
+
+
+def test_the_schema_of_a_record_needs_none(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = verify(capsys, "--schema", "-")
+    schema = json.loads(out)
+    known = schema["$defs"]["SealedRun"]["properties"]
+    assert code == 0 and set(json.loads((saved / "runs" / "a.json").read_bytes())) <= set(known)
+    assert set(schema["$defs"]["KernelRun"]["properties"]) == {
+        field.name for field in msgspec.structs.fields(KernelRun)
+    }
+    assert verify(capsys)[0] == 2
+    assert verify(capsys, "--csv", "-")[2] == (
+        "verify: a report shows a record; received none\n  next: verify report RUN.json\n"
+    )

@@ -13,7 +13,17 @@ from verify.errors import UsageError
 if TYPE_CHECKING:
     from verify.declare.config import Config
 
-_PATHS = ("json", "html", "markdown", "resume", "output", "bounds", "runs")  # options that name files or folders
+_PATHS = (
+    "json",
+    "html",
+    "markdown",
+    "csv",
+    "schema",
+    "resume",
+    "output",
+    "bounds",
+    "runs",
+)  # options that name files or folders
 
 
 def targets(options: argparse.Namespace, settings: Config) -> list[str]:

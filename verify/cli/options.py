@@ -176,11 +176,13 @@ def profile(parser: Any, *, default: str, named: str) -> None:
 
 
 def sinks(parser: Any, what: str, *flags: str) -> None:
-    """`--json` for `what`, `--html` and `--markdown` for its report; `verify.cli.sinks` writes them."""
+    """`--json` for `what`, the other forms for its report; `verify.cli.sinks` writes them."""
     forms = {
         "--json": f"{what} as JSON",
         "--html": "the report as one self-contained HTML page",
         "--markdown": "the report as Markdown",
+        "--csv": "a row for each result as CSV",
+        "--schema": "the JSON schema of a record",
     }
     for flag in flags:
         text = f"write {forms[flag]} to this file; with - to stdout, and nothing else there"

@@ -31,10 +31,12 @@ def add(commands: Any) -> None:
             "verify report run.json",
             "verify report run.json --html report.html --open",
             "verify report run.json --compare old.json --bounds reports/bounds",
+            "verify report run.json --csv rows.csv",
+            "verify report --schema schema.json             # needs no record",
         ),
     )
-    parser.add_argument("record", metavar="RUN.json", help="the record to show")
-    options.sinks(parser, "the report", "--html", "--markdown")
+    parser.add_argument("record", metavar="RUN.json", nargs="?", help="the record to show")
+    options.sinks(parser, "the report", "--html", "--markdown", "--csv", "--schema")
     parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")
     parser.add_argument("--compare", metavar="RUN.json", help="show what changed since this earlier run")
     options.add(parser, "--bounds", "--runs")
@@ -53,26 +55,35 @@ def main(options: argparse.Namespace) -> int:
     import tempfile
 
     from verify.errors import UsageError
-    from verify.records.files import load
+    from verify.records import files
+    from verify.report import rows
     from verify.report.html import record_html
 
+    if options.record is None:
+        if not options.schema:
+            raise UsageError("a report shows a record; received none", hint="verify report RUN.json")
+        sinks.deliver(options, lambda: "", schema=files.schema)
+        return exits.PASS
     page = bool(options.html or options.open)
     if options.runs and not page:
         raise UsageError("--runs draws into the HTML page; it received no --html and no --open")
     if options.open and options.html == "-":
         raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
-    run = load(options.record)
+    run = files.load(options.record)
     if unknown := set(options.whole) - {kernel.name for kernel in run.kernels}:
         raise UsageError(f"--whole names a kernel of the record; it has no {', '.join(sorted(unknown))}")
     base, verdict = _base(options.compare, run), _gate(options, run)
+    asked = page or options.markdown or options.csv or options.schema
     history = earlier(options.runs, run)
     if options.open and not options.html:
         options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
     sinks.deliver(
         options,
-        lambda: "" if options.markdown or page else _terminal(options, run, base, verdict),
+        lambda: "" if asked else _terminal(options, run, base, verdict),
         markdown=lambda: comment(run, options.record, base, verdict).encode(),
         html=lambda: record_html.render(run, base=base, gate=verdict, history=history, whole=options.whole).encode(),
+        csv=lambda: rows.as_csv(rows.rows_of(run)),
+        schema=files.schema,
     )
     if options.open:
         import webbrowser

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from verify.records.record import Run
 
 Make = Callable[[], bytes]
-SINKS = {"json": "result", "markdown": "report", "html": "report", "snippet": "script"}  # and what the file is called
+SINKS = {  # and what the file is called
+    "json": "result",
+    "markdown": "report",
+    "html": "report",
+    "csv": "rows",
+    "schema": "schema",
+    "snippet": "script",
+}
 
 
 def check(options: argparse.Namespace) -> None:

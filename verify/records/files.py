@@ -31,7 +31,9 @@ LARGEST = 1 << 28  # bytes of a record: a small compressed file must not fill th
 _DIGEST = b',"digest":"%s"}\n'
 
 
-class _Sealed(Run, frozen=True, kw_only=True):
+class SealedRun(Run, frozen=True, kw_only=True):
+    """A record as its file holds it."""
+
     digest: str
 
 
@@ -62,7 +64,7 @@ def decode(data: bytes, *, source: str = "record") -> Run:
             hint="rerun `verify run --json PATH` with this version",
         )
     try:
-        fields = msgspec.structs.asdict(msgspec.json.decode(data, type=_Sealed))
+        fields = msgspec.structs.asdict(msgspec.json.decode(data, type=SealedRun))
         digest = fields.pop("digest")
         run = Run(**fields)
         written = _sealed(run)
@@ -118,6 +120,11 @@ def _expanded(data: bytes) -> bytes:
     if stream.unused_data:
         raise zlib.error(f"{len(stream.unused_data):,} bytes follow the compressed data")
     return text
+
+
+def schema() -> bytes:
+    """Returns the JSON schema of a record as it is written now."""
+    return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SealedRun)), indent=2) + b"\n"
 
 
 def load(path: str | os.PathLike[str]) -> Run:

@@ -12,6 +12,7 @@ from verify.gate.verdict import SEVERITY, Row, Verdict, Waiver
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Key, Reading, inputs
 from verify.records.record import number, replay_command
+from verify.report.result_words import rank
 
 VERSION = 1
 
@@ -29,6 +30,15 @@ def of_verdict(verdict: Verdict) -> dict[str, Any]:
         "notes": list(verdict.notes),
         "idle_waivers": list(verdict.idle),
     }
+
+
+def flat_rows(verdict: Verdict) -> list[dict[str, Any]]:
+    """Returns the rows of a verdict as flat dicts, with the bound and the largest error; NaN is infinite."""
+    return [
+        {**_key(row.key), "status": row.status, "reason": row.reason}
+        | {"bound": row.bound and row.bound.value, "max": row.leading and rank(row.leading.value)}
+        for row in verdict.rows
+    ]
 
 
 def of_changes(changes: Sequence[Change], behind: Mapping[Key, Reading] | None = None) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ class Row:
 
 def show(page: Page, facts: Facts) -> None:
     """Print the table and the footnotes that it needs."""
-    rows = _rows(facts, page.signs)
+    rows = rows_of(facts, page.signs)
     columns = choose_layout(rows, page.width)
     if not columns:
         _stacked(page, rows)
@@ -162,7 +162,8 @@ def footnotes(rows: list[Row]) -> list[str]:
     return notes
 
 
-def _rows(facts: Facts, signs: Signs) -> list[Row]:
+def rows_of(facts: Facts, signs: Signs) -> list[Row]:
+    """Returns the lines of the table: the results of each kernel, and a kernel without any."""
     rows = []
     for kernel in facts.kernels:
         for position, each in enumerate(kernel.results):

@@ -1,0 +1,126 @@
+"""A run as flat rows, as CSV and as the small table of a notebook: the same results as in the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from tests.report.sample import HOSTILE_NAME, empty, plain, rich, sample
+from verify.records.record import CLASSES, Run
+from verify.report import run_words, words
+from verify.report.html import table
+from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
+from verify.report.signs import Signs
+from verify.report.terminal import results_table
+
+RUNS = pytest.mark.parametrize("run", [sample(), plain(), rich(), empty()], ids=["sample", "plain", "rich", "empty"])
+
+
+@RUNS
+def test_a_row_for_each_line_of_the_table_with_the_same_figures(run: Run) -> None:
+    lines = results_table.rows_of(run, Signs.choose(True))
+    rows = rows_of(run)
+    assert len(rows) == len(lines)
+    for row, line in zip(rows, lines, strict=True):
+        assert tuple(row) == COLUMNS
+        assert row["kernel"] == line.kernel.name and row["kernel_status"] == line.kernel.status
+        assert (row["result"] is None) == (line.cells["output"] == "")
+        if row["result"] is None:
+            continue
+        assert row["status"] in ("ok", "wrong", "vacuous", "undecided")
+        assert line.cells["verdict"].endswith(row["verdict"])
+        for name in CLASSES:
+            shown = line.cells[name]
+            if row[name] is not None and row["open"] == 0 and shown[0] not in "≤≥<>N":
+                assert shown.split("–")[-1] == words.ulp(row[name]), (row["kernel"], name)
+
+
+@RUNS
+def test_values_are_text_numbers_or_nothing_and_never_nan(run: Run) -> None:
+    for row in rows_of(run):
+        for name, value in row.items():
+            assert value is None or type(value) in (str, int, float, bool), name
+            assert not (isinstance(value, float) and math.isnan(value)), name
+
+
+def test_a_nan_is_beyond_every_limit() -> None:
+    wrong = [(kernel.name, result) for kernel in sample().kernels for result in kernel.results]
+    names = {(name, result.output) for name, result in wrong if result.figures.max_ulp == "nan"}
+    rows = [row for row in rows_of(sample()) if (row["kernel"], row["result"]) in names]
+    assert names and rows
+    for row in rows:
+        assert row["status"] == "wrong" and row["max"] == math.inf and row["max"] > row["limit"]
+
+
+def test_a_kernel_without_results_has_a_row() -> None:
+    failed = {row["kernel"]: row for row in rows_of(sample()) if row["kernel_status"] in ("crashed", "timeout")}
+    assert failed and all(row["message"] and row["result"] is None for row in failed.values())
+
+
+def test_the_worst_is_the_one_that_the_report_names() -> None:
+    found, row = run_words.worst_result(sample()), worst_of(sample())
+    assert found is not None and row is not None
+    assert (row["kernel"], row["result"], row["dtype"]) == (
+        found.kernel.name,
+        found.result.output,
+        found.result.dtype,
+    )
+    assert row["got_hex"] == found.worst.got_hex and row["replay"].startswith("verify replay ")  # type: ignore[union-attr]
+    assert worst_of(empty()) is None
+
+
+@RUNS
+def test_csv_reads_back(run: Run) -> None:
+    read = list(csv.DictReader(io.StringIO(as_csv(rows_of(run)).decode())))
+    for row, back in zip(rows_of(run), read, strict=True):
+        assert float(back["max"] or "nan") == row["max"] or row["max"] is None
+        assert back["elements"] == ("" if row["elements"] is None else str(row["elements"]))
+
+
+@pytest.mark.parametrize("name", ["=cmd()", "+1+1", "-x", "@sum", "\tx", "\rx", "a,b\n=c", HOSTILE_NAME])
+def test_no_text_is_a_formula_or_steers_a_terminal(name: str) -> None:
+    kernel = msgspec.structs.replace(plain().kernels[0], name=name)
+    text = as_csv(rows_of(msgspec.structs.replace(plain(), kernels=[kernel]))).decode()
+    [first, *_] = csv.DictReader(io.StringIO(text))
+    assert first["kernel"] == ("'" if name[0] in "=+-@\t\r" else "") + words.clean(name)
+    assert not any(cell.startswith(("=", "+", "@", "\t", "\r")) for cell in first.values())
+    assert "\x1b" not in text
+
+
+class _Read(HTMLParser):
+    """The tags of a page, and its cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert {name for name, _ in attrs} <= {"style"}
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+@RUNS
+def test_the_table_of_a_notebook_has_the_cells_of_the_terminal(run: Run) -> None:
+    page = table.render(run)
+    read = _Read()
+    read.feed(page)
+    assert set(read.tags) <= {"div", "p", "b", "table", "tr", "th", "td", "small", "br"}, "nothing runs or is fetched"
+    assert "http" not in page and len(page) < 50_000
+    lines = results_table.rows_of(run, Signs.choose(True))
+    if lines:
+        assert [row[0] for row in read.rows[1:]] == [line.cells["kernel"] for line in lines]
+        assert [row[-1] for row in read.rows[1:]] == [line.cells["verdict"] for line in lines]

@@ -1,0 +1,41 @@
+"""The table of a run as a piece of HTML for a notebook: small, complete in itself, without a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from verify.records.record import Run
+from verify.report.present import present
+from verify.report.signs import STYLES, Signs
+from verify.report.terminal import results_table
+from verify.report.terminal.results_table import HEADERS, RIGHT
+
+ROOM = 1 << 20  # more than any layout takes
+COLOURS = {"green": "#1a7f37", "yellow": "#9a6700", "bold red": "#cf222e", "dim": "#6e7781"}
+
+
+def render(run: Run) -> str:
+    """Returns the verdict, the table and its notes; text of kernels is escaped."""
+    signs = Signs.choose(True)
+    facts = present(run)
+    rows = results_table.rows_of(facts, signs)
+    columns = results_table.choose_layout(rows, ROOM)
+    head = "".join(_cell("th", name, HEADERS[name]) for name in columns)
+    lines = [f"<tr>{head}</tr>"]
+    for row in rows:
+        colour = f"color:{COLOURS[STYLES[row.status]]}"
+        cells = (_cell("td", name, row.cells[name], colour if name == "verdict" else "") for name in columns)
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    table = f"<table>{''.join(lines)}</table>" if rows else ""
+    notes = [*results_table.footnotes(rows), facts.setting]
+    return f"<div><p><b>{escape(facts.sentence)}</b></p>{table}{_small(notes)}</div>"
+
+
+def _cell(tag: str, column: str, text: str, style: str = "") -> str:
+    side = "right" if column in RIGHT else "left"
+    return f'<{tag} style="text-align:{side};{style}">{escape(text)}</{tag}>'
+
+
+def _small(notes: Iterable[str]) -> str:
+    return f"<p><small>{'<br>'.join(map(escape, notes))}</small></p>"

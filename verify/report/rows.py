@@ -1,0 +1,130 @@
+"""A run as flat rows, for pandas and spreadsheets: one for each row of the table in the terminal.
+
+    pandas.DataFrame(rows_of(run))
+
+`COLUMNS` names the columns; docs/api.md says what each holds. Values are text, numbers, True, False or None (nothing is
+known, or it does not apply). An error that is NaN or without a bound is `inf`, so that a comparison with the limit
+finds it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from verify.records.record import CLASSES, ORDINARY, Figures, Run, replay_command
+from verify.report import result_words, words
+from verify.report.present import KernelFacts, ResultFacts, present
+from verify.report.result_words import judged, rank
+
+Row = dict[str, Any]
+
+COLUMNS = (
+    *("kernel", "target", "op", "peer", "kernel_status", "message"),
+    *("result", "dtype", "format", "source", "status", "verdict", "reason", "unit", "limit", "limit_ulp"),
+    *("max", *CLASSES, "pytorch", "p999", "misrounded", "max_ulp", "nonfinite", "undecided", "open"),
+    *("basis", "elements", "seed", "input", "index", "got", "got_hex", "truth", "replay"),
+)
+UNITS = {"plain": "ULP", "scaled": "ULP scaled", "noise": "noise"}
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what begins a formula in a spreadsheet
+
+
+def rows_of(run: Run) -> list[Row]:
+    """Returns the rows of a run, in the order of the table in the terminal."""
+    rows = []
+    for kernel in present(run).kernels:
+        rows += [_row(kernel, each) for each in kernel.results]
+        if kernel.is_bare:
+            rows.append(_row(kernel))
+    return rows
+
+
+def worst_of(run: Run) -> Row | None:
+    """Returns the row of the worst result: furthest beyond its limit, else closest to it; None without results."""
+    facts = present(run)
+    found = facts.worst or facts.closest
+    return None if found is None else _row(found.owner, found)
+
+
+def as_csv(rows: Sequence[Row]) -> bytes:
+    """Returns the rows as CSV with a heading. No text is a formula to a spreadsheet: a quote stands before it."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([_cell(row[name]) for name in COLUMNS] for row in rows)
+    return stream.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = words.clean(value)
+    return f"'{text}" if value.startswith(FORMULA) and not _is_number(value) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _row(facts: KernelFacts, result: ResultFacts | None = None) -> Row:
+    kernel = facts.run
+    own: Row = {
+        "kernel": kernel.name,
+        "target": kernel.target,
+        "op": words.call(kernel.op, kernel.params),
+        "peer": kernel.peer,
+        "kernel_status": kernel.status,
+        "message": kernel.message or None,
+    }
+    found = {} if result is None else _of_result(result)
+    return dict.fromkeys(COLUMNS) | own | found
+
+
+def _of_result(facts: ResultFacts) -> Row:
+    result, worst = facts.result, facts.worst
+
+    def largest(figures: Figures | None) -> float | None:
+        return None if figures is None else rank(judged(figures, result.gate).upper)
+
+    ordinary = next((each for each in result.classes if each.name == ORDINARY), None)
+    figures = result.figures
+    row: Row = {
+        "result": result.output,
+        "dtype": result.dtype,
+        "format": result.format or result.dtype,
+        "source": result.source,
+        "status": result.status,
+        "verdict": facts.label,
+        "reason": result.reason or None,
+        "unit": UNITS[result.gate],
+        "limit": float(result.limit),
+        "limit_ulp": result.ulp_limit,
+        "max": largest(figures),
+        **{each.name: largest(each.figures) for each in result.classes},
+        "pytorch": largest(result.baseline if ordinary is None else ordinary.baseline),
+        "p999": rank(judged(figures, result.gate).p999),
+        "misrounded": figures.misrounded / figures.n if figures.n else None,
+        "max_ulp": rank(figures.max_upper),
+        "nonfinite": figures.nonfinite,
+        "undecided": figures.undecided,
+        "open": figures.open,
+        "basis": result.basis.kind,
+        "elements": result.basis.n,
+        "seed": result.basis.seed,
+    }
+    if worst is not None:
+        row |= {
+            "input": result_words.inputs_text(worst),
+            "index": ", ".join(map(str, worst.index)),
+            "got": worst.got,
+            "got_hex": worst.got_hex,
+            "truth": worst.truth,
+            "replay": replay_command(worst.origin),
+        }
+    return row
