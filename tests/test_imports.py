@@ -36,6 +36,7 @@ LAYERS = (
     "plugin",
     "nightly",
     "worker",
+    "api",
     "cli",
     "__main__",
 )

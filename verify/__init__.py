@@ -16,6 +16,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verify.api import CompletedGate as CompletedGate
+    from verify.api import CompletedRun as CompletedRun
+    from verify.api import gate as gate
+    from verify.api import hunt as hunt
+    from verify.api import load as load
+    from verify.api import run as run
+    from verify.api import sweep as sweep
     from verify.cases import Case as Case
     from verify.declare.declaration import Kernel as Kernel
     from verify.declare.declaration import kernel as kernel
@@ -32,6 +39,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Case": "verify.cases",
+    "CompletedGate": "verify.api",
+    "CompletedRun": "verify.api",
     "Kernel": "verify.declare.declaration",
     "KernelError": "verify.errors",
     "Policy": "verify.truth.ulp",
@@ -40,9 +49,20 @@ _HOME = {
     "UsageError": "verify.errors",
     "VerifyError": "verify.errors",
     "assert_ulp": "verify.measure.assertions",
+    "gate": "verify.api",
+    "hunt": "verify.api",
     "kernel": "verify.declare.declaration",
     "laws_for": "verify.laws.suite",
+    "load": "verify.api",
+    "run": "verify.api",
+    "sweep": "verify.api",
 }
+
+# Python sets the attribute of a package when it first imports it. That happens here, so that no later import of
+# verify.sweep.drive replaces the function verify.sweep.
+for _name in ("gate", "hunt", "sweep"):
+    import_module(f"verify.{_name}")
+    del globals()[_name]
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 

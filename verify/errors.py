@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Exit codes of every command; `verify.cli.exits` says what each means.
 PASS, WRONG, USAGE, INCOMPLETE, UNWRITTEN = range(5)
+OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}
 
 # How lines say what was not judged.
 IN_ERROR = "the harness is in error, no verdict"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from typing import Any
 
 import pytest
 
-from verify.cli import spread
+from verify import api
 from verify.errors import UsageError
 from verify.workers import process
 from verify.workers.requests import About, CountGpus, Environment
@@ -50,7 +49,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_of_this_machine_are_a_process_each_and_need_no_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with spread.pool(Namespace(gpus="0,1", scheduler=None), ["k.py::f"], None) as pool:
+    with api.workers("0,1", None, ["k.py::f"], None) as pool:
         assert pool is not None
         assert [(worker.backend, worker.device) for worker in pool.workers] == [("cuda", "0"), ("cuda", "1")]  # type: ignore[attr-defined]
     counter, *workers = MADE
@@ -61,14 +60,14 @@ def test_gpus_of_this_machine_are_a_process_each_and_need_no_dask(monkeypatch: p
 def test_gpus_that_differ_are_refused() -> None:
     with (
         pytest.raises(UsageError, match="must be equal: gpu is 'H200', but 'H100' on 2"),
-        spread.pool(Namespace(gpus="all", scheduler=None), [], None),
+        api.workers("all", None, [], None),
     ):
         raise AssertionError("nothing runs on them")
     assert all(worker.stops == 1 for worker in MADE)
 
 
 def test_without_an_option_a_command_has_its_own_workers() -> None:
-    with spread.pool(Namespace(gpus=None, scheduler=None), [], None) as pool:
+    with api.workers(None, None, [], None) as pool:
         assert pool is None and not MADE
 
 
@@ -76,6 +75,6 @@ def test_a_scheduler_needs_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(UsageError, match="distributing work needs Dask distributed"),
-        spread.pool(Namespace(gpus=None, scheduler="tcp://nowhere:1"), ["k.py"], None),
+        api.workers(None, "tcp://nowhere:1", ["k.py"], None),
     ):
         raise AssertionError("there is none")

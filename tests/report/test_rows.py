@@ -12,7 +12,8 @@ import pytest
 
 from tests.report.sample import HOSTILE_NAME, empty, plain, rich, sample
 from verify.records.record import CLASSES, Run
-from verify.report import run_words, words
+from verify.report import words
+from verify.report.present import present
 from verify.report.html import table
 from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
 from verify.report.signs import Signs
@@ -63,10 +64,10 @@ def test_a_kernel_without_results_has_a_row() -> None:
 
 
 def test_the_worst_is_the_one_that_the_report_names() -> None:
-    found, row = run_words.worst_result(sample()), worst_of(sample())
+    found, row = present(sample()).worst, worst_of(sample())
     assert found is not None and row is not None
     assert (row["kernel"], row["result"], row["dtype"]) == (
-        found.kernel.name,
+        found.owner.run.name,
         found.result.output,
         found.result.dtype,
     )

@@ -238,7 +238,7 @@ def test_when_the_time_is_spent_what_is_whole_is_recorded_and_the_rest_is_named(
     shared = driver(1, 2, 6, 4)
     shared.settings.until = 10.0
     clock, real = [0.0], time.monotonic
-    monkeypatch.setattr("verify.sweep.drive.time.monotonic", lambda: clock[0] or real())
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0] or real())
 
     class Slow(_Answers):
         def ask(self, request: Any, **how: Any) -> Any:

@@ -20,6 +20,7 @@ from verify.measure.tally import BINS, Tally
 from verify.ops.op import Problem
 from verify.records.record import value_of
 from verify.sweep import Partial, Space, check, fused, layout, space_of, table
+from verify.sweep import reference as sweep_reference
 from verify.sweep.certify import certify_fused
 from verify.sweep.partial import Part
 from verify.sweep.reference import distances, reference_of
@@ -194,7 +195,7 @@ def test_a_wrong_table_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_for("gelu", "none", False)
     rows = table.rows.copy()
     rows[1:-1, 3] *= 1 + 2.0**-40  # a relative error of 1e-12 in every cell
-    monkeypatch.setattr("verify.sweep.reference.table_for", lambda *_: type(table)(rows, table.first))
+    monkeypatch.setattr(sweep_reference, "table_for", lambda *_: type(table)(rows, table.first))
     space = around(-2.0, "float32", 500, 500, results=("y",))
     with pytest.raises(TruthError, match="the fused reference of gelu is .* units from the exact value, beyond"):
         check(subjects.good, space, (0, space.chunks), HERE, route=FUSED)

@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     """Compare and report; the exit code is that of `verify run` over the judged kernels."""
     from verify.declare import config
     from verify.measure.bench import Bench, bench
-    from verify.measure.session import Session, command_line
+    from verify.measure.session import Session
 
     found = config.find()
     wanted = given.targets(options, found)
@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
         rounds=options.rounds,
         accuracy=not options.no_accuracy,
     )
-    result = bench(settings, session, command_line(given.words(options)))
+    result = bench(settings, session, given.again(options))
     progress.clear()
 
     def table() -> str:

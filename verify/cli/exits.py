@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify.errors import INCOMPLETE, PASS, UNWRITTEN, USAGE, WRONG
+from verify.errors import INCOMPLETE, OF_VERDICT, PASS, UNWRITTEN, USAGE, WRONG
 
 __all__ = ["INCOMPLETE", "MEANING", "OF_VERDICT", "PASS", "UNREAD", "UNWRITTEN", "USAGE", "WRONG"]
 
@@ -16,4 +16,3 @@ MEANING = {
     INCOMPLETE: "incomplete: something was not measured, or its verdict is vacuous or undecided",
     UNWRITTEN: "unwritten: a file could not be written, whatever the verdict on the screen: a full disk, no permission",
 }
-OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}

@@ -46,11 +46,10 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Judge; the exit code is the verdict."""
+    from verify import api
     from verify.declare import config
     from verify.errors import UsageError
-    from verify.gate import bounds, waivers
     from verify.records.compare import compare
-    from verify.records.files import load
     from verify.report import gate_data
     from verify.report.markdown import gate_markdown
 
@@ -58,31 +57,30 @@ def main(options: argparse.Namespace) -> int:
     unused = [f"--{name}" for name in measuring if getattr(options, name) != options.command.get_default(name)]
     comparison: Comparison | None = None
     if options.base is not None:
-        base, runs, paths = _both(options)
-        comparison = compare(base, runs[0])
+        base, judged, paths = _both(options)
+        comparison = compare(base, judged)
     elif unused:
         raise UsageError(
             f"only --base measures; received {', '.join(unused)} without it", hint="verify gate --base REF"
         )
-    elif options.targets:
-        paths = list(options.targets)
-        runs = [load(path) for path in paths]
-    else:
+    elif not options.targets:
         raise UsageError("no record to judge", hint="verify run --json run.json, then verify gate run.json")
-    book = bounds.load(given.bounds_folder(options, config.find()))
-    verdict = waivers.judge(runs, book, kernels=options.kernel)
+    else:
+        judged = paths = options.targets
+    folder = None if options.bounds is None else given.bounds_folder(options, config.find())
+    done = api.gate(judged, folder, kernels=options.kernel)
 
     def data() -> dict[str, Any]:
         against = {} if comparison is None else {"comparison": gate_data.of_comparison(comparison)}
-        return gate_data.of_verdict(verdict) | against
+        return done.data() | against
 
     sinks.deliver(
         options,
-        lambda: _text(options, verdict, comparison, paths),
+        lambda: _text(options, done.judged, comparison, paths),
         json=lambda: sinks.as_json(data()),
-        markdown=lambda: gate_markdown.render(verdict, comparison).encode(),
+        markdown=lambda: gate_markdown.render(done.judged, comparison).encode(),
     )
-    return verdict.exit_code
+    return done.exit_code
 
 
 def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None, paths: list[str]) -> str:
@@ -95,7 +93,7 @@ def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison 
     return text + gate_text.render(verdict, terminal, everything=options.all, records=paths)
 
 
-def _both(options: argparse.Namespace) -> tuple[Run, list[Run], list[str]]:
+def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
     """The records of the base and of the head, measured one after the other."""
     import tempfile
 
@@ -119,7 +117,7 @@ def _both(options: argparse.Namespace) -> tuple[Run, list[Run], list[str]]:
         progress.clear()
         base = worktree.measure(found.base, found, arguments, paths[0])
         head = worktree.measure(found.head, found, arguments, paths[1])
-    return base, [head], [str(paths[1])] if options.output else []
+    return base, head, [str(paths[1])] if options.output else []
 
 
 def _targets(options: argparse.Namespace) -> list[str]:

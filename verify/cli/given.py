@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,16 @@ def runs_folder(options: argparse.Namespace, settings: Config) -> Path:
     return settings.runs if options.runs is None else Path(options.runs)
 
 
+def arguments(options: argparse.Namespace, function: Callable[..., Any], **others: Any) -> dict[str, Any]:
+    """Returns the options as arguments of the public function of a command, by name, and `others` beside them."""
+    from inspect import signature
+
+    names = {name: {"dtypes": "dtype", "results": "result"}.get(name, name) for name in signature(function).parameters}
+    given = {name: getattr(options, option) for name, option in names.items() if hasattr(options, option)}
+    del given["targets"]  # they may be the configured ones
+    return given | {"command": again(options)} | others
+
+
 # -- the command again --------------------------------------------------------------------------------------
 
 # options that say where results go, how long to wait and how many work: no figure depends on them
@@ -74,6 +85,13 @@ _APART = {
     *("json", "html", "markdown", "snippet", "output", "runs", "bounds", "keep", "pin", "resume"),
     *("jobs", "gpus", "scheduler", "timeout", "budget"),
 }
+
+
+def again(options: argparse.Namespace, *, everything: bool = False) -> str:
+    """Returns the command as it was typed: what determines its figures, or `everything` that was given."""
+    from verify.measure.session import command_line
+
+    return command_line(words(options, everything=everything))
 
 
 def words(options: argparse.Namespace, *, everything: bool = False) -> list[str]:

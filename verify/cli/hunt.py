@@ -8,15 +8,14 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import exits, given, options, screen, sinks, spread
-from verify.truth.figure import UNIT, shown, signed
+from verify.cli import given, options, screen, sinks
+from verify.truth.figure import UNIT, signed
 
 if TYPE_CHECKING:
-    from verify.hunt.requests import HuntProgress
-    from verify.hunt.schedule import HuntSession, HuntSummary
-    from verify.records.record import KernelRun, Result, Run
+    from verify.api import CompletedRun
+    from verify.hunt.schedule import HuntSummary
+    from verify.records.record import KernelRun, Result
 
-DURATION = 60.0  # seconds
 FAILED = {"error", "crashed", "timeout"}
 LONG = 600  # characters of a replay command that still goes on a screen
 
@@ -70,49 +69,22 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Hunt; exit 1 when something beyond a limit was found."""
+    from verify import api
     from verify.declare import config
-    from verify.hunt.schedule import HuntSession, run
-    from verify.hunt.settings import Settings
-    from verify.measure.session import command_line
 
     targets = given.targets(options, config.find())
-    duration = None if options.evaluations is not None else options.duration or DURATION
-    with spread.pool(options, targets, options.backend) as pool, _Screen() as shown:
-        session = HuntSession(
-            settings=Settings(
-                seed=options.seed,
-                evaluations=options.evaluations,
-                seconds=duration,
-                strategy=options.strategy,
-                width=options.width,
-                largest=options.largest,
-            ),
-            backend=options.backend,
-            dtypes=list(options.dtype),
-            results=list(options.result),
-            pin=options.pin,
-            timeout=options.timeout,
-            pool=pool,
-            progress=shown,
-            stopping=_stopping,
-        )
-        result = run(targets, session, command_line(given.words(options)))
-    sinks.deliver_run(options, result, lambda: sinks.lines(*text(result, session, _then(options, result, session))))
-    return exits.OF_VERDICT[_verdict(result, session)]
+    progress = screen.Progress()
+    done = api.hunt(targets, **given.arguments(options, api.hunt, progress=progress, stopping=_stopping))
+    progress.clear()
+    sinks.deliver_run(options, done.record, lambda: sinks.lines(*text(done, _then(options, done))))
+    return done.exit_code
 
 
-def _verdict(result: Run, session: HuntSession) -> str:
-    """The run's, where peers that were named alone are not held against it either."""
-    if result.verdict == "incomplete" and not (result.incomplete or result.unproven or session.interrupted):
-        return "pass" if any(kernel.results for kernel in result.kernels) else "incomplete"
-    return result.verdict
-
-
-def _then(options: argparse.Namespace, result: Run, session: HuntSession) -> str:
+def _then(options: argparse.Namespace, done: CompletedRun) -> str:
     """The next command: the pinned finds again, the search with its finds pinned, what failed, or another seed."""
-    states: dict[str, str] = {kernel.status: kernel.target for kernel in result.kernels if not kernel.peer}
+    states: dict[str, str] = {kernel.status: kernel.target for kernel in done.record.kernels if not kernel.peer}
     again = argparse.Namespace(**vars(options))
-    if any(summary.pinned for summary in session.summaries):
+    if any(summary.pinned for summary in done.finds):
         return "verify corpus replay"
     if "wrong" in states:
         again.pin = True
@@ -123,9 +95,10 @@ def _then(options: argparse.Namespace, result: Run, session: HuntSession) -> str
     return f"verify {shlex.join(given.words(again, everything=True))}"
 
 
-def text(result: Run, session: HuntSession, then: str) -> list[str]:
+def text(done: CompletedRun, then: str) -> list[str]:
     """The finds as a person reads them."""
-    summaries = {(item.target, item.hunt.dtype, item.hunt.result): item for item in session.summaries}
+    result = done.record
+    summaries = {(item.target, item.hunt.dtype, item.hunt.result): item for item in done.finds}
     lines: list[str] = []
     for kernel in result.kernels:
         for found in kernel.results:
@@ -189,48 +162,3 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
 
 def _stopping() -> None:
     print("\nverify: stopping; what was found is judged and kept. Ctrl-C again abandons it.", file=sys.stderr)
-
-
-class _Screen:
-    """Best so far, evaluations and rate of every running hunt; silent unless stderr is a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-        self._progress: Any = None
-        self._tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> _Screen:
-        if self._shown:
-            from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            self._progress = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                TextColumn("worst so far {task.fields[best]}", markup=False),
-                TextColumn("{task.fields[evaluations]} evaluations, {task.fields[rate]}/s", markup=False),
-                TimeElapsedColumn(),
-                console=Console(file=sys.stderr),
-                transient=True,
-            )
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def __call__(self, name: str, progress: HuntProgress) -> None:
-        if self._progress is None:
-            return
-        fields = {
-            "best": shown(float(progress.best)),
-            "evaluations": f"{progress.evaluations:,}",
-            "rate": f"{progress.evaluations / max(progress.seconds, 1e-9):,.0f}",
-        }
-        name = screen.plain(name)
-        if name not in self._tasks:
-            for task in self._tasks.values():
-                self._progress.update(task, visible=False)
-            self._tasks[name] = self._progress.add_task(name, total=None, **fields)
-        self._progress.update(self._tasks[name], visible=True, **fields)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import exits, given, options, screen, sinks, spread
+from verify.cli import exits, given, options, screen, sinks
 from verify.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,10 +59,9 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Do the stages, judge, report; the exit code is the worst of it."""
-    from verify import nightly
+    from verify import api, nightly
     from verify.declare import config
     from verify.laws.profiles import seed_of_today
-    from verify.measure.session import command_line
     from verify.records.files import encode
 
     settings = config.find()
@@ -70,10 +69,9 @@ def main(options: argparse.Namespace) -> int:
     if options.seed is None:
         options.seed = seed_of_today()
     folder = Path(options.output or f"build/nightly/{options.seed}")
-    command = command_line(given.words(options))
-    again = command_line(given.words(options, everything=True))
+    command, again = given.again(options), given.again(options, everything=True)
     progress = screen.Progress()
-    with spread.pool(options, targets, options.backend) as pool:
+    with api.workers(options.gpus, options.scheduler, targets, options.backend) as pool:
         night = nightly.Night(
             folder=folder,
             targets=targets,

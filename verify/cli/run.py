@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import exits, given, options, screen, sinks, spread
+from verify.cli import given, options, screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.kept import Kept
@@ -53,9 +53,9 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run and report; the exit code is the verdict."""
+    from verify import api
     from verify.declare import config
     from verify.errors import UsageError, WriteError
-    from verify.measure.session import Session, command_line, run
     from verify.records.kept import Kept, temporary
 
     settings = config.find()
@@ -69,30 +69,16 @@ def main(options: argparse.Namespace) -> int:
             given.enter(options, settings.root)  # which the record's targets are relative to
     else:
         targets = given.targets(options, settings)
-    progress, command = screen.Progress(), command_line(given.words(options))
-    folder = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {command}")
+    progress = screen.Progress()
+    folder = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {given.again(options)}")
     kept = None if folder is None else Kept(folder)
-    session = Session(
-        backend=options.backend,
-        seed=seed,
-        timeout=options.timeout,
-        jobs=options.jobs,
-        laws=options.profile,
-        without=tuple(dict.fromkeys(options.without)),
-        profile=options.profile or "default",
-        dtypes=tuple(options.dtype),
-        progress=progress,
-        plan=plan,
-        kept=kept,
-        whole=True,
-        by_dtype=True,
-    )
     try:
-        with _terminated_as_interrupted(), spread.pool(options, targets, options.backend) as session.pool:
-            result = run(targets, session, command)
+        with _terminated_as_interrupted():
+            own = {"seed": seed, "cases_of": plan, "resume": kept, "progress": progress, "partial": True}
+            done = api.run(targets, **given.arguments(options, api.run, **own))
         progress.clear()
         # where nothing was measured, what is wrong with the command is all there is to say
-        sinks.deliver_run(options, result, (lambda: "") if session.usage and not result.kernels else None)
+        sinks.deliver_run(options, done.record, (lambda: "") if done.problems and not done.record.kernels else None)
     except WriteError as error:
         raise error if kept is None or kept.lost else WriteError(str(error), hint=_on(options, kept)) from None
     except BaseException:
@@ -100,11 +86,9 @@ def main(options: argparse.Namespace) -> int:
             kept.clear()
         raise
     if kept is not None:
-        _keep_or_clear(options, result, kept)
-    screen.complain(session.usage)
-    if result.verdict == "fail":
-        return exits.WRONG
-    return exits.USAGE if session.usage else exits.OF_VERDICT[result.verdict]
+        _keep_or_clear(options, done.record, kept)
+    screen.complain(done.problems)
+    return done.exit_code
 
 
 AGAIN = ("interrupted", "timeout", "crashed", "judge failed", "out of time")  # gaps that another start may fill
@@ -122,10 +106,8 @@ def _keep_or_clear(options: argparse.Namespace, result: Run, kept: Kept) -> None
 
 def _on(options: argparse.Namespace, kept: Kept) -> str:
     """The command that goes on from what is kept."""
-    from verify.measure.session import command_line
-
     again = argparse.Namespace(**{**vars(options), "resume": str(kept.folder)})
-    return command_line(given.words(again, everything=True))
+    return given.again(again, everything=True)
 
 
 @contextlib.contextmanager

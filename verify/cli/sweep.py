@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from verify.cli import exits, given, options, sinks, spread
+from verify.cli import exits, given, options, screen, sinks
 
 
 def add(commands: Any) -> None:
@@ -50,74 +47,23 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Sweep and report; the exit code is the verdict, 3 after Ctrl-C."""
+    from verify import api
     from verify.declare import config
-    from verify.measure.session import command_line
-    from verify.sweep.drive import InterruptedSweepError, SweepSettings, sweep
+    from verify.sweep.drive import InterruptedSweepError
 
     targets = given.targets(options, config.find())
-    with spread.pool(options, targets, options.backend) as pool, _bar() as progress:
-        chosen = SweepSettings(
-            backend=options.backend,
-            dtypes=tuple(options.dtype),
-            results=tuple(options.result),
-            pairs=options.pairs,
-            bounds=_range(options.range),
-            regime=options.regime,
-            baseline=options.baseline,
-            curve=not options.no_curve,
-            hardest=options.hardest,
-            jobs=options.jobs,
-            timeout=options.timeout,
-            pool=pool,
-            journal=Path(options.resume) if options.resume else None,
-            progress=progress,
-        )
-        try:
-            result = sweep(targets, chosen, command_line(given.words(options)))
-        except InterruptedSweepError as interrupted:
-            options.resume = str(interrupted.path)
-            again = command_line(given.words(options, everything=True))
-            print(f"\nverify: interrupted; what is done is in {interrupted.path}\n  next: {again}", file=sys.stderr)
-            return exits.INCOMPLETE
-    sinks.deliver_run(options, result)  # which says what was not swept, too
-    if result.verdict == "fail":
-        return exits.WRONG
-    judged = [kernel for kernel in result.kernels if not kernel.peer]
-    complete = result.kernels and all(kernel.status == "ok" for kernel in judged or result.kernels)
-    return exits.PASS if complete else exits.INCOMPLETE
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Any]:
-    """A progress bar on stderr with rate and time left; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda space, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from verify.declare.target import Target
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>5.1f}%"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        tasks: dict[str, Any] = {}
-
-        def advance(space: Any, done: int, total: int) -> None:
-            key = space.identity()
-            if key not in tasks:
-                name = Target.parse(space.target).kernel
-                tasks[key] = shown.add_task(f"{name} {space.dtype}", total=total, completed=0, rate="")
-            speed = shown.tasks[tasks[key]].speed
-            text = "" if not speed else f"{speed / 1e6:,.1f} M/s"
-            shown.update(tasks[key], completed=done, rate=text)
-
-        yield advance
+    progress = screen.Progress()
+    try:
+        own = {"range": _range(options.range), "curve": not options.no_curve, "progress": progress}
+        done = api.sweep(targets, **given.arguments(options, api.sweep, **own))
+    except InterruptedSweepError as interrupted:
+        options.resume = str(interrupted.path)
+        again = given.again(options, everything=True)
+        print(f"\nverify: interrupted; what is done is in {interrupted.path}\n  next: {again}", file=sys.stderr)
+        return exits.INCOMPLETE
+    progress.clear()
+    sinks.deliver_run(options, done.record)  # which says what was not swept, too
+    return done.exit_code
 
 
 def _range(text: str | None) -> tuple[float, float] | None:

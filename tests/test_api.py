@@ -1,0 +1,354 @@
+"""The public functions: the record of the command, rows, files, functions as targets, a notebook, Ctrl-C, the gate."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import verify
+from tests.cli.here import Here, said
+from tests.gate.gate_records import book, bound, kernel, result, run
+from verify.cli import exits, parser
+from verify.errors import UsageError
+from verify.gate import bounds
+from verify.records import files
+from verify.records.record import Gap, Run
+from verify.report.signs import Signs
+from verify.report.terminal import results_table
+from verify.workers import family, process
+
+ROOT = Path(__file__).parents[1]
+SOURCE = """
+import os, torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16", "bfloat16"], gradients=False)
+def right(x):
+    wide = x.double().clamp(min=-1000)
+    return (wide / (1 + torch.exp(-wide))).to(x.dtype)
+
+@verify.kernel(op="gelu", dtypes=["bfloat16"], gradients=False)
+def textbook(x):
+    return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
+
+@verify.kernel(op="gelu", dtypes=["bfloat16"], gradients=False)
+def raises(x):
+    raise RuntimeError("no such unit")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three kernels; workers are this process."""
+    (tmp_path / "accuracy.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(process, "Worker", Here)
+    return tmp_path
+
+
+def identity(x):
+    return x
+
+
+def timeless(run: Run) -> Run:
+    kernels = [msgspec.structs.replace(each, seconds=0.0) for each in run.kernels]
+    return msgspec.structs.replace(run, seconds=0.0, created="", kernels=kernels)
+
+
+def test_the_function_and_the_command_give_the_same_record(project: Path) -> None:
+    done = said(
+        "run", "accuracy.py", "--dtype", "bfloat16", "--backend", "interpreter", "--json", "a.json", cwd=project
+    )
+    found = verify.run("accuracy.py", dtypes=["bfloat16"], backend="interpreter")
+    assert timeless(found.record) == timeless(files.load("a.json"))
+    assert (found.verdict, found.exit_code) == ("fail", done.returncode) == ("fail", 1)
+    assert found.problems == ()
+    assert [(row["kernel"], row["kernel_status"]) for row in found.rows()] == [
+        ("right", "ok"),
+        ("textbook", "wrong"),
+        ("raises", "error"),
+    ]
+    assert found.worst is not None and found.worst["kernel"] == "textbook"
+    assert f"fail: {done.stdout.rpartition('fail: ')[2].splitlines()[0]}" in str(found)
+    assert repr(found) == f"<CompletedRun fail: {done.stdout.rpartition('fail: ')[2].splitlines()[0]}>"
+
+
+def test_what_is_saved_is_read_again(project: Path) -> None:
+    found = verify.run("accuracy.py", kernels=["right"], dtypes=["float16"], backend="interpreter")
+    assert (found.verdict, found.exit_code) == ("pass", 0)
+    assert found.save("run.json") == Path("run.json")
+    again = verify.load("run.json")
+    assert again.record == found.record and again.rows() == found.rows() and str(again) == str(found)
+    assert found.html("report.html").read_text().startswith("<!doctype html>")
+    assert found.markdown().startswith("### ✓ verify: ")
+    assert "faithful" in found._repr_html_()
+    assert [row["verdict"] for row in found.rows()] == [
+        line.cells["verdict"][2:] for line in results_table.rows_of(found.record, Signs.choose(True))
+    ]
+
+
+def test_importing_the_functions_loads_no_torch(tmp_path: Path) -> None:
+    text = (
+        "import sys, verify; bare = set(sys.modules); verify.run, verify.sweep, verify.hunt, verify.gate, verify.load\n"
+    )
+    text += "print({'msgspec', 'torch'} & bare, {'torch', 'triton', 'numpy', 'rich', 'jinja2'} & set(sys.modules))\n"
+    text += "import verify.sweep.drive, verify.hunt.schedule, verify.gate.verdict\n"
+    text += "print(*(each.__module__ for each in (verify.sweep, verify.hunt, verify.gate)))"
+    assert script(text, tmp_path).stdout == "set() set()\nverify.api verify.api verify.api\n"
+
+
+def test_nothing_is_printed_and_progress_goes_where_it_is_wanted(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    verify.run("accuracy.py::right", dtypes=["float16"], backend="interpreter", progress=lines.append)
+    assert any("right" in line for line in lines)
+    verify.run("accuracy.py::right", dtypes=["float16"], backend="interpreter")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_cannot_be_imported_is_a_problem_of_the_run(project: Path) -> None:
+    found = verify.run(["nowhere.py", Path("accuracy.py")], dtypes=["float16"], backend="interpreter")
+    assert (found.verdict, found.exit_code) == ("incomplete", exits.USAGE)
+    assert len(found.problems) == 1 and found.problems[0].startswith("no such file: nowhere.py")
+    found.save("run.json")
+    assert verify.load("run.json").exit_code == exits.USAGE
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: verify.run([]), "targets are files, modules, kernels or functions; received none"),
+        (lambda: verify.run(7), "a target is a path, FILE.py::KERNEL, MODULE, a kernel or a function; received 7"),
+        (lambda: verify.run("a.py", without=["shapes"]), "only profile= tries them; received without= alone"),
+        (lambda: verify.run(["a.py", "b.py"], kernels=["f"]), "kernels= chooses among those of one file or module"),
+        (
+            lambda: verify.run(len),
+            "len is no declared kernel, so that like= or op= says what it computes; received neither",
+        ),
+        (lambda: verify.run(len, like=len, shape="n"), r"received like, shape \(unknown: shape\)"),
+        (
+            lambda: verify.hunt("a.py", duration=1, evaluations=1),
+            "a duration or a number of evaluations; received both",
+        ),
+        (lambda: verify.gate([]), "a gate judges records; received none"),
+        (lambda: verify.gate(Run(6, "", "", "", "cuda", 0, "", {}, []), "nowhere"), "there is none at nowhere"),
+        (lambda: verify.sweep("a.py", gpus="all", scheduler="x:1"), "received gpus= and scheduler="),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_a_misspelt_argument_is_an_error() -> None:
+    with pytest.raises(TypeError, match="dtype: a declaration belongs to a function that is measured"):
+        verify.run("accuracy.py", dtype=["bfloat16"])
+
+
+def test_a_folder_of_parts_is_for_files(project: Path) -> None:
+    first = verify.run("accuracy.py::right", dtypes=["float16"], backend="interpreter", resume="parts")
+    begun = sorted(Path("parts").iterdir())
+    again = verify.run("accuracy.py::right", dtypes=["float16"], backend="interpreter", resume="parts")
+    assert len(begun) == 2 and sorted(Path("parts").iterdir()) == begun and again.record.kernels == first.record.kernels
+    with pytest.raises(UsageError, match="goes on from files that are as they were; received a function"):
+        verify.run(identity, op="silu", resume="parts")
+
+
+def test_in_a_worker_nothing_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(family.MARK, "1")
+    with pytest.raises(UsageError, match="importing it measured kernels again") as caught:
+        verify.run("accuracy.py")
+    assert caught.value.hint == 'if __name__ == "__main__": above the call'
+
+
+def test_ctrl_c_is_raised_unless_the_rest_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = run(kernel(result()))
+    record = msgspec.structs.replace(record, incomplete=[Gap("interrupted", "gelu: not finished: interrupted")])
+    monkeypatch.setattr("verify.measure.session.run", lambda *_: record)
+    with pytest.raises(KeyboardInterrupt):
+        verify.run("accuracy.py")
+    assert verify.run("accuracy.py", partial=True).exit_code == exits.INCOMPLETE
+
+
+def test_a_sweep_and_a_hunt_are_those_of_the_commands(project: Path) -> None:
+    options = ("--backend", "interpreter", "--json")
+    done = said("sweep", "accuracy.py::textbook", "--range=-6:-5", *options, "s.json", cwd=project)
+    lines: list[str] = []
+    swept = verify.sweep("accuracy.py::textbook", range=(-6.0, -5.0), backend="interpreter", progress=lines.append)
+    known = files.load("s.json")
+    assert timeless(swept.record).kernels == timeless(known).kernels
+    assert (swept.verdict, swept.exit_code) == ("fail", done.returncode) == ("fail", 1)
+    assert swept.rows()[0]["basis"] == "exhaustive"
+    assert lines and lines[-1].startswith("textbook bfloat16: 100.0% of ")
+    rows = SOURCE.partition("@verify")[0] + '@verify.kernel(op="softmax", dtypes=["float32"], gradients=False)\n'
+    Path("rows.py").write_text(rows + "def mine(x): return torch.softmax(x.exp().log(), -1)\n")
+    done = said("hunt", "rows.py", "--evaluations", "64", *options, "h.json", cwd=project)
+    hunted = verify.hunt("rows.py", evaluations=64, backend="interpreter")
+    known = files.load("h.json")
+    assert hunted.record.command == known.command == "verify hunt rows.py --evaluations 64 --backend interpreter"
+    assert timeless(hunted.record).kernels == timeless(known).kernels
+    assert hunted.exit_code == done.returncode == 1 and len(hunted.finds) == 1
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "hunt"])
+def test_every_option_of_a_command_is_an_argument_of_its_function(name: str) -> None:
+    """`--like RUN.json` of a run is its seed and `cases_of`; files and the terminal are the command's own."""
+    [commands] = parser()._subparsers._group_actions  # type: ignore[union-attr]
+    options = {action.dest for action in commands.choices[name]._actions} - {"help", "json", "html", "markdown", "like"}  # type: ignore[index]
+    spelled = {"dtype": "dtypes", "result": "results", "no_curve": "curve"}
+    arguments = set(inspect.signature(getattr(verify, name)).parameters)
+    assert {spelled.get(option, option) for option in options} <= arguments
+
+
+def test_the_gate_judges_runs_records_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "bounds"
+    bounds.save(book(folder=folder), [bound(0.5)])
+    good, bad = run(kernel(result(0.5))), run(kernel(result(float("nan"))), id="bbbbbbbbbbbb")
+    files.save(bad, "bad.json")
+    assert (verify.gate(verify.CompletedRun(good), folder).verdict, verify.gate(good, folder).exit_code) == ("pass", 0)
+    failed = verify.gate(["bad.json"], folder)
+    done = said("gate", "bad.json", "--bounds", "bounds", "--json", "gate.json", cwd=tmp_path)
+    assert (failed.verdict, failed.exit_code) == ("fail", done.returncode) == ("fail", 1)
+    assert failed.data() == json.loads(Path("gate.json").read_text())
+    [row] = failed.rows()
+    assert (row["key"], row["status"], row["bound"], row["max"]) == (
+        "gelu/y/bfloat16/all",
+        "nonfinite",
+        0.5,
+        float("inf"),
+    )
+    assert str(failed) in done.stdout and failed.markdown().startswith("### ")
+    assert repr(failed) == "<CompletedGate fail: 1 rows>"
+
+
+def script(text: str, folder: Path, *, stdin: bool = False) -> subprocess.CompletedProcess[str]:
+    """What Python says of a script, or of the same text without a file."""
+    (folder / "script.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-" if stdin else "script.py"],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+    )
+
+
+SCRIPT = """
+import torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def mine(x):
+    return torch.nn.functional.silu(x.double().clamp(min=-1000)).half()
+
+GUARD
+run = verify.run(mine, backend="interpreter")
+print(run.record.command, run.verdict, *run.problems)
+"""
+
+
+def test_a_script_measures_its_own_kernels(tmp_path: Path) -> None:
+    done = script(SCRIPT.replace("GUARD\n", 'if __name__ == "__main__":\n  ').replace("\nprint", "\n  print"), tmp_path)
+    assert done.stdout == "verify run script.py::mine --backend interpreter pass\n", done.stderr
+    assert done.stderr == ""
+
+
+def test_a_script_that_workers_would_run_again_says_so(tmp_path: Path) -> None:
+    done = script(SCRIPT.replace("GUARD", ""), tmp_path)
+    assert "verify run script.py::mine --backend interpreter incomplete script.py" in done.stdout
+    assert 'importing it measured kernels again\n  next: if __name__ == "__main__": above the call' in done.stdout
+
+
+# A notebook has no file, stderr without a descriptor, a running loop, and cells that linecache knows.
+NOTEBOOK = """
+import asyncio, io, linecache, sys, types
+main = sys.modules["__main__"] = types.ModuleType("__main__")
+class Out(io.StringIO):
+    def fileno(self):
+        raise io.UnsupportedOperation("fileno")
+sys.stderr = Out()
+for place, text in enumerate(CELLS):
+    name = f"<ipython-input-{place}-0>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    exec(compile(text, name, "exec"), main.__dict__)
+asyncio.run(main.cell())
+print(sys.stderr.getvalue(), end="")
+"""
+CELLS = [
+    """
+import torch, verify
+import torch.nn.functional as F
+x = torch.ones(3)  # what the kernel's argument is called, too
+SCALE = 1.0
+""",
+    """
+def helper(x):
+    return x * SCALE
+
+class Wide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return F.silu(helper(x.double().clamp(min=-1000))).half()
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def mine(x):
+    return Wide.apply(x)
+
+def plain(x):
+    return F.silu(x.double().clamp(min=-1000)).half()
+""",
+    """
+SCALE = 0.5  # after the kernel was made: what it computes with now
+async def cell():
+    run = verify.run("accuracy.py", kernels=["right"], dtypes=["float16"], backend="interpreter")
+    print(run.verdict, run.rows()[0]["verdict"])
+    run = verify.run(mine, backend="interpreter")
+    print(run.verdict, run.worst["kernel"], run.worst["target"].endswith(".py::mine"))
+    run = verify.run(plain, like=F.silu, dtypes=["float16"], gradients=False, backend="interpreter")
+    print(run.verdict, run.rows()[0]["kernel"], run._repr_html_().count("<tr>"))
+""",
+]
+
+
+def test_a_notebook_measures_files_kernels_of_cells_and_functions(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.py").write_text(SOURCE)
+    done = script(f"CELLS = {CELLS!r}\n{NOTEBOOK}", tmp_path, stdin=True)
+    assert done.stdout.splitlines() == ["pass faithful", "fail mine True", "pass plain 2"], done.stderr
+    assert done.stderr == ""
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import verify
+began = threading.Event()
+threading.Thread(target=lambda: (began.wait(), time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT))).start()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    verify.run("slow.py", backend="interpreter", jobs=1, progress=lambda text: began.set() if "slow" in text else None)
+except KeyboardInterrupt:
+    print("raised")
+print(verify.run("accuracy.py::right", dtypes=["float16"], backend="interpreter").verdict)
+"""
+
+
+def test_ctrl_c_ends_the_workers_and_a_later_run_works(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.py").write_text(SOURCE)
+    slow = (
+        SOURCE.partition("@verify")[0] + "import time\n" + '@verify.kernel(op="silu")\ndef slow(x): time.sleep(600)\n'
+    )
+    (tmp_path / "slow.py").write_text(slow)
+    done = script(INTERRUPTED, tmp_path)
+    assert done.stdout == "raised\npass\n", done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,434 @@
+"""The public functions run, sweep, hunt, gate and load, and the classes of their results (docs/api.md).
+
+    run = verify.run("accuracy.py", dtypes=["bfloat16"])
+    run.verdict, run.worst, run.rows()
+
+The commands of the same names are built on them. Kernels run in processes of their own, so this module needs no torch.
+They print nothing and never end the process. `problems` holds the lines that a command writes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from verify.declare import config
+from verify.declare.target import Target
+from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError
+from verify.gate import bounds as committed
+from verify.gate import waivers
+from verify.gate.verdict import Verdict
+from verify.hunt import schedule
+from verify.hunt.settings import Settings
+from verify.measure import session
+from verify.records import files
+from verify.records.kept import Kept, cache
+from verify.records.record import Run
+from verify.report import gate_data
+from verify.report.present import present
+from verify.report.html import record_html, table
+from verify.report.markdown import gate_markdown, record_markdown
+from verify.report.rows import Row, rows_of, worst_of
+from verify.report.terminal import gate_text, record_text
+from verify.report.terminal.text_page import Terminal
+from verify.sweep import drive
+from verify.sweep.space import Space
+from verify.truth.figure import shown
+from verify.workers import family, process
+from verify.workers.equal import check_equal
+from verify.workers.gpus import gpus as devices
+from verify.workers.pool import Pool
+from verify.workers.requests import CountGpus
+
+TIMEOUT = 600.0  # seconds
+DURATION = 60.0  # seconds of a search
+AnyPath = str | os.PathLike[str]
+Progress = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Reports no progress."""
+
+
+@dataclass(frozen=True, repr=False)
+class CompletedRun:
+    """A finished run, sweep or hunt: its record, with its verdict, rows and pages."""
+
+    record: Run
+    problems: tuple[str, ...] = ()  # targets that could not be imported, dtypes that could not be swept
+    finds: tuple[schedule.HuntSummary, ...] = ()  # one for each search of a hunt
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "incomplete"]:
+        """Returns the verdict as the command words it: pass, fail or incomplete."""
+        run = self.record
+        if run.profile == "hunt" and run.verdict == "incomplete" and not (run.incomplete or run.unproven):
+            # peers that were hunted alone are not held against the hunt
+            return "pass" if any(kernel.results for kernel in run.kernels) else "incomplete"
+        return run.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code of the command: 0 pass, 1 fail, 2 usage, 3 incomplete."""
+        run = self.record
+        if self.verdict == "fail":
+            return WRONG
+        if run.profile == "sweep":
+            judged = [kernel for kernel in run.kernels if not kernel.peer] or run.kernels
+            return PASS if judged and all(kernel.status == "ok" for kernel in judged) else INCOMPLETE
+        return USAGE if any(gap.kind == "not importable" for gap in run.incomplete) else OF_VERDICT[self.verdict]
+
+    @property
+    def worst(self) -> Row | None:
+        """Returns the row of the worst result: furthest beyond its limit, else closest to it. None without results."""
+        return worst_of(self.record)
+
+    def rows(self) -> list[Row]:
+        """Returns a flat dict for each row of the table; docs/api.md describes the columns."""
+        return rows_of(self.record)
+
+    def save(self, path: AnyPath) -> Path:
+        """Writes the record, which `verify.load` and every command read; with gzip where the name ends in .gz."""
+        files.save(self.record, path)
+        return Path(path)
+
+    def html(self, path: AnyPath) -> Path:
+        """Writes the report as one self-contained page."""
+        files.write_atomically(path, record_html.render(self.record).encode())
+        return Path(path)
+
+    def markdown(self) -> str:
+        """Returns the report as GitHub Markdown."""
+        return record_markdown.render(self.record)
+
+    def __str__(self) -> str:
+        """Returns the report as the terminal shows it."""
+        return record_text.render(self.record, Terminal(shutil.get_terminal_size((120, 40)).columns))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {present(self.record).sentence}>"
+
+    def _repr_html_(self) -> str:
+        return table.render(self.record)
+
+
+@dataclass(frozen=True, repr=False)
+class CompletedGate:
+    """The verdict of the committed bounds on one or more records."""
+
+    judged: Verdict
+    records: tuple[str, ...] = ()  # the files that were judged, for the next command
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "incomplete"]:
+        """Returns the verdict as the command words it."""
+        return self.judged.word
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code of `verify gate`."""
+        return self.judged.exit_code
+
+    def data(self) -> dict[str, Any]:
+        """Returns what `verify gate --json` writes."""
+        return gate_data.of_verdict(self.judged)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns a flat dict for each figure or bound: its key, status and reason, the bound and the largest error."""
+        return gate_data.flat_rows(self.judged)
+
+    def markdown(self) -> str:
+        """Returns the verdict as GitHub Markdown."""
+        return gate_markdown.render(self.judged, None)
+
+    def __str__(self) -> str:
+        terminal = Terminal(shutil.get_terminal_size((120, 40)).columns)
+        return gate_text.render(self.judged, terminal, records=self.records)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.verdict}: {len(self.judged.rows):,} rows>"
+
+
+def run(
+    targets: Any,
+    *,
+    kernels: Iterable[str] = (),
+    dtypes: Iterable[str] = (),
+    profile: str = "",
+    without: Iterable[str] = (),
+    seed: int = 0,
+    cases_of: str = "",
+    backend: str | None = None,
+    jobs: int = 0,
+    timeout: float = TIMEOUT,
+    resume: AnyPath | Kept | None = None,
+    gpus: str | None = None,
+    scheduler: str | None = None,
+    progress: Progress = _silent,
+    command: str = "",
+    partial: bool = False,
+    **declaration: Any,
+) -> CompletedRun:
+    """Measures kernels against the exact answer, as `verify run` does. docs/api.md explains every argument.
+
+    A target is a path, "FILE.py::KERNEL", "MODULE", a kernel that `@verify.kernel` declares, or a function with its
+    `declaration`, such as like=torch.nn.functional.gelu. Several are a list. Ctrl-C raises KeyboardInterrupt; with
+    `partial` it returns the finished part of the run.
+    """
+    named, dtypes, without = (
+        _targets(targets, kernels, dtypes, declaration),
+        tuple(dtypes),
+        tuple(dict.fromkeys(without)),
+    )
+    if without and not profile:
+        raise UsageError("without= leaves out laws, and only profile= tries them; received without= alone")
+    settings = session.Session(
+        backend=backend,
+        seed=seed,
+        timeout=timeout,
+        jobs=jobs,
+        laws=profile,
+        without=without,
+        profile=profile or "default",
+        dtypes=dtypes,
+        progress=progress,
+        plan=cases_of,
+        kept=_kept(resume, named),
+        whole=True,
+        by_dtype=True,
+    )
+    said = {"dtype": dtypes, "profile": profile, "without": without, "seed": seed, "backend": backend}
+    with workers(gpus, scheduler, named, backend) as settings.pool:
+        record = session.run(named, settings, command or _command("run", named, said))
+    if not partial and any(gap.kind == "interrupted" for gap in record.incomplete):
+        raise KeyboardInterrupt
+    return CompletedRun(record, tuple(settings.usage))
+
+
+def sweep(
+    targets: Any,
+    *,
+    kernels: Iterable[str] = (),
+    dtypes: Iterable[str] = (),
+    results: Iterable[str] = (),
+    pairs: bool = False,
+    range: tuple[float, float] | None = None,
+    regime: str = "",
+    baseline: bool = False,
+    curve: bool = True,
+    hardest: int = 0,
+    backend: str | None = None,
+    jobs: int = 0,
+    timeout: float = TIMEOUT,
+    resume: AnyPath | None = None,
+    gpus: str | None = None,
+    scheduler: str | None = None,
+    progress: Progress = _silent,
+    command: str = "",
+    **declaration: Any,
+) -> CompletedRun:
+    """Judges every input of elementwise kernels, as `verify sweep` does.
+
+    Ctrl-C raises InterruptedSweepError, which names the journal: `resume=` goes on there.
+    """
+    named, dtypes, results = _targets(targets, kernels, dtypes, declaration), tuple(dtypes), tuple(results)
+    said = {"dtype": dtypes, "result": results, "pairs": pairs, "range": range and f"{range[0]!r}:{range[1]!r}"}
+    said |= {"regime": regime, "baseline": baseline, "no-curve": not curve, "hardest": hardest, "backend": backend}
+    begun: dict[str, float] = {}
+
+    def advanced(space: Space, done: int, total: int) -> None:
+        spent = time.monotonic() - begun.setdefault(space.identity(), time.monotonic())
+        left = f", {spent * (total - done) / done:,.0f} s left" if done and spent > 1 else ""
+        progress(f"{Target.parse(space.target).kernel} {space.dtype}: {done / total:.1%} of {total:,} inputs{left}")
+
+    with workers(gpus, scheduler, named, backend) as pool:
+        settings = drive.SweepSettings(
+            backend=backend,
+            dtypes=dtypes,
+            results=results,
+            pairs=pairs,
+            bounds=range,
+            regime=regime,
+            baseline=baseline,
+            curve=curve,
+            hardest=hardest,
+            jobs=jobs,
+            timeout=timeout,
+            pool=pool,
+            journal=None if resume is None else Path(resume),
+            progress=advanced,
+        )
+        record = drive.sweep(named, settings, command or _command("sweep", named, said))
+    return CompletedRun(record, tuple(settings.usage))
+
+
+def hunt(
+    targets: Any,
+    *,
+    kernels: Iterable[str] = (),
+    dtypes: Iterable[str] = (),
+    results: Iterable[str] = (),
+    duration: float | None = None,
+    evaluations: int | None = None,
+    seed: int = 0,
+    width: int = 0,
+    largest: float | None = None,
+    strategy: Literal["hunt", "random"] = "hunt",
+    pin: bool = False,
+    backend: str | None = None,
+    timeout: float = TIMEOUT,
+    gpus: str | None = None,
+    scheduler: str | None = None,
+    progress: Progress = _silent,
+    stopping: Callable[[], None] = lambda: None,
+    command: str = "",
+    **declaration: Any,
+) -> CompletedRun:
+    """Searches for the worst input, as `verify hunt` does: `duration` seconds for each result, or `evaluations`.
+
+    The first Ctrl-C calls `stopping` and returns the finds; a second one raises KeyboardInterrupt.
+    """
+    named, dtypes, results = _targets(targets, kernels, dtypes, declaration), list(dtypes), list(results)
+    if duration is not None and evaluations is not None:
+        raise UsageError("a hunt has a duration or a number of evaluations; received both")
+    said = {"dtype": dtypes, "result": results, "duration": duration and f"{duration:g}s", "evaluations": evaluations}
+    said |= {"seed": seed, "width": width, "largest": largest, "strategy": strategy, "backend": backend}
+    seconds = None if evaluations is not None else duration or DURATION
+    with workers(gpus, scheduler, named, backend) as pool:
+        session = schedule.HuntSession(
+            settings=Settings(seed, evaluations, seconds, strategy=strategy, width=width, largest=largest),
+            backend=backend,
+            dtypes=dtypes,
+            results=results,
+            pin=pin,
+            timeout=timeout,
+            pool=pool,
+            progress=lambda name, going: progress(
+                f"{name}: worst so far {shown(float(going.best))} after {going.evaluations:,} evaluations"
+            ),
+            stopping=stopping,
+        )
+        record = schedule.run(named, session, command or _command("hunt", named, said))
+    return CompletedRun(record, finds=tuple(session.summaries))
+
+
+def gate(
+    runs: CompletedRun | Run | AnyPath | Sequence[CompletedRun | Run | AnyPath],
+    bounds: AnyPath | None = None,
+    *,
+    kernels: Iterable[str] = (),
+) -> CompletedGate:
+    """Judges runs, records or files of records by the committed bounds, as `verify gate` does.
+
+    bounds: their folder; without it the one of [tool.verify] in pyproject.toml.
+    kernels: only these.
+    """
+    given = [runs] if isinstance(runs, CompletedRun | Run | str | os.PathLike) else list(runs)
+    if not given:
+        raise UsageError("a gate judges records; received none", hint="verify.gate(verify.run('accuracy.py'))")
+    folder = config.find().bounds if bounds is None else Path(bounds)
+    if bounds is not None and not folder.is_dir():
+        hint = "verify bounds propose RUN.json"
+        raise UsageError(f"the bounds are a folder; there is none at {folder}", hint=hint)
+    records, paths = [], []
+    for each in given:
+        if isinstance(each, str | os.PathLike):
+            paths.append(os.fspath(each))
+            each = load(each)
+        records.append(each.record if isinstance(each, CompletedRun) else each)
+    return CompletedGate(waivers.judge(records, committed.load(folder), kernels=list(kernels)), tuple(paths))
+
+
+def load(path: AnyPath) -> CompletedRun:
+    """Returns the run in a file, which `save` or the --json of a command wrote."""
+    return CompletedRun(files.load(path))
+
+
+@contextlib.contextmanager
+def workers(
+    gpus: str | None, scheduler: str | None, targets: Sequence[str], backend: str | None
+) -> Iterator[Pool | None]:
+    """Yields workers on GPUs of this machine or in a Dask cluster; None without `gpus` and `scheduler`."""
+    if family.MARK in os.environ:
+        raise UsageError(
+            "a worker imports the file of a kernel, and importing it measured kernels again",
+            hint='if __name__ == "__main__": above the call',
+        )
+    if gpus and scheduler:
+        raise UsageError("workers are on GPUs of this machine or in a cluster; received gpus= and scheduler=")
+    if scheduler:
+        from verify.workers.cluster import Cluster  # Dask is optional
+
+        sources = sorted({str(file) for target in targets if (file := Target.parse(target).file) is not None})
+        with Cluster.connect(scheduler, backend, sources) as cluster:
+            yield cluster.pool()
+    elif gpus:
+        with process.Worker("interpreter") as worker:  # counting GPUs needs torch, not a GPU context
+            count = worker.ask(CountGpus(), timeout=process.START_SECONDS)
+        with Pool.on_gpus(devices(gpus, count), backend or "cuda") as found:
+            check_equal(found)
+            yield found
+    else:
+        yield None
+
+
+def _kept(resume: AnyPath | Kept | None, targets: Sequence[str]) -> Kept | None:
+    """Returns the store of finished parts. Functions have none: their modules may change unnoticed."""
+    if resume is None or isinstance(resume, Kept):
+        return resume
+    if any(Path(each).parent == cache("cells") for each in targets):
+        raise UsageError(
+            "resume= goes on from files that are as they were; received a function", hint="put it in a file"
+        )
+    return Kept(Path(resume))
+
+
+def _targets(given: Any, kernels: Iterable[str], dtypes: Iterable[str], declaration: Mapping[str, Any]) -> list[str]:
+    """Returns the targets as the command line names them; writes a file for a function without one."""
+    items = list(given) if isinstance(given, list | tuple | set) else [given]
+    if not items:
+        raise UsageError(
+            "targets are files, modules, kernels or functions; received none", hint="verify.run('FILE.py')"
+        )
+    said = dict(declaration) | ({"dtypes": list(dtypes)} if declaration and dtypes else {})
+    found = []
+    for item in items:
+        if isinstance(item, str | os.PathLike):
+            found.append(os.fspath(item))
+        elif callable(item):
+            from verify.declare import written  # which needs torch
+
+            found.append(written.target_of(item, said))
+        else:
+            raise UsageError(
+                f"a target is a path, FILE.py::KERNEL, MODULE, a kernel or a function; received {item!r}",
+                hint="verify.run('FILE.py')",
+            )
+    if declaration and all(isinstance(item, str | os.PathLike) for item in items):
+        names = ", ".join(declaration)
+        raise TypeError(
+            f"{names}: a declaration belongs to a function that is measured; received only files or modules"
+        )
+    if not (wanted := list(kernels)):
+        return found
+    if len(found) != 1 or "::" in found[0]:
+        raise UsageError(f"kernels= chooses among those of one file or module; received {', '.join(found)}")
+    return [f"{found[0]}::{name}" for name in wanted]
+
+
+def _command(name: str, targets: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Returns the command that does the same, with the options that differ from their default."""
+    words = ["verify", name, *targets]
+    for flag, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each not in (None, False, "", 0, "hunt"):
+                text = [] if each is True else [str(each)]
+                words += [f"--{flag}={each}"] if str(each).startswith("-") else [f"--{flag}", *text]
+    return shlex.join(words)
