@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from verify.errors import UsageError as UsageError
     from verify.errors import VerifyError as VerifyError
     from verify.laws.suite import laws_for as laws_for
+    from verify.measure.assertions import assert_close as assert_close
     from verify.measure.assertions import assert_ulp as assert_ulp
+    from verify.measure.assertions import close_to as close_to
     from verify.records.record import Run as Run
     from verify.truth.ulp import Policy as Policy
 
@@ -48,7 +50,9 @@ _HOME = {
     "TruthError": "verify.errors",
     "UsageError": "verify.errors",
     "VerifyError": "verify.errors",
+    "assert_close": "verify.measure.assertions",
     "assert_ulp": "verify.measure.assertions",
+    "close_to": "verify.measure.assertions",
     "gate": "verify.api",
     "hunt": "verify.api",
     "kernel": "verify.declare.declaration",

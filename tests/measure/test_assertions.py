@@ -142,3 +142,156 @@ def test_the_error_has_the_digits_of_a_bound_and_is_rounded_up() -> None:
     with mp.workdps(40):
         error = abs(mp.mpf(got.item()) - mp.mpf(0.5) / (1 + mp.exp(-0.5))) * mp.mpf(2) ** 25
     assert told == shown(float(error)) and float(told) >= error
+
+
+# -- assert_close: limits that follow from the program -----------------------------------------------------------
+
+F = torch.nn.functional
+
+
+def network(x, *weights):
+    for weight in weights:
+        x = F.rms_norm(torch.tanh(F.linear(x, weight)), (x.shape[-1],)) + x
+    return x
+
+
+def deep(dtype: torch.dtype = torch.float32, layers: int = 6) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(each, 24).to(dtype) for each in (8, *[24] * layers))
+
+
+def in_blocks(x, *weights):
+    """The same network with its sums taken in another order."""
+    for weight in weights:
+        y = sum(x[:, n : n + 6] @ weight[:, n : n + 6].T for n in range(0, 24, 6))
+        x = F.rms_norm(torch.tanh(y), (24,)) + x
+    return x
+
+
+@pytest.mark.parametrize(("dtype", "layers"), [(torch.float32, 6), (torch.bfloat16, 1)])
+def test_honest_kernels_of_a_deep_program_pass_without_a_tolerance(dtype: torch.dtype, layers: int) -> None:
+    inputs = deep(dtype, layers)
+    check = verify.close_to(like=network, inputs=inputs)
+    wide = [each.float() for each in inputs]
+    for honest in (
+        network(*inputs),
+        in_blocks(*wide).to(dtype),
+        network(*(each.double() for each in inputs)).to(dtype),
+    ):
+        check(honest)
+
+
+BREAKAGES = {
+    "zeros": torch.zeros_like,
+    "half": lambda y: y / 2,
+    "1% off": lambda y: y * 1.01,
+    "bfloat16 inside": lambda y: y.bfloat16().float(),
+    "other rows": lambda y: y.flip(0),
+    "one element": lambda y: torch.where(torch.arange(y.numel()).reshape(y.shape) == 77, y + 1e-3, y),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_what_is_wrong_with_a_deep_program_fails(name: str) -> None:
+    inputs = deep()
+    with pytest.raises(AssertionError, match=r"network\.y is wrong: .*× noise, the limit is 8") as caught:
+        verify.assert_close(BREAKAGES[name](network(*inputs)), like=network, inputs=inputs)
+    lines = dict(line.split(maxsplit=1) for line in str(caught.value).splitlines()[1:])
+    if name == "one element":
+        assert lines["got"].endswith(" at [3, 5]")
+    assert re.fullmatch(r"\S+ \(0x[0-9a-f]{8}\) at \[\d, \d+\]", lines["got"])
+    assert len(lines["truth"].strip("-").replace(".", "").lstrip("0")) >= 24
+    assert lines["limit"] == "8× noise or 4 ULP"
+
+
+def test_a_nan_never_is_close() -> None:
+    inputs = deep(layers=1)
+    y = network(*inputs)
+    y[1, 2] = torch.nan
+    with pytest.raises(AssertionError, match=r"NaN at 1 of 192 .*\n(.*\n)+  got     nan \(0x7fc00000\) at \[1, 2\]"):
+        verify.assert_close(y, like=network, inputs=inputs)
+
+
+def one_pass(x):
+    return (x * x).mean(-1) - x.mean(-1) ** 2
+
+
+def test_a_limit_that_says_nothing_is_no_pass() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 32) + 1e5
+    y = one_pass(x.double()).float()
+    with pytest.raises(AssertionError, match=r"one_pass\.y is vacuous: zeros would pass") as caught:
+        verify.assert_close(y, like=one_pass, inputs=(x,))
+    assert str(caught.value).endswith("  next    inputs for which the limit says something, or vacuous={'y': 'REASON'}")
+    verify.assert_close(y, like=one_pass, inputs=(x,), vacuous={"y": "one pass has no digits here"})
+
+
+def test_nothing_at_all_is_no_pass() -> None:
+    x = torch.empty(0, 4)
+    with pytest.raises(AssertionError, match="tanh.y has no elements: nothing was compared, which is no pass"):
+        verify.assert_close(torch.tanh(x), like=torch.tanh, inputs=(x,))
+
+
+def test_gradients_are_judged_beside_the_output() -> None:
+    x, weight = (each.requires_grad_(True) for each in deep(layers=1))
+    y, dy = network(x, weight), torch.randn(8, 24)
+    dx, dw = torch.autograd.grad(y, (x, weight), dy)
+    given = {"like": network, "inputs": (x, weight)}
+    verify.assert_close(y, **given, grads=(dx, dw), upstream=dy)
+    verify.assert_close(y, **given, grads={"x": dx}, upstream=dy)
+    with pytest.raises(AssertionError, match=r"network\.dx1 is wrong"):
+        verify.assert_close(y, **given, grads=(None, dw * 1.01), upstream=dy)
+    with pytest.raises(verify.UsageError, match="depend on what arrived at its output; received no upstream="):
+        verify.assert_close(y, **given, grads=(dx, None))
+
+
+def test_a_loss_has_one_as_its_upstream_and_integers_are_exact() -> None:
+    torch.manual_seed(0)
+    logits, label = torch.randn(8, 10, requires_grad=True), torch.randint(0, 10, (8,))
+    loss = F.cross_entropy(logits, label)
+    (dx,) = torch.autograd.grad(loss, logits)
+    verify.assert_close(loss, like=F.cross_entropy, inputs=(logits, label), grads=(dx,))
+    found = logits.detach().argmax(-1)
+    verify.assert_close(found, like=lambda x: x.argmax(-1), inputs=(logits,))
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close((found + 1) % 10, like=lambda x: x.argmax(-1), inputs=(logits,))
+
+
+def test_each_result_has_the_limit_of_its_own_format() -> None:
+    x = deep(torch.bfloat16, 1)
+    wide = network(*(each.float() for each in x))
+    verify.assert_close(wide, like=network, inputs=x, intermediate="float32")
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close(wide.bfloat16().float(), like=network, inputs=x, intermediate="float32")
+    verify.assert_close(wide.bfloat16(), like=network, inputs=x, intermediate="float32")
+
+
+def test_a_shape_and_a_count_are_demanded() -> None:
+    x = torch.randn(4)
+    with pytest.raises(AssertionError, match=r"tanh.y has shape \(4,\); received \(2,\)"):
+        verify.assert_close(torch.tanh(x)[:2], like=torch.tanh, inputs=(x,))
+    with pytest.raises(verify.KernelError, match="must return 1 tensor"):
+        verify.assert_close((x, x), like=torch.tanh, inputs=(x,))
+    with pytest.raises(verify.UsageError, match="at least one tensor"):
+        verify.assert_close(x, like=torch.tanh, inputs=())
+
+
+def test_the_hook_of_an_autotuner_ignores_the_other_result_and_keeps_the_inputs() -> None:
+    x = torch.linspace(-3, 3, 64)
+    check = verify.close_to(like=torch.tanh, inputs=(x,))
+    good = torch.tanh(x)
+    x.zero_()  # a kernel that writes into its argument
+    check(good, torch.zeros(64))
+    with pytest.raises(AssertionError, match="is wrong"):
+        check(torch.zeros(64), torch.zeros(64))
+
+
+def test_the_traceback_of_assert_close_ends_at_the_line_of_the_test() -> None:
+    for call in (
+        lambda: verify.assert_close(X * 2, like=torch.tanh, inputs=(X,)),
+        lambda: verify.close_to(like=torch.tanh, inputs=(X,))(X * 2),
+    ):
+        with pytest.raises(AssertionError) as caught:
+            call()
+        shown = caught.traceback.filter(caught)
+        assert {Path(str(entry.path)).name for entry in shown} == {"test_assertions.py"}

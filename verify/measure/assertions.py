@@ -1,20 +1,29 @@
-"""`verify.assert_ulp`: the exact-answer check for tests that exist already."""
+"""`verify.assert_ulp` and `verify.assert_close`: the exact-answer checks for tests that exist already."""
 
 from __future__ import annotations
 
+import inspect
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from verify import ops
 from verify.cases import Case
 from verify.cases.explicit import spell
-from verify.declare.promises import default_noise
+from verify.cases.plan import Group
+from verify.declare.declaration import Kernel, kernel
+from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing
 from verify.errors import UsageError
+from verify.measure.call import Measured, outputs_of
+from verify.measure.case import KERNEL, Piece, Question, judge_case, question_of
 from verify.measure.element import describe
 from verify.measure.judge import judge_result, with_noise_again
+from verify.measure.kernel import SMALL
+from verify.measure.result import check_limit
+from verify.ops.graph.like import like_op
 from verify.ops.op import Op, Problem
 from verify.records.record import value_of
 from verify.truth import formats
@@ -100,6 +109,180 @@ def assert_ulp(
             f"  explain {_explain(result, case, index)}",
         ]
         raise AssertionError("\n".join(lines))
+
+
+def assert_close(
+    actual: Any,
+    *,
+    like: Callable[..., Any],
+    inputs: Sequence[Any],
+    grads: Sequence[Tensor | None] | Mapping[str, Tensor] = (),
+    upstream: Tensor | Sequence[Tensor] | None = None,
+    accumulate: str = "float32",
+    intermediate: str = "eager",
+    vacuous: Mapping[str, str] | None = None,
+) -> None:
+    """Raise AssertionError unless `actual` is as close to the exact answer as the program `like` can be computed.
+
+        verify.assert_close(my_layer(x, w), like=layer, inputs=(x, w))
+
+    There is no tolerance. `verify run` has the same limits for `like=`: they follow from the rounding noise of the
+    program and the format of each result (docs/how-a-verdict-is-made.md). All inputs count as ordinary.
+
+    actual: a tensor, or several as `like` returns them.
+    inputs: the arguments of `like`, with the tensors that the kernel received.
+    grads: the gradients of the inputs, in their order (None leaves one out) or by name. `upstream` is the gradient that
+        arrived at the output. Of an output that is one number it is 1 by default.
+    accumulate, intermediate, vacuous: as in `verify.kernel`.
+
+    A NaN where the answer is a number never passes. A result that zeros or other trivial answers would pass too
+    (vacuous), one that is not decided and one without elements are no pass either.
+    """
+    __tracebackhide__ = True  # of pytest: what failed is the line that calls this
+    said = {"accumulate": accumulate, "intermediate": intermediate}
+    _Closeness(like, inputs, upstream, said, vacuous).demand(actual, grads)
+
+
+def close_to(
+    *,
+    like: Callable[..., Any],
+    inputs: Sequence[Any],
+    accumulate: str = "float32",
+    intermediate: str = "eager",
+    vacuous: Mapping[str, str] | None = None,
+) -> Callable[..., None]:
+    """Returns a check of results for one set of inputs, with the exact answer worked out once.
+
+        check = verify.close_to(like=layer, inputs=(x, w))
+        check(my_layer(x, w))
+
+    It raises AssertionError as `assert_close` does. An autotuner's hook calls it with a second result to compare with,
+    as Helion's autotune_baseline_accuracy_check_fn does: that one is ignored, because the exact answer is known.
+    """
+    found = _Closeness(like, inputs, None, {"accumulate": accumulate, "intermediate": intermediate}, vacuous)
+
+    def check(actual: Any, expected: Any = None) -> None:
+        __tracebackhide__ = True
+        found.demand(actual, ())
+
+    return check
+
+
+class _Closeness:
+    """A program with its inputs. The exact answer is worked out once for each choice of formats of the results."""
+
+    def __init__(
+        self,
+        like: Callable[..., Any],
+        inputs: Sequence[Any],
+        upstream: Tensor | Sequence[Tensor] | None,
+        said: Mapping[str, str],
+        vacuous: Mapping[str, str] | None,
+    ) -> None:
+        given = [value.detach().clone() if isinstance(value, Tensor) else value for value in inputs]
+        names = _operands(like, given)
+        if not names:
+            raise UsageError(
+                f"inputs are what like= is called with, at least one tensor; received {inputs!r}",
+                hint="verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))",
+            )
+        self.inputs = dict(zip(names, (value for value in given if isinstance(value, Tensor)), strict=True))
+        self.op, self.vacuous = like_op(like, names, examples=[tuple(given)], **said), vacuous  # type: ignore[arg-type]
+        self.label = self.op.name.split()[1]
+        each = [] if upstream is None else [upstream] if isinstance(upstream, Tensor) else list(upstream)
+        self.upstream = {name: value.detach().clone() for name, value in zip(self.op.outputs, each, strict=False)}
+        self.questions: dict[tuple[tuple[str, torch.dtype], ...], tuple[Kernel, Group, Question]] = {}
+
+    def demand(self, actual: Any, grads: Sequence[Tensor | None] | Mapping[str, Tensor]) -> None:
+        """Raises AssertionError unless every result keeps its limits."""
+        __tracebackhide__ = True
+        results = outputs_of(actual, self.op.outputs, "what is compared", self.op.integers)
+        results = {name: value.detach() for name, value in (results | self._gradients(grads, results)).items()}
+        for name, value in results.items():
+            if not value.numel():
+                raise AssertionError(f"{self.label}.{name} has no elements: nothing was compared, which is no pass")
+        key = tuple((name, value.dtype) for name, value in results.items())
+        if key not in self.questions:
+            self.questions[key] = self._question(results)
+        declared, group, question = self.questions[key]
+        for name, value in results.items():
+            if (wanted := tuple(question.fast[name].value.shape)) != tuple(value.shape):
+                raise AssertionError(f"{self.label}.{name} has shape {wanted}; received {tuple(value.shape)}")
+        pieces = judge_case(declared, group, question, {KERNEL: results}, {})[KERNEL]
+        failed = [text for name, piece in pieces.items() if (text := self._failure(declared, question, name, piece))]
+        if failed or set(pieces) != set(results):
+            raise AssertionError("\n".join(failed) or "a result was not judged, which is no pass")
+
+    def _gradients(
+        self, grads: Sequence[Tensor | None] | Mapping[str, Tensor], results: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        pairs = grads.items() if isinstance(grads, Mapping) else zip(self.inputs, grads, strict=False)
+        found = {f"d{name}": value for name, value in pairs if value is not None}
+        if unknown := set(found) - set(self.op.gradients):
+            known = ", ".join(self.op.gradients) or "none"
+            raise UsageError(f"{self.label} has the gradients {known}; received {', '.join(sorted(unknown))}")
+        if found and not self.upstream:
+            name, output = next(iter(results.items()))
+            if len(self.op.outputs) > 1 or output.numel() != 1:
+                raise UsageError(
+                    f"the gradients of {self.label} depend on what arrived at its output; received no upstream=",
+                    hint="assert_close(y, ..., grads=torch.autograd.grad(y, (x, w), dy), upstream=dy)",
+                )
+            self.upstream = {name: torch.ones_like(output)}
+        return found
+
+    def _question(self, results: Mapping[str, Tensor]) -> tuple[Kernel, Group, Question]:
+        """Returns the program declared for the formats of these results, and the question that they answer."""
+        kinds = {name: formats.of(each.dtype).name for name, each in self.inputs.items() if each.is_floating_point()}
+        of_results = {name: formats.of(value.dtype).name for name, value in results.items()}
+        dtype = next(iter(kinds.values()), of_results[next(iter(results))])
+        outputs = {name: kind for name, kind in of_results.items() if name in self.op.outputs}
+        numbers = {name: kind for name, kind in outputs.items() if name not in self.op.integers}
+        wide = WIDE if self.op.gate == "plain" else DEFAULT_LIMIT
+        declared = kernel(
+            op=self.op,
+            name=self.label,
+            dtypes=[dtype],
+            max_ulp={kind: default_limit(kind, wide) for kind in (dtype, *kinds.values(), *numbers.values())},
+            operand_dtypes={dtype: differing(dtype, kinds)} if differing(dtype, kinds) else None,
+            output_dtypes={dtype: differing(dtype, numbers)} if differing(dtype, numbers) else None,
+            vacuous=self.vacuous,
+        )(lambda *tensors: None)
+        # the recipe says that the inputs are ordinary; nothing is made of it
+        case = Case(dtype=dtype, dims=(0,), fill="normal", upstream="normal" if self.upstream else "")
+        group = Group((case,))
+        measured = Measured(dict(self.inputs), dict(self.upstream), dict(results), ())
+        return declared, group, question_of(declared, case, measured, group, "", 0, SMALL)
+
+    def _failure(self, declared: Kernel, question: Question, name: str, piece: Piece) -> str:
+        """Returns the message about a wrong result, with its worst element; empty where it keeps its limits."""
+        found = check_limit(declared, question.case.dtype, name, piece.parts, piece.trivial)
+        if found.status == "ok" and any(part.n > 0 for part in piece.parts.values()):
+            return ""
+        reason = (found.reason or "nothing was judged").replace(" on ordinary inputs", "")
+        lines = [f"{self.label}.{name} is {found.status}: {reason}"]
+        if piece.worst:
+            worst = piece.worst[0][1]
+            at = f" at [{', '.join(map(str, worst.index))}]" if worst.index else ""
+            lines += [f"  {operand:<7} {text}" for operand, text in worst.inputs.items()]
+            lines += [f"  got     {worst.got} ({worst.got_hex}){at}", f"  truth   {worst.truth}"]
+        limit, gate = declared.limit(question.case.dtype, name), self.op.gate_of(name)
+        also = f" or {declared.ulp_limit(question.case.dtype, name):g} ULP" if gate == "noise" else ""
+        lines.append(f"  limit   {limit:g}{UNIT[gate]}{also}")
+        if found.status == "vacuous":
+            lines.append(f"  next    inputs for which the limit says something, or vacuous={{{name!r}: 'REASON'}}")
+        return "\n".join(lines)
+
+
+def _operands(like: Callable[..., Any], given: Sequence[Any]) -> list[str]:
+    """Returns the names of the tensors among the inputs, by the parameters of `like` where it has a signature."""
+    try:
+        known = list(inspect.signature(like.forward if isinstance(like, torch.nn.Module) else like).parameters.values())
+    except (TypeError, ValueError):
+        known = []
+    plain = [each.name for each in known if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    names = [*plain, *(f"x{place}" for place in range(len(plain), len(given)))]
+    return [name for name, value in zip(names, given, strict=False) if isinstance(value, Tensor)]
 
 
 def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> Case:

@@ -208,7 +208,7 @@ def call_tensors(
         arguments.append(value)
     keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
     returned = _call(kernel.function, arguments, keywords, kernel.name)
-    return Graph(_outputs(returned, kernel.outputs, kernel.name, kernel.op.integers), leaves)
+    return Graph(outputs_of(returned, kernel.outputs, kernel.name, kernel.op.integers), leaves)
 
 
 def gradients_of(
@@ -343,7 +343,7 @@ def _run(
         arguments.append(value)
 
     returned = _call(function, arguments, keywords, label)
-    produced = _outputs(returned, tuple(outputs), label, op.integers)
+    produced = outputs_of(returned, tuple(outputs), label, op.integers)
     for name, tensor in produced.items():
         shape = expected_shape(op, case.dims, op.resolve(case.params), name)
         check_output(
@@ -389,7 +389,7 @@ def _raised(text: str, error: Exception) -> KernelError:
     return KernelError(text) if fault else Refused(text)
 
 
-def _outputs(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
+def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
     """What a call returned, by name; integers and conditions as float64 numbers, which hold all that index a tensor."""
     if isinstance(returned, Mapping):
         returned = tuple(returned.values())
