@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from verify.errors import UsageError
 from verify.gate import bounds
 from verify.records import files
 from verify.records.record import Gap, Run
+from verify.report.rows import COLUMNS
 from verify.report.signs import Signs
 from verify.report.terminal import results_table
 from verify.workers import family, process
@@ -352,3 +354,31 @@ def test_ctrl_c_ends_the_workers_and_a_later_run_works(tmp_path: Path) -> None:
     done = script(INTERRUPTED, tmp_path)
     assert done.stdout == "raised\npass\n", done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_page_describes_every_column_and_every_argument() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    section = page.partition("## The columns of a row")[2].partition("\n## ")[0]
+    named = [
+        name
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    ]
+    assert sorted(named) == sorted(COLUMNS)
+    section = page.partition("## verify.run")[2].partition("\n## ")[0]
+    for name in inspect.signature(verify.run).parameters:
+        assert re.search(rf"\b{name}\b", section), name
+    for name in (
+        "CompletedRun",
+        "CompletedGate",
+        "assert_close",
+        "assert_ulp",
+        "close_to",
+        "gate",
+        "hunt",
+        "load",
+        "run",
+        "sweep",
+    ):
+        assert name in verify.__all__ and f"verify.{name}" in page, name

@@ -19,12 +19,13 @@ import msgspec
 import pytest
 import torch
 
-from tests.cli.here import said
+from tests.cli.here import Here, said
 from tests.docs.printed import COMPARABLE, rows
 from verify.cli import parser
 from verify.ops import registry
 from verify.records import files
 from verify.records.record import SCHEMA, Basis, Figures, Histogram, KernelRun, LawRun, Result, Run, SpecialValue, Stage
+from verify.workers import process
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -367,6 +368,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    monkeypatch.setattr(process, "Worker", Here)
     monkeypatch.delitem(sys.modules, "accuracy", raising=False)
     return tmp_path
 
@@ -389,6 +391,7 @@ def test_a_python_block_runs(path: Path, number: int, block: str, project: Path,
 
 def test_the_blocks_are_found() -> None:
     assert {path.name for path, _, _ in BLOCKS} == {
+        "api.md",
         "how-a-verdict-is-made.md",
         "laws.md",
         "like.md",
