@@ -32,9 +32,9 @@ from verify.records import files
 from verify.records.kept import Kept, cache
 from verify.records.record import Run
 from verify.report import gate_data
-from verify.report.present import present
 from verify.report.html import record_html, table
 from verify.report.markdown import gate_markdown, record_markdown
+from verify.report.present import present
 from verify.report.rows import Row, rows_of, worst_of
 from verify.report.terminal import gate_text, record_text
 from verify.report.terminal.text_page import Terminal

@@ -13,8 +13,8 @@ import pytest
 from tests.report.sample import HOSTILE_NAME, empty, plain, rich, sample
 from verify.records.record import CLASSES, Run
 from verify.report import words
-from verify.report.present import present
 from verify.report.html import table
+from verify.report.present import present
 from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
 from verify.report.signs import Signs
 from verify.report.terminal import results_table
