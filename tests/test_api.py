@@ -22,6 +22,7 @@ from verify.errors import UsageError
 from verify.gate import bounds
 from verify.records import files
 from verify.records.record import Gap, Run
+from verify.report.present import present
 from verify.report.rows import COLUMNS
 from verify.report.signs import Signs
 from verify.report.terminal import results_table
@@ -94,7 +95,7 @@ def test_what_is_saved_is_read_again(project: Path) -> None:
     assert found.markdown().startswith("### ✓ verify: ")
     assert "faithful" in found._repr_html_()
     assert [row["verdict"] for row in found.rows()] == [
-        line.cells["verdict"][2:] for line in results_table.rows_of(found.record, Signs.choose(True))
+        line.cells["verdict"][2:] for line in results_table.rows_of(present(found.record), Signs.choose(True))
     ]
 
 

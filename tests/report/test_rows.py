@@ -24,12 +24,12 @@ RUNS = pytest.mark.parametrize("run", [sample(), plain(), rich(), empty()], ids=
 
 @RUNS
 def test_a_row_for_each_line_of_the_table_with_the_same_figures(run: Run) -> None:
-    lines = results_table.rows_of(run, Signs.choose(True))
+    lines = results_table.rows_of(present(run), Signs.choose(True))
     rows = rows_of(run)
     assert len(rows) == len(lines)
     for row, line in zip(rows, lines, strict=True):
         assert tuple(row) == COLUMNS
-        assert row["kernel"] == line.kernel.name and row["kernel_status"] == line.kernel.status
+        assert row["kernel"] == line.kernel.run.name and row["kernel_status"] == line.kernel.run.status
         assert (row["result"] is None) == (line.cells["output"] == "")
         if row["result"] is None:
             continue
@@ -121,7 +121,7 @@ def test_the_table_of_a_notebook_has_the_cells_of_the_terminal(run: Run) -> None
     read.feed(page)
     assert set(read.tags) <= {"div", "p", "b", "table", "tr", "th", "td", "small", "br"}, "nothing runs or is fetched"
     assert "http" not in page and len(page) < 50_000
-    lines = results_table.rows_of(run, Signs.choose(True))
+    lines = results_table.rows_of(present(run), Signs.choose(True))
     if lines:
         assert [row[0] for row in read.rows[1:]] == [line.cells["kernel"] for line in lines]
         assert [row[-1] for row in read.rows[1:]] == [line.cells["verdict"] for line in lines]
