@@ -12,7 +12,7 @@ from functools import partial
 
 from verify import backends
 from verify.ops import registry
-from verify.workers.frames import in_large_frame
+from verify.workers.large_stack import with_large_stack_chunk
 
 BACKEND = backends.select()
 backends.activate(BACKEND)
@@ -58,6 +58,6 @@ def _as_it_was() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.runtest = partial(in_large_frame, item.runtest)  # type: ignore[method-assign]
+        item.runtest = partial(with_large_stack_chunk, item.runtest)  # type: ignore[method-assign]
         if not torch.cuda.is_available() and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

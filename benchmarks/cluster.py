@@ -21,7 +21,7 @@ from typing import Any
 
 from verify.records.files import write_atomically
 from verify.sweep.drive import SweepSettings, sweep
-from verify.workers.equal import check_equal
+from verify.workers.check_workers_identical import check_equal
 from verify.workers.gpus import gpus
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, Worker

@@ -26,7 +26,7 @@ from verify.report.present import present
 from verify.report.rows import COLUMNS
 from verify.report.signs import Signs
 from verify.report.terminal import results_table
-from verify.workers import family, process
+from verify.workers import process, process_tree
 
 ROOT = Path(__file__).parents[1]
 SOURCE = """
@@ -168,7 +168,7 @@ def test_a_folder_of_parts_is_for_files(project: Path) -> None:
 
 
 def test_in_a_worker_nothing_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(family.MARK, "1")
+    monkeypatch.setenv(process_tree.MARK, "1")
     with pytest.raises(UsageError, match="importing it measured kernels again") as caught:
         verify.run("accuracy.py")
     assert caught.value.hint == 'if __name__ == "__main__": above the call'

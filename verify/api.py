@@ -41,8 +41,8 @@ from verify.report.terminal.text_page import Terminal
 from verify.sweep import drive
 from verify.sweep.space import Space
 from verify.truth.figure import shown
-from verify.workers import family, process
-from verify.workers.equal import check_equal
+from verify.workers import process, process_tree
+from verify.workers.check_workers_identical import check_equal
 from verify.workers.gpus import gpus as devices
 from verify.workers.pool import Pool
 from verify.workers.requests import CountGpus
@@ -356,7 +356,7 @@ def workers(
     gpus: str | None, scheduler: str | None, targets: Sequence[str], backend: str | None
 ) -> Iterator[Pool | None]:
     """Yields workers on GPUs of this machine or in a Dask cluster; None without `gpus` and `scheduler`."""
-    if family.MARK in os.environ:
+    if process_tree.MARK in os.environ:
         raise UsageError(
             "a worker imports the file of a kernel, and importing it measured kernels again",
             hint='if __name__ == "__main__": above the call',

@@ -1,7 +1,7 @@
-"""The worker's side of `verify.workers.process`: reads requests, runs kernels, answers on its own pipe.
+"""The worker's side of `verify.workers.process`: reads requests and answers them over one connection.
 
-Start: python -m verify.worker FD [BACKEND]. One request per line on stdin; `verify.workers.requests` has the form of
-requests and events, and each room says in its `requests` what it can be asked.
+Start: python -m verify.worker FD [BACKEND]. `verify.workers.requests` has the form of requests and events.
+Each room says in its `requests` what it can be asked.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
@@ -39,65 +40,74 @@ from verify.records.pinned import PinnedCase
 from verify.records.record import KernelRun, LawRun, Left
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
-from verify.workers import family
+from verify.workers import process_tree
 from verify.workers.gpus import GPU_FILE, told_to_interpret
 from verify.workers.phases import phase
-from verify.workers.process import OnProgress
-from verify.workers.requests import About, CountGpus, Environment, Event, Request
+from verify.workers.requests import About, CountGpus, Environment, OnProgress, Request
 from verify.workers.serving import WithBytes, serve, watch
 
 if TYPE_CHECKING:
     from verify.backends import Backend
     from verify.cases import Case
     from verify.declare.declaration import Kernel
-    from verify.measure.apart import Kernels
+    from verify.measure.apart import KernelProcesses
 
 
-def main(arguments: list[str], *, apart: bool = False) -> int:
-    """Serve requests until stdin ends; with `apart` each target in a process of its own."""
-    pipe = os.fdopen(int(arguments[0]), "wb", buffering=0)
-    requested = arguments[1] if len(arguments) > 1 else None
-    # torch.compile would start a process for every core, in each of the workers
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    backend: Any = None
-    kernels: Kernels | None = None
+def main(arguments: list[str]) -> int:
+    """Serves requests until the other side closes the connection, each target in a process of its own."""
+    connection = Connection(int(arguments[0]))
+    answerer = Answerer(arguments[1] if len(arguments) > 1 else None, connection)
+    parent = os.getppid()
+    with suppress(Exception):  # tried again by the first request, which is told why
+        answerer.begin()  # a process that was started early is ready when it is asked
+    threading.Thread(target=watch, args=(parent,), daemon=True).start()
+    serve(connection, answerer.respond, answerer.usable)
+    answerer.end()
+    return 0
 
-    def begin() -> None:
-        nonlocal backend, kernels
-        if apart and kernels is None:
+
+class Answerer:
+    """Answers requests; with a `connection`, which forks must not have, each target in a process of its own."""
+
+    def __init__(self, requested: str | None, connection: Connection | None = None) -> None:
+        # torch.compile would start a process for every core, in each of the workers
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        self._requested, self._connection = requested, connection
+        self._backend: Backend | None = None
+        self._kernels: KernelProcesses | None = None
+
+    def begin(self) -> Backend:
+        """Imports what every request needs, unless that was done."""
+        if self._backend is None and self._connection is not None:
             with phase("worker: import torch"):
                 reading = threading.Thread(target=_identify_triton)
-                if _may_compile(requested):
+                if _may_compile(self._requested):
                     reading.start()
-                from verify.measure.apart import Answering, Kernels
+                from verify.measure.apart import KernelProcesses, RequestHandler
 
                 if reading.is_alive():
                     reading.join()
 
-            how = Answering(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how), _usable)
-            kernels = Kernels(requested, lambda: _ready(requested), how, pipe.fileno())
-            backend = kernels.backend
-            threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
-        if backend is None:
-            backend = _ready(requested)
+            handler = RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how), _usable)
+            self._kernels = KernelProcesses(self._requested, lambda: _ready(self._requested), handler, self._connection)
+            self._backend = self._kernels.backend
+        elif self._backend is None:
+            self._backend = _ready(self._requested)
+        return self._backend
 
-    def respond(request: msgspec.Raw, progress: OnProgress) -> Any:
-        begin()
-        return answer(request, backend, progress) if kernels is None else kernels.answer(request, progress)
+    def respond(self, request: msgspec.Raw, progress: OnProgress) -> Any:
+        """Returns the reply to a request in JSON."""
+        backend = self.begin()
+        return answer(request, backend, progress) if self._kernels is None else self._kernels.answer(request, progress)
 
-    def emit(event: Event, beside: Sequence[memoryview] = ()) -> None:
-        # a kernel that wrote half a line there does not have the other half of ours
-        try:
-            pipe.write(b"\n" + msgspec.json.encode(event) + b"\n")
-        except BrokenPipeError:  # the command was killed: nobody is left who would read this, or a trace of it
-            os._exit(1)
+    def usable(self) -> bool:
+        """True if this process can go on."""
+        return _usable(self._backend)
 
-    if apart:
-        with suppress(Exception):  # tried again by the first request, which is told why
-            begin()  # a process that was started early is ready when it is asked
-    for line in sys.stdin.buffer:
-        serve(line, emit, respond, lambda: _usable(backend))
-    return 0
+    def end(self) -> None:
+        """Ends the processes of targets."""
+        if self._kernels is not None:
+            self._kernels.stop()
 
 
 def _may_compile(requested: str | None) -> bool:
@@ -241,11 +251,11 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
 
 def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
     from verify.measure.call import run_judged
-    from verify.measure.elsewhere import bits_of_results
+    from verify.measure.remote_call import bits_of_results
 
     kernel, case = _one_case(request.target, request.case)
     _compile_anew(case.dtype)
-    return WithBytes(*bits_of_results(run_judged(kernel, case, backend.device)))
+    return bits_of_results(run_judged(kernel, case, backend.device))
 
 
 _dtype_called = ""
@@ -513,5 +523,5 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
 
 
 if __name__ == "__main__":
-    family.adopt_orphans()
-    sys.exit(main(sys.argv[1:], apart=True))
+    process_tree.adopt_orphans()
+    sys.exit(main(sys.argv[1:]))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import signal
-import sys
-import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,8 +15,8 @@ import pytest
 
 from verify import worker
 from verify.cli import main
-from verify.workers import process
-from verify.workers.requests import Event, Failed, Numbered, Progress, R, Reply, Request
+from verify.workers import process, serving
+from verify.workers.requests import Event, Failed, Progress, R, Replied, Request
 
 
 def hears_ctrl_c() -> None:
@@ -37,7 +33,7 @@ class Said:
     stderr: str
 
 
-#: The standard input of this process is the worker's while it answers, and commands ask from several threads.
+#: Commands ask from several threads.
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -62,19 +58,17 @@ class Here:
         pass
 
     def ask(self, request: Request[R], *, timeout: float, progress: Any = lambda text: None) -> R:
-        sent = Numbered(7, msgspec.Raw(msgspec.json.encode(request)))
-        with _ONE_AT_A_TIME, tempfile.TemporaryFile() as answers, pytest.MonkeyPatch.context() as patch:
-            line = msgspec.json.encode(sent) + b"\n"
-            patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
-            worker.main([str(os.dup(answers.fileno()))])
-            answers.seek(0)
-            *told, answer = (msgspec.json.decode(line, type=Event) for line in answers.read().split(b"\n") if line)
+        events: list[Event] = []
+        with _ONE_AT_A_TIME:
+            here, asked = worker.Answerer(None), msgspec.json.encode(request)
+            serving.answer(asked, lambda event, parts=(): events.append(event), here.respond, here.usable)
+        *told, answer = events
         for event in told if progress is not None else ():
-            assert isinstance(event, Progress) and event.id == 7
+            assert isinstance(event, Progress)
             progress(event.text)
         if isinstance(answer, Failed):
             raise answer.failure.error()
-        assert isinstance(answer, Reply) and answer.id == 7
+        assert isinstance(answer, Replied)
         return request.read(answer.reply)
 
 

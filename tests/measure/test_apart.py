@@ -22,6 +22,7 @@ from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Left, Printed
 from verify.report.present import KernelFacts
 from verify.sweep.requests import ListSpaces
+from verify.workers import process_tree
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
 
@@ -206,6 +207,19 @@ def test_a_kernel_that_ends_its_process_has_crashed(found: dict[str, KernelRun],
     assert [result.dtype for result in found[name].results] == (["float16"] if name == "halfway" else [])
 
 
+def test_a_definition_of_the_target_takes_two_processes_and_no_more(target: Path) -> None:
+    """The kernel's and the judge's; 12 more were once begun for the case that the kernel ends its own."""
+    own = target.with_name("counted.py")
+    own.write_text(OWN + "open(__file__ + '.pids', 'a').write(f'{os.getpid()} ')\n")
+    with Worker("interpreter") as worker:
+        assert worker.ask(Measure(f"{own}::doubles"), timeout=60).status == "ok"
+        pids = {int(pid) for pid in Path(f"{own}.pids").read_text().split()}
+        assert len(pids) == 2
+        assert worker._process is not None
+        begun = process_tree.living({worker._process.pid}, "no mark")
+    assert len(begun) == 3, "the worker, the server and the process of the kernel"
+
+
 def test_a_definition_of_the_target_is_judged_beside_its_kernel(found: dict[str, KernelRun]) -> None:
     (result,) = found["doubles"].results
     assert result.status == "ok" and result.basis.kind == "exhaustive"
@@ -295,21 +309,23 @@ import msgspec
 
 apart._import_triton = lambda requested: True
 read = lambda text: msgspec.json.decode(text, type=ListKernels)
-how = apart.Answering(read, lambda asked, backend, progress: f"{asked.target} on {backend.name}", lambda backend: True)
+answer = lambda asked, backend, progress: f"{asked.target} on {backend.name}"
+how = apart.RequestHandler(read, answer, lambda backend: True)
 
 def refuse():
     raise UsageError("no GPU")
 
 try:
-    apart.Kernels(None, refuse, how, 0)
+    apart.KernelProcesses(None, refuse, how)
 except UsageError as error:
     print(error)
 time.sleep(0.7)  # a process that lost its parent would end this one now
-kernels = apart.Kernels(None, lambda: Backend("cuda", "cpu", "", ""), how, 0)
+kernels = apart.KernelProcesses(None, lambda: Backend("cuda", "cpu", "", ""), how)
 begun = kernels._begun.pid
 asked = msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py")))
 print(bytes(kernels.answer(asked, print)).decode())
 print(kernels._kernel.pid == begun, kernels._begun)
+kernels.stop()
 """
 
 
@@ -334,7 +350,8 @@ def answer(asked, backend, progress):
     return os.getpid()
 
 read = lambda text: msgspec.json.decode(text, type=Time | Leaves)
-kernels = apart.Kernels(None, lambda: Backend("cuda", "cpu", "", ""), apart.Answering(read, answer, bool), 0)
+handler = apart.RequestHandler(read, answer, bool)
+kernels = apart.KernelProcesses(None, lambda: Backend("cuda", "cpu", "", ""), handler)
 
 def process(kernel, dtype="float32", beside=("a", "b")):
     asked = Time([f"examples/pytorch.py::{kernel}"], dtype, (), (), 1, 0, beside)
@@ -343,6 +360,7 @@ def process(kernel, dtype="float32", beside=("a", "b")):
 first, other, changing, after, again = [process(*each) for each in FIVE]
 print(first == other == changing, after == again != first)
 print(process("gelu", beside=()) != process("gelu_tanh", beside=()))
+kernels.stop()
 """
 
 

@@ -29,7 +29,7 @@ from verify.ops.op import Op, Point, Problem
 from verify.records.merge import together
 from verify.records.record import Figures, KernelRun, Result, value_of
 from verify.report.present import KernelFacts
-from verify.workers import beside
+from verify.workers import fork_map
 
 CPU = Backend(name="interpreter", device="cpu", label="", details="")
 
@@ -226,10 +226,10 @@ def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch:
         return statuses[-1]
 
     statuses: list[int] = []
-    gradient, end = torch.autograd.grad, beside._end
+    gradient, end = torch.autograd.grad, fork_map._ended
     with monkeypatch.context() as beside_a_gpu:
         beside_a_gpu.setattr(torch.autograd, "grad", no_gradient)
-        beside_a_gpu.setattr(beside, "_end", ended)
+        beside_a_gpu.setattr(fork_map, "_ended", ended)
         beside_a_gpu.setattr(running, "run_judged", on_gpu(running.run_judged))
         beside_a_gpu.setattr(running, "run_baseline", on_gpu(running.run_baseline))
         in_forks = measured(kernel, judges=3)

@@ -24,8 +24,8 @@ from verify.sweep.drive import SweepSettings, sweep
 from verify.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
 from verify.workers import cluster as clusters
+from verify.workers.check_workers_identical import refuse_unlike
 from verify.workers.cluster import Cluster
-from verify.workers.equal import refuse_unlike
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
 from verify.workers.requests import WorkerTimeout

@@ -1,14 +1,11 @@
-"""Requests and events on a pipe: what is no event of the request is ignored, failures are exceptions of their kind."""
+"""Calls of a worker's process: replies, deadlines, failures as exceptions of their kind, and what is no answer."""
 
 from __future__ import annotations
 
-import io
-import itertools
-import os
-import sys
-import tempfile
+import threading
+import time
+from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,16 +16,16 @@ from verify.backends import Backend
 from verify.errors import InternalError, JudgeFailed, KernelError, TruthError, UsageError
 from verify.measure import session
 from verify.measure.requests import Measure
-from verify.workers import family, process
+from verify.workers import process, process_tree, serving
+from verify.workers.calls import receive, receive_parts
 from verify.workers.process import Worker, ask_about
 from verify.workers.requests import (
     CountGpus,
     Event,
     Failed,
     Failure,
-    Numbered,
     Progress,
-    Reply,
+    Replied,
     Request,
     WorkerDied,
     WorkerTimeout,
@@ -36,17 +33,20 @@ from verify.workers.requests import (
 )
 
 TALKS = """
-import os, sys
+import os, sys, time
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
 def say(text):
-    os.write(int(sys.argv[1]), text.encode() + b"\\n")
-for line in sys.stdin:
+    connection.send_bytes(text.encode())
+while True:
+    line = connection.recv_bytes()
     {body}
 """
 
 
 @pytest.fixture
 def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
-    """A worker whose process answers a line with what the body of a loop says."""
+    """A worker whose process answers a request with what the body of a loop says."""
     popen = process.subprocess.Popen
 
     def start(body: str) -> Worker:
@@ -57,60 +57,64 @@ def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
             return popen([command[0], str(path), *command[3:]], **options)
 
         monkeypatch.setattr(process.subprocess, "Popen", talks)
-        monkeypatch.setattr(process, "new_number", itertools.count(1).__next__)
         return Worker()
 
     return start
 
 
-def test_what_is_no_event_of_the_request_is_no_answer(talking: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    body = """say("what a kernel printed"); say("")
-    say('{"event":"reply","id":99,"reply":5}'); say('{"event":"x","id":1}')
-    say('{"event":"progress","id":1,"text":"half"}'); say('{"event":"progress","id":99,"text":"no"}')
-    say('{"event":"reply","id":1,"reply":7}')"""
-    heard: list[str] = []
-    with talking(body) as worker:
-        assert worker.ask(CountGpus(), timeout=20, progress=heard.append) == 7
-        assert worker.ignored == 4 and heard == ["half"]
-    said = capsys.readouterr().err
-    assert "verify: ignored a line on a worker's pipe (1 so far): it is no event" in said
-    assert "(2 so far): it is of another request" in said
+@pytest.mark.parametrize(
+    "message",
+    [
+        """say('{"event":"x"}')""",
+        """say("what a kernel printed")""",
+        """say('{"event":"reply","reply":1,"parts":1000000}')""",
+        """os.write(connection.fileno(), b"\x7f noise")""",  # the length of two GB
+    ],
+)
+def test_what_is_no_event_ends_the_process(talking: Any, message: str) -> None:
+    with talking(message) as worker:
+        with pytest.raises(WorkerDied, match="sent what is no message of verify; stopped") as raised:
+            worker.ask(CountGpus(), timeout=20)
+        assert raised.value.who == "judge" and not worker.alive
 
 
-def test_what_comes_of_a_request_that_was_sent_ahead_is_dropped(
-    talking: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    body = """number = line.split(",")[0].split(":")[1]
-    say('{"event":"progress","id":%s,"text":"on it"}' % number)
-    say('{"event":"reply","id":%s,"reply":%s}' % (number, number))"""
+@pytest.mark.parametrize("half", ["", """os.write(connection.fileno(), b"\\0\\0\\1\\0 half a message"); """])
+def test_a_process_that_does_not_answer_in_time_is_killed(talking: Any, half: str) -> None:
+    with talking(half + "time.sleep(1000)") as worker:
+        began = time.monotonic()
+        with pytest.raises(WorkerTimeout, match=r"no answer within 0.5 s; stopped") as raised:
+            worker.ask(CountGpus(), timeout=0.5)
+        assert raised.value.who == "judge" and not worker.alive and time.monotonic() - began < 10
+
+
+def test_what_comes_of_a_request_that_was_sent_ahead_is_dropped(talking: Any) -> None:
+    body = """count = globals().get("count", 0) + 1
+    say('{"event":"progress","text":"on %d"}' % count); say('{"event":"reply","reply":%d}' % count)"""
     heard: list[str] = []
     with talking(body) as worker:
         worker.begin(CountGpus())
         assert worker.ask(CountGpus(), timeout=20, progress=heard.append) == 2
         worker.begin(CountGpus())  # nothing new where there is a process
         assert worker.ask(CountGpus(), timeout=20) == 3
-    assert heard == ["on it"] and worker.ignored == 0 and not capsys.readouterr().err
+    assert heard == ["on 2"]
 
 
 def test_a_reply_of_another_type_is_an_error_of_the_harness(talking: Any) -> None:
     text = "the reply to the request 'gpus' is no reply to it: Expected `int`"
-    with (
-        talking("""say('{"event":"reply","id":1,"reply":"many"}')""") as worker,
-        pytest.raises(InternalError, match=text),
-    ):
+    with talking("""say('{"event":"reply","reply":"many"}')""") as worker, pytest.raises(InternalError, match=text):
         worker.ask(CountGpus(), timeout=20)
 
 
 def test_a_process_that_is_not_usable_is_replaced(talking: Any) -> None:
     """Such as one whose CUDA context an illegal access has poisoned."""
     body = """failure = '{"kind":"kernel","text":"illegal access"}'
-    say('{"event":"failed","id":%s,"failure":%s,"usable":false}' % (line[6], failure))"""
+    say('{"event":"failed","failure":%s,"usable":false}' % failure)"""
     with talking(body) as worker:
         for _ in range(2):
             with pytest.raises(KernelError, match="illegal access"):
                 worker.ask(CountGpus(), timeout=20)
             assert not worker.alive
-    with talking("""say('{"event":"reply","id":%s,"reply":1}' % line[6])""") as worker:
+    with talking("""say('{"event":"reply","reply":1}')""") as worker:
         assert [worker.ask(CountGpus(), timeout=20) for _ in range(2)] == [1, 1]
         assert worker.alive
 
@@ -125,16 +129,16 @@ def test_a_process_that_is_not_usable_is_replaced(talking: Any) -> None:
         InternalError("ValueError: x"),
         JudgeFailed("died"),
         WorkerDied("SIGSEGV"),
-        WorkerDied("SIGSEGV", judges=True),
+        WorkerDied("SIGSEGV", who="judge"),
         WorkerTimeout("late"),
-        WorkerTimeout("late", judges=True),
+        WorkerTimeout("late", who="judge"),
     ],
 )
 def test_a_failure_is_the_same_exception_on_the_side_that_asks(error: Exception) -> None:
     sent = msgspec.json.decode(msgspec.json.encode(Failure.of(error)), type=Failure).error()
     assert type(sent) is type(error) and str(sent) == str(error)
     assert getattr(sent, "hint", None) == getattr(error, "hint", None)
-    assert getattr(sent, "judges", None) == getattr(error, "judges", None)
+    assert getattr(sent, "who", None) == getattr(error, "who", None)
 
 
 def test_other_exceptions_are_errors_of_the_harness_and_no_memory_is_the_judges() -> None:
@@ -158,22 +162,35 @@ def answered(monkeypatch: pytest.MonkeyPatch, handler: Any, backend: Backend | N
     """The events of a worker process that is asked once."""
     monkeypatch.setattr(worker_side, "_ready", lambda name: backend or Backend("interpreter", "cpu", "", ""))
     monkeypatch.setitem(worker_side.HANDLERS, CountGpus, handler)
-    line = msgspec.json.encode(Numbered(3, msgspec.Raw(msgspec.json.encode(CountGpus())))) + b"\n"
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line)))
-    with tempfile.TemporaryFile() as events:
-        worker_side.main([str(os.dup(events.fileno()))])
-        events.seek(0)
-        return [msgspec.json.decode(each, type=Event) for each in events.read().split(b"\n") if each]
+    events: list[Event] = []
+    answerer, asked = worker_side.Answerer(None), msgspec.json.encode(CountGpus())
+    serving.answer(asked, lambda event, parts=(): events.append(event), answerer.respond, answerer.usable)
+    return events
 
 
-def test_every_event_carries_the_number_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_far_a_request_is_comes_before_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     def handler(request: Any, backend: Any, say: Any) -> int:
         say("half")
         return 4
 
     progress, reply = answered(monkeypatch, handler)
-    assert progress == Progress(3, "half")
-    assert isinstance(reply, Reply) and (reply.id, bytes(reply.reply), reply.usable) == (3, b"4", True)
+    assert progress == Progress("half")
+    assert isinstance(reply, Replied) and (bytes(reply.reply), reply.usable) == (b"4", True)
+
+
+def test_requests_are_answered_until_the_other_side_closes() -> None:
+    ours, theirs = Pipe()
+    replies = iter([serving.WithBytes(1, [memoryview(b"bits"), memoryview(b"")]), 2])
+    serves = threading.Thread(target=serving.serve, args=(theirs, lambda *_: next(replies), lambda: True))
+    serves.start()
+    for wanted, parts in ((b"1", [b"bits", b""]), (b"2", [])):
+        ours.send_bytes(b"{}")
+        event = receive(ours)
+        assert isinstance(event, Replied) and bytes(event.reply) == wanted
+        assert receive_parts(ours, event, 4) == parts
+    ours.close()
+    serves.join(10)
+    assert not serves.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -207,10 +224,10 @@ def test_a_process_whose_gpu_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
-    assert isinstance(reply, Reply) and reply.usable
+    assert isinstance(reply, Replied) and reply.usable
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
-    assert isinstance(reply, Reply) and not reply.usable
+    assert isinstance(reply, Replied) and not reply.usable
 
 
 def test_every_request_has_a_name_of_its_own_and_says_what_its_reply_is() -> None:
@@ -232,12 +249,15 @@ def test_a_request_that_no_worker_knows_is_an_error_of_the_harness() -> None:
 # -- what cannot be ended, and what answers for others --------------------------------------------------
 
 
-def test_a_process_that_closes_its_pipe_and_lives_on_is_not_waited_for(
+def test_a_process_that_closes_its_connection_and_lives_on_is_not_waited_for(
     talking: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(family, "END_SECONDS", 0.2)
-    body = """import time; os.closerange(3, 64); time.sleep(1000)"""
-    with talking(body) as worker, pytest.raises(WorkerDied, match=r"closed its pipe and did not end within 0.2 s"):
+    monkeypatch.setattr(process_tree, "END_SECONDS", 0.2)
+    body = """os.closerange(3, 64); time.sleep(1000)"""
+    with (
+        talking(body) as worker,
+        pytest.raises(WorkerDied, match=r"closed its connection and did not end within 0.2 s"),
+    ):
         worker.ask(CountGpus(), timeout=20)
 
 
@@ -248,11 +268,11 @@ def test_children_in_sessions_of_their_own_end_with_the_worker(talking: Any, tmp
     first = subprocess.Popen(["sh", "-c", "setsid sleep 1000 & echo $!"], stdout=subprocess.PIPE, text=True)
     second = subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
     open({str(pids)!r}, "w").write(f"{{first.stdout.readline().strip()}} {{second.pid}}")
-    say("x"); time.sleep(1000)"""
+    time.sleep(1000)"""
     with talking(body) as worker, pytest.raises(WorkerTimeout):
         worker.ask(CountGpus(), timeout=1.0)
     left = {int(pid) for pid in pids.read_text().split()}
-    assert len(left) == 2 and not left & family.living(left, "no mark")
+    assert len(left) == 2 and not left & process_tree.living(left, "no mark")
 
 
 def test_a_process_that_does_not_read_has_its_time_and_no_more(talking: Any) -> None:
@@ -261,32 +281,20 @@ def test_a_process_that_does_not_read_has_its_time_and_no_more(talking: Any) -> 
         worker.ask(long, timeout=0.5)
 
 
-def test_noise_without_an_end_costs_the_kernel_that_makes_it(talking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "the process wrote 1,000 lines where only events belong; stopped"
-    with (
-        talking("while True: say('noise')") as worker,
-        pytest.raises(WorkerDied, match=said),
-    ):
-        worker.ask(CountGpus(), timeout=20)
-    monkeypatch.setattr(process, "LONGEST_LINE", 1 << 16)
-    with (
-        talking("while True: os.write(int(sys.argv[1]), b'x' * 4096)") as worker,
-        pytest.raises(WorkerDied, match="the process wrote 1 lines"),
-    ):
-        worker.ask(CountGpus(), timeout=20)
-
-
 FORGES = """
-import os, sys, threading, time, torch, verify
+import os, socket, struct, threading, time, torch, verify
 RUN = ('{"name":"NAME","target":"T","op":"silu","params":{},"promise":"","status":"ok","results":[]}')
 def forge():
-    pipe = os.open(f"/proc/{os.getsid(0)}/fd/{sys.argv[1]}", os.O_WRONLY)  # the worker's, who leads the session
-    for number in [*range(1, 20), 2**53]:
-        for name in ("a_forges", "b_wrong"):
-            line = '{"event":"reply","id":%d,"reply":%s}' % (number, RUN.replace("NAME", name))
-            os.write(pipe, line.encode() + b"\\n")
-    os.write(pipe, b'{"event":"reply","id":1,"rep')  # and half a line
-    os.close(pipe)
+    frames = b""
+    for name in ("a_forges", "b_wrong"):
+        text = ('{"event":"reply","reply":%s}' % RUN.replace("NAME", name)).encode()
+        frames += struct.pack("!i", len(text)) + text
+    leader = os.getsid(0)  # the worker, who leads the session
+    for name in os.listdir(f"/proc/{leader}/fd"):
+        if int(name) > 2:
+            try: os.write(os.open(f"/proc/{leader}/fd/{name}", os.O_WRONLY | os.O_NONBLOCK), frames)
+            except OSError: pass  # a socket cannot be opened so
+
 forge()
 
 @verify.kernel(op="silu", dtypes=["float16"], gradients=False)
@@ -302,14 +310,23 @@ def b_wrong(x):
 def c_good(x):
     wide = x.double()
     return torch.where(wide == -torch.inf, 0, wide * torch.sigmoid(wide)).to(x.dtype)
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def d_in_its_own_connection(x):
+    for descriptor in range(3, 64):
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                text = ('{"event":"reply","reply":%s}' % RUN.replace("NAME", "d")).encode()
+                os.write(descriptor, struct.pack("!i", len(text)) + text)
+        except OSError: pass
+    return x * 3
 """
 
 
-def test_forged_answers_are_nobodys_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Numbers of requests are drawn: a line with one that looks right changes no verdict, this one or the next."""
+def test_forged_answers_change_no_verdict(tmp_path: Path) -> None:
+    """A kernel reaches no connection but its own, in which only calls are answered: no verdict comes from there."""
     file = tmp_path / "forges.py"
     file.write_text(FORGES)
     found = session.run([str(file)], session.Session(backend="interpreter", jobs=1), "verify run")
     statuses = {kernel.name: kernel.status for kernel in found.kernels}
-    assert statuses == {"a_forges": "wrong", "b_wrong": "wrong", "c_good": "ok"}
-    assert 5 <= capfd.readouterr().err.count("verify: ignored a line") <= 5 * 4  # the first of each request
+    assert statuses == {"a_forges": "wrong", "b_wrong": "wrong", "c_good": "ok", "d_in_its_own_connection": "error"}

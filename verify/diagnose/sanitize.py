@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from verify.workers import family
+from verify.workers import process_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,10 +203,10 @@ def check(
 
 def _run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
     """(exit code, what it said); the code is None when the time was up."""
-    mark = family.new_mark()
+    mark = process_tree.new_mark()
     process = subprocess.Popen(
         arguments,
-        env={**os.environ, **ENVIRONMENT, family.MARK: mark},
+        env={**os.environ, **ENVIRONMENT, process_tree.MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -217,9 +217,9 @@ def _run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
         said, _ = process.communicate(timeout=timeout)
         return process.returncode, said
     except subprocess.TimeoutExpired:
-        family.end(process, mark)
+        process_tree.end(process, mark)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return None, process.communicate(timeout=family.END_SECONDS)[0]
+            return None, process.communicate(timeout=process_tree.END_SECONDS)[0]
         return None, ""
 
 

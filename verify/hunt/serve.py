@@ -21,7 +21,7 @@ from verify.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, P
 from verify.hunt.search import Search, State
 from verify.hunt.space import searchable
 from verify.records.record import number
-from verify.workers.process import OnProgress
+from verify.workers.requests import OnProgress
 
 EVERY = 0.2  # seconds between two reports of progress
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
@@ -30,28 +31,38 @@ from verify.declare.target import Target
 from verify.errors import JudgeFailed, KernelError, UsageError
 from verify.measure import call
 from verify.measure.autotuners import choose_by_key
-from verify.measure.elsewhere import runner
 from verify.measure.judge import demand_known_answers
-from verify.measure.kernel import measure_kernel
+from verify.measure.kernel import MOST_ENDED, measure_kernel
+from verify.measure.remote_call import runner
 from verify.measure.requests import CallKernel, Leaves, Measure, Time
 from verify.measure.state import State
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Left, Printed
-from verify.workers.forks import GONE, Channel, Fork, ForkServer, Spares, flush
+from verify.workers.calls import AskKernel, receive, receive_parts, send
+from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.gpus import told_to_interpret
 from verify.workers.phases import phase
-from verify.workers.process import OnProgress
-from verify.workers.requests import Event, WorkerDied, WorkerTimeout, kind_of
+from verify.workers.requests import (
+    KernelWanted,
+    OnProgress,
+    Outcome,
+    Replied,
+    Reply,
+    Who,
+    WorkerDied,
+    WorkerTimeout,
+    demand_reply,
+    kind_of,
+)
 from verify.workers.serving import serve, watch
 
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")  # a second of imports
-SPARES = 12  # processes that take the place of one that a kernel ended
 CALLS = 4  # a call that takes a quarter of the time for a kernel hangs
 LAST = 0.95  # of that time, after which its process is ended: what is late then is the judge
 CHANGED = "it must leave the process as it was"
 
 
 @dataclass(frozen=True)
-class Answering:
+class RequestHandler:
     """How requests are answered in whatever process: read, done, and whether the process can go on afterwards."""
 
     read: Callable[[bytes | msgspec.Raw], Any]
@@ -59,24 +70,33 @@ class Answering:
     usable: Callable[[Backend], bool]
 
 
-class _Given(msgspec.Struct):
-    """What a fork is told; `others` are the processes that it talks to. Without a backend it looks for it itself."""
+class ForkSetup(msgspec.Struct):
+    """What a fork begins with. Without a backend it looks for it itself."""
 
     backend: dict[str, str] | None = None
     imports: tuple[str, ...] = ()
-    others: tuple[int, ...] = ()
+    judges: bool = False  # it judges, and another process calls the kernel
 
 
-class Kernels:
-    """The targets of a worker, each in a fork of its own, which ends when another one is asked for."""
+class KernelProcesses:
+    """The targets of a worker, each in a fork of its own, which ends when another one is asked for.
 
-    def __init__(self, requested: str | None, ready: Callable[[], Backend], answering: Answering, pipe: int) -> None:
-        self._answering, self._ready = answering, ready
+    Forks do not get `connection`, that of the worker.
+    """
+
+    def __init__(
+        self,
+        requested: str | None,
+        ready: Callable[[], Backend],
+        handler: RequestHandler,
+        connection: Connection | None = None,
+    ) -> None:
+        self._handler, self._ready, self._worker = handler, ready, connection
         torch.set_num_threads(1)
         compiles = _import_triton(requested)
-        self._server = ForkServer(self._serve, _share, closed=[pipe])
+        self._server = ForkServer(self._serve, _share, connection)
         # its context on the GPU is made while this process makes its own
-        self._begun = self._server.fork(msgspec.json.encode(_Given())) if compiles else None
+        self._begun = self._server.fork(msgspec.json.encode(ForkSetup())) if compiles else None
         try:
             self.backend = ready()
         except Exception:
@@ -84,7 +104,7 @@ class Kernels:
             raise
         if self.backend.name != "cuda":  # with all that the interpreter changes; nothing has initialised CUDA
             self._end_server()
-            self._server = ForkServer(self._serve, _share, closed=[pipe])
+            self._server = ForkServer(self._serve, _share, connection)
         self._targets: list[str] = []
         self._kernel: Fork | None = None
         self._listed = False  # the process has done no more than import the module of its targets
@@ -92,10 +112,10 @@ class Kernels:
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """The reply to a request: of its target's process, or of this one where it has no target."""
-        asked = self._answering.read(request)
+        asked = self._handler.read(request)
         targets = targets_of(asked)
         if not targets:
-            return self._answering.answer(asked, self.backend, progress)
+            return self._handler.answer(asked, self.backend, progress)
         beside = list(asked.beside) if isinstance(asked, Time) else []
         kernel = self._process(beside or targets, laws=bool(getattr(asked, "law", "") or getattr(asked, "laws", "")))
         self._listed = self._listed and asked.lists
@@ -103,7 +123,7 @@ class Kernels:
         try:
             if isinstance(asked, Measure):
                 return self._measure(asked, kernel, progress)
-            reply = kernel.exchange(request, progress=progress)[0]
+            reply = demand_reply(kernel.call(request, progress=progress)).value
             if beside and any(each.kind == "mode" for each in kernel.ask(Leaves(targets[0]))):
                 kernel.stop()  # the next ones are timed in a process that computes as PyTorch does by default
             return reply
@@ -112,7 +132,7 @@ class Kernels:
             self._listed = self._listed and isinstance(error, UsageError)  # an answer: that kernel has none of it
             raise
         finally:
-            if said and (printed := kernel.printed()):
+            if said and (printed := kernel.output.taken()):
                 with contextlib.suppress(OSError):  # of a pipe that nobody reads any more
                     print(printed.text, end="", file=sys.stderr, flush=True)
 
@@ -134,52 +154,58 @@ class Kernels:
         self._targets = targets
         return self._kernel
 
-    def _fork(self, *, laws: bool = False, kernels: Sequence[Fork] = ()) -> Fork:
+    def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
         # some of what laws import asks for a GPU, after which no fork could use one
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = () if self.backend.name == "cuda" else imports
-        given = _Given(asdict(self.backend), imports, tuple(each.pid for each in kernels))
-        return self._server.fork(msgspec.json.encode(given), [each.channel for each in kernels])
+        setup = ForkSetup(asdict(self.backend), imports, who == "judge")
+        return self._server.fork(msgspec.json.encode(setup), who)
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        if self._kernel is not None:
+            self._kernel.stop(at_once=True)
+        self._end_server()
 
     def _measure(self, request: Measure, kernel: Fork, progress: OnProgress) -> KernelRun:
-        """What this process judges, then the laws tried in the kernel's own, then what it left and printed."""
+        """What a process without the kernel judges, then the laws tried in the kernel's own, what it left and printed.
+
+        A kernel that ends its process gets another one, MOST_ENDED in all.
+        """
         until = time.monotonic() + request.seconds * LAST
-        description = kernel.ask(Describe(request.target), within=request.seconds * LAST)  # imports the module
+        description = kernel.ask(Describe(request.target), deadline=until)  # imports the module
         alone = msgspec.structs.replace(request, laws="")
-        forks, said = [kernel], list[Printed]()
+        said = list[Printed | None]()
 
-        def another() -> Fork | None:
-            if len(forks) > SPARES:
-                return None
-            forks.append(self._fork(laws=bool(request.laws)))
-            return forks[-1]
+        def replace_ended() -> bool:
+            """False where the kernel has ended as many processes as it may."""
+            nonlocal kernel
+            if kernel.ended and len(said) < MOST_ENDED - 1:
+                kernel.stop()
+                said.append(kernel.output.taken())
+                kernel = self._kernel = self._fork(laws=bool(request.laws))
+            return not kernel.ended
 
-        # another judge is given all that it may talk to when it begins
-        while not description.own_op and another():
-            pass
-        spares = Spares(forks, another)
-        try:
-            if description.own_op:
-                done = measured(Kernel.of_description(description.kernel), alone, self.backend, progress, spares)
-            else:
-                judge = self._fork(kernels=forks)
-                try:
-                    done = judge.ask(alone, progress=progress, beside=forks)
-                except WorkerDied as died:
-                    raise JudgeFailed(f"the judge died: {died}") from None
-                finally:
-                    judge.stop()
-                done = _with_exit(done, forks)
-            kernel = self._kernel = spares.now or kernel
-        finally:
-            for spare in forks:
-                if spare is not self._kernel:
-                    spare.stop()
-                    said += [each for each in [spare.printed()] if each]
-        if request.laws and kernel.answers and done.status in RESULT_STATUSES:
+        def call_kernel(asked: bytes | msgspec.Raw, most: int) -> Outcome:
+            if not replace_ended():
+                return WorkerDied("the process of the kernel has ended")
+            return kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
+
+        if description.own_op:
+            done = measured(Kernel.of_description(description.kernel), alone, self.backend, progress, call_kernel)
+        else:
+            judge = self._fork(who="judge")
+            try:
+                done = judge.ask(alone, progress=progress, kernel=call_kernel)
+            except WorkerDied as died:
+                raise JudgeFailed(f"the judge died: {died}") from None
+            finally:
+                judge.stop()
+        lives = replace_ended()
+        if request.laws and lives and done.status in RESULT_STATUSES:
             try:
                 of_laws = msgspec.structs.replace(request, accuracy=False)
-                tried = kernel.ask(of_laws, progress=progress, within=until - time.monotonic())
+                tried = kernel.ask(of_laws, progress=progress, deadline=until)
                 status = tried.status if tried.status == "wrong" else done.status
                 seconds = round(done.seconds + tried.seconds, 3)
                 differs = done.unrepeatable or tried.unrepeatable
@@ -197,48 +223,56 @@ class Kernels:
             except (WorkerTimeout, JudgeFailed) as error:  # kernel and judge share the process: either may be the cause
                 gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
                 done = msgspec.structs.replace(done, gaps=[*done.gaps, gap])
-        left = kernel.ask(Leaves(request.target)) if kernel.answers else []
+        left = [] if kernel.ended else kernel.ask(Leaves(request.target))
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status in ("ok", *UNPROVEN):
             done = msgspec.structs.replace(done, status="error", message=f"{CHANGED}; it {breaks}")
-        said += filter(None, [kernel.printed()])
-        return msgspec.structs.replace(done, left=left, printed=functools.reduce(Printed.plus, said) if said else None)
+        said.append(kernel.output.taken())
+        printed = [each for each in said if each]
+        return msgspec.structs.replace(
+            done, left=left, printed=functools.reduce(Printed.plus, printed) if printed else None
+        )
 
-    def _serve(self, channel: Channel, others: Sequence[Channel], given: bytes) -> None:
-        """Be a fork: call the kernels of one target or, with `others`, judge what comes from there."""
+    def _serve(self, connection: Connection, given: bytes) -> None:
+        """Is a fork: calls the kernels of one target, or judges what a kernel's process gave."""
         faulthandler.enable(all_threads=False)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
-        told = msgspec.json.decode(given, type=_Given)
-        if told.backend is None:
+        setup = msgspec.json.decode(given, type=ForkSetup)
+        if setup.backend is None:
             backend = self._ready()
             with phase("kernel: begin on the GPU"):
                 torch.zeros(1, device=backend.device)
         else:
-            backend = Backend(**told.backend)
+            backend = Backend(**setup.backend)
             backends.activate(backend)
-        kernels = Spares([Fork(other, pid=pid) for other, pid in zip(others, told.others, strict=True)])
-        subject = _Subject(self._answering, backend, kernels if others else None)
+        subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
+        serve(connection, subject.answer, lambda: self._handler.usable(backend), flush)
 
-        def emit(event: Event, beside: Sequence[memoryview] = ()) -> None:
-            flush()
-            channel.send(msgspec.json.encode(event), beside)
 
-        while (message := channel.receive()) is not None:
-            serve(message[0], emit, subject.answer, lambda: self._answering.usable(backend))
+def call_over(connection: Connection) -> AskKernel:
+    """Returns what has the process at the other end call the kernel, for one that judges."""
+
+    def call(request: bytes | msgspec.Raw, most: int) -> Outcome:
+        send(connection, KernelWanted(msgspec.Raw(request), most))
+        event = receive(connection)
+        parts = receive_parts(connection, event, most)
+        return Reply(event.reply, parts) if isinstance(event, Replied) else event.failure  # type: ignore[union-attr]
+
+    return call
 
 
 class _Subject:
     """The target of a fork, and what its module and its kernels left."""
 
-    def __init__(self, answering: Answering, backend: Backend, kernel: Spares | None) -> None:
-        self._answering, self._backend, self._kernel = answering, backend, kernel
+    def __init__(self, handler: RequestHandler, backend: Backend, kernel: AskKernel | None) -> None:
+        self._handler, self._backend, self._kernel = handler, backend, kernel
         self._began: State | None = None
         self._imported: list[Left] = []
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """The reply to a request about the target."""
-        asked = self._answering.read(request)
+        asked = self._handler.read(request)
         if self._began is None:
             with phase("kernel: import its module"):
                 self._began = self._load([Target.parse(each) for each in targets_of(asked)])
@@ -252,7 +286,7 @@ class _Subject:
                 (kernel,) = load(Target.parse(asked.target))
                 reply: Any = measured(kernel, asked, self._backend, progress, self._kernel)
             else:
-                reply = self._answering.answer(asked, self._backend, progress)
+                reply = self._handler.answer(asked, self._backend, progress)
         if judges:
             self._demand_judges()
         return reply
@@ -297,15 +331,9 @@ def targets_of(asked: Any) -> list[str]:
 
 
 def measured(
-    kernel: Kernel, request: Measure, backend: Backend, progress: OnProgress, process: Spares | None = None
+    kernel: Kernel, request: Measure, backend: Backend, progress: OnProgress, call: AskKernel | None = None
 ) -> KernelRun:
-    """The judged kernel, called here or in its own process."""
-    longest, until = request.seconds / CALLS, time.monotonic() + request.seconds * LAST
-
-    def calls(request: bytes, *, most: int) -> tuple[msgspec.Raw, bytearray]:
-        assert process is not None
-        return process.exchange(request, most=most, within=min(longest, until - time.monotonic()))
-
+    """Returns the judged kernel, called here or in its own process."""
     return measure_kernel(
         kernel,
         request.target,
@@ -316,21 +344,9 @@ def measured(
         cases_of=request.plan,
         progress=progress,
         seconds=request.seconds,
-        run=None if process is None else runner(kernel, request.target, backend.device, calls),
-        lost=lambda: process is not None and process.now is None,
+        run=None if call is None else runner(kernel, request.target, backend.device, call),
         judges=request.judges,
     )
-
-
-def _with_exit(done: KernelRun, forks: Sequence[Fork]) -> KernelRun:
-    """What another process wrote of one that ended, with the exit code that only its parent knows."""
-    ends = [each.kind for each in done.unmeasured if each.kind in ("crashed", "hung")]
-    ended = [fork for fork in forks if not fork.answers]
-    if "crashed" not in ends or len(ended) <= ends.index("crashed"):
-        return done
-    text = str(ended[ends.index("crashed")].died())
-    known = [msgspec.structs.replace(each, text=each.text.replace(GONE, text)) for each in done.unmeasured]
-    return msgspec.structs.replace(done, unmeasured=known, message=done.message.replace(GONE, text))
 
 
 def _import_triton(requested: str | None) -> bool:
@@ -352,5 +368,5 @@ def _tests_laws(target: Target) -> bool:
 
 
 def _share(given: bytes) -> None:
-    for name in msgspec.json.decode(given, type=_Given).imports:
+    for name in msgspec.json.decode(given, type=ForkSetup).imports:
         importlib.import_module(name)

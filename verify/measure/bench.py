@@ -25,8 +25,8 @@ from verify.records.identity import identity
 from verify.records.record import Gap, KernelRun, Run, Speed
 from verify.workers import process
 from verify.workers.pool import Job, Pool, using
-from verify.workers.process import START_SECONDS, Answers, AnyWorker, OnProgress
-from verify.workers.requests import Environment, R, Request, WorkerDied, WorkerTimeout
+from verify.workers.process import START_SECONDS, Answers, AnyWorker
+from verify.workers.requests import Environment, OnProgress, R, Request, WorkerDied, WorkerTimeout
 
 DTYPES = ("bfloat16", "float16", "float32")
 STAND_INS = ("eager", "compile")

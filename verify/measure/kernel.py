@@ -26,14 +26,14 @@ from verify.measure.call import Measured, no_gradient, run_baseline, run_judged
 from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
 from verify.measure.curve import recorded
 from verify.measure.digest import Digest
-from verify.measure.elsewhere import Run
+from verify.measure.remote_call import Run
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
 from verify.measure.trying import Trying
 from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin, Result, SpecialValue
 from verify.truth import formats
 from verify.truth.ulp import pattern_at
-from verify.workers.beside import LATE, NO_MEMORY, Forks
+from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap
 from verify.workers.requests import WorkerDied, WorkerTimeout
 
 Progress = Callable[[str], None]
@@ -42,6 +42,7 @@ SHARE = 0.85  # of a kernel's time, after which no further case is tried
 JUDGED = 0.95  # of it, after which forks that judge are ended
 
 DIFFER = "two calls with the same input differ"
+MOST_ENDED = 13  # processes that a kernel may end
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same where others go on meanwhile
 
@@ -58,7 +59,6 @@ def measure_kernel(
     progress: Progress = lambda text: None,
     seconds: float = math.inf,
     run: Run | None = None,
-    lost: Callable[[], bool] = lambda: False,
     judges: int = 1,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
@@ -66,12 +66,15 @@ def measure_kernel(
     Without `accuracy` the record has what the kernel declares and no result. `cases_of` names a backend whose cases
     are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
     project's corpus has for this kernel are measured after the others, as results of their own. `run` calls the kernel,
-    here without one; where it is `lost`, no further case is tried. After so many seconds none is either, and what has
-    been measured stays. With several `judges` that many cases are judged at a time, in forks of this process.
+    here without one; once it has ended MOST_ENDED processes, no further case is tried. After so many seconds none is
+    either, and what has been measured stays. With several `judges` that many cases are judged at a time, in forks of
+    this process.
     """
     started = time.monotonic()
     calls = _Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
-    trying = Trying(kernel, target, until=started + seconds * SHARE, seconds=seconds, lost=lost)
+    trying = Trying(
+        kernel, target, until=started + seconds * SHARE, seconds=seconds, lost=lambda: calls.ended >= MOST_ENDED
+    )
     notes: list[str] = []
     results: list[Result] = []
     gaps: list[Gap] = []
@@ -104,7 +107,7 @@ def measure_kernel(
             def begins(dtype: str = dtype, numbers: Iterator[int] = numbers, total: int = total) -> None:
                 progress(f"{kernel.name} {dtype}, case {next(numbers)} of {total}")
 
-            with Forks(judges, Pieces, _collect, lost=lose, until=started + seconds * JUDGED) as forks:
+            with ForkMap(judges, Pieces, _collect, lost=lose, until=started + seconds * JUDGED) as forks:
                 for each in judging:
                     _judge(kernel, target, backend, each, seed, notes, calls, trying, begins, judges, forks, unjudged)
         except TruthError as error:
@@ -153,10 +156,15 @@ class _Calls:
 
     def __init__(self, run: Run) -> None:
         self._run, self._count = run, 0
+        self.ended = 0  # calls that ended the kernel's process
         self._first: tuple[Case, dict[str, str]] | None = None
 
     def __call__(self, case: Case) -> Measured:
-        measured = self._run(case)
+        try:
+            measured = self._run(case)
+        except (WorkerDied, WorkerTimeout):
+            self.ended += 1
+            raise
         self._count += 1
         if self._first is None:
             self._first = case, _digests(measured)
@@ -226,7 +234,7 @@ def _judge(
     trying: Trying,
     begins: Callable[[], None],
     judges: int,
-    forks: Forks[Asked, Pieces],
+    forks: ForkMap[Asked, Pieces],
     unjudged: Counter[str],
 ) -> None:
     """Every case of a group: called here, and judged in forks while the next ones are called."""

@@ -292,7 +292,7 @@ class _Queue:
             case WorkerTimeout():
                 status, message = "timeout", f"no result within {self.session.timeout:g} s; stopped"
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
-                if error.judges:  # the kernel's own process has less time
+                if error.who == "judge":  # the kernel's own process has less time
                     status, message, kind = "skipped", f"the judge ran out of time: {message}", "judge failed"
             case WorkerDied():
                 status = "crashed"

@@ -12,7 +12,7 @@ from verify.cases import Case, case_of, problem_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
 from verify.measure.element import describe
-from verify.measure.elsewhere import Run
+from verify.measure.remote_call import Run
 from verify.records.record import EXTREME, SpecialValue, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, digits, judge

@@ -19,7 +19,7 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, Refused, UsageError
 from verify.measure.call import IN_BACKWARD, Measured
-from verify.measure.elsewhere import Run
+from verify.measure.remote_call import Run
 from verify.records.record import Origin, Status, Unmeasured
 from verify.workers.requests import WorkerDied, WorkerTimeout
 

@@ -24,7 +24,7 @@ from verify.sweep.scope import shape_of, space_of, undeclared
 from verify.sweep.space import Space
 from verify.sweep.torch_route import BASELINE
 from verify.truth.formats import named
-from verify.workers.process import OnProgress
+from verify.workers.requests import OnProgress
 
 REPORT_SECONDS = 0.1  # between two reports of progress: each is an event of the cluster
 SLOW_BITS = 16  # without a GPU float32 is swept where it is asked for by name

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ import msgspec
 
 from verify.errors import UsageError
 from verify.records.source_digest import digest, own_digest
-from verify.workers.equal import equal_workers, identity_of, refuse_unlike
+from verify.workers.check_workers_identical import equal_workers, identity_of, refuse_unlike
 from verify.workers.pool import Pool
-from verify.workers.process import START_SECONDS, OnProgress, Worker
-from verify.workers.requests import Environment, Failure, R, Request, WorkerDied
+from verify.workers.process import START_SECONDS, Worker
+from verify.workers.requests import Environment, Failure, OnProgress, R, Reply, Request, WorkerDied
 
 CONNECT_SECONDS = 20.0
 LOOK_SECONDS = 5.0  # between looks at whether a request's worker is still there
@@ -55,11 +56,13 @@ def serve(request: bytes, backend: str, timeout: float, ticket: str) -> bytes:
     """Answer one request in this Dask worker's isolated process."""
     with _lock:
         try:
-            return msgspec.json.encode(
-                _Answer(_process(backend).exchange(request, timeout=timeout, progress=_forward(ticket)))
-            )
+            deadline = time.monotonic() + timeout
+            outcome = _process(backend).call(request, deadline=deadline, progress=_forward(ticket))
         except Exception as error:
-            return msgspec.json.encode(_Answer(failure=Failure.of(error)))
+            outcome = Failure.of(error)
+    if isinstance(outcome, Reply):
+        return msgspec.json.encode(_Answer(outcome.value))
+    return msgspec.json.encode(_Answer(failure=outcome if isinstance(outcome, Failure) else Failure.of(outcome)))
 
 
 def _process(backend: str) -> Worker:
@@ -204,7 +207,7 @@ class Cluster:
                     future, address = self._client.submit(*call, pure=False), ""
             where, raw = future.result()
         except KilledWorker as killed:
-            raise WorkerDied(f"every worker that took the request was lost: {killed}", judges=True) from killed
+            raise WorkerDied(f"every worker that took the request was lost: {killed}", who="judge") from killed
         except BaseException:
             future.cancel()
             raise

@@ -27,8 +27,8 @@ from typing import Any, Generic
 
 from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
-from verify.workers.process import START_SECONDS, Answers, AnyWorker, OnProgress, OutOfTime
-from verify.workers.requests import About, Environment, R, Request, WorkerDied, WorkerTimeout, kind_of
+from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
+from verify.workers.requests import About, Environment, OnProgress, R, Request, WorkerDied, WorkerTimeout, kind_of
 
 WAIT_SECONDS = 0.2  # a wait without an end does not notice Ctrl-C everywhere
 STOP_SECONDS = 0.1  # after which workers are stopped again: a thread that was about to ask starts a process
@@ -265,7 +265,7 @@ def _ask(worker: AnyWorker, job: Job[R]) -> R:
             raise OutOfTime(begun=True) from None
         raise
     except WorkerDied as died:
-        if died.judges:
+        if died.who == "judge":
             raise JudgeFailed(f"the judge died: {died}") from None
         raise
 

@@ -4,21 +4,24 @@
 
     about = worker.ask(Environment(), timeout=180)   # an About, or the exception of what went wrong
 
-A request stands in the room whose code answers it; `verify.worker` knows them all. On the pipe each is one line of
-JSON with a number, and every event that comes back carries that number: an event of another request is no answer.
+A request stands in the room whose code answers it; `verify.worker` knows them all. Requests and the events that answer
+them are JSON; `verify.workers.calls` sends them.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
 from verify.errors import InternalError, JudgeFailed, KernelError, Refused, TruthError, UsageError, VerifyError, said_by
 
 R = TypeVar("R")
+
+MOST_PARTS = 1 << 10  # messages of bytes beside a reply
 
 
 class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, tag_field="do"):
@@ -66,31 +69,33 @@ class CountGpus(Request[int], frozen=True, tag="gpus"):
     """How many GPUs the process sees."""
 
 
-# -- on the pipe ----------------------------------------------------------------------------------------
+# -- what comes of a call ----------------------------------------------------------------------------------
+
+Who = Literal["kernel", "judge"]  # a process that calls kernels, or one that judges and calls none
 
 
 class _NoAnswer(VerifyError):
-    """`judges`: the process is a worker, which judges and calls no kernel. Without it, it is that of a kernel."""
+    """A process gave no answer; `who` says which kind it was."""
 
-    def __init__(self, text: str, *, judges: bool = False) -> None:
+    def __init__(self, text: str, *, who: Who = "kernel") -> None:
         super().__init__(text)
-        self.judges = judges
+        self.who = who
 
 
 class WorkerDied(_NoAnswer):
     """The process ended without an answer; the text names the signal or the exit code."""
 
     @staticmethod
-    def of(code: int | None, *, judges: bool = False) -> WorkerDied:
-        """What the exit code of a process that ended without an answer says."""
+    def of(code: int | None, *, who: Who = "kernel") -> WorkerDied:
+        """Returns the error for the exit code of a process that ended without an answer."""
         if code is not None and code < 0:
             try:
                 name = signal.Signals(-code).name
             except ValueError:
                 name = f"signal {-code}"
             extra = " (out of memory?)" if name == "SIGKILL" else ""
-            return WorkerDied(f"the process died of {name}{extra}", judges=judges)
-        return WorkerDied(f"the process ended with exit code {code} and no result", judges=judges)
+            return WorkerDied(f"the process died of {name}{extra}", who=who)
+        return WorkerDied(f"the process ended with exit code {code} and no result", who=who)
 
 
 class WorkerTimeout(_NoAnswer):
@@ -103,7 +108,7 @@ class Failure(msgspec.Struct, frozen=True):
     kind: Literal["usage", "truth", "refused", "kernel", "judge", "internal", "died", "timeout"]
     text: str
     hint: str = ""
-    judges: bool = False  # of a process that died or was late
+    who: Who = "kernel"  # of a process that died or was late
 
     @staticmethod
     def of(error: Exception) -> Failure:
@@ -122,9 +127,9 @@ class Failure(msgspec.Struct, frozen=True):
             case JudgeFailed():
                 return Failure("judge", str(error))
             case WorkerDied():
-                return Failure("died", str(error), judges=error.judges)
+                return Failure("died", str(error), who=error.who)
             case WorkerTimeout():
-                return Failure("timeout", str(error), judges=error.judges)
+                return Failure("timeout", str(error), who=error.who)
             case InternalError():
                 return Failure("internal", str(error))
         return Failure("internal", f"{type(error).__name__}: {said_by(error)}")
@@ -143,55 +148,63 @@ class Failure(msgspec.Struct, frozen=True):
             case "judge":
                 return JudgeFailed(self.text)
             case "died":
-                return WorkerDied(self.text, judges=self.judges)
+                return WorkerDied(self.text, who=self.who)
             case "timeout":
-                return WorkerTimeout(self.text, judges=self.judges)
+                return WorkerTimeout(self.text, who=self.who)
         return InternalError(self.text)
 
 
-class Numbered(msgspec.Struct, frozen=True):
-    """A request as it is sent."""
+@dataclass(frozen=True)
+class Reply:
+    """The reply to a request, in JSON, and bytes beside it."""
 
-    id: int
-    request: msgspec.Raw
+    value: msgspec.Raw
+    parts: list[bytes] = field(default_factory=list)
+
+
+Outcome = Reply | Failure | WorkerDied | WorkerTimeout
+
+
+def demand_reply(outcome: Outcome) -> Reply:
+    """Returns the reply; raises what came instead of one."""
+    if isinstance(outcome, Reply):
+        return outcome
+    raise outcome.error() if isinstance(outcome, Failure) else outcome
+
+
+# -- on the connection -------------------------------------------------------------------------------------
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
     """How far a request is."""
 
-    id: int
     text: str
 
 
-class Reply(msgspec.Struct, frozen=True, tag_field="event", tag="reply"):
-    """The reply. A process that is not `usable` any more is replaced before the next request."""
+class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel"):
+    """A process that judges asks for a call in the kernel's process, with at most so many bytes beside the reply.
 
-    id: int
+    The side that asked sends what came of it: `Replied` or `Failed`.
+    """
+
+    request: msgspec.Raw
+    most: int
+
+
+class Replied(msgspec.Struct, frozen=True, tag_field="event", tag="reply"):
+    """The reply, after which so many messages of plain bytes follow."""
+
     reply: msgspec.Raw
-    usable: bool = True
+    parts: Annotated[int, msgspec.Meta(ge=0, le=MOST_PARTS)] = 0
+    usable: bool = True  # else the process is replaced before the next request
 
 
 class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     """There is no reply."""
 
-    id: int
     failure: Failure
     usable: bool = True
 
 
-Event = Progress | Reply | Failed
-
-
-def reply_in(event: Event, progress: Callable[[str], None], stop: Callable[[], object]) -> msgspec.Raw | None:
-    """The reply that an event is; None where it says how far the request is, an error where it failed.
-
-    A process that cannot be used any more is stopped.
-    """
-    if isinstance(event, Progress):
-        progress(event.text)
-        return None
-    if not event.usable:
-        stop()
-    if isinstance(event, Reply):
-        return event.reply
-    raise event.failure.error()
+Event = Progress | KernelWanted | Replied | Failed
+OnProgress = Callable[[str], None]

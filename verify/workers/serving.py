@@ -1,4 +1,4 @@
-"""How a process answers one request after the other, whatever takes them there: a pipe, or the socket of a fork."""
+"""How a process answers one request after the other."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from verify.errors import InternalError, KernelError, TruthError, UsageError
-from verify.workers import family
-from verify.workers.frames import in_large_frame
-from verify.workers.process import OnProgress
-from verify.workers.requests import Event, Failed, Failure, Numbered, Progress, Reply, WorkerDied, WorkerTimeout
+from verify.workers import process_tree
+from verify.workers.calls import send
+from verify.workers.large_stack import with_large_stack_chunk
+from verify.workers.requests import (
+    Event,
+    Failed,
+    Failure,
+    OnProgress,
+    Progress,
+    Replied,
+    WorkerDied,
+    WorkerTimeout,
+)
 
 WATCH_SECONDS = 0.5
 
@@ -25,41 +35,59 @@ class WithBytes(NamedTuple):
     """A reply beside which bytes travel."""
 
     reply: Any
-    beside: Sequence[memoryview]
+    parts: Sequence[memoryview]
 
 
 class Emit(Protocol):
     """Sends an event, and bytes beside it."""
 
-    def __call__(self, event: Event, beside: Sequence[memoryview] = ()) -> None: ...
+    def __call__(self, event: Event, parts: Sequence[memoryview] = ()) -> None: ...
+
+
+Respond = Callable[[msgspec.Raw, OnProgress], Any]  # returns the reply to a request, or raises
 
 
 def serve(
-    line: bytes, emit: Emit, respond: Callable[[msgspec.Raw, OnProgress], Any], usable: Callable[[], bool]
+    connection: Connection, respond: Respond, usable: Callable[[], bool], flush: Callable[[], object] = lambda: None
 ) -> None:
-    """Answer one request with what `respond` returns or raises; `usable` says whether the process can go on."""
-    number = 0
-    beside: Sequence[memoryview] = ()
+    """Answers requests until the other side closes the connection. `flush` is called before each event is sent."""
+
+    def emit(event: Event, parts: Sequence[memoryview] = ()) -> None:
+        flush()
+        try:
+            send(connection, event, parts)
+        except ConnectionError:  # the command was killed: nothing reads this, nor a trace of it
+            os._exit(1)
+
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            return
+        answer(request, emit, respond, usable)
+
+
+def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bool]) -> None:
+    """Answers one request with what `respond` returns or raises; `usable` says whether the process can go on."""
+    parts: Sequence[memoryview] = ()
     try:
-        asked = msgspec.json.decode(line, type=Numbered)
-        number = asked.id
-        reply = in_large_frame(respond, asked.request, lambda text: emit(Progress(number, text)))
+        reply = with_large_stack_chunk(respond, msgspec.Raw(request), lambda text: emit(Progress(text)))
         if isinstance(reply, WithBytes):
-            reply, beside = reply
-        emit(Reply(number, msgspec.Raw(msgspec.json.encode(reply)), usable()), beside)
+            reply, parts = reply
+        emit(Replied(msgspec.Raw(msgspec.json.encode(reply)), len(parts), usable()), parts)
     except (UsageError, TruthError, KernelError, WorkerDied, WorkerTimeout) as error:
-        emit(Failed(number, Failure.of(error), usable()))
+        emit(Failed(Failure.of(error), usable()))
     except Exception as error:
         # what failed where no code expects it, or for want of memory, leaves a process that may fail again
         if not isinstance(error, MemoryError | InternalError):
-            with suppress(OSError):  # of a pipe that nobody reads any more
+            with suppress(OSError):  # nothing reads its stderr any more
                 traceback.print_exc()
-        emit(Failed(number, Failure.of(error), usable=False))
+        emit(Failed(Failure.of(error), usable=False))
 
 
 def watch(parent: int) -> None:
-    """End with the parent: one that was killed cannot stop its worker, whose kernel would run on."""
+    """Ends with the parent: one that was killed cannot stop its worker, whose kernel would run on."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
-    family.kill(os.getpid(), os.environ.get(family.MARK, ""))
+    process_tree.kill(os.getpid(), os.environ.get(process_tree.MARK, ""))
     os.killpg(0, signal.SIGKILL)  # the worker leads a group of its own, with everything that it started

@@ -14,9 +14,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def in_large_frame(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def with_large_stack_chunk(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """`function(*args, **kwargs)`, called from a frame that has memory for all that it calls."""
     return function(*args, **kwargs)
 
 
-in_large_frame.__code__ = in_large_frame.__code__.replace(co_stacksize=(1 << 16) + 64)
+with_large_stack_chunk.__code__ = with_large_stack_chunk.__code__.replace(co_stacksize=(1 << 16) + 64)

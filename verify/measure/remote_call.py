@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 import torch
@@ -17,46 +16,46 @@ from torch import Tensor
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel, expected_shape
-from verify.errors import KernelError
+from verify.errors import InternalError, KernelError
 from verify.measure.call import INFERENCE, Measured, check_output, sent_all
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
+from verify.workers.calls import FOREIGN, AskKernel
+from verify.workers.requests import demand_reply
+from verify.workers.serving import WithBytes
 
 Run = Callable[[Case], Measured]
 
 WIDEST = 8  # bytes of an element
 
 
-class Calls(Protocol):
-    """What sends a request to the kernel's process: the reply, and at most so many bytes beside it."""
-
-    def __call__(self, request: bytes, *, most: int) -> tuple[msgspec.Raw, bytearray]: ...
-
-
-def bits_of_results(measured: Measured) -> tuple[Bits, list[memoryview]]:
-    """What goes back: the names and forms of the results, and their bits one after the other, the widest first."""
+def bits_of_results(measured: Measured) -> WithBytes:
+    """Returns what goes back: the names and forms of the results, and beside them the bits of each."""
     held = {("", name): value for name, value in measured.to_read.results.items()}
     held |= {(mode, name): value for mode, outputs in measured.inference.items() for name, value in outputs.items()}
-    keys = sorted(held, key=lambda key: -held[key].element_size())
-    stored = [Stored(key[1], formats.of(held[key].dtype).name, tuple(held[key].shape), key[0]) for key in keys]
-    lines = [raw(held[key]).cpu().reshape(-1) for key in keys if held[key].numel()]
-    parts = [memoryview(line.numpy()).cast("B") for line in lines]  # type: ignore[arg-type]
-    return Bits(list(measured.results), stored, measured.missing), parts
+    stored = [Stored(name, formats.of(item.dtype).name, tuple(item.shape), mode) for (mode, name), item in held.items()]
+    lines = [raw(item).cpu().reshape(-1) for item in held.values()]
+    parts = [memoryview(line.numpy()).cast("B") if line.numel() else memoryview(b"") for line in lines]  # type: ignore[arg-type]
+    return WithBytes(Bits(list(measured.results), stored, measured.missing), parts)
 
 
-def runner(kernel: Kernel, target: str, device: str, calls: Calls) -> Run:
-    """`run_kernel` of a kernel that another process calls."""
+def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
+    """Returns `run_kernel` of a kernel that another process calls."""
 
     def run(case: Case) -> Measured:
         op, params = kernel.op, kernel.op.resolve(case.params)
         shapes = op.shapes(case.dims, params)
         shapes |= {name: expected_shape(op, case.dims, params, name) for name in kernel.outputs}
         most = WIDEST * (1 + len(INFERENCE)) * sum(map(math.prod, shapes.values()))
-        reply, beside = calls(msgspec.json.encode(CallKernel(target, case.to_json())), most=most)
-        bits = msgspec.json.decode(reply, type=Bits)
-        found = _tensors(bits.stored, beside)
+        request = CallKernel(target, case.to_json())
+        reply = demand_reply(call(msgspec.json.encode(request), most))
+        try:
+            bits = request.read(reply.value)
+        except InternalError:
+            raise KernelError(FOREIGN) from None
+        found = _tensors(bits.stored, reply.parts)
         results = {name: found["", name].to(device) for name in bits.order if ("", name) in found}
         inputs = sent_all(inputs_of(op, case, device, shared=True), device)
         outputs = _checked(kernel, case, device, results, inputs)
@@ -73,19 +72,16 @@ def runner(kernel: Kernel, target: str, device: str, calls: Calls) -> Run:
     return run
 
 
-def _tensors(stored: Sequence[Stored], beside: bytearray) -> dict[tuple[str, str], Tensor]:
-    """The tensors by mode of inference and name."""
+def _tensors(stored: Sequence[Stored], parts: Sequence[bytes]) -> dict[tuple[str, str], Tensor]:
+    """Returns the tensors by mode of inference and name."""
     found: dict[tuple[str, str], Tensor] = {}
-    start = 0
-    for item in stored:
-        fmt = formats.named(item.dtype)
-        count = math.prod(item.shape)
-        stop = start + count * fmt.bits // 8
-        if stop > len(beside) or min(item.shape, default=0) < 0:
-            raise KernelError("its process sent fewer bits than it said")
-        line = torch.frombuffer(beside, dtype=torch_dtype(fmt), count=count, offset=start) if count else torch.empty(0)
+    forms = [formats.named(item.dtype) for item in stored]
+    sizes = [math.prod(item.shape) * fmt.bits // 8 for item, fmt in zip(stored, forms, strict=True)]
+    if sizes != [len(part) for part in parts] or any(min(item.shape, default=0) < 0 for item in stored):
+        raise KernelError("its process sent other bits than it said")
+    for item, fmt, part in zip(stored, forms, parts, strict=True):
+        line = torch.frombuffer(bytearray(part), dtype=torch_dtype(fmt)) if part else torch.empty(0)
         found[item.mode, item.name] = line.to(torch_dtype(fmt)).reshape(item.shape)
-        start = stop
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from verify.workers.beside import Forks
+from verify.workers.fork_map import ForkMap
 
 
 def never(key: str, reason: str) -> None:
@@ -20,7 +21,7 @@ def never(key: str, reason: str) -> None:
 @pytest.mark.parametrize("most", [1, 3])
 def test_answers_come_in_the_order_of_the_questions(most: int) -> None:
     taken: list[tuple[str, list[int]]] = []
-    with Forks(most, list[int], lambda key, answer: taken.append((key, answer)), lost=never) as forks:
+    with ForkMap(most, list[int], lambda key, answer: taken.append((key, answer)), lost=never, until=math.inf) as forks:
         for number in range(7):
 
             def think(number: int = number) -> list[int]:
@@ -38,7 +39,7 @@ def test_several_are_thought_about_at_a_time() -> None:
         return began
 
     began: list[float] = []
-    with Forks(3, float, lambda _, answer: began.append(answer), lost=never) as forks:
+    with ForkMap(3, float, lambda _, answer: began.append(answer), lost=never, until=math.inf) as forks:
         for _ in range(3):
             forks.ask("", think)
     assert max(began) - min(began) < 0.3
@@ -51,7 +52,7 @@ def test_a_long_thought_holds_up_no_others() -> None:
         return [began, time.monotonic()]
 
     spans: list[list[float]] = []
-    with Forks(2, list[float], lambda _, answer: spans.append(answer), lost=never) as forks:
+    with ForkMap(2, list[float], lambda _, answer: spans.append(answer), lost=never, until=math.inf) as forks:
         for seconds in (1.0, 0.01, 0.01, 0.01):
             forks.ask("", partial(think, seconds))
     assert spans[3][0] < spans[0][1]
@@ -61,7 +62,10 @@ def test_a_fork_that_raises_is_asked_again_here() -> None:
     def raises() -> str:
         raise ValueError("in both")
 
-    with pytest.raises(ValueError, match="in both"), Forks(2, str, lambda _, answer: None, lost=never) as forks:
+    with (
+        pytest.raises(ValueError, match="in both"),
+        ForkMap(2, str, lambda _, answer: None, lost=never, until=math.inf) as forks,
+    ):
         forks.ask("", raises)
 
 
@@ -78,7 +82,9 @@ def test_a_fork_that_is_killed_is_replaced_once(tmp_path: Path, times: int, want
         return "answered"
 
     heard: list[tuple[str, str]] = []
-    with Forks(2, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each)) as forks:
+    with ForkMap(
+        2, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each), until=math.inf
+    ) as forks:
         forks.ask("one", dies)
         forks.ask("two", lambda: "others")
     assert heard == wanted
@@ -90,7 +96,9 @@ def test_no_memory_is_the_end_of_one_question_alone(most: int) -> None:
         raise MemoryError
 
     heard: list[tuple[str, str]] = []
-    with Forks(most, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each)) as forks:
+    with ForkMap(
+        most, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each), until=math.inf
+    ) as forks:
         forks.ask("one", fails)
         forks.ask("two", lambda: "answered")
     assert heard == [("one", "ran out of memory"), ("two", "answered")]
@@ -104,11 +112,13 @@ def test_forks_that_exceed_their_time_are_ended_and_the_others_answer(tmp_path: 
 
     heard: list[tuple[str, str]] = []
     taken, lost, began = heard.append, heard.append, time.monotonic()
-    with Forks(2, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic() + 1.0) as forks:
+    with ForkMap(
+        2, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic() + 1.0
+    ) as forks:
         forks.ask("one", lambda: "answered")
         forks.ask("two", late)
         forks.ask("three", lambda: "answered")
-    forks = Forks(1, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic())
+    forks = ForkMap(1, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic())
     forks.ask("four", lambda: "answered")
     assert heard == [
         ("one", "answered"),
@@ -130,18 +140,18 @@ def test_no_fork_outlives_an_error(tmp_path: Path) -> None:
     def raises() -> str:
         raise KeyError
 
-    def waited(forks: Forks[str, str]) -> None:
+    def waited(forks: ForkMap[str, str]) -> None:
         forks.ask("", late)
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             time.sleep(0.01)
 
     def interrupted() -> None:
-        with Forks(2, str, lambda _, answer: None, lost=never) as forks:
+        with ForkMap(2, str, lambda _, answer: None, lost=never, until=math.inf) as forks:
             waited(forks)
             raise KeyError
 
     def answered_by_an_error() -> None:
-        with Forks(2, str, lambda _, answer: None, lost=never) as forks:
+        with ForkMap(2, str, lambda _, answer: None, lost=never, until=math.inf) as forks:
             forks.ask("", raises)
             waited(forks)
 

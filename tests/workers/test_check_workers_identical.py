@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verify.errors import UsageError
-from verify.workers.equal import check_equal, identity_of
+from verify.workers.check_workers_identical import check_equal, identity_of
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment
 

@@ -1,0 +1,207 @@
+"""A call: one request to another process over a connection, and what comes of it until a deadline.
+
+    outcome = process.call(request, deadline=time.monotonic() + 60)   # Reply | Failure | WorkerDied | WorkerTimeout
+
+A connection is a `multiprocessing.connection.Connection` over a pair of sockets, which frames messages and limits their
+size. Its `send` and `recv` pickle and are never used. Messages are JSON (`verify.workers.requests`); tensors follow as
+messages of plain bytes. Sockets cannot be opened through /proc, so a kernel reaches no connection but its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from verify.workers.requests import (
+    Event,
+    Failed,
+    Failure,
+    KernelWanted,
+    OnProgress,
+    Outcome,
+    Progress,
+    Replied,
+    Reply,
+    Who,
+    WorkerDied,
+    WorkerTimeout,
+)
+
+LONGEST = 1 << 28  # bytes of a message
+FOREIGN = "it wrote into the connection of its own process: what arrived is no message of verify"
+UNUSABLE = "after which its process could not use the GPU any more"
+
+AskKernel = Callable[[bytes | msgspec.Raw, int], Outcome]  # a request, and how many bytes may come beside the reply
+
+
+class Foreign(Exception):
+    """What arrived is no message of verify."""
+
+
+class Callee(ABC):
+    """The other end of a connection: a process that answers requests. Subclasses start and end it."""
+
+    who: Who
+
+    def __init__(self) -> None:
+        self._unread = 0  # answers to earlier requests, which are dropped
+        self._broken: Failure | None = None  # what it answers since it wrote into its connection
+
+    def call(
+        self,
+        request: bytes | msgspec.Raw,
+        *,
+        deadline: float = math.inf,
+        progress: OnProgress = lambda text: None,
+        most: int = 0,
+        kernel: AskKernel | None = None,
+    ) -> Outcome:
+        """Sends a request in JSON and waits for its answer until `deadline`, a time of `time.monotonic()`.
+
+        At most so many bytes come beside the reply. `kernel` calls the kernel for a process that judges. A process that
+        died, is late or cannot be used any more is ended.
+        """
+        if self._broken is not None:
+            return self._broken
+        began, connection = time.monotonic(), self._connected()
+        with expiring(connection, deadline) as late:
+            try:
+                connection.send_bytes(request)
+                event, parts = self._answer(connection, progress, most, kernel)
+            except (EOFError, ConnectionError):
+                if not late.is_set():
+                    return self.died()
+            except Foreign:
+                return self.wrote_into_connection()
+        if late.is_set():
+            self.stop(at_once=True)
+            seconds = deadline - began
+            text = f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
+            return WorkerTimeout(f"no answer within {text} s; stopped", who=self.who)
+        if not event.usable:
+            self.stop()
+        if isinstance(event, Replied):
+            return Reply(event.reply, parts)
+        if not event.usable and event.failure.kind == "kernel" and self.who == "kernel":
+            return WorkerDied(f"{event.failure.text}, {UNUSABLE}", who=self.who)
+        return event.failure
+
+    def _answer(
+        self, connection: Connection, progress: OnProgress, most: int, kernel: AskKernel | None
+    ) -> tuple[Replied | Failed, list[bytes]]:
+        while True:
+            self._wait(connection)
+            event = receive(connection)
+            if isinstance(event, Progress):
+                if not self._unread:
+                    progress(event.text)
+            elif isinstance(event, KernelWanted):
+                send_outcome(
+                    connection,
+                    Failure("internal", "no kernel") if kernel is None else kernel(event.request, event.most),
+                )
+            else:
+                parts = receive_parts(connection, event, most)
+                if not self._unread:
+                    return event, parts
+                self._unread -= 1
+
+    def _wait(self, connection: Connection) -> None:  # noqa: B027
+        """Does what has to be done while nothing comes."""
+
+    @abstractmethod
+    def _connected(self) -> Connection:
+        """Returns the connection to the process, which is started if there is none."""
+
+    @abstractmethod
+    def stop(self, *, at_once: bool = False) -> object:
+        """Ends the process, `at_once` in the midst of what it does."""
+
+    @abstractmethod
+    def died(self) -> Outcome:
+        """Ends a process whose end of the connection is closed, and says why it gave no answer."""
+
+    @abstractmethod
+    def wrote_into_connection(self) -> Outcome:
+        """Ends a process that sent what is no message of verify, and says so."""
+
+
+@contextmanager
+def expiring(connection: Connection, deadline: float) -> Iterator[threading.Event]:
+    """Hangs up at `deadline`, so that nothing waits there beyond it; the event says whether that happened."""
+    late = threading.Event()
+
+    def expire() -> None:
+        late.set()
+        hang_up(connection)
+
+    if deadline == math.inf:
+        yield late
+        return
+    timer = threading.Timer(max(deadline - time.monotonic(), 0.0), expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def hang_up(connection: Connection) -> None:
+    """Ends both directions of a connection: whoever waits there, in whatever thread, goes on with EOFError."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def send(connection: Connection, event: Event, parts: Sequence[bytes | memoryview] = ()) -> None:
+    """Sends an event and the bytes beside it."""
+    connection.send_bytes(msgspec.json.encode(event))
+    for part in parts:
+        connection.send_bytes(part)
+
+
+def send_outcome(connection: Connection, outcome: Outcome) -> None:
+    """Sends what came of a call to a third process."""
+    if isinstance(outcome, Reply):
+        send(connection, Replied(outcome.value, len(outcome.parts)), outcome.parts)
+    else:
+        send(connection, Failed(outcome if isinstance(outcome, Failure) else Failure.of(outcome)))
+
+
+def receive(connection: Connection) -> Event:
+    """Returns the next event; raises Foreign for anything else, EOFError or ConnectionError at the end."""
+    try:
+        found: Event = msgspec.json.decode(_bytes(connection, LONGEST), type=Event)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Foreign from error
+    return found
+
+
+def receive_parts(connection: Connection, event: Event, most: int) -> list[bytes]:
+    """Returns the bytes beside an event, at most so many."""
+    found: list[bytes] = []
+    for _ in range(event.parts if isinstance(event, Replied) else 0):
+        found.append(_bytes(connection, most))
+        most -= len(found[-1])
+    return found
+
+
+def _bytes(connection: Connection, most: int) -> bytes:
+    try:
+        return connection.recv_bytes(most)
+    except ConnectionError:
+        raise
+    except OSError as error:
+        if connection.readable:  # it ended in the midst of a message
+            raise EOFError from error
+        raise Foreign from error  # it is longer, and nothing more is read

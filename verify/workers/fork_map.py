@@ -1,0 +1,176 @@
+"""Questions that forks of this process answer side by side, while it goes on.
+
+Answers are taken in the order of the questions, so that what is made of them does not depend on which came first.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from verify.workers.phases import phase
+from verify.workers.process_tree import END_SECONDS
+
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+
+LATE, NO_MEMORY = "ran out of time", "ran out of memory"
+
+
+@dataclass
+class _Question(Generic[Key, Answer]):
+    """A question with its answer, or with the fork that sends it."""
+
+    key: Key
+    think: Callable[[], Answer]
+    answer: Answer | None = None
+    lost: str = ""  # why there is no answer
+    again: bool = False  # the first fork was killed
+    fork: BaseProcess | None = None
+    connection: Connection | None = None
+
+
+class ForkMap(Generic[Key, Answer]):
+    """At most so many forks at a time; with one, this process answers. `take` gets the answers, of type `kind`.
+
+    `lost` gets the questions without an answer, with the reason: memory ran out, two forks were killed, or no answer
+    came until that time of `time.monotonic()`, when forks are ended.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        kind: Any,
+        take: Callable[[Key, Answer], None],
+        *,
+        lost: Callable[[Key, str], None],
+        until: float,
+    ) -> None:
+        self._most, self._kind, self._take, self._lost, self._until = most, kind, take, lost, until
+        self._questions: deque[_Question[Key, Answer]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._settle(0)
+        finally:  # also where an answer that was worked out here raised
+            for question in self._questions:
+                _kill(question)
+            self._questions.clear()
+
+    def ask(self, key: Key, think: Callable[[], Answer], *, here: bool = False) -> None:
+        """Has a question answered, by a fork unless it must be `here`: then, or where this process is all there is."""
+        question = _Question(key, think)
+        if self._most <= 1 or here:
+            self._answer(question)
+        else:
+            self._settle(self._most - 1)
+            _start_fork(question)
+        self._questions.append(question)
+        self._settle(self._most)
+
+    def _settle(self, running: int) -> None:
+        """Hears the forks until at most so many are left; takes the answers at the front."""
+        while True:
+            while self._questions and self._questions[0].fork is None:
+                question = self._questions.popleft()
+                if question.answer is None and not question.lost:  # it raised, and raises here too
+                    with phase("answer what a fork did not"):
+                        self._answer(question)
+                if question.lost:
+                    self._lost(question.key, question.lost)
+                else:
+                    self._take(question.key, question.answer)  # type: ignore[arg-type]
+            forks = {one.connection: one for one in self._questions if one.fork and one.connection}
+            if len(forks) <= running:
+                return
+            left = None if self._until == math.inf else max(self._until - time.monotonic(), 0.0)
+            ready = wait(list(forks), left)
+            for question in () if ready else forks.values():
+                _kill(question)
+                question.lost = LATE
+            for connection in ready:
+                self._hear(forks[connection])  # type: ignore[index]
+
+    def _hear(self, question: _Question[Key, Answer]) -> None:
+        """Reads the answer of a fork; there is none if the fork raised or was killed."""
+        assert question.connection is not None
+        try:
+            question.answer = msgspec.msgpack.decode(question.connection.recv_bytes(), type=self._kind)
+        except (EOFError, OSError):  # OSError: in the midst of it
+            code = _ended(question)
+            if code < 0 and question.again:
+                question.lost = f"died of {signal.Signals(-code).name}"
+            elif code < 0:  # a system without memory may have chosen it
+                question.again = True
+                _start_fork(question)
+        else:
+            _ended(question)
+
+    def _answer(self, question: _Question[Key, Answer]) -> None:
+        """Answers a question in this process."""
+        try:
+            if time.monotonic() >= self._until:
+                question.lost = LATE
+            else:
+                question.answer = question.think()
+        except MemoryError:
+            question.lost = NO_MEMORY
+
+
+def _start_fork(question: _Question[Any, Any]) -> None:
+    connection, theirs = Pipe(duplex=False)
+    sys.stdout.flush()
+    fork = multiprocessing.get_context("fork").Process(target=_think, args=(theirs, question.think))
+    collects = gc.isenabled()
+    gc.disable()  # and so it stays in the fork, where nothing of a GPU may be freed
+    with theirs, warnings.catch_warnings():
+        # a fork computes on the host and ends: it takes no lock that a thread of a driver may hold
+        warnings.simplefilter("ignore", DeprecationWarning)
+        fork.start()
+    if collects:
+        gc.enable()
+    question.fork, question.connection = fork, connection
+
+
+def _think(connection: Connection, think: Callable[[], Any]) -> None:
+    try:
+        connection.send_bytes(msgspec.msgpack.encode(think()))
+    except Exception:  # the question is answered again where that can be raised
+        os._exit(1)
+
+
+def _ended(question: _Question[Any, Any]) -> int:
+    """The exit code of a fork that has closed its connection."""
+    assert question.connection is not None and question.fork is not None
+    question.connection.close()
+    question.fork.join(END_SECONDS)
+    if question.fork.exitcode is None:
+        question.fork.kill()
+        question.fork.join(END_SECONDS)
+    code, question.fork = question.fork.exitcode or 0, None
+    return code
+
+
+def _kill(question: _Question[Any, Any]) -> None:
+    if question.fork is not None:
+        question.fork.kill()
+        _ended(question)

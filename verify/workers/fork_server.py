@@ -1,0 +1,285 @@
+"""Processes for the code of kernels: forks of one in which no kernel was ever imported.
+
+A worker judges, and each kernel runs in a process of its own beside it. That process is a fork of a server, which was
+forked itself when everything was imported and nothing had happened yet: so no state passes from one kernel to the
+next, nor from a kernel to its judge, and a new process costs 10 ms instead of an import of torch. A server has to be
+made before anything initialises CUDA, which no fork survives.
+
+`multiprocessing` starts and ends the forks. Its own forkserver is not used: it is a new interpreter, which would import
+torch a second time in each worker, and each of its forks would import the worker's main module again. A fork takes its
+function and its connection from the server's memory: nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+import msgspec
+
+from verify.records.record import Printed
+from verify.workers import process_tree
+from verify.workers.calls import FOREIGN, Callee
+from verify.workers.requests import Failure, R, Request, Who, WorkerDied, demand_reply
+
+KEPT = 32 << 10  # bytes that are kept of each end of what a kernel prints
+CLOSED = "the process closed its connection to verify and went on; stopped"
+GRACE = 1.0  # seconds that a process has to end by itself once its connection is closed
+
+FORK = multiprocessing.get_context("fork")
+_LIBC = ctypes.CDLL(None)
+
+Run = Callable[[Connection, bytes], object]
+Prepare = Callable[[bytes], object]
+
+
+class Output:
+    """What a process prints into a pipe; both ends of it are kept."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor  # -1 where nothing can print into it any more
+        os.set_blocking(descriptor, False)
+        self._head, self._tail, self._printed = b"", b"", 0
+
+    def read(self) -> None:
+        """Takes what lies in the pipe."""
+        while self.descriptor >= 0:
+            try:
+                data = os.read(self.descriptor, 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                self.close()
+            self._printed += len(data)
+            room = KEPT - len(self._head)
+            self._head += data[:room]
+            self._tail = (self._tail + data[room:])[-KEPT:]
+
+    def close(self) -> None:
+        """Takes nothing more."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def taken(self) -> Printed | None:
+        """Returns what was printed since the last time."""
+        self.read()
+        if not self._printed:
+            return None
+        dropped = self._printed - len(self._head) - len(self._tail)
+        middle = f"\n... {dropped:,} bytes dropped ...\n".encode() if dropped else b""
+        found = Printed(self._printed, (self._head + middle + self._tail).decode("utf-8", "replace"))
+        self._head, self._tail, self._printed = b"", b"", 0
+        return found
+
+
+class Fork(Callee):
+    """A process that a server began: it calls kernels, or judges."""
+
+    def __init__(self, server: ForkServer, pid: int, connection: Connection, output: int, who: Who) -> None:
+        super().__init__()
+        self.pid, self.who, self.output = pid, who, Output(output)  # the pid is 0 once it was ended
+        self._server, self._connection = server, connection
+
+    def ask(self, request: Request[R], **options: Any) -> R:
+        """Returns the reply to one request; see `call`."""
+        return request.read(demand_reply(self.call(msgspec.json.encode(request), **options)).value)
+
+    @property
+    def alive(self) -> bool:
+        """True if it was not ended from here."""
+        return self.pid > 0
+
+    @property
+    def ended(self) -> bool:
+        """True if the process is gone, so that a new one may take its place."""
+        if not self.alive:
+            return self._broken is None
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            try:
+                return end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
+    def stop(self, *, at_once: bool = False) -> int | None:
+        """Ends the process; its exit code, None where it did not end by itself."""
+        if not self.alive:
+            return None
+        if at_once:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._connection.close()
+        code = self._server.end(self.pid)
+        self.pid = 0
+        self.output.read()
+        self.output.close()
+        return code
+
+    def died(self) -> WorkerDied:
+        """Ends a process whose end of the connection is closed, and says why it gave no answer."""
+        code = self.stop()
+        return WorkerDied(CLOSED, who=self.who) if code is None else WorkerDied.of(code, who=self.who)
+
+    def wrote_into_connection(self) -> Failure:
+        """Ends a process that sent what is no message of verify: only a kernel's own code can."""
+        self.stop(at_once=True)
+        self._broken = Failure("kernel", FOREIGN)
+        return self._broken
+
+    def _connected(self) -> Connection:
+        return self._connection
+
+    def _wait(self, connection: Connection) -> None:
+        """Takes what is printed until there is an answer: a full pipe would stop the process."""
+        while self.output.descriptor >= 0 and connection not in wait([connection, self.output.descriptor]):
+            self.output.read()
+
+
+class _Begin(msgspec.Struct, tag="begin"):
+    """Begin a fork; its connection and the pipe that it prints into follow."""
+
+    given: msgspec.Raw
+
+
+class _End(msgspec.Struct, tag="end"):
+    """End a fork whose connection is closed."""
+
+    pid: int
+
+
+class ForkServer:
+    """Forks processes that begin as this one is now; each runs `run(connection, given)` and ends.
+
+    `prepare(given)` runs in the server before, for imports that all later forks share. `closed` is a connection of this
+    process that is none of theirs.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        prepare: Prepare,
+        closed: Connection | None = None,
+    ) -> None:
+        self._connection, theirs = Pipe()
+        flush()
+        server = FORK.Process(target=_serve_forks, args=(theirs, self._connection, closed, run, prepare))
+        with theirs:
+            server.start()
+        self._process = server
+
+    def fork(self, given: bytes = b"null", who: Who = "kernel") -> Fork:
+        """Begins one more process, which gets `given`, some JSON."""
+        ours, theirs = Pipe()
+        read, write = os.pipe()
+        with theirs:
+            self._connection.send_bytes(msgspec.json.encode(_Begin(msgspec.Raw(given))))
+            for descriptor in (theirs.fileno(), write):
+                send_handle(self._connection, descriptor, self._process.pid or 0)
+        os.close(write)
+        pid = self._answer()
+        assert pid is not None
+        return Fork(self, pid, ours, read, who)
+
+    def end(self, pid: int) -> int | None:
+        """Ends a fork, unless it has ended; its exit code, None where it did not end by itself."""
+        self._connection.send_bytes(msgspec.json.encode(_End(pid)))
+        return self._answer()
+
+    def stop(self) -> None:
+        """Ends the server; forks of it notice."""
+        self._connection.close()
+        self._process.join()
+
+    def _answer(self) -> int | None:
+        try:
+            return msgspec.json.decode(self._connection.recv_bytes(), type=int | None)
+        except (EOFError, ConnectionError):
+            raise WorkerDied("the process that starts others has ended", who="judge") from None
+
+
+def _serve_forks(
+    asked: Connection,
+    ours: Connection,
+    closed: Connection | None,
+    run: Run,
+    prepare: Prepare,
+) -> None:
+    ours.close()
+    if closed is not None:
+        closed.close()
+    children: dict[int, BaseProcess] = {}
+    try:
+        while True:
+            request: _Begin | _End = msgspec.json.decode(asked.recv_bytes(), type=_Begin | _End)
+            if isinstance(request, _End):
+                answer = _ended(children.pop(request.pid))
+            else:
+                child = _begun(asked, bytes(request.given), run, prepare)
+                answer = child.pid or 0
+                children[answer] = child
+            asked.send_bytes(msgspec.json.encode(answer))
+    except (EOFError, ConnectionError):  # the worker has ended
+        pass
+    finally:
+        os._exit(0)  # forks are not waited for
+
+
+def _begun(asked: Connection, given: bytes, run: Run, prepare: Prepare) -> BaseProcess:
+    with Connection(recv_handle(asked)) as connection:
+        output = recv_handle(asked)
+        prepare(given)
+        gc.freeze()  # what all forks share stays: a collector that walks it took an eighth of judging rows
+        child = FORK.Process(target=run_child, args=(asked, connection, output, run, given))
+        child.start()
+    os.close(output)
+    return child
+
+
+def run_child(asked: Connection, connection: Connection, output: int, run: Run, given: bytes) -> None:
+    """Is a fork, to the end of its process."""
+    asked.close()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    try:
+        run(connection, given)
+    finally:
+        flush()
+
+
+def flush() -> None:
+    """Gives the system what Python and C hold back of what was printed; a kernel may have closed either stream."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    _LIBC.fflush(None)
+
+
+def _ended(child: BaseProcess) -> int | None:
+    """The exit code of a fork whose connection is closed; None where it went on and was killed.
+
+    Asks again and again: what `join` waits for is a pipe that a kernel can close.
+    """
+    for seconds in (GRACE, process_tree.END_SECONDS):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if child.exitcode is not None:
+                return child.exitcode if seconds == GRACE else None
+            time.sleep(0.001)
+        child.kill()
+    return None
