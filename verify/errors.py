@@ -64,6 +64,10 @@ class Refused(KernelError):
     """A kernel raised an error of Python's on a case: it does not take it."""
 
 
+class RefusedBackward(Refused):
+    """The same in its backward pass alone."""
+
+
 class OtherDtype(KernelError):
     """An output has another dtype than is declared for it."""
 

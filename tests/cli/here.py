@@ -16,7 +16,7 @@ import pytest
 from verify import worker
 from verify.cli import main
 from verify.workers import process, serving
-from verify.workers.requests import Event, Failed, Progress, R, Replied, Request
+from verify.workers.requests import Event, Failed, Progressed, R, Replied, Request
 
 
 def hears_ctrl_c() -> None:
@@ -64,8 +64,8 @@ class Here:
             serving.answer(asked, lambda event, parts=(): events.append(event), here.respond, here.usable)
         *told, answer = events
         for event in told if progress is not None else ():
-            assert isinstance(event, Progress)
-            progress(event.text)
+            assert isinstance(event, Progressed)
+            progress(event.step)
         if isinstance(answer, Failed):
             raise answer.failure.error()
         assert isinstance(answer, Replied)

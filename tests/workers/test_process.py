@@ -17,14 +17,14 @@ from verify.errors import InternalError, JudgeFailed, KernelError, TruthError, U
 from verify.measure import session
 from verify.measure.requests import Measure
 from verify.workers import process, process_tree, serving
-from verify.workers.calls import receive, receive_parts
+from verify.workers.calls import receive
 from verify.workers.process import Worker, ask_about
 from verify.workers.requests import (
     CountGpus,
     Event,
     Failed,
     Failure,
-    Progress,
+    Progressed,
     Replied,
     Request,
     WorkerDied,
@@ -174,7 +174,7 @@ def test_how_far_a_request_is_comes_before_its_reply(monkeypatch: pytest.MonkeyP
         return 4
 
     progress, reply = answered(monkeypatch, handler)
-    assert progress == Progress("half")
+    assert progress == Progressed("half")
     assert isinstance(reply, Replied) and (bytes(reply.reply), reply.usable) == (b"4", True)
 
 
@@ -185,9 +185,8 @@ def test_requests_are_answered_until_the_other_side_closes() -> None:
     serves.start()
     for wanted, parts in ((b"1", [b"bits", b""]), (b"2", [])):
         ours.send_bytes(b"{}")
-        event = receive(ours)
-        assert isinstance(event, Replied) and bytes(event.reply) == wanted
-        assert receive_parts(ours, event, 4) == parts
+        event, beside = receive(ours, most=4)
+        assert isinstance(event, Replied) and bytes(event.reply) == wanted and beside == parts
     ours.close()
     serves.join(10)
     assert not serves.is_alive()

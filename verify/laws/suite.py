@@ -15,6 +15,7 @@ from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
 from verify.records.record import RESULT_STATUSES, KernelRun, unrepeatable
+from verify.workers.requests import Step
 
 
 def laws_for(
@@ -88,7 +89,7 @@ def with_laws(
     tried = []
     wanted = [(name, dtype) for name in remaining(without) for dtype in dtypes or kernel.dtypes]
     for number, (name, dtype) in enumerate(wanted, 1):
-        progress(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}")
+        progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
         law = registry.get(name)
         tried.append(engine.try_law(law, kernel, dtype, backend, chosen, done.target, shrink=shrink_law))
     tried += left_out(without, dtypes or kernel.dtypes)

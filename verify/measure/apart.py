@@ -37,7 +37,7 @@ from verify.measure.remote_call import runner
 from verify.measure.requests import CallKernel, Leaves, Measure, Time
 from verify.measure.state import State
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Left, Printed
-from verify.workers.calls import AskKernel, receive, receive_parts, send
+from verify.workers.calls import AskKernel, receive, send
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.gpus import told_to_interpret
 from verify.workers.phases import phase
@@ -255,8 +255,7 @@ def call_over(connection: Connection) -> AskKernel:
 
     def call(request: bytes | msgspec.Raw, most: int) -> Outcome:
         send(connection, KernelWanted(msgspec.Raw(request), most))
-        event = receive(connection)
-        parts = receive_parts(connection, event, most)
+        event, parts = receive(connection, most)
         return Reply(event.reply, parts) if isinstance(event, Replied) else event.failure  # type: ignore[union-attr]
 
     return call

@@ -23,13 +23,12 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError, OtherDtype, Refused, said_by
+from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, said_by
 from verify.ops import autograd
 from verify.ops.op import Op
 from verify.truth import formats
 from verify.truth.ulp import fetched, same_bits
 
-IN_BACKWARD = "raised in backward:"
 device_of_module: AbstractContextManager[Any] = nullcontext()  # the default device while a kernel is called
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -380,13 +379,13 @@ def _call(
     except KernelError:
         raise
     except Exception as error:
-        raise _raised(f"{label} raised {describe(error)}", error) from error
+        raise _raised(f"{label} raised {describe(error)}", error, Refused) from error
 
 
-def _raised(text: str, error: Exception) -> KernelError:
+def _raised(text: str, error: Exception, refused: type[Refused]) -> KernelError:
     """A refusal, unless the GPU reports a fault: that is no word of the kernel's."""
     fault = type(error).__name__ == "AcceleratorError" or "CUDA error" in said_by(error)
-    return KernelError(text) if fault else Refused(text)
+    return KernelError(text) if fault else refused(text)
 
 
 def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
@@ -491,7 +490,7 @@ def _gradients(
         with device_of_module:
             found = autograd.gradients(tuple(attached.values()), tuple(leaves.values()), arriving, retain=retain)
     except Exception as error:
-        raise _raised(f"{label} {IN_BACKWARD} {describe(error)}", error) from error
+        raise _raised(f"{label} raised in backward: {describe(error)}", error, RefusedBackward) from error
     unchanged.watch(
         arrived, upstream, f"{label} must not change the gradient that arrives at {{name}}; it differs after backward"
     )

@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -24,19 +24,17 @@ from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
 from verify.measure.blind import KEPT
 from verify.measure.call import Measured, no_gradient, run_baseline, run_judged
 from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
+from verify.measure.case_runner import CaseRunner
 from verify.measure.curve import recorded
 from verify.measure.digest import Digest
 from verify.measure.remote_call import Run
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
-from verify.measure.trying import Trying
 from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin, Result, SpecialValue
 from verify.truth import formats
 from verify.truth.ulp import pattern_at
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap
-from verify.workers.requests import WorkerDied, WorkerTimeout
-
-Progress = Callable[[str], None]
+from verify.workers.requests import OnProgress, Step, WorkerDied, WorkerTimeout
 
 SHARE = 0.85  # of a kernel's time, after which no further case is tried
 JUDGED = 0.95  # of it, after which forks that judge are ended
@@ -56,7 +54,7 @@ def measure_kernel(
     dtypes: tuple[str, ...] = (),
     accuracy: bool = True,
     cases_of: str = "",
-    progress: Progress = lambda text: None,
+    progress: OnProgress = lambda text: None,
     seconds: float = math.inf,
     run: Run | None = None,
     judges: int = 1,
@@ -72,83 +70,187 @@ def measure_kernel(
     """
     started = time.monotonic()
     calls = _Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
-    trying = Trying(
-        kernel, target, until=started + seconds * SHARE, seconds=seconds, lost=lambda: calls.ended >= MOST_ENDED
-    )
-    notes: list[str] = []
-    results: list[Result] = []
-    gaps: list[Gap] = []
-    sizes: dict[str, int] = {}
-
-    def no_verdict_on(dtype: str, error: TruthError) -> None:
-        """A dtype, or what of it was not judged before, has none, which makes the run incomplete."""
-        notes.append(f"{dtype}: {no_verdict(error)}")
-        gaps.append(Gap("harness error", f"{kernel.name}: {notes[-1]}", target))
-
-    def judge_failed(text: str) -> None:
-        """Records what the judge gave no verdict on; the run becomes incomplete."""
-        notes.append(text)
-        gaps.append(Gap("judge failed", f"{kernel.name}: {text}", target))
-
+    runner = CaseRunner(kernel, target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
+    judging = Judging(kernel, target, backend, seed, judges, started + seconds * JUDGED, calls, runner)
     for dtype in (dtypes or kernel.dtypes) if accuracy else ():
-        judging: list[_Judging] = []
+        judging.measure(dtype, cases_of or backend.name, progress)
+    return msgspec.structs.replace(judging.record(), seconds=round(time.monotonic() - started, 3))
+
+
+@dataclass(frozen=True)
+class Judging:
+    """One kernel on the way to its record: what judges it, and what was found so far."""
+
+    kernel: Kernel
+    target: str
+    backend: Backend
+    seed: int
+    judges: int  # cases that are judged at a time
+    until: float  # when forks that judge are ended
+    calls: _Calls
+    runner: CaseRunner
+    notes: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def measure(self, dtype: str, cases_of: str, progress: OnProgress) -> None:
+        """Calls the kernel on every case of one dtype, judges what it returned and makes the results."""
+        kernel, groups = self.kernel, list[_GroupJudging]()
         unjudged = Counter[str]()  # cases that the judge gave no verdict on, by the reason
 
-        def lose(asked: Asked, reason: str, unjudged: Counter[str] = unjudged) -> None:
+        def lose(asked: Asked, reason: str) -> None:
             asked[0].open -= 1
             unjudged[reason] += 1
 
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
-            planned = plan(kernel, dtype, cases_of or backend.name, seed, rows_of=backend.name)
-            judging += map(_Judging, [*planned, *pinned(kernel, dtype, cases)])
-            numbers, total = itertools.count(1), sum(len(each.group.cases) for each in judging)
-
-            def begins(dtype: str = dtype, numbers: Iterator[int] = numbers, total: int = total) -> None:
-                progress(f"{kernel.name} {dtype}, case {next(numbers)} of {total}")
-
-            with ForkMap(judges, Pieces, _collect, lost=lose, until=started + seconds * JUDGED) as forks:
-                for each in judging:
-                    _judge(kernel, target, backend, each, seed, notes, calls, trying, begins, judges, forks, unjudged)
+            planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
+            groups += map(_GroupJudging, [*planned, *pinned(kernel, dtype, cases)])
+            numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
+            with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
+                for each in groups:
+                    for case in each.group.cases:
+                        number = next(numbers)
+                        progress(Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total))
+                        try:
+                            made = self._called(each.group, case)
+                        except (MemoryError, JudgeFailed):
+                            unjudged[NO_MEMORY] += 1
+                            continue
+                        if made is not None:
+                            self._judge(each, *made, forks)
+                    each.asked = True
         except TruthError as error:
-            no_verdict_on(dtype, error)
-        measured = (one.cases for each in judging for one in each.found[KERNEL].values())
+            self._no_verdict_on(dtype, error)
+        measured = (one.cases for each in groups for one in each.found[KERNEL].values())
         for case in itertools.chain.from_iterable(measured):
             for name, size in zip(kernel.op.dims, case.dims, strict=True) if kernel.op.dims else ():
-                sizes[name] = max(size, sizes.get(name, 0))
+                self.sizes[name] = max(size, self.sizes.get(name, 0))
         for reason, count in unjudged.items():
-            judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
+            self._judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         try:
-            for each in judging:
+            for each in groups:
                 if each.asked and not each.open:
-                    results += _results_of(kernel, target, backend, dtype, each, seed, notes, calls, trying)
+                    self.results.extend(self._results_of(dtype, each))
         except TruthError as error:
-            no_verdict_on(dtype, error)
-    status, message = trying.verdict({result.dtype for result in results})
-    if trying.judge_was_late:
-        judge_failed(f"the judge {LATE}: {trying.too_late}")
-    differs = "" if kernel.peer else calls.difference([result for result in results if result.status == "wrong"])
-    if gaps and not results and status == "ok":
-        status, message = "skipped", gaps[0].text.removeprefix(f"{kernel.name}: ")
-    if status == "ok":
-        status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
-    return KernelRun(
-        name=kernel.name,
-        target=target,
-        op=kernel.op.name,
-        params=dict(kernel.params),
-        promise=kernel.promise,
-        status=status,  # type: ignore[arg-type]
-        results=results,
-        message=message,
-        peer=kernel.peer,
-        notes=notes,
-        unrepeatable=differs,
-        seconds=round(time.monotonic() - started, 3),
-        unmeasured=trying.unmeasured,
-        gaps=gaps,
-        sizes={} if kernel.op.examples else sizes,
-    )
+            self._no_verdict_on(dtype, error)
+
+    def record(self) -> KernelRun:
+        """Returns the record of what was measured, without the time that it took."""
+        kernel, runner, results = self.kernel, self.runner, self.results
+        status, message = runner.verdict({result.dtype for result in results})
+        if runner.judge_was_late:
+            self._judge_failed(f"the judge {LATE}: {runner.too_late}")
+        wrong = [result for result in results if result.status == "wrong"]
+        differs = "" if kernel.peer else self.calls.difference(wrong)
+        if self.gaps and not results and status == "ok":
+            status, message = "skipped", self.gaps[0].text.removeprefix(f"{kernel.name}: ")
+        if status == "ok":
+            status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
+        return KernelRun(
+            name=kernel.name,
+            target=self.target,
+            op=kernel.op.name,
+            params=dict(kernel.params),
+            promise=kernel.promise,
+            status=status,  # type: ignore[arg-type]
+            results=results,
+            message=message,
+            peer=kernel.peer,
+            notes=self.notes,
+            unrepeatable=differs,
+            unmeasured=runner.unmeasured,
+            gaps=self.gaps,
+            sizes={} if kernel.op.examples else self.sizes,
+        )
+
+    def _no_verdict_on(self, dtype: str, error: TruthError) -> None:
+        """Records that the rest of this dtype has no verdict; the run becomes incomplete."""
+        self.notes.append(f"{dtype}: {no_verdict(error)}")
+        self.gaps.append(Gap("harness error", f"{self.kernel.name}: {self.notes[-1]}", self.target))
+
+    def _judge_failed(self, text: str) -> None:
+        """Records what the judge gave no verdict on; the run becomes incomplete."""
+        self.notes.append(text)
+        self.gaps.append(Gap("judge failed", f"{self.kernel.name}: {text}", self.target))
+
+    def _called(self, group: Group, planned: Case) -> tuple[Question, Given] | None:
+        """Calls the kernel and PyTorch on a case; None where the kernel gave no result."""
+        kernel, made = self.kernel, self.runner.measured(self.calls, planned)
+        if made is None:
+            return None
+        case, measured = made
+        self.notes.extend(note for note in _missing(measured) if note not in self.notes)
+        small = PARALLEL if self.judges > 1 else SMALL
+        question = question_of(kernel, case, measured, group, self.target, self.seed, small)
+        given = {KERNEL: measured.results}
+        if not kernel.peer:
+            given |= {BASELINE: run_baseline(kernel, case, self.backend.device).results, **measured.inference}
+        if question.on_host:  # also what a fork shall judge, which cannot use the GPU
+            given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
+        return question, given
+
+    def _judge(self, judging: _GroupJudging, question: Question, given: Given, forks: ForkMap[Asked, Pieces]) -> None:
+        """Has the results of a case judged, in forks while the next cases are called."""
+        for each in _apart(question) if self.judges > 1 and question.on_host else [question]:
+            judging.open += 1
+            ask = functools.partial(judge_case, self.kernel, judging.group, each, given, judging.found)
+            forks.ask((judging, question.case, given), ask, here=not question.on_host)
+
+    def _results_of(self, dtype: str, judging: _GroupJudging) -> Iterator[Result]:
+        kernel, group, found = self.kernel, judging.group, judging.found
+        own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
+        blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
+        self.notes.extend(f"{dtype}: {each.words}" for each in blind)
+        whole = not group.only_gradients and not group.pinned
+        special = self._special(dtype) if whole and own and not self.runner.ended else {}
+        for name, item in own.items():
+            result = self._result(name, dtype, item, of_baseline.get(name), group)
+            yield msgspec.structs.replace(result, special=special.get(name, []))
+        for mode, items in found.items():
+            for name, item in items.items():
+                result = self._result(name, dtype, item, None, group)
+                yield _of_inference(result, mode, fingerprint(kernel, f"{name} {mode}", dtype, item.cases))
+
+    def _special(self, dtype: str) -> dict[str, list[SpecialValue]]:
+        """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
+        try:
+            return special_values(self.kernel, self.target, dtype, self.calls)
+        except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed) as error:
+            self.notes.append(f"{dtype}: special values were not tried one by one: {error}")
+            return {}
+
+    def _result(self, name: str, dtype: str, item: Collected, peer: Collected | None, group: Group) -> Result:
+        kernel, findings = self.kernel, item.findings
+        judged = check_limit(kernel, dtype, name, item.parts, item.trivial)
+        lists = [item.worst, item.special]
+        if judged.only_special:  # first the inputs that the reason names
+            lists.reverse()
+        described = [entry for entries in lists for _, entry in entries]
+        curve = None
+        if item.operand is not None:
+            beside = None if peer is None else peer.curve
+            curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
+        basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, self.seed)
+        result = result_of(
+            kernel,
+            dtype,
+            findings,
+            None if peer is None else peer.findings,
+            result=name,
+            output=group.named(name),
+            basis=basis,
+            judged=judged,
+            bounds=item.bounds,
+            worst=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT],
+            baseline_name=label(self.backend.device),
+            baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
+            properties=_properties(kernel, name, dtype, group, item.cases),
+            curve=curve,
+        )
+        form = "" if item.fmt.name == dtype or name in kernel.op.integers else item.fmt.name
+        return msgspec.structs.replace(result, bits=item.digest.text, format=form)
 
 
 class _Calls:
@@ -201,7 +303,7 @@ def _digests(measured: Measured) -> dict[str, str]:
 
 
 @dataclass
-class _Judging:
+class _GroupJudging:
     """A group of cases on the way to its results."""
 
     group: Group
@@ -210,7 +312,8 @@ class _Judging:
     asked: bool = False  # every case was asked about
 
 
-Asked = tuple[_Judging, Case, dict[str, dict[str, Tensor]]]  # what a question was about, and who gave which results
+Given = dict[str, dict[str, Tensor]]  # results of one case, by who gave them
+Asked = tuple[_GroupJudging, Case, Given]  # what a question was about
 
 
 def _collect(asked: Asked, pieces: Pieces) -> None:
@@ -223,80 +326,11 @@ def _collect(asked: Asked, pieces: Pieces) -> None:
             into.setdefault(name, Collected(fmt=formats.of(got.dtype))).add(case, got, piece)
 
 
-def _judge(
-    kernel: Kernel,
-    target: str,
-    backend: Backend,
-    judging: _Judging,
-    seed: int,
-    notes: list[str],
-    run: Run,
-    trying: Trying,
-    begins: Callable[[], None],
-    judges: int,
-    forks: ForkMap[Asked, Pieces],
-    unjudged: Counter[str],
-) -> None:
-    """Every case of a group: called here, and judged in forks while the next ones are called."""
-    group = judging.group
-    for planned in group.cases:
-        begins()
-        try:
-            made = trying.measured(run, planned)
-            if made is None:
-                continue
-            case, measured = made
-            notes += [note for note in _missing(measured) if note not in notes]
-            question = question_of(kernel, case, measured, group, target, seed, PARALLEL if judges > 1 else SMALL)
-            given = {KERNEL: measured.results}
-            if not kernel.peer:
-                given |= {BASELINE: run_baseline(kernel, case, backend.device).results, **measured.inference}
-            if question.on_host:  # also what a fork shall judge, which cannot use the GPU
-                given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
-        except (MemoryError, JudgeFailed):
-            unjudged[NO_MEMORY] += 1
-            continue
-        for each in _apart(question) if judges > 1 and question.on_host else [question]:
-            judging.open += 1
-            ask = functools.partial(judge_case, kernel, group, each, given, judging.found)
-            forks.ask((judging, case, given), ask, here=not question.on_host)
-    judging.asked = True
-
-
 def _apart(question: Question) -> list[Question]:
     """A question about each result of a long case: the longest decides when all are answered."""
     if not question.problem.is_long:
         return [question]
     return [replace(question, fast={name: fast}) for name, fast in question.fast.items()]
-
-
-def _results_of(
-    kernel: Kernel,
-    target: str,
-    backend: Backend,
-    dtype: str,
-    judging: _Judging,
-    seed: int,
-    notes: list[str],
-    run: Run,
-    trying: Trying,
-) -> list[Result]:
-    group, found = judging.group, judging.found
-    own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
-    blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
-    notes += [f"{dtype}: {each.words}" for each in blind]
-    whole = not group.only_gradients and not group.pinned
-    special = _special(kernel, target, dtype, notes, run) if whole and own and not trying.ended else {}
-    torch_name = label(backend.device)
-    results = [
-        _result(kernel, name, dtype, item, of_baseline.get(name), torch_name, group, seed, special.get(name, []))
-        for name, item in own.items()
-    ]
-    for mode, items in found.items():
-        for name, item in items.items():
-            result = _result(kernel, name, dtype, item, None, torch_name, group, seed, [])
-            results.append(_of_inference(result, mode, fingerprint(kernel, f"{name} {mode}", dtype, item.cases)))
-    return results
 
 
 def _of_inference(result: Result, mode: str, properties: str) -> Result:
@@ -313,57 +347,6 @@ def _missing(measured: Measured) -> list[str]:
     if measured.missing and not any(name.startswith("d") for name in measured.results):
         return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
     return [no_gradient(name) for name in measured.missing]
-
-
-def _special(kernel: Kernel, target: str, dtype: str, notes: list[str], run: Run) -> dict[str, list[SpecialValue]]:
-    """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
-    try:
-        return special_values(kernel, target, dtype, run)
-    except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed) as error:
-        notes.append(f"{dtype}: special values were not tried one by one: {error}")
-        return {}
-
-
-def _result(
-    kernel: Kernel,
-    name: str,
-    dtype: str,
-    item: Collected,
-    peer: Collected | None,
-    peer_name: str,
-    group: Group,
-    seed: int,
-    special_values: list[SpecialValue],
-) -> Result:
-    findings = item.findings
-    judged = check_limit(kernel, dtype, name, item.parts, item.trivial)
-    lists = [item.worst, item.special]
-    if judged.only_special:  # first the inputs that the reason names
-        lists.reverse()
-    described = [entry for entries in lists for _, entry in entries]
-    curve = None
-    if item.operand is not None:
-        beside = None if peer is None else peer.curve
-        curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
-    basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, seed)
-    result = result_of(
-        kernel,
-        dtype,
-        findings,
-        None if peer is None else peer.findings,
-        result=name,
-        output=group.named(name),
-        basis=basis,
-        judged=judged,
-        bounds=item.bounds,
-        worst=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT],
-        baseline_name=peer_name,
-        baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
-        properties=_properties(kernel, name, dtype, group, item.cases),
-        curve=curve,
-    )
-    form = "" if item.fmt.name == dtype or name in kernel.op.integers else item.fmt.name
-    return msgspec.structs.replace(result, special=special_values, bits=item.digest.text, format=form)
 
 
 def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequence[Case]) -> str:

@@ -23,7 +23,7 @@ from verify.declare.requests import Known, ListKernels, declared_by, sources_of
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
 from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
-from verify.measure.going import Going
+from verify.measure.progress import Progress
 from verify.measure.requests import Measure
 from verify.records.identity import assembled
 from verify.records.kept import Kept
@@ -199,7 +199,7 @@ class _Queue:
         self.waiting = sorted(parts, key=_turn)
         self.busy: Counter[str] = Counter()  # workers at each target
         self.ended: dict[str, KernelRun] = {}
-        self.going = Going(len(parts), bool(session.laws))
+        self.progress = Progress(len(parts), bool(session.laws))
 
     def take(self, last: Job[Any] | None) -> Job[KernelRun] | None:
         """The next part that neither an earlier run has done nor the declaration rules out."""
@@ -237,7 +237,7 @@ class _Queue:
     def _job(self, part: _Part) -> Job[KernelRun]:
         session, target = self.session, part.kernel.target
         self.busy[target] += 1
-        session.progress(self.going.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
+        session.progress(self.progress.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
         return Job(
             Measure(
                 target,
@@ -255,7 +255,7 @@ class _Queue:
             timeout=session.timeout,
             until=session.deadline,
             prepare=lambda worker: declared_by(worker, target),
-            progress=lambda text: session.progress(self.going.at(part.key, text)),
+            progress=lambda step: session.progress(self.progress.at(part.key, step)),
             about=target,
         )
 
@@ -306,7 +306,7 @@ class _Queue:
 
     def _end(self, part: _Part, done: KernelRun) -> None:
         self.ended[part.key] = done
-        self.session.progress(self.going.end(part.key))
+        self.session.progress(self.progress.end(part.key))
         kinds: set[GapKind] = {gap.kind for gap in gaps_of(done)}
         # those are tried again by the next start; a night does not spend its time again on a kernel that hangs
         again = {"out of time", "harness error", "judge failed", "interrupted"}

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
@@ -28,7 +28,7 @@ from verify.workers.requests import (
     KernelWanted,
     OnProgress,
     Outcome,
-    Progress,
+    Progressed,
     Replied,
     Reply,
     Who,
@@ -100,20 +100,19 @@ class Callee(ABC):
     ) -> tuple[Replied | Failed, list[bytes]]:
         while True:
             self._wait(connection)
-            event = receive(connection)
-            if isinstance(event, Progress):
+            event, parts = receive(connection, most)
+            if isinstance(event, Progressed):
                 if not self._unread:
-                    progress(event.text)
+                    progress(event.step)
             elif isinstance(event, KernelWanted):
                 send_outcome(
                     connection,
                     Failure("internal", "no kernel") if kernel is None else kernel(event.request, event.most),
                 )
-            else:
-                parts = receive_parts(connection, event, most)
-                if not self._unread:
-                    return event, parts
+            elif self._unread:
                 self._unread -= 1
+            else:
+                return event, parts
 
     def _wait(self, connection: Connection) -> None:  # noqa: B027
         """Does what has to be done while nothing comes."""
@@ -163,7 +162,7 @@ def hang_up(connection: Connection) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
-def send(connection: Connection, event: Event, parts: Sequence[bytes | memoryview] = ()) -> None:
+def send(connection: Connection, event: Event, parts: Iterable[bytes | memoryview] = ()) -> None:
     """Sends an event and the bytes beside it."""
     connection.send_bytes(msgspec.json.encode(event))
     for part in parts:
@@ -178,30 +177,23 @@ def send_outcome(connection: Connection, outcome: Outcome) -> None:
         send(connection, Failed(outcome if isinstance(outcome, Failure) else Failure.of(outcome)))
 
 
-def receive(connection: Connection) -> Event:
-    """Returns the next event; raises Foreign for anything else, EOFError or ConnectionError at the end."""
+def receive(connection: Connection, most: int = 0) -> tuple[Event, list[bytes]]:
+    """Returns the next event, with at most so many bytes beside it.
+
+    Raises Foreign for anything else, EOFError or ConnectionError at the end.
+    """
+    parts: list[bytes] = []
     try:
-        found: Event = msgspec.json.decode(_bytes(connection, LONGEST), type=Event)
+        event: Event = msgspec.json.decode(connection.recv_bytes(LONGEST), type=Event)
+        for _ in range(event.parts if isinstance(event, Replied) else 0):
+            parts.append(connection.recv_bytes(most))
+            most -= len(parts[-1])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Foreign from error
-    return found
-
-
-def receive_parts(connection: Connection, event: Event, most: int) -> list[bytes]:
-    """Returns the bytes beside an event, at most so many."""
-    found: list[bytes] = []
-    for _ in range(event.parts if isinstance(event, Replied) else 0):
-        found.append(_bytes(connection, most))
-        most -= len(found[-1])
-    return found
-
-
-def _bytes(connection: Connection, most: int) -> bytes:
-    try:
-        return connection.recv_bytes(most)
     except ConnectionError:
         raise
     except OSError as error:
         if connection.readable:  # it ended in the midst of a message
             raise EOFError from error
         raise Foreign from error  # it is longer, and nothing more is read
+    return event, parts

@@ -29,7 +29,7 @@ from verify.records.source_digest import digest, own_digest
 from verify.workers.check_workers_identical import equal_workers, identity_of, refuse_unlike
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, Worker
-from verify.workers.requests import Environment, Failure, OnProgress, R, Reply, Request, WorkerDied
+from verify.workers.requests import Environment, Failure, OnProgress, Progressed, R, Reply, Request, WorkerDied
 
 CONNECT_SECONDS = 20.0
 LOOK_SECONDS = 5.0  # between looks at whether a request's worker is still there
@@ -113,7 +113,7 @@ def _forward(ticket: str) -> OnProgress:
 
     def forward(text: str) -> None:
         with contextlib.suppress(ValueError):  # no Dask worker around us
-            get_worker().log_event(TOPIC, {"ticket": ticket, "text": text})
+            get_worker().log_event(TOPIC, {"ticket": ticket, "step": msgspec.to_builtins(Progressed.of(text))})
 
     return forward
 
@@ -249,11 +249,11 @@ class Cluster:
             self._client.run(stop_worker, self._backend)
         self._client.close()
 
-    def _heard(self, event: tuple[Any, dict[str, str]]) -> None:
+    def _heard(self, event: tuple[Any, dict[str, Any]]) -> None:
         _, said = event
         listener = self._listeners.get(said["ticket"])
         if listener is not None:
-            listener(said["text"])
+            listener(msgspec.convert(said["step"], Progressed).step)
 
     def _equal(self, sources: tuple[str, ...]) -> dict[str, str]:
         """The environment that all workers share; an error that names who differs in what."""

@@ -12,7 +12,6 @@ function and its connection from the server's memory: nothing is pickled.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import multiprocessing
@@ -22,6 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -41,9 +41,6 @@ GRACE = 1.0  # seconds that a process has to end by itself once its connection i
 
 FORK = multiprocessing.get_context("fork")
 _LIBC = ctypes.CDLL(None)
-
-Run = Callable[[Connection, bytes], object]
-Prepare = Callable[[bytes], object]
 
 
 class Output:
@@ -121,7 +118,7 @@ class Fork(Callee):
         if not self.alive:
             return None
         if at_once:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self._connection.close()
         code = self._server.end(self.pid)
@@ -165,22 +162,22 @@ class _End(msgspec.Struct, tag="end"):
 class ForkServer:
     """Forks processes that begin as this one is now; each runs `run(connection, given)` and ends.
 
-    `prepare(given)` runs in the server before, for imports that all later forks share. `closed` is a connection of this
-    process that is none of theirs.
+    `prepare(given)` runs in the server before, for imports that all later forks share. Forks do not get `closed`, a
+    connection of this process.
     """
 
     def __init__(
         self,
-        run: Run,
-        prepare: Prepare,
+        run: Callable[[Connection, bytes], object],
+        prepare: Callable[[bytes], object],
         closed: Connection | None = None,
     ) -> None:
+        self._run, self._prepare, self._closed = run, prepare, closed
         self._connection, theirs = Pipe()
         flush()
-        server = FORK.Process(target=_serve_forks, args=(theirs, self._connection, closed, run, prepare))
+        self._process = FORK.Process(target=self._serve, args=(theirs,))
         with theirs:
-            server.start()
-        self._process = server
+            self._process.start()
 
     def fork(self, given: bytes = b"null", who: Who = "kernel") -> Fork:
         """Begins one more process, which gets `given`, some JSON."""
@@ -191,9 +188,7 @@ class ForkServer:
             for descriptor in (theirs.fileno(), write):
                 send_handle(self._connection, descriptor, self._process.pid or 0)
         os.close(write)
-        pid = self._answer()
-        assert pid is not None
-        return Fork(self, pid, ours, read, who)
+        return Fork(self, self._answer() or 0, ours, read, who)
 
     def end(self, pid: int) -> int | None:
         """Ends a fork, unless it has ended; its exit code, None where it did not end by itself."""
@@ -211,61 +206,53 @@ class ForkServer:
         except (EOFError, ConnectionError):
             raise WorkerDied("the process that starts others has ended", who="judge") from None
 
+    # -- in the server ----------------------------------------------------------------------------------
 
-def _serve_forks(
-    asked: Connection,
-    ours: Connection,
-    closed: Connection | None,
-    run: Run,
-    prepare: Prepare,
-) -> None:
-    ours.close()
-    if closed is not None:
-        closed.close()
-    children: dict[int, BaseProcess] = {}
-    try:
-        while True:
-            request: _Begin | _End = msgspec.json.decode(asked.recv_bytes(), type=_Begin | _End)
-            if isinstance(request, _End):
-                answer = _ended(children.pop(request.pid))
-            else:
-                child = _begun(asked, bytes(request.given), run, prepare)
-                answer = child.pid or 0
-                children[answer] = child
-            asked.send_bytes(msgspec.json.encode(answer))
-    except (EOFError, ConnectionError):  # the worker has ended
-        pass
-    finally:
-        os._exit(0)  # forks are not waited for
+    def _serve(self, asked: Connection) -> None:
+        self._connection.close()
+        if self._closed is not None:
+            self._closed.close()
+        children: dict[int | None, BaseProcess] = {}
+        try:
+            while True:
+                request: _Begin | _End = msgspec.json.decode(asked.recv_bytes(), type=_Begin | _End)
+                if isinstance(request, _End):
+                    answer = _ended(children.pop(request.pid))
+                else:
+                    child = self._begin(asked, bytes(request.given))
+                    answer, children[child.pid] = child.pid, child
+                asked.send_bytes(msgspec.json.encode(answer))
+        except (EOFError, ConnectionError):  # the worker has ended
+            pass
+        finally:
+            os._exit(0)  # forks are not waited for
 
+    def _begin(self, asked: Connection, given: bytes) -> BaseProcess:
+        with Connection(recv_handle(asked)) as connection:
+            output = recv_handle(asked)
+            self._prepare(given)
+            gc.freeze()  # what all forks share stays: a collector that walks it took an eighth of judging rows
+            child = FORK.Process(target=self._run_child, args=(asked, connection, output, given))
+            child.start()
+        os.close(output)
+        return child
 
-def _begun(asked: Connection, given: bytes, run: Run, prepare: Prepare) -> BaseProcess:
-    with Connection(recv_handle(asked)) as connection:
-        output = recv_handle(asked)
-        prepare(given)
-        gc.freeze()  # what all forks share stays: a collector that walks it took an eighth of judging rows
-        child = FORK.Process(target=run_child, args=(asked, connection, output, run, given))
-        child.start()
-    os.close(output)
-    return child
-
-
-def run_child(asked: Connection, connection: Connection, output: int, run: Run, given: bytes) -> None:
-    """Is a fork, to the end of its process."""
-    asked.close()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    try:
-        run(connection, given)
-    finally:
-        flush()
+    def _run_child(self, asked: Connection, connection: Connection, output: int, given: bytes) -> None:
+        """Is a fork, to the end of its process."""
+        asked.close()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        try:
+            self._run(connection, given)
+        finally:
+            flush()
 
 
 def flush() -> None:
     """Gives the system what Python and C hold back of what was printed; a kernel may have closed either stream."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             stream.flush()
     _LIBC.fflush(None)
 

@@ -17,7 +17,17 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from verify.errors import InternalError, JudgeFailed, KernelError, Refused, TruthError, UsageError, VerifyError, said_by
+from verify.errors import (
+    InternalError,
+    JudgeFailed,
+    KernelError,
+    Refused,
+    RefusedBackward,
+    TruthError,
+    UsageError,
+    VerifyError,
+    said_by,
+)
 
 R = TypeVar("R")
 
@@ -102,56 +112,42 @@ class WorkerTimeout(_NoAnswer):
     """The process did not answer in time and was killed."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+_KINDS: dict[str, type[VerifyError]] = {  # the first that fits
+    "usage": UsageError,
+    "truth": TruthError,
+    "refused backward": RefusedBackward,
+    "refused": Refused,
+    "kernel": KernelError,
+    "judge": JudgeFailed,
+    "internal": InternalError,
+    "died": WorkerDied,
+    "timeout": WorkerTimeout,
+}
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a request has no reply."""
 
-    kind: Literal["usage", "truth", "refused", "kernel", "judge", "internal", "died", "timeout"]
+    kind: str  # of _KINDS
     text: str
-    hint: str = ""
-    who: Who = "kernel"  # of a process that died or was late
+    hint: str | None = None
+    who: Who | None = None  # gave no answer
 
     @staticmethod
     def of(error: Exception) -> Failure:
-        """What an exception says, as it is sent."""
-        match error:
-            case UsageError():
-                return Failure("usage", error.message, error.hint or "")
-            case TruthError():
-                return Failure("truth", str(error))
-            case Refused():
-                return Failure("refused", str(error))
-            case KernelError():
-                return Failure("kernel", str(error))
-            case MemoryError():  # of a kernel it was raised in its call, and is a KernelError
-                return Failure("judge", "the judge ran out of memory")
-            case JudgeFailed():
-                return Failure("judge", str(error))
-            case WorkerDied():
-                return Failure("died", str(error), who=error.who)
-            case WorkerTimeout():
-                return Failure("timeout", str(error), who=error.who)
-            case InternalError():
-                return Failure("internal", str(error))
+        """Returns what an exception says, as it is sent."""
+        if isinstance(error, MemoryError):  # of a kernel it was raised in its call, and is a KernelError
+            return Failure("judge", "the judge ran out of memory")
+        for kind, error_type in _KINDS.items():
+            if isinstance(error, error_type):
+                hint, who = getattr(error, "hint", None), getattr(error, "who", None)
+                return Failure(kind, getattr(error, "message", str(error)), hint, who)
         return Failure("internal", f"{type(error).__name__}: {said_by(error)}")
 
     def error(self) -> VerifyError:
-        """The exception on the side that asked."""
-        match self.kind:
-            case "usage":
-                return UsageError(self.text, hint=self.hint or None)
-            case "truth":
-                return TruthError(self.text)
-            case "refused":
-                return Refused(self.text)
-            case "kernel":
-                return KernelError(self.text)
-            case "judge":
-                return JudgeFailed(self.text)
-            case "died":
-                return WorkerDied(self.text, who=self.who)
-            case "timeout":
-                return WorkerTimeout(self.text, who=self.who)
-        return InternalError(self.text)
+        """Returns the exception on the side that asked."""
+        more = {name: given for name in ("hint", "who") if (given := getattr(self, name)) is not None}
+        return _KINDS.get(self.kind, InternalError)(self.text, **more)
 
 
 @dataclass(frozen=True)
@@ -175,10 +171,38 @@ def demand_reply(outcome: Outcome) -> Reply:
 # -- on the connection -------------------------------------------------------------------------------------
 
 
-class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
-    """How far a request is."""
+class Step(str):
+    """A line that says how far a request is; where units are counted, `number` of `total` is being done."""
+
+    unit: str
+    number: int
+    total: int
+
+    def __new__(cls, text: str, unit: str = "", number: int = 0, total: int = 0) -> Step:
+        """`Step("gelu float32, case 3 of 12", "case", 3, 12)`."""
+        step = super().__new__(cls, text)
+        step.unit, step.number, step.total = unit, number, total
+        return step
+
+
+class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
+    """A `Step`, as it is sent."""
 
     text: str
+    unit: str = ""
+    number: int = 0
+    total: int = 0
+
+    @staticmethod
+    def of(text: str) -> Progressed:
+        """Returns the event for a line of progress."""
+        step = text if isinstance(text, Step) else Step(text)
+        return Progressed(str(text), step.unit, step.number, step.total)  # str: msgspec sends no subclass of it
+
+    @property
+    def step(self) -> str:
+        """The line on the side that asked."""
+        return Step(self.text, self.unit, self.number, self.total) if self.total else self.text
 
 
 class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel"):
@@ -206,5 +230,5 @@ class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     usable: bool = True
 
 
-Event = Progress | KernelWanted | Replied | Failed
+Event = Progressed | KernelWanted | Replied | Failed
 OnProgress = Callable[[str], None]

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from verify.workers.requests import (
     Failed,
     Failure,
     OnProgress,
-    Progress,
+    Progressed,
     Replied,
     WorkerDied,
     WorkerTimeout,
@@ -38,12 +38,7 @@ class WithBytes(NamedTuple):
     parts: Sequence[memoryview]
 
 
-class Emit(Protocol):
-    """Sends an event, and bytes beside it."""
-
-    def __call__(self, event: Event, parts: Sequence[memoryview] = ()) -> None: ...
-
-
+Emit = Callable[..., None]  # sends an event, and bytes beside it
 Respond = Callable[[msgspec.Raw, OnProgress], Any]  # returns the reply to a request, or raises
 
 
@@ -71,7 +66,7 @@ def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bo
     """Answers one request with what `respond` returns or raises; `usable` says whether the process can go on."""
     parts: Sequence[memoryview] = ()
     try:
-        reply = with_large_stack_chunk(respond, msgspec.Raw(request), lambda text: emit(Progress(text)))
+        reply = with_large_stack_chunk(respond, msgspec.Raw(request), lambda text: emit(Progressed.of(text)))
         if isinstance(reply, WithBytes):
             reply, parts = reply
         emit(Replied(msgspec.Raw(msgspec.json.encode(reply)), len(parts), usable()), parts)

@@ -1,19 +1,19 @@
-"""What a run says while it goes on: what is running, how far it is, and about how long it will still take."""
+"""How far a run is: the parts that are running, the units that each has done, and a guess of the time that is left."""
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
 
+from verify.workers.requests import Step
+
 FIRST_GUESS = 3.0  # seconds after which there is something to guess from
 LAWS_SHARE = 0.7  # of the time of a part whose laws are tried too
-_COUNT = re.compile(r"(case|law) (\d+) of (\d+)")
 
 
-class Going:
-    """Parts of a run, of which some are running; each says how far it is by `case 3 of 12` in its text."""
+class Progress:
+    """Parts of a run, some of which are running; each reports a `Step`."""
 
     def __init__(self, total: int, laws: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self._laws, self._clock = total, laws, clock
@@ -21,19 +21,19 @@ class Going:
         self.ended = 0
         self._measured = 0  # of those that ended, the ones that took their time here
         self._since: float | None = None
-        self._running: dict[str, tuple[float, str]] = {}  # by part: since when, and its last words
+        self._running: dict[str, tuple[float, Step]] = {}  # by part: since when, and its last report
 
     def begin(self, part: str, text: str) -> str:
-        """A part begins; returns the line."""
+        """Notes that a part begins; returns the line."""
         with self._lock:
             self._since = self._since or self._clock()
-            self._running[part] = self._clock(), text
+            self._running[part] = self._clock(), Step(text)
             return self.line()
 
-    def at(self, part: str, text: str) -> str:
-        """A part says how far it is."""
+    def at(self, part: str, step: str) -> str:
+        """Notes how far a part is; returns the line."""
         with self._lock:
-            self._running[part] = self._running[part][0], text
+            self._running[part] = self._running[part][0], step if isinstance(step, Step) else Step(step)
             return self.line()
 
     def end(self, part: str) -> str:
@@ -54,7 +54,7 @@ class Going:
         """Seconds: what is left takes as long for each part as what is done did; None before there is a guess."""
         now = self._clock()
         spent = 0.0 if self._since is None else now - self._since
-        shares = {part: self._share(text) for part, (_, text) in self._running.items()}
+        shares = {part: self._share(step) for part, (_, step) in self._running.items()}
         done = self._measured + sum(shares.values())
         if spent < FIRST_GUESS or done < 0.02 or self.ended == self.total:
             return None
@@ -66,13 +66,13 @@ class Going:
         ]
         return max([all_of_it, *alone])
 
-    def _share(self, text: str) -> float:
-        found = _COUNT.search(text)
-        if found is None:
+    def _share(self, step: Step) -> float:
+        """The share of a part that is done."""
+        if not step.total:
             return 0.0
-        share = (int(found[2]) - 1) / max(int(found[3]), 1)
+        share = (step.number - 1) / step.total
         before_laws = 1 - LAWS_SHARE if self._laws else 1.0
-        return share * before_laws if found[1] == "case" else before_laws + share * LAWS_SHARE
+        return share * before_laws if step.unit == "case" else before_laws + share * LAWS_SHARE
 
 
 def clock(seconds: float) -> str:

@@ -10,9 +10,9 @@ import torch
 
 import verify
 from verify.cases import Case
-from verify.errors import KernelError, Refused, UsageError
+from verify.errors import KernelError, Refused, RefusedBackward, UsageError
 from verify.measure.call import Measured
-from verify.measure.trying import Trying
+from verify.measure.case_runner import CaseRunner
 from verify.workers.requests import WorkerDied, WorkerTimeout
 
 RESULT = Measured({}, {}, {}, ())
@@ -26,9 +26,9 @@ def cases(*widths: int, upstream: str = "") -> list[Case]:
     return [Case(dtype="float32", dims=(4, width), fill="randn", upstream=upstream) for width in widths]
 
 
-def tried(trying: Trying, run: Any, some: list[Case]) -> list[tuple[int, ...]]:
+def tried(runner: CaseRunner, run: Any, some: list[Case]) -> list[tuple[int, ...]]:
     """The dims of the cases that gave results."""
-    return [made[0].dims for case in some if (made := trying.measured(run, case)) is not None]
+    return [made[0].dims for case in some if (made := runner.measured(run, case)) is not None]
 
 
 def test_a_refusal_is_a_limit_and_one_for_all_sizes_of_one_reason() -> None:
@@ -37,14 +37,14 @@ def test_a_refusal_is_a_limit_and_one_for_all_sizes_of_one_reason() -> None:
             raise Refused(f"k raised ValueError: rows of at most 100, not {case.dims[1]} (k.py:3)")
         return RESULT
 
-    trying = Trying(kernel(), "k.py::k")
-    assert tried(trying, run, cases(8, 200, 300, 64, 200)) == [(4, 8), (4, 64)]
-    [found] = trying.unmeasured
+    runner = CaseRunner(kernel(), "k.py::k")
+    assert tried(runner, run, cases(8, 200, 300, 64, 200)) == [(4, 8), (4, 64)]
+    [found] = runner.unmeasured
     assert (found.kind, found.dims, found.cases, found.of) == ("refused", [(4, 200), (4, 300)], 3, 5)
     assert Case.from_json(found.origin.case).dims == (4, 200)
-    assert trying.verdict({"float32"}) == ("ok", "")
-    assert trying.verdict(set())[0] == "error", "nothing of the dtype was measured"
-    strict = Trying(kernel(refuses=False), "k.py::k")
+    assert runner.verdict({"float32"}) == ("ok", "")
+    assert runner.verdict(set())[0] == "error", "nothing of the dtype was measured"
+    strict = CaseRunner(kernel(refuses=False), "k.py::k")
     tried(strict, run, cases(8, 200))
     assert strict.verdict({"float32"})[0] == "error", "it promised to take every case"
 
@@ -55,9 +55,9 @@ def test_what_is_no_refusal_is_an_error_and_the_rest_is_measured() -> None:
             raise KernelError("k must return y of shape (4, 200)")
         return RESULT
 
-    trying = Trying(kernel(), "k.py::k")
-    assert tried(trying, run, cases(8, 200, 64)) == [(4, 8), (4, 64)]
-    assert trying.verdict({"float32"}) == ("error", "float32: k must return y of shape (4, 200)")
+    runner = CaseRunner(kernel(), "k.py::k")
+    assert tried(runner, run, cases(8, 200, 64)) == [(4, 8), (4, 64)]
+    assert runner.verdict({"float32"}) == ("error", "float32: k must return y of shape (4, 200)")
 
 
 def test_a_process_that_dies_is_met_once_and_its_smallest_case_is_found() -> None:
@@ -69,13 +69,13 @@ def test_a_process_that_dies_is_met_once_and_its_smallest_case_is_found() -> Non
             raise WorkerDied("the process died of SIGSEGV")
         return RESULT
 
-    trying = Trying(kernel(), "k.py::k")
-    assert tried(trying, run, cases(1000, 1000, 8, 1000)) == [(4, 8)]
-    [found] = trying.unmeasured
+    runner = CaseRunner(kernel(), "k.py::k")
+    assert tried(runner, run, cases(1000, 1000, 8, 1000)) == [(4, 8)]
+    [found] = runner.unmeasured
     assert (found.kind, found.cases) == ("crashed", asked.count((4, 1000)) + 2 + len(set(found.dims) - {(4, 1000)}))
     assert found.dims[0] == (1, 125), "divided until it no longer dies"
     assert asked.count((4, 1000)) == 1
-    assert trying.verdict({"float32"}) == ("crashed", "float32: the process died of SIGSEGV")
+    assert runner.verdict({"float32"}) == ("crashed", "float32: the process died of SIGSEGV")
 
 
 def test_the_smallest_case_of_a_pytorch_function_is_one_that_its_declaration_allows() -> None:
@@ -90,10 +90,10 @@ def test_the_smallest_case_of_a_pytorch_function_is_one_that_its_declaration_all
             raise WorkerDied("the process died of SIGABRT")
         return RESULT
 
-    trying = Trying(declare(lambda x, w: x @ w), "k.py::k")
+    runner = CaseRunner(declare(lambda x, w: x @ w), "k.py::k")
     some = [Case(dtype="float32", dims=dims, fill="randn") for dims in ((32, 70, 64), (2, 7, 32), (32, 70, 64))]
-    assert tried(trying, run, some) == [(2, 7, 32)]
-    [found] = trying.unmeasured
+    assert tried(runner, run, some) == [(2, 7, 32)]
+    [found] = runner.unmeasured
     assert found.dims[0] == (2, 1, 64) and all(dims[2] == 64 for dims in found.dims)
 
 
@@ -103,20 +103,20 @@ def test_a_hang_is_a_timeout_and_is_not_tried_again() -> None:
             raise WorkerTimeout("no answer within 2 s; stopped")
         return RESULT
 
-    trying = Trying(kernel(), "k.py::k")
-    assert tried(trying, run, cases(200, 8, 200)) == [(4, 8)]
-    assert trying.verdict({"float32"}) == ("timeout", "float32: no answer within 2 s; stopped")
+    runner = CaseRunner(kernel(), "k.py::k")
+    assert tried(runner, run, cases(200, 8, 200)) == [(4, 8)]
+    assert runner.verdict({"float32"}) == ("timeout", "float32: no answer within 2 s; stopped")
 
 
 def test_where_only_the_backward_pass_is_refused_the_forward_is_kept() -> None:
     def run(case: Case) -> Measured:
         if case.upstream:
-            raise Refused("k raised in backward: RuntimeError: no kernel image")
+            raise RefusedBackward("k raised in backward: RuntimeError: no kernel image")
         return RESULT
 
-    case, _ = Trying(kernel(), "k").measured(run, cases(8, upstream="normal")[0]) or pytest.fail("nothing was kept")
+    case, _ = CaseRunner(kernel(), "k").measured(run, cases(8, upstream="normal")[0]) or pytest.fail("nothing was kept")
     assert case.upstream == ""
-    assert Trying(kernel(gradients=True), "k").measured(run, cases(8, upstream="normal")[0]) is None
+    assert CaseRunner(kernel(gradients=True), "k").measured(run, cases(8, upstream="normal")[0]) is None
 
 
 def test_when_time_or_processes_end_nothing_more_is_tried_and_the_count_is_said() -> None:
@@ -124,18 +124,18 @@ def test_when_time_or_processes_end_nothing_more_is_tried_and_the_count_is_said(
         time.sleep(0.3)
         return RESULT
 
-    trying = Trying(kernel(), "k.py::k", until=time.monotonic() + 0.2, seconds=0.5)
-    assert tried(trying, slow, cases(4, 8, 16)) == [(4, 4)]
-    assert not trying.judge_was_late
-    assert trying.verdict(set()) == ("timeout", "no time for 2 more cases within 0.5 s")
+    runner = CaseRunner(kernel(), "k.py::k", until=time.monotonic() + 0.2, seconds=0.5)
+    assert tried(runner, slow, cases(4, 8, 16)) == [(4, 4)]
+    assert not runner.judge_was_late
+    assert runner.verdict(set()) == ("timeout", "no time for 2 more cases within 0.5 s")
 
 
 def test_a_kernel_whose_judge_spent_the_time_did_not_time_out() -> None:
-    trying = Trying(kernel(), "k.py::k", until=time.monotonic() - 1, seconds=10)
-    assert tried(trying, lambda case: RESULT, cases(8, 16)) == []
-    assert trying.judge_was_late and trying.too_late == "no time for 2 more cases within 10 s"
-    assert trying.verdict(set()) == ("ok", "")
+    runner = CaseRunner(kernel(), "k.py::k", until=time.monotonic() - 1, seconds=10)
+    assert tried(runner, lambda case: RESULT, cases(8, 16)) == []
+    assert runner.judge_was_late and runner.too_late == "no time for 2 more cases within 10 s"
+    assert runner.verdict(set()) == ("ok", "")
 
 
 def test_when_processes_end_nothing_more_is_tried() -> None:
-    assert tried(Trying(kernel(), "k.py::k", lost=lambda: True), lambda case: RESULT, cases(8)) == []
+    assert tried(CaseRunner(kernel(), "k.py::k", lost=lambda: True), lambda case: RESULT, cases(8)) == []

@@ -17,8 +17,8 @@ import msgspec
 
 from verify.cases import Case
 from verify.declare.declaration import Kernel
-from verify.errors import KernelError, Refused, UsageError
-from verify.measure.call import IN_BACKWARD, Measured
+from verify.errors import KernelError, Refused, RefusedBackward, UsageError
+from verify.measure.call import Measured
 from verify.measure.remote_call import Run
 from verify.records.record import Origin, Status, Unmeasured
 from verify.workers.requests import WorkerDied, WorkerTimeout
@@ -39,8 +39,11 @@ class _Found:
 
 
 @dataclass
-class Trying:
-    """What was tried of a kernel. `until` is the time, as `time.monotonic` has it, after which nothing more is."""
+class CaseRunner:
+    """Runs the cases of one kernel, and keeps why those without a result gave none.
+
+    Nothing is tried after `until`, a time of `time.monotonic`, nor once the kernel is `lost`.
+    """
 
     kernel: Kernel
     target: str
@@ -77,7 +80,7 @@ class Trying:
             if key[1] in _FATAL:
                 self._deadly[case.dtype, case.dims] = key
                 self._smaller(run, case, key)
-            if isinstance(error, Refused) and IN_BACKWARD in str(error) and self.kernel.gradients == "auto":
+            if isinstance(error, RefusedBackward) and self.kernel.gradients == "auto":
                 forward = msgspec.structs.replace(case, upstream="")
                 try:
                     return forward, run(forward)
@@ -104,7 +107,7 @@ class Trying:
 
     def _note(self, case: Case, error: Exception) -> tuple[str, Kind, str]:
         kinds: dict[type, Kind] = {Refused: "refused", WorkerDied: "crashed", WorkerTimeout: "hung"}
-        kind = kinds.get(type(error), "contract")
+        kind: Kind = next((kinds[each] for each in kinds if isinstance(error, each)), "contract")
         key = (case.dtype, kind, _reason(str(error)))
         self._found.setdefault(key, _Found(kind, str(error), [])).cases.append(case)
         return key
