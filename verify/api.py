@@ -29,7 +29,7 @@ from verify.hunt import schedule
 from verify.hunt.settings import Settings
 from verify.measure import session
 from verify.records import files
-from verify.records.kept import Kept, cache
+from verify.records.part_store import PartStore, cache
 from verify.records.record import Run
 from verify.report import gate_data
 from verify.report.html import record_html, table
@@ -168,7 +168,7 @@ def run(
     backend: str | None = None,
     jobs: int = 0,
     timeout: float = TIMEOUT,
-    resume: AnyPath | Kept | None = None,
+    resume: AnyPath | PartStore | None = None,
     gpus: str | None = None,
     scheduler: str | None = None,
     progress: Progress = _silent,
@@ -236,7 +236,7 @@ def sweep(
 ) -> CompletedRun:
     """Judges every input of elementwise kernels, as `verify sweep` does.
 
-    Ctrl-C raises InterruptedSweepError, which names the journal: `resume=` goes on there.
+    Ctrl-C raises InterruptedSweepError, which names the file with what is done: `resume=` goes on there.
     """
     named, dtypes, results = _targets(targets, kernels, dtypes, declaration), tuple(dtypes), tuple(results)
     said = {"dtype": dtypes, "result": results, "pairs": pairs, "range": range and f"{range[0]!r}:{range[1]!r}"}
@@ -262,7 +262,7 @@ def sweep(
             jobs=jobs,
             timeout=timeout,
             pool=pool,
-            journal=None if resume is None else Path(resume),
+            kept=None if resume is None else PartStore(Path(resume)),
             progress=advanced,
         )
         record = drive.sweep(named, settings, command or _command("sweep", named, said))
@@ -379,15 +379,15 @@ def workers(
         yield None
 
 
-def _kept(resume: AnyPath | Kept | None, targets: Sequence[str]) -> Kept | None:
+def _kept(resume: AnyPath | PartStore | None, targets: Sequence[str]) -> PartStore | None:
     """Returns the store of finished parts. Functions have none: their modules may change unnoticed."""
-    if resume is None or isinstance(resume, Kept):
+    if resume is None or isinstance(resume, PartStore):
         return resume
     if any(Path(each).parent == cache("cells") for each in targets):
         raise UsageError(
             "resume= goes on from files that are as they were; received a function", hint="put it in a file"
         )
-    return Kept(Path(resume))
+    return PartStore(Path(resume))
 
 
 def _targets(given: Any, kernels: Iterable[str], dtypes: Iterable[str], declaration: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ did not reach is listed in the record and makes the run incomplete: less measure
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import traceback
@@ -35,8 +36,8 @@ from verify.hunt.requests import Hunt, Hunts, ListHunts
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
 from verify.records.files import load, save
-from verify.records.kept import Kept
 from verify.records.merge import merge
+from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
@@ -46,7 +47,7 @@ from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
-SETTINGS = "night.json"
+SETTINGS = "night.parts"
 SWEPT_AT_ONCE = 4  # kernels on one GPU: while one keeps it busy, others compile, and judge what they found
 HUNT_SECONDS = 20.0  # for one result, at most
 HUNT_GENERATIONS = 32  # of one hunt: what it finds is a matter of this count, unless the seconds cut it short
@@ -188,15 +189,15 @@ def _claim(night: Night) -> None:
         "pinned cases": digest(config.find().corpus, "*.json"),
         "verify": own_digest(),
     }
-    kept = Kept(night.folder)
-    fresh = f"verify nightly --output {night.folder}.2  (or remove {night.folder})"
-    kept.claim(asked, "nightly run", file=SETTINGS, fresh=fresh)
+    kept = PartStore(night.folder / SETTINGS)
+    kept.claim(asked, "nightly run", f"verify nightly --output {night.folder}.2  (or remove {night.folder})")
     night.lost = kept.lost
 
 
 def unit_path(night: Night, stage: str, name: str) -> Path:
-    """Where the record of one unit lies."""
-    return Kept(night.folder / stage).path(name)
+    """Returns where the record of one unit lies; any name gives a file name of its own."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)[:80]
+    return night.folder / stage / f"{safe}.{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
 
 
 def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
@@ -232,16 +233,13 @@ def laws(night: Night, until: float | None) -> Run:
     judged = _judged(night)
     if not judged:
         raise NothingToDoError("no kernel is judged here")
-    folder = night.folder / "laws"
-    with suppress(OSError):  # the journal says so
-        folder.mkdir(parents=True, exist_ok=True)
     settings = schedule.LawSettings(
         profile=night.profile,
         without=night.without,
         seed=night.seed,
         timeout=night.timeout,
         until=until,
-        journal=folder / "laws.jsonl",
+        kept=PartStore(night.folder / "laws.parts"),
         progress=partial(_said, night, "laws"),
     )
     return schedule.run(judged, _grown(night), settings, "verify nightly: laws")
@@ -267,7 +265,7 @@ def sweep(night: Night, until: float | None) -> Run:
             pool=pool,
             until=until,
             contain=True,
-            journal=unit_path(night, "sweep", shape).with_suffix(".journal"),
+            kept=PartStore(unit_path(night, "sweep", shape).with_suffix(".parts")),
             progress=lambda space, done, total: night.progress(
                 f"sweep {space.target} {space.dtype} {done / total:.0%}"
             ),
@@ -275,7 +273,7 @@ def sweep(night: Night, until: float | None) -> Run:
         try:
             return drive.sweep(targets, settings, "verify nightly: sweep")
         except drive.InterruptedSweepError:
-            raise KeyboardInterrupt from None  # the journal lies where the next start looks for it
+            raise KeyboardInterrupt from None  # what is finished lies where the next start looks for it
 
     by_shape: dict[str, list[str]] = {}
     for target, (_, shape) in spaces.items():
@@ -295,7 +293,7 @@ def hunt(night: Night, until: float | None) -> Run:
     if not asked:
         raise NothingToDoError("every input of every kernel is swept")
 
-    kept = Kept(night.folder / "hunt")
+    kept = PartStore(night.folder / "hunt.parts")
 
     def name(target: str, hunt: Hunt) -> str:
         return f"{target} {hunt.result} {hunt.dtype}"
@@ -306,7 +304,7 @@ def hunt(night: Night, until: float | None) -> Run:
         pool=_grown(night),
         until=until,
         asked=asked,
-        known=lambda target, hunt: kept.known(name(target, hunt)),
+        known=lambda target, hunt: kept.known(name(target, hunt), KernelRun),
         finished=lambda target, hunt, done: kept.keep(name(target, hunt), done),
         contain=True,
         progress=lambda name, progress: night.progress(f"hunt {name} {value_of(progress.best):.3g}"),
@@ -386,7 +384,7 @@ def _said(night: Night, stage: str, text: str) -> None:
 
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None) -> Run:
     """`verify run` with a memory: a dtype of a kernel that an earlier start finished is not measured again."""
-    kept = Kept(night.folder / stage)
+    kept = PartStore(night.folder / f"{stage}.parts")
     session = Session(
         backend=night.backend,
         seed=night.seed,

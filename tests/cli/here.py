@@ -15,6 +15,7 @@ import pytest
 
 from verify import worker
 from verify.cli import main
+from verify.measure import session  # noqa: F401  (before another class is in the place of Worker)
 from verify.workers import process, serving
 from verify.workers.requests import Event, Failed, Progressed, R, Replied, Request
 

@@ -18,8 +18,8 @@ from tests.cli.here import Here, Said, hears_ctrl_c, said
 from verify import worker
 from verify.cli import main
 from verify.records.files import load
+from verify.records.part_store import checked
 from verify.records.record import Run, replay_command
-from verify.sweep.journal import checked
 from verify.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
 from verify.workers import process as isolate
@@ -168,14 +168,14 @@ def test_a_killed_sweep_resumes_to_the_same_record(here, tmp_path: Path) -> None
     )
     assert resumed.returncode == 0, resumed.stderr
     assert journal.read_bytes().startswith(before), "nothing that was done is done again"
-    spans = [msgspec.json.decode(body) for line in journal.read_bytes().splitlines() if (body := checked(line))][1:]
+    spans = [msgspec.json.decode(body)[1] for line in journal.read_bytes().splitlines() if (body := checked(line))][1:]
     covered = sorted(chunk for span in spans for low, high in span["chunks"] for chunk in range(low, high))
     assert covered == [0, 1]
     fresh = here(*arguments, "--json", "fresh.json", folder=tmp_path, VERIFY_TEST_GATE=str(gate))
     assert fresh.returncode == 0, fresh.stderr
     assert stripped(load(tmp_path / "resumed.json")) == stripped(load(tmp_path / "fresh.json"))
     other = here(*arguments, "--hardest", "1", "--resume", str(journal), folder=tmp_path)
-    assert other.returncode == 2 and "is the journal of another sweep" in other.stderr
+    assert other.returncode == 2 and "holds a sweep with other inputs" in other.stderr
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -207,4 +207,4 @@ def test_a_changed_kernel_does_not_continue_the_old_sweep(here, tmp_path: Path) 
     assert here(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path).returncode == 0
     file.write_text(text + "# changed\n")
     done = here(str(file), "--range=0:1", "--resume", str(journal), folder=tmp_path)
-    assert done.returncode == 2 and "was begun elsewhere: its sources of" in done.stderr
+    assert done.returncode == 2 and "holds a sweep with other sources of" in done.stderr

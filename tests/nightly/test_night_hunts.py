@@ -21,6 +21,7 @@ from verify.hunt import outcome, schedule
 from verify.hunt.requests import DoHunt, Hunt, HuntReply, Hunts
 from verify.hunt.schedule import HuntSession
 from verify.hunt.settings import Settings
+from verify.records.part_store import PartStore
 from verify.records.record import Basis, Gap, KernelRun, Run
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment, WorkerTimeout
@@ -247,7 +248,7 @@ def test_exact_arithmetic_reads_from_the_host(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [("meta", "meta"), ("cpu", "meta")]
 
 
-def test_a_night_keeps_each_hunt_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_keeps_each_hunt_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verify import nightly
 
     worker = Fake()
@@ -255,6 +256,6 @@ def test_a_night_keeps_each_hunt_in_a_file_of_its_own(tmp_path: Path, monkeypatc
     asked = {f"k.py::{name}": Hunts(HUNTS, []) for name in KINDS}
     monkeypatch.setattr(nightly, "_hunts", lambda night: asked)
     first = nightly.hunt(night, None)
-    assert len(list((tmp_path / "night" / "hunt").iterdir())) == len(worker.asked) == 4
+    assert len(PartStore(tmp_path / "night" / "hunt.parts").parts) == len(worker.asked) == 4
     assert nightly.hunt(night, None).id == first.id
     assert len(worker.asked) == 4, "nothing is hunted twice"

@@ -22,6 +22,7 @@ from verify.laws import engine, schedule
 from verify.laws.law import Law
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure import session
+from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment, WorkerDied, WorkerTimeout
@@ -233,7 +234,7 @@ def test_an_error_of_the_harness_costs_one_law_in_one_dtype_and_the_run_is_incom
         "internal": raising(InternalError("two routes")),
     }
     worker = Fake(only("large", "second", replies[answer]))
-    done = tried(worker, journal=tmp_path / "laws.jsonl")
+    done = tried(worker, kept=PartStore(tmp_path / "laws.parts"))
     said = "verify itself failed: two routes" if answer == "internal" else "two routes"
     text = f"large: the law of bfloat16 second: {IN_ERROR}: {said}"
     assert done.incomplete == [Gap("harness error", text, "k.py::large")]
@@ -241,7 +242,7 @@ def test_an_error_of_the_harness_costs_one_law_in_one_dtype_and_the_run_is_incom
     assert [len(kernel.laws) for kernel in done.kernels] == [4, 3]
     assert worker.asked.count(("large", "bfloat16", "second", 0)) == 1
     mended = Fake()
-    assert tried(mended, journal=tmp_path / "laws.jsonl").verdict == "pass"
+    assert tried(mended, kept=PartStore(tmp_path / "laws.parts")).verdict == "pass"
     assert mended.asked == [("large", "bfloat16", "second", number) for number in range(3)], "the rest is known"
 
 
@@ -305,32 +306,31 @@ def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_
     )
 
 
-def test_the_journal_says_how_long_each_round_took(tmp_path: Path) -> None:
+def test_what_is_kept_says_how_long_each_round_took(tmp_path: Path) -> None:
     def reply(request: TryLaw) -> LawRun:
         time.sleep(0.02)
         return kept(request)
 
-    path = tmp_path / "laws.jsonl"
-    tried(Fake(only("large", "second", reply), rounds=1), journal=path)
-    seconds = {unit.key: unit.seconds for unit in schedule._read(path).values()}
-    assert len(seconds) == 8
-    assert max(seconds, key=lambda key: seconds[key]) == ("k.py::large", "bfloat16", "second", 0)
-    assert seconds["k.py::large", "bfloat16", "second", 0] >= 0.02
+    path = tmp_path / "laws.parts"
+    tried(Fake(only("large", "second", reply), rounds=1), kept=PartStore(path))
+    units = [msgspec.json.decode(each, type=schedule.Unit) for each in PartStore(path).parts.values()]
+    longest = max(units, key=lambda unit: unit.seconds)
+    assert len(units) == 8 and longest.key == "k.py::large bfloat16 second 0" and longest.seconds >= 0.02
 
 
 def test_half_a_line_is_done_again_and_damage_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "laws.jsonl"
-    before = tried(Fake(), journal=path)
+    path = tmp_path / "laws.parts"
+    before = tried(Fake(), kept=PartStore(path))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
     worker = Fake()
-    after = tried(worker, journal=path)
+    after = tried(worker, kept=PartStore(path))
     assert len(worker.asked) == 1 and after.id == before.id
     idle = Fake()
-    assert tried(idle, journal=path).id == before.id and not idle.asked, "what was half a line is whole now"
+    assert tried(idle, kept=PartStore(path)).id == before.id and not idle.asked, "what was half a line is whole now"
     path.write_bytes(b"{}\n")
-    with pytest.raises(UsageError, match="is damaged"):
-        tried(Fake(), journal=path)
+    with pytest.raises(UsageError, match="holds no finished parts"):
+        tried(Fake(), kept=PartStore(path))
 
 
 def test_an_exception_that_no_code_expects_ends_the_stage_and_leaves_no_worker_waiting() -> None:
@@ -356,9 +356,9 @@ def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> No
         assert begun.wait(10)
         raise ValueError("never")
 
-    path = tmp_path / "laws.jsonl"
+    path = tmp_path / "laws.parts"
     with pytest.raises(ValueError, match="never"):
-        tried(Stopped(reply), workers=2, journal=path)
+        tried(Stopped(reply), workers=2, kept=PartStore(path))
     assert gone.is_set() and not path.exists()
 
 

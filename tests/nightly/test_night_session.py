@@ -22,7 +22,7 @@ from verify.measure import session
 from verify.measure.requests import Measure
 from verify.measure.session import Session
 from verify.nightly import Night, PlannedStage
-from verify.records.kept import Kept
+from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers import process
 from verify.workers.pool import Job, Pool
@@ -63,14 +63,14 @@ def measured(name: str, **more: Any) -> KernelRun:
     return KernelRun(name, f"k.py::{name}", "silu", {}, "", "ok", passing().kernels[0].results, **more)
 
 
-class Remembered(Kept):
+class Remembered(PartStore):
     """Parts that lie in memory."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
-        self.parts: dict[str, KernelRun] = {}
+        self.parts: dict[str, Any] = {}
 
-    def known(self, name: str) -> KernelRun | None:
+    def known(self, name: str, kind: Any) -> Any:
         return self.parts.get(name)
 
     def keep(self, name: str, done: KernelRun) -> None:

@@ -18,6 +18,7 @@ from verify.laws import registry
 from verify.measure import session
 from verify.measure.bench import Bench
 from verify.nightly import Night, PlannedStage
+from verify.records.part_store import PartStore
 from verify.records.record import Gap, Run
 from verify.sweep import drive
 from verify.workers import process
@@ -72,7 +73,8 @@ def test_an_interrupted_night_does_only_what_is_left(tmp_path: Path, monkeypatch
     assert [kernel.status for kernel in broken.kernels] == ["ok", "crashed"]
     calls = len((tmp_path / "first").read_text())
     # what a power cut leaves behind: the unit that was running has no record
-    nightly.unit_path(night(tmp_path), "accuracy", broken.kernels[1].target).unlink()
+    kept = tmp_path / "night" / "accuracy.parts"
+    kept.write_bytes(b"".join(line for line in kept.read_bytes().splitlines(keepends=True) if b"::second" not in line))
     (tmp_path / "go").touch()
     monkeypatch.setattr(process, "Worker", Here)  # nothing ends a process any more
     whole = nightly.run(night(tmp_path), STAGES, "verify nightly")
@@ -89,7 +91,7 @@ def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Pat
     assert [kernel.status for kernel in short.kernels] == ["skipped", "skipped"]
     assert short.verdict == "incomplete"
     assert "first: not begun: the time budget was spent" in texts(short)
-    assert not (tmp_path / "night" / "accuracy").exists(), "a kernel that was not measured leaves no record"
+    assert not (tmp_path / "night" / "accuracy.parts").exists(), "a kernel that was not measured leaves no record"
     assert {kernel.hint for kernel in short.kernels} == {session.OUT_OF_TIME}
 
 
@@ -119,16 +121,16 @@ def test_changed_sources_are_another_night(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_damaged_records_are_named_not_skipped(tmp_path: Path) -> None:
+def test_a_damaged_part_is_measured_again_and_damaged_settings_are_named(tmp_path: Path) -> None:
     mine = night(tmp_path)
     (tmp_path / "go").touch()
     done = nightly.run(mine, STAGES, "verify nightly")
-    path = nightly.unit_path(mine, "accuracy", done.kernels[0].target)
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(UsageError, match="is damaged"):
-        nightly.run(mine, STAGES, "verify nightly")
+    path, calls = mine.folder / "accuracy.parts", len((tmp_path / "first").read_text())
+    path.write_bytes(path.read_bytes().replace(b"silu", b"gelu", 1))
+    again = nightly.run(mine, STAGES, "verify nightly")
+    assert again.kernels[0].results == done.kernels[0].results and len((tmp_path / "first").read_text()) > calls
     (mine.folder / nightly.SETTINGS).write_text("{")
-    with pytest.raises(UsageError, match="is not the settings of a nightly run"):
+    with pytest.raises(UsageError, match="holds no finished parts"):
         nightly.run(mine, STAGES, "verify nightly")
 
 
@@ -162,7 +164,7 @@ def test_a_night_whose_folder_takes_nothing_measures_all_and_says_so(
     assert found.verdict == "pass" and {result.source for result in found.kernels[0].results} == {"run", "sweep"}
     assert [law.status for law in found.kernels[0].laws if law.law == "shapes"] == ["ok"]
     said = capsys.readouterr().err
-    assert "cannot write" in mine.lost and all(name in said for name in ("stages.jsonl", "laws.jsonl", ".journal"))
+    assert "cannot write" in mine.lost and all(name in said for name in ("stages.jsonl", "laws.parts", "unary"))
 
 
 HUNTED = """
@@ -203,7 +205,7 @@ def test_an_error_of_the_harness_in_one_hunt_ends_neither_the_stage_nor_the_nigh
     )
     assert [(stage.name, stage.status) for stage in found.stages] == [("hunt", "incomplete")]
     assert found.verdict == "incomplete", "which the command line ends with a failing code"
-    assert len(list((mine.folder / "hunt").iterdir())) == 1, "the next start does the hunt in error again"
+    assert len(PartStore(mine.folder / "hunt.parts").parts) == 1, "the next start does the hunt in error again"
 
 
 @pytest.mark.usefixtures("here")
@@ -312,7 +314,7 @@ def test_all_kernels_are_swept_together_those_of_a_shape_at_a_time(
     swept: list[tuple[list[str], int, int, Path | None]] = []
 
     def sweep(targets: list[str], settings: drive.SweepSettings, command: str) -> Run:
-        swept.append((targets, settings.hardest, settings.jobs, settings.journal))
+        swept.append((targets, settings.hardest, settings.jobs, settings.kept.path))
         assert settings.pairs and settings.contain and settings.until == 5.0
         return passing()
 
@@ -330,7 +332,7 @@ def test_all_kernels_are_swept_together_those_of_a_shape_at_a_time(
     mine.jobs = 0
     for _ in range(2):
         nightly.sweep(mine, 5.0)
-    journals = [nightly.unit_path(mine, "sweep", shape).with_suffix(".journal") for shape in ("unary", "product")]
+    journals = [nightly.unit_path(mine, "sweep", shape).with_suffix(".parts") for shape in ("unary", "product")]
     assert swept == [(["a", "c"], 10, 3, journals[0]), (["b"], 0, 3, journals[1])], "what is finished is kept"
     assert begun == [3, 3]
 

@@ -15,14 +15,13 @@ from verify.errors import SPENT, TruthError
 from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun
 from verify.sweep.drive import KEPT, MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
-from verify.sweep.journal import Header
 from verify.sweep.partial import Partial
 from verify.sweep.requests import SweepChunks
 from verify.sweep.space import CHUNK, Space, merged
 from verify.workers.pool import Pool
 from verify.workers.requests import WorkerDied
 
-HEADER = Header(1, [], [], {})
+HEADER: dict[str, Any] = {}
 
 
 def driver(workers: int, *chunks: int) -> _Sharing:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import given, options, screen, sinks
 
 if TYPE_CHECKING:
-    from verify.records.kept import Kept
+    from verify.records.part_store import PartStore
     from verify.records.record import Run
 
 
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     from verify import api
     from verify.declare import config
     from verify.errors import UsageError, WriteError
-    from verify.records.kept import Kept, temporary
+    from verify.records.part_store import PartStore, temporary
 
     settings = config.find()
     if options.without and not options.profile:
@@ -70,8 +70,8 @@ def main(options: argparse.Namespace) -> int:
     else:
         targets = given.targets(options, settings)
     progress = screen.Progress()
-    folder = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {given.again(options)}")
-    kept = None if folder is None else Kept(folder)
+    path = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {given.again(options)}")
+    kept = None if path is None else PartStore(path)
     try:
         with _terminated_as_interrupted():
             own = {"seed": seed, "cases_of": plan, "resume": kept, "progress": progress, "partial": True}
@@ -94,19 +94,17 @@ def main(options: argparse.Namespace) -> int:
 AGAIN = ("interrupted", "timeout", "crashed", "judge failed", "out of time")  # gaps that another start may fill
 
 
-def _keep_or_clear(options: argparse.Namespace, result: Run, kept: Kept) -> None:
+def _keep_or_clear(options: argparse.Namespace, result: Run, kept: PartStore) -> None:
     """The finished parts stay where another start can go on from them."""
     if not (kept.begun or kept.lost) or not any(gap.kind in AGAIN for gap in result.incomplete):
         kept.clear()
-    elif kept.lost:
-        screen.complain([f"what is finished is not kept: {kept.lost}"])
-    else:
-        screen.complain([f"what is finished is kept in {kept.folder}\n  next: {_on(options, kept)}"])
+    elif not kept.lost:
+        screen.complain([f"what is finished is kept in {kept.path}\n  next: {_on(options, kept)}"])
 
 
-def _on(options: argparse.Namespace, kept: Kept) -> str:
+def _on(options: argparse.Namespace, kept: PartStore) -> str:
     """The command that goes on from what is kept."""
-    again = argparse.Namespace(**{**vars(options), "resume": str(kept.folder)})
+    again = argparse.Namespace(**{**vars(options), "resume": str(kept.path)})
     return given.again(again, everything=True)
 
 

@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         examples=(
             "verify sweep accuracy.py::my_gelu --dtype bfloat16",
             "verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10",
-            "verify sweep accuracy.py::my_geglu --pairs --resume geglu.journal",
+            "verify sweep accuracy.py::my_geglu --pairs --resume geglu.parts",
         ),
     )
     options.targets(parser)

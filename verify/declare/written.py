@@ -28,7 +28,7 @@ from typing import Any
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import UsageError
 from verify.records.files import write_atomically
-from verify.records.kept import cache
+from verify.records.part_store import cache
 
 MAIN = "__main__"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

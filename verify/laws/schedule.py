@@ -11,19 +11,17 @@ than a law to check it, and what was compiled for one law serves the next. From 
 kernel at which nobody is: for another kernel it needs a fresh process, which imports what laws need and meets the GPU
 anew. Kernels that take longest come first.
 
-Finished units stand in a journal, one line each, and are not done again.
+Finished units are kept, and are not done again.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,8 +31,8 @@ from verify.declare.target import Declared
 from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.session import LONGEST
-from verify.records.files import say_lost
 from verify.records.identity import assembled
+from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, Status, unrepeatable
 from verify.workers.pool import Job, Pool
 from verify.workers.process import START_SECONDS, OutOfTime
@@ -52,12 +50,12 @@ class LawSettings:
     seed: int = 0
     timeout: float = 600.0  # for one law
     until: float | None = None  # of time.monotonic(): nothing begins later
-    journal: Path | None = None
+    kept: PartStore | None = None
     progress: Callable[[str], None] = lambda text: None
 
 
 class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One round of one law on one kernel in one dtype, as it stands in the journal: its result, or how it failed."""
+    """One round of one law on one kernel in one dtype, as it is kept: its result, or how it failed."""
 
     target: str
     dtype: str
@@ -69,9 +67,9 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     seconds: float = 0.0  # with the start of the process, where it had to be replaced
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
-        """What the journal knows it by."""
-        return self.target, self.dtype, self.law, self.round
+    def key(self) -> str:
+        """What the store knows it by."""
+        return f"{self.target} {self.dtype} {self.law} {self.round}"
 
 
 @dataclass
@@ -131,7 +129,6 @@ class _Queue:
 
     def __init__(self, subjects: Sequence[_Subject], plan: LawPlan, settings: LawSettings) -> None:
         self.subjects, self.plan, self.settings = subjects, plan, settings
-        self.known = _read(settings.journal)
         self.waiting: list[_Place] = []
         self.busy: Counter[tuple[int, int]] = Counter()  # workers at each subject in each dtype
         self.at: Counter[int] = Counter()  # workers at each subject
@@ -157,7 +154,7 @@ class _Queue:
             unit = Unit(
                 subject.kernel.target, subject.kernel.dtypes[place.dtype], self.plan.laws[place.law], place.round
             )
-            known = self.known.get(unit.key)
+            known = None if self.settings.kept is None else self.settings.kept.known(unit.key, Unit)
             if known is not None:
                 self._end(place, known)
             elif subject.failures < GIVEN_UP:
@@ -194,7 +191,9 @@ class _Queue:
             if unit is None:
                 self._last_round(place)
                 return
-            _append(settings.journal, msgspec.structs.replace(unit, seconds=round(seconds, 3)))
+            unit = msgspec.structs.replace(unit, seconds=round(seconds, 3))
+            if settings.kept is not None:
+                settings.kept.keep(unit.key, unit)
             self._end(place, unit)
 
         def done(found: LawRun) -> None:
@@ -243,34 +242,6 @@ class _Queue:
             self._put(place.round + 1, place.law, place.subject, place.dtype)
         else:
             self._last_round(place)
-
-
-def _append(path: Path | None, unit: Unit) -> None:
-    """Add a unit to the journal, at once: a line is whole or, after a power cut, the last and half."""
-    if path is None:
-        return
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(handle, msgspec.json.encode(unit) + b"\n")
-        finally:
-            os.close(handle)
-    except OSError as error:
-        say_lost(path, error.strerror)
-
-
-def _read(path: Path | None) -> dict[tuple[str, str, str, int], Unit]:
-    """The finished units of an earlier start. Half a line at the end is what a power cut leaves; it is cut off."""
-    if path is None or not path.exists():
-        return {}
-    whole, _, half = path.read_bytes().rpartition(b"\n")
-    if half:
-        os.truncate(path, len(whole) + bool(whole))
-    try:
-        units = [msgspec.json.decode(line, type=Unit) for line in whole.splitlines()]
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is damaged: {error}", hint=f"remove it: rm {path}") from error
-    return {unit.key: unit for unit in units}
 
 
 def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:

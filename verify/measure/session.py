@@ -26,8 +26,8 @@ from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, Ve
 from verify.measure.progress import Progress
 from verify.measure.requests import Measure
 from verify.records.identity import assembled
-from verify.records.kept import Kept
 from verify.records.merge import together
+from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.records.source_digest import digest, own_digest
 from verify.workers.gpus import GPU_FILE
@@ -56,8 +56,8 @@ class Session:
     by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
     pool: Pool | None = None  # of the caller, who stops it; else processes are started
     deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
-    kept: Kept | None = None  # where what is finished is written at once; what an earlier, interrupted run did is there
-    whole: bool = False  # this run is all that the folder is for: it claims it, and Ctrl-C ends in what was measured
+    kept: PartStore | None = None  # where finished parts are written at once, beside those of earlier starts
+    whole: bool = False  # this run is all that the store is for: it claims it, and Ctrl-C ends in what was measured
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
     known: Known = field(default_factory=dict)  # what the caller has asked of the targets
@@ -117,8 +117,8 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     )
 
 
-def claim(kept: Kept, session: Session, about: About, sources: dict[str, str]) -> None:
-    """Begin the folder of a run, or go on there where everything is equal that a figure depends on."""
+def claim(kept: PartStore, session: Session, about: About, sources: dict[str, str]) -> None:
+    """Begins the store of a run, or goes on there where everything is equal that a figure depends on."""
     settings = {
         "options": {
             "seed": session.seed,
@@ -136,7 +136,7 @@ def claim(kept: Kept, session: Session, about: About, sources: dict[str, str]) -
         "pinned cases": digest(config.find().corpus, "*.json"),
         "verify": own_digest(),
     }
-    kept.claim(settings, "run", file="run.json", fresh=f"verify run without --resume {kept.folder}", alone=True)
+    kept.claim(settings, "run", f"verify run without --resume {kept.path}")
 
 
 def gaps_of(kernel: KernelRun) -> list[Gap]:
@@ -206,7 +206,7 @@ class _Queue:
         self.sources.demand_unchanged()
         while self.waiting:
             part = self._next(None if last is None else last.about)
-            known = None if self.session.kept is None else self.session.kept.known(part.key)
+            known = None if self.session.kept is None else self.session.kept.known(part.key, KernelRun)
             if known is not None:
                 self.ended[part.key] = known
             elif (unfit := self._unfit(part)) is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from verify.errors import UsageError, WriteError
-from verify.records import kept
+from verify.records import part_store
 from verify.records.files import LARGEST, decode, write_atomically
 from verify.records.readings import Reading, arch_of, commit_of, inputs, leading, readings
 from verify.records.record import SCHEMA, Basis, Run
@@ -144,7 +144,7 @@ class History:
         if not self.folder.is_dir():
             raise UsageError(f"no folder of records at {self.folder}", hint="verify run --json reports/runs/NAME.json")
         name = hashlib.sha256(os.fsencode(self.folder.resolve())).hexdigest()[:16]
-        self._cache = (cache or kept.cache("history")) / f"{name}-{LAYOUT}-{SCHEMA}"
+        self._cache = (cache or part_store.cache("history")) / f"{name}-{LAYOUT}-{SCHEMA}"
         self._records: list[_Known] = []
         self._lines: dict[tuple[str, bool], _Lines] = {}
         self.refreshed = Refresh(0, ())

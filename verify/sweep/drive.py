@@ -1,4 +1,4 @@
-"""A whole sweep from the parent's side: spaces shared out in spans of chunks, merged, journalled, recorded.
+"""A whole sweep from the parent's side: spaces shared out in spans of chunks, merged, kept, recorded.
 
 The parent imports no torch. A span is complete in itself, so it does not matter which worker takes it. A worker is
 given its share of all that is unfinished and ends after a while with what it has done: a GPU does a space at a time, an
@@ -27,8 +27,8 @@ from verify.declare.target import Declared, Target
 from verify.errors import SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError, no_verdict
 from verify.records.identity import assembled
 from verify.records.merge import ORDER
+from verify.records.part_store import SETTINGS, PartStore
 from verify.records.record import Gap, KernelRun, Run, Status, number
-from verify.sweep.journal import VERSION, Header, Journal
 from verify.sweep.partial import Outline, Partial
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.sweep.space import Space, left_over, merged
@@ -39,6 +39,8 @@ from verify.workers.requests import WorkerDied, WorkerTimeout
 SPAN_SECONDS = 2.0  # after which a worker hands over what it has done
 MOST = 1024  # chunks in a span
 GROWTH = 8  # a span that proved quick is followed by one up to so many times as long
+VERSION = 2  # of partial results
+ANOTHER = "rerun without --resume, or name another file"
 KEPT = 16  # partial results of a space that are kept apart
 # of the environment: no bit of a result hangs on them
 _VOLATILE = ("platform", "cpu", "python", "numpy", "probes", "commit", "dirty")
@@ -62,13 +64,13 @@ class SweepSettings:
     pool: Pool | None = None  # of the caller, who stops it; else processes are started
     until: float | None = None  # of time.monotonic(): no span begins later
     contain: bool = False  # an error of the harness is a line of the record, else it ends the sweep
-    journal: Path | None = None  # kept from the beginning; without one only Ctrl-C leaves one behind
+    kept: PartStore | None = None  # from the beginning; without one only Ctrl-C leaves a file behind
     progress: Callable[[Space, int, int], None] = lambda space, done, total: None  # points of this space
     usage: list[str] = field(default_factory=list)
 
 
 class InterruptedSweepError(Exception):
-    """Ctrl-C. `path` is the journal that holds what was done."""
+    """Ctrl-C. `path` is the file that holds what was done."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -164,16 +166,16 @@ def sweep(targets: Sequence[str], settings: SweepSettings, command: str) -> Run:
         about = pool.about()
         spaces = [_SweptSpace(*each) for each in zip(found.spaces, found.references, strict=True)]
         place = {name: str(value) for name, value in about.environment.items() if name not in _VOLATILE}
-        header = Header(VERSION, found.spaces, found.references, {**found.place, **place, "backend": about.backend})
+        begun = {space.identity(): space.describe() for space in found.spaces}
+        place = {**found.place, **place, "backend": about.backend}
+        depends_on = {"inputs": begun, "version": VERSION, "references": found.references, **place}
         jobs = settings.jobs or (1 if about.backend == "cuda" else os.cpu_count() or 1)
         pool.grow(min(jobs, sum(item.space.chunks for item in spaces)))
-        sharing = _Sharing(spaces, settings, header, len(pool.workers))
+        sharing = _Sharing(spaces, settings, depends_on, len(pool.workers))
         try:
             pool.run(sharing.take)
         except KeyboardInterrupt:
             raise InterruptedSweepError(sharing.keep()) from None
-        finally:
-            sharing.close()
     kernels = _together([record for item in spaces if _gap(item) is None for record in _records(item, declared)])
     incomplete = [Gap("other", line) for line in settings.usage]
     incomplete += filter(None, map(_gap, spaces))
@@ -227,33 +229,54 @@ def _spaces(pool: Pool, targets: Sequence[str], settings: SweepSettings) -> Spac
     return found
 
 
+def keep(kept: PartStore, found: bytes) -> None:
+    """Keeps a partial result, encoded; chunks cannot count twice, as what overlaps does not merge."""
+    outline = Outline.decode(found)
+    kept.keep(f"{outline.space} {outline.chunks}", msgspec.Raw(found))
+
+
+def known_of(kept: PartStore) -> dict[str, Partial]:
+    """Returns what is kept, merged by space. A span that overlaps another is done again."""
+    known: dict[str, Partial] = {}
+    for name, body in kept.parts.items():
+        if name == SETTINGS:
+            continue
+        partial = Partial.decode(bytes(body))
+        before = known.get(partial.space)
+        if before is None:
+            known[partial.space] = partial
+        elif not any(a < d and c < b for a, b in before.chunks for c, d in partial.chunks):
+            known[partial.space] = before.merge(partial)
+    return known
+
+
 class _Sharing:
     """The policy of a sweep: the spans of all spaces shared out among workers, then the records."""
 
-    def __init__(self, spaces: list[_SweptSpace], settings: SweepSettings, header: Header, workers: int) -> None:
-        self.spaces, self.settings, self.header, self.workers = spaces, settings, header, workers
-        self.journal = Journal(settings.journal, header) if settings.journal else None
+    def __init__(
+        self, spaces: list[_SweptSpace], settings: SweepSettings, depends_on: dict[str, Any], workers: int
+    ) -> None:
+        self.spaces, self.settings, self.depends_on, self.workers = spaces, settings, depends_on, workers
+        self.kept = settings.kept
+        if self.kept is not None:
+            self.kept.claim(depends_on, "sweep", ANOTHER)
+        known = {} if self.kept is None else known_of(self.kept)
         for item in spaces:
-            known = self.journal.known.get(item.space.identity()) if self.journal else None
-            if known is not None:
-                item.found, item.chunks = [known.encode()], known.chunks
+            if (found := known.get(item.space.identity())) is not None:
+                item.found, item.chunks = [found.encode()], found.chunks
             item.pending = left_over(item.space.chunks, item.chunks)
 
-    def close(self) -> None:
-        """Close the journal."""
-        if self.journal:
-            self.journal.close()
-
     def keep(self) -> Path:
-        """The journal; where none was asked for, a new one with everything merged so far."""
-        if self.journal is None:
+        """Returns where what is done is kept; where that was not asked for, in a new file."""
+        if self.kept is None:
             name = "-".join(sorted({item.space.identity()[:6] for item in self.spaces})[:2])
-            self.journal = Journal(Path(f"verify-sweep-{name}.journal"), self.header)
+            self.kept = PartStore(Path(f"verify-sweep-{name}.parts"))
+            self.kept.claim(self.depends_on, "sweep", ANOTHER)
+            known = known_of(self.kept)
             for item in self.spaces:
-                if item.space.identity() not in self.journal.known:
-                    for found in item.found:
-                        self.journal.add(found)
-        return self.journal.path
+                for found in [] if item.space.identity() in known else item.found:
+                    keep(self.kept, found)
+        return self.kept.path
 
     def take(self, last: Job[Any] | None) -> Job[Any] | None:
         """A span, or the result to record; None while what others do may leave something: they hold less than all."""
@@ -303,8 +326,8 @@ class _Sharing:
             del item.flying[span]
             item.land(span, found.encode(), spent)
             item.seconds += spent
-            if self.journal:
-                self.journal.add(found.encode())
+            if self.kept is not None:
+                keep(self.kept, found.encode())
             self.settings.progress(item.space, item.done, item.space.points)
 
         def failed(error: VerifyError) -> None:

@@ -1,4 +1,4 @@
-"""What a worker is asked of a sweep. A partial result travels as the JSON text that the journal keeps."""
+"""What a worker is asked of a sweep. A partial result travels as the JSON text that is kept."""
 
 from __future__ import annotations
 

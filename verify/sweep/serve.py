@@ -33,7 +33,7 @@ SLOW_BITS = 16  # without a GPU float32 is swept where it is asked for by name
 def spaces(request: ListSpaces, backend: Backend) -> Spaces:
     """Every space of the kernels of some targets; `skipped` and `hints` say why other kernels have none.
 
-    `place` holds what decides a figure: a journal that other code began is not continued.
+    `place` holds what decides a figure: what other code began is not continued.
     """
     found = Spaces([], [], [], [], {})
     own = own_digest()

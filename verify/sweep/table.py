@@ -34,7 +34,7 @@ from verify import ops
 from verify.errors import WriteError
 from verify.ops.op import Point, Problem
 from verify.records.files import write_atomically
-from verify.records.kept import cache
+from verify.records.part_store import cache
 from verify.records.source_digest import own_digest
 
 CELL_BITS = 16  # float32 numbers per cell

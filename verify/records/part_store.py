@@ -1,0 +1,153 @@
+"""Finished parts of a run, a night, laws or a sweep in one file, so that a later start goes on from there.
+
+Each part is appended at once as a line of its own: a digest, then its name and value in JSON. Whatever kills the
+process, the file has whole lines and at most one torn one at its end, which is cut off. A line whose digest is wrong is
+left out: that part is done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from verify.errors import UsageError
+from verify.records.files import say_lost
+
+CACHED_SECONDS = 14 * 86400.0  # after which a file in the cache that no start came back for is removed
+SETTINGS = ""  # the name of the part that has the settings
+_DIGITS = 16  # hex digits before each line's JSON
+
+T = TypeVar("T")
+
+
+def cache(name: str) -> Path:
+    """The folder of this user's cache for something that can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "verify" / name
+
+
+def temporary(name: str) -> Path | None:
+    """Returns a new file in the cache, whose name begins with a digest of `name`; None where none can be made."""
+    try:
+        place = cache("runs")
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.iterdir():
+            if old.stat().st_mtime < time.time() - CACHED_SECONDS:
+                with suppress(OSError):
+                    old.unlink()
+        handle, path = tempfile.mkstemp(".parts", hashlib.sha256(name.encode()).hexdigest()[:12] + "-", place)
+        os.close(handle)
+        return Path(path)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home here
+        return None
+
+
+class PartStore:
+    """The parts in a file. Those that cannot be written are not kept, which is reported once: the work goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = ""  # why what is finished could not be kept
+        self._kept = False
+
+    @cached_property
+    def parts(self) -> dict[str, msgspec.Raw]:
+        """What earlier starts finished, by name."""
+        return self._lines()
+
+    @property
+    def begun(self) -> bool:
+        """True if a part was kept, now or by an earlier start."""
+        return self._kept or any(name != SETTINGS for name in self.parts)
+
+    def known(self, name: str, kind: type[T]) -> T | None:
+        """Returns a part that an earlier start finished."""
+        if (body := self.parts.get(name)) is None:
+            return None
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{self.path} is damaged: {error}", hint=f"remove it: rm {self.path}") from error
+
+    def keep(self, name: str, value: Any) -> None:
+        """Appends a finished part; it is on the disk when this returns, unless that is full."""
+        line = msgspec.json.encode((name, value))
+        line = _digest(line) + b" " + line + b"\n"
+        try:
+            with suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                while line:
+                    line = line[os.write(handle, line) :]
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self._kept = self._kept or name != SETTINGS
+        except OSError as error:  # half a line, and what follows on it, is done again by another start
+            self.lost = self.lost or f"cannot write {self.path}: {error.strerror}"
+            say_lost(self.path, error.strerror)
+
+    def claim(self, settings: dict[str, Any], what: str, fresh: str) -> None:
+        """Begins the file, or goes on in it if it was begun with the same settings; `fresh` begins anew elsewhere."""
+        try:
+            begun = self.known(SETTINGS, dict[str, Any])
+        except UsageError as error:
+            raise UsageError(error.message, hint=fresh) from error
+        settings = {"command": what, **settings}
+        if begun is None and not self.parts:
+            self.keep(SETTINGS, settings)
+            return
+        begun = begun or {}
+        for name, value in msgspec.json.decode(msgspec.json.encode(settings)).items():
+            if begun.get(name) != value:
+                raise UsageError(
+                    f"{self.path} holds a {what} with other {name}{_differing(begun.get(name), value)}: its figures "
+                    "cannot be mixed with this one's",
+                    hint=fresh,
+                )
+
+    def clear(self) -> None:
+        """Removes the file of a run that needs it no more."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _lines(self) -> dict[str, msgspec.Raw]:
+        try:
+            data = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror}", hint="name another file") from error
+        whole = data[: data.rfind(b"\n") + 1]
+        bodies = [body for line in whole.splitlines() if (body := checked(line)) is not None]
+        if data and not bodies:
+            raise UsageError(f"{self.path} holds no finished parts", hint="name another file")
+        if len(whole) < len(data):
+            with suppress(OSError):
+                os.truncate(self.path, len(whole))
+        return dict(msgspec.json.decode(body, type=tuple[str, msgspec.Raw]) for body in bodies)
+
+
+def checked(line: bytes) -> bytes | None:
+    """Returns the JSON of a line, None where its digest is wrong."""
+    check, _, body = line.partition(b" ")
+    return body if check == _digest(body) else None
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:_DIGITS].encode()
+
+
+def _differing(before: Any, now: Any) -> str:
+    """Returns what of a setting is another now."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        return "".join(f" ({name}: {before.get(name)!r}, now {now.get(name)!r})" for name in names[:1])
+    return f" ({before!r}, now {now!r})"
