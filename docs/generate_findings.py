@@ -127,10 +127,10 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     from verify.cases import problem_of
     from verify.cases.regimes import NONFINITE, segments_of
     from verify.measure.call import run_kernel
-    from verify.measure.element import describe
+    from verify.measure.element import worst_element
     from verify.measure.judge import judge_result
     from verify.measure.tally import Tally
-    from verify.records.record import replay_command, value_of
+    from verify.records.record import Origin, replay_command, value_of
     from verify.truth import formats
     from verify.truth.fast import evaluate
 
@@ -155,7 +155,8 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     leader = total.leaders[0]
     index = leader.place
     scaled = value_of(leader.upper) if op.gate == "scaled" else None
-    worst = describe(op, case, problem, result, got, index, outcome.exact[index], finding["target"], scaled=scaled)
+    origin = Origin(finding["target"], case.to_json(), result, index)
+    worst = worst_element(op, problem, got, outcome.exact[index], origin, scaled)
     return {
         "gate": op.gate,
         "figures": msgspec.structs.asdict(total.figures()),

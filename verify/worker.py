@@ -35,9 +35,18 @@ from verify.diagnose.requests import (
 from verify.errors import InternalError, UsageError
 from verify.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, NowPinned, Pin, Unpin
 from verify.laws.requests import LawPlan, PlanLaws, Tried, TryLaw, TrySeeded
-from verify.measure.requests import CallKernel, Certify, Contender, Leaves, ListContenders, Measure, Time, Timed
+from verify.measure.requests import (
+    CallKernel,
+    Certify,
+    Contender,
+    ListContenders,
+    ListSideEffects,
+    Measure,
+    Time,
+    Timed,
+)
 from verify.records.pinned import PinnedCase
-from verify.records.record import KernelRun, LawRun, Left
+from verify.records.record import KernelRun, LawRun, SideEffect
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
 from verify.workers import process_tree
@@ -281,7 +290,7 @@ def _describe(request: Describe, backend: Backend, progress: OnProgress) -> Desc
     return Description(kernel.described(), is_shipped(kernel.op))
 
 
-def _leaves(request: Leaves, backend: Backend, progress: OnProgress) -> list[Left]:
+def _side_effects(request: ListSideEffects, backend: Backend, progress: OnProgress) -> list[SideEffect]:
     return []  # this process is no kernel's own: see `verify.measure.apart`
 
 
@@ -499,7 +508,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     Measure: _measure,
     CallKernel: _call,
     Describe: _describe,
-    Leaves: _leaves,
+    ListSideEffects: _side_effects,
     ListContenders: _contenders,
     Time: _time,
     ReplayElement: _replay,

@@ -19,7 +19,7 @@ from verify.errors import KernelError, UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
-from verify.records.record import KernelRun, Left, Printed
+from verify.records.record import KernelRun, Printed, SideEffect
 from verify.report.present import KernelFacts
 from verify.sweep.requests import ListSpaces
 from verify.workers import process_tree
@@ -166,10 +166,10 @@ def test_modes_that_a_call_leaves_are_an_error_of_the_kernel(found: dict[str, Ke
 def test_what_decides_no_result_is_said_and_not_held_against_it(found: dict[str, KernelRun]) -> None:
     untidy = found["untidy"]
     assert untidy.status == "ok" and untidy.left == [
-        Left("process", "call", "changed the environment variables LEFT"),
-        Left("process", "call", "changed sys.path by /left"),
-        Left("process", "call", "changed warnings.filters"),
-        Left("random", "call", "drew or seeded random numbers of random, torch"),
+        SideEffect("process", "call", "changed the environment variables LEFT"),
+        SideEffect("process", "call", "changed sys.path by /left"),
+        SideEffect("process", "call", "changed warnings.filters"),
+        SideEffect("random", "call", "drew or seeded random numbers of random, torch"),
     ]
     assert found["prints"].left == []
     assert "its call changed sys.path by /left" in KernelFacts(untidy).notes
@@ -342,14 +342,14 @@ import torch
 
 from verify.backends import Backend
 from verify.measure import apart
-from verify.measure.requests import Leaves, Time
+from verify.measure.requests import ListSideEffects, Time
 
 def answer(asked, backend, progress):
     if asked.dtype == "float16":
         torch.set_float32_matmul_precision("high")
     return os.getpid()
 
-read = lambda text: msgspec.json.decode(text, type=Time | Leaves)
+read = lambda text: msgspec.json.decode(text, type=Time | ListSideEffects)
 handler = apart.RequestHandler(read, answer, bool)
 kernels = apart.KernelProcesses(None, lambda: Backend("cuda", "cpu", "", ""), handler)
 

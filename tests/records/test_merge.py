@@ -12,7 +12,7 @@ from verify.errors import UsageError
 from verify.records.files import decode, encode
 from verify.records.identity import identity, sealed
 from verify.records.merge import merge, together
-from verify.records.record import Basis, Gap, KernelRun, LawRun, Left, Origin, Printed, Speed, Stage, Unmeasured
+from verify.records.record import Basis, Gap, KernelRun, LawRun, Origin, Printed, SideEffect, Speed, Stage, Unmeasured
 
 
 def test_results_stand_side_by_side_and_the_worst_status_counts() -> None:
@@ -47,7 +47,7 @@ def test_nothing_that_one_of_two_parts_of_a_kernel_has_is_lost() -> None:
         seconds=1.0,
         speed=[Speed("float32", "forward", (4,), 1.0, 1.0)],
         unrepeatable="differs",
-        left=[Left("environment", "call", "changed")],
+        left=[SideEffect("environment", "call", "changed")],
         printed=Printed(3, "abc"),
         unmeasured=[Unmeasured("crashed", "bfloat16", [(2, 64)], 1, 2, "died", Origin("k.py::k", "{}", "y"))],
         gaps=[Gap("crashed", "died", "k.py::k")],

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.report.sample import passing, rich, sample
-from verify.records.record import LawRun, Left, Origin, Printed, Run, replay_command
+from verify.records.record import LawRun, Origin, Printed, Run, SideEffect, replay_command
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
 from verify.report.present import KernelFacts, present, skipped_laws
@@ -122,7 +122,10 @@ def test_what_follows_from_calls_that_differ_is_listed_below_that(run: Run) -> N
 
 def test_what_a_kernel_left_and_printed_is_a_note(run: Run) -> None:
     first, *others = run.kernels
-    left = [Left("process", "import", "changed the environment variables A"), Left("mode", "call", "changed grad mode")]
+    left = [
+        SideEffect("process", "import", "changed the environment variables A"),
+        SideEffect("mode", "call", "changed grad mode"),
+    ]
     printed = Printed(1_234_567, "<b>first\x1b[31m</b>\nsecond\n")
     kernel = msgspec.structs.replace(first, left=left, printed=printed, message="it changed grad mode")
     changed = msgspec.structs.replace(run, kernels=[kernel, *others])

@@ -17,8 +17,8 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay, Smaller
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
-from verify.measure.element import describe
-from verify.records.record import LawRun, Worst
+from verify.measure.element import worst_element
+from verify.records.record import LawRun, Origin, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, decided, evaluate
@@ -124,5 +124,5 @@ def _judge(
     gate = kernel.op.gate_of(result)
     floor = kernel.noise_floor(case.dtype, result)
     scaled = None if gate == "plain" else truth().figure(judged, index, fmt, gate, floor)
-    worst = describe(kernel.op, case, problem, result, got, index, judged, target, scaled=scaled)
-    return worst, judged
+    origin = Origin(target, case.to_json(), result, index)
+    return worst_element(kernel.op, problem, got, judged, origin, scaled), judged

@@ -19,10 +19,10 @@ from verify.cases import Case, problem_of
 from verify.hunt.search import Elite
 from verify.hunt.space import SearchSpace
 from verify.measure.call import run_kernel
-from verify.measure.element import describe
+from verify.measure.element import worst_element
 from verify.measure.judge import judge_result, with_noise_again
 from verify.ops.op import Problem
-from verify.records.record import Worst
+from verify.records.record import Origin, Worst
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, decided, evaluate
 from verify.truth.formats import torch_dtype
@@ -140,6 +140,7 @@ def _find(
     alone: bool,
 ) -> Find:
     scaled = truth.figure(judged, index, space.fmt, space.kernel.op.gate_of(space.result), space.floor)
-    worst = describe(space.kernel.op, case, problem, space.result, got, index, judged, target, scaled=scaled)
+    origin = Origin(target, case.to_json(), space.result, index)
+    worst = worst_element(space.kernel.op, problem, got, judged, origin, scaled)
     error = abs(judged.ulp if scaled is None else scaled)
     return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)

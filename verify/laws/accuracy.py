@@ -40,11 +40,11 @@ from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort, KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case, said_of
 from verify.measure.call import Measured, alone, inferred, run_kernel
-from verify.measure.element import describe
+from verify.measure.element import worst_element
 from verify.measure.judge import judge_result, with_noise_again
 from verify.ops.op import Problem
 from verify.records.readings import NONFINITE
-from verify.records.record import CLASSES, value_of
+from verify.records.record import CLASSES, Origin, value_of
 from verify.truth import formats
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
@@ -257,17 +257,8 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
                 continue
             error, index = value_of(part.leaders[0].upper), part.leaders[0].place
             judged = outcome.exact[index]
-            worst = describe(
-                kernel.op,
-                case,
-                problem,
-                name,
-                got,
-                index,
-                judged,
-                subject.target,
-                scaled=None if gate == "plain" else error,
-            )
+            origin = Origin(subject.target, case.to_json(), name, index)
+            worst = worst_element(kernel.op, problem, got, judged, origin, None if gate == "plain" else error)
             lines = {
                 "at": f"{name} {list(worst.index)}",
                 **worst.inputs,

@@ -34,9 +34,9 @@ from verify.measure.autotuners import choose_by_key
 from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import MOST_ENDED, measure_kernel
 from verify.measure.remote_call import runner
-from verify.measure.requests import CallKernel, Leaves, Measure, Time
+from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
 from verify.measure.state import State
-from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Left, Printed
+from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
 from verify.workers.calls import AskKernel, receive, send
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.gpus import told_to_interpret
@@ -124,7 +124,7 @@ class KernelProcesses:
             if isinstance(asked, Measure):
                 return self._measure(asked, kernel, progress)
             reply = demand_reply(kernel.call(request, progress=progress)).value
-            if beside and any(each.kind == "mode" for each in kernel.ask(Leaves(targets[0]))):
+            if beside and any(each.kind == "mode" for each in kernel.ask(ListSideEffects(targets[0]))):
                 kernel.stop()  # the next ones are timed in a process that computes as PyTorch does by default
             return reply
         except Exception as error:
@@ -223,7 +223,7 @@ class KernelProcesses:
             except (WorkerTimeout, JudgeFailed) as error:  # kernel and judge share the process: either may be the cause
                 gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
                 done = msgspec.structs.replace(done, gaps=[*done.gaps, gap])
-        left = [] if kernel.ended else kernel.ask(Leaves(request.target))
+        left = [] if kernel.ended else kernel.ask(ListSideEffects(request.target))
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status in ("ok", *UNPROVEN):
             done = msgspec.structs.replace(done, status="error", message=f"{CHANGED}; it {breaks}")
@@ -267,7 +267,7 @@ class _Subject:
     def __init__(self, handler: RequestHandler, backend: Backend, kernel: AskKernel | None) -> None:
         self._handler, self._backend, self._kernel = handler, backend, kernel
         self._began: State | None = None
-        self._imported: list[Left] = []
+        self._imported: list[SideEffect] = []
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """The reply to a request about the target."""
@@ -275,7 +275,7 @@ class _Subject:
         if self._began is None:
             with phase("kernel: import its module"):
                 self._began = self._load([Target.parse(each) for each in targets_of(asked)])
-        if isinstance(asked, Leaves):
+        if isinstance(asked, ListSideEffects):
             return self._left()
         judges = not isinstance(asked, ListKernels | Describe | CallKernel)  # else nobody does, or another process
         if judges:
@@ -303,7 +303,7 @@ class _Subject:
             call.device_of_module, began = device, State.now()
         return began
 
-    def _left(self) -> list[Left]:
+    def _left(self) -> list[SideEffect]:
         return [*self._imported, *(self._began.left("call") if self._began else ())]
 
     def _demand_judges(self) -> None:

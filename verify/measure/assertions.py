@@ -19,13 +19,13 @@ from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_
 from verify.errors import UsageError
 from verify.measure.call import Measured, outputs_of
 from verify.measure.case import KERNEL, Piece, Question, judge_case, question_of
-from verify.measure.element import describe
+from verify.measure.element import worst_element
 from verify.measure.judge import judge_result, with_noise_again
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit
 from verify.ops.graph.like import like_op
 from verify.ops.op import Op, Problem
-from verify.records.record import value_of
+from verify.records.record import Origin, value_of
 from verify.truth import formats
 from verify.truth.fast import evaluate
 from verify.truth.figure import UNIT, shown
@@ -93,9 +93,8 @@ def assert_ulp(
         case = _case(definition, problem, result, actual, index)
         error = value_of(tally.leaders[0].upper)
         scaled = found.scaled is not None
-        worst = describe(
-            definition, case, problem, result, actual, index, outcome.exact[index], "FILE.py::KERNEL", scaled=None
-        )
+        origin = Origin("FILE.py::KERNEL", case.to_json(), result, index)
+        worst = worst_element(definition, problem, actual, outcome.exact[index], origin)
         size, width = (found.scaled, found.scaled_width) if scaled else (found.ulp, found.width)
         assert size is not None and width is not None
         failing = max(1, int((~(size.abs() + width <= limit)).sum()))

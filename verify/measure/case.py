@@ -22,14 +22,14 @@ from verify.measure.blind import case_of as blind_case
 from verify.measure.call import Measured
 from verify.measure.curve import bins_of, edges_for, peaks
 from verify.measure.digest import Digest
-from verify.measure.element import describe
+from verify.measure.element import worst_element
 from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result, with_noise_again
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Fast, Largest, Op, Point, Problem, Regime
 from verify.records.readings import APART, BEYOND, NONFINITE
-from verify.records.record import ORDINARY, Worst, value_of
+from verify.records.record import ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.figure import LEAST
@@ -418,7 +418,8 @@ def _new_worst(
         if index not in described:
             shown = error if scaled else None
             judged = outcome.exact[index]
-            described[index] = describe(op, case, problem, result, got, index, judged, target, scaled=shown)
+            origin = Origin(target, case.to_json(), result, index)
+            described[index] = worst_element(op, problem, got, judged, origin, shown)
         return described[index]
 
     lists = []

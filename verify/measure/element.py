@@ -6,7 +6,6 @@ import math
 
 from torch import Tensor
 
-from verify.cases import Case
 from verify.ops.op import Op, Problem
 from verify.records.record import Origin, Worst, number
 from verify.truth import formats
@@ -17,20 +16,11 @@ from verify.truth.ulp import pattern_at
 FEW = 3  # elements of a row that are shown
 
 
-def describe(
-    op: Op,
-    case: Case,
-    problem: Problem,
-    result: str,
-    got: Tensor,
-    index: int,
-    judged: Judged,
-    target: str,
-    *,
-    scaled: float | None,
+def worst_element(
+    op: Op, problem: Problem, got: Tensor, judged: Judged, origin: Origin, scaled: float | None = None
 ) -> Worst:
-    """The record of element `index` (flat) of a result."""
-    fmt = formats.of(got.dtype)
+    """Returns the record of one element of a result, that of the origin."""
+    result, index, fmt = origin.result, origin.index, formats.of(got.dtype)
     pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
     position = _unravel(index, tuple(got.shape))
@@ -42,7 +32,7 @@ def describe(
         truth=digits(point, known=judged.enclosure),
         ulp=number(judged.ulp),
         scaled_ulp=None if scaled is None else number(scaled),
-        origin=Origin(target, case.to_json(), result, index),
+        origin=origin,
     )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from verify.declare.target import Declared
-from verify.records.record import KernelRun, Left, Speed
+from verify.records.record import KernelRun, SideEffect, Speed
 from verify.truth.certificate import Entry
 from verify.workers.requests import Request
 
@@ -50,7 +50,7 @@ class CallKernel(Request[Bits], frozen=True, tag="call"):
     case: str
 
 
-class Leaves(Request[list[Left]], frozen=True, tag="leaves"):
+class ListSideEffects(Request[list[SideEffect]], frozen=True, tag="side_effects"):
     """What a kernel's process found changed since it began."""
 
     target: str

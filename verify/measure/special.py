@@ -11,9 +11,9 @@ import msgspec
 from verify.cases import Case, case_of, problem_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
-from verify.measure.element import describe
+from verify.measure.element import worst_element
 from verify.measure.remote_call import Run
-from verify.records.record import EXTREME, SpecialValue, Worst
+from verify.records.record import EXTREME, Origin, SpecialValue, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, digits, judge
 from verify.truth.formats import Format
@@ -67,7 +67,7 @@ def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[st
         for index, point in zip(where, kernel.op.points(problem, name, where), strict=True):
             pattern = pattern_at(got, index)
             judged = judge(point, fmt, pattern, both=True, policy=kernel.policy)
-            element = describe(kernel.op, case, problem, name, got, index, judged, target, scaled=None)
+            element = worst_element(kernel.op, problem, got, judged, Origin(target, case.to_json(), name, index))
             if name == kernel.outputs[0]:
                 inputs.append(element.inputs)
             given = dict(inputs[index % SIZE])

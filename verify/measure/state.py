@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from verify.records.record import Left
+from verify.records.record import SideEffect
 
 SHOWN = 4  # names in one line
 _OWN_VARIABLES = "TORCHINDUCTOR"  # torch sets them when something is compiled
@@ -88,14 +88,14 @@ class State:
             code=dict(_code()),
         )
 
-    def left(self, after: Literal["import", "call"], now: State | None = None) -> list[Left]:
+    def left(self, after: Literal["import", "call"], now: State | None = None) -> list[SideEffect]:
         """What is another state now, after the import of a kernel's module or after its calls."""
         now = now or State.now()
         replaced = [name for name, was in self.code.items() if not _same(name, was, now.code.get(name))]
         judges = [name for name in replaced if not name.startswith("triton")]
-        found = [Left("judge", after, _named("replaced", judges))] if judges else []
+        found = [SideEffect("judge", after, _named("replaced", judges))] if judges else []
         found += [
-            Left("mode", after, f"changed {name} from {was} to {now.modes[name]}")
+            SideEffect("mode", after, f"changed {name} from {was} to {now.modes[name]}")
             for name, was in self.modes.items()
             if now.modes[name] != was
         ]
@@ -106,9 +106,11 @@ class State:
             "changed the signal handlers of": _changed(self.handlers, now.handlers),
             "changed": ["warnings.filters"] if self.filters != now.filters else [],
         }
-        found += [Left("process", after, _named(what, names)) for what, names in rest.items() if names]
+        found += [SideEffect("process", after, _named(what, names)) for what, names in rest.items() if names]
         drawn = [name for name, was in self.random.items() if now.random.get(name) != was]
-        return found + ([Left("random", after, _named("drew or seeded random numbers of", drawn))] if drawn else [])
+        return found + (
+            [SideEffect("random", after, _named("drew or seeded random numbers of", drawn))] if drawn else []
+        )
 
 
 def _folder() -> str:

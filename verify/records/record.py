@@ -324,7 +324,7 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return told
 
 
-class Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class SideEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """State of the process that is another one after a kernel. `text` is the line that people read."""
 
     kind: Literal[
@@ -391,7 +391,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     seconds: float = 0.0
     speed: list[Speed] = []
     unrepeatable: str = ""  # how calls with the same input differ, from which whatever else is wrong may follow
-    left: list[Left] = []
+    left: list[SideEffect] = []
     printed: Printed | None = None
     unmeasured: list[Unmeasured] = []
     gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`

@@ -14,7 +14,7 @@ from verify.cases.fingerprint import fingerprint
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.curve import edges_for, recorded
-from verify.measure.element import decimal, describe
+from verify.measure.element import decimal, worst_element
 from verify.measure.result import (
     KEEP_RIGHT,
     KEEP_SPECIAL,
@@ -26,7 +26,18 @@ from verify.measure.result import (
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Point
 from verify.records.readings import APART, NONFINITE
-from verify.records.record import RESULT_STATUSES, Basis, Curve, Hard, KernelRun, Result, Worst, number, value_of
+from verify.records.record import (
+    RESULT_STATUSES,
+    Basis,
+    Curve,
+    Hard,
+    KernelRun,
+    Origin,
+    Result,
+    Worst,
+    number,
+    value_of,
+)
 from verify.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.sweep.partial import Part, Partial
 from verify.sweep.scope import part_of, parts_of
@@ -151,17 +162,8 @@ class _Finished:
             upstream="ones" if self.name.startswith("d") else "",
             values={name: spell(value) for name, value in problem.inputs.items() if value is not None},
         )
-        return describe(
-            self.kernel.op,
-            case,
-            problem,
-            self.name,
-            got.reshape(shape),
-            index,
-            judged,
-            self.space.target,
-            scaled=None,
-        )
+        origin = Origin(self.space.target, case.to_json(), self.name, index)
+        return worst_element(self.kernel.op, problem, got.reshape(shape), judged, origin)
 
     def _curve(self) -> Curve:
         """Error against the operand that decides the regime."""
