@@ -6,14 +6,13 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots as named_errors
-from verify.measure.judge import judge_result, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_result, with_noise_again
 from verify.measure.result import FEWEST, check_limit
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Problem
@@ -63,14 +62,11 @@ def judge(
         trivial[name] = trivial_answers(problem, name, truth, fmt, unit, Policy(), everywhere, 0)
 
     def one(result: str, got: Tensor) -> Judgement:
-        efforts: tuple[dict[str, Any], ...] = (
-            {"sample": 0, "keep": 0, "open_limit": 0, "rounds": 0},
-            {"sample": 0, "keep": 1, "open_limit": 16, "rounds": 1},
-        )
         floor = kernel.noise_floor(dtype, result)
         truth = with_noise_again(kernel.op, problem, result, got, truths[result], fmt)
-        for effort in efforts:
-            judged = judge_result(kernel.op, problem, result, got, truth, fmt, policy=Policy(), floor=floor, **effort)
+        by = JudgedBy(kernel.op, problem, result, truth, fmt, floor=floor)
+        for effort in (Effort(0, 0, 0, 0), Effort(0, 1, 16, 1)):
+            judged = judge_result(by, got, effort=effort)
             checked = check_limit(kernel, dtype, result, {("", ORDINARY): judged.tallies[0]}, trivial[result])
             if checked.status != "undecided":
                 break

@@ -20,7 +20,7 @@ from verify.hunt.search import Elite
 from verify.hunt.space import SearchSpace
 from verify.measure.call import run_kernel
 from verify.measure.element import worst_element
-from verify.measure.judge import judge_result, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_result, with_noise_again
 from verify.ops.op import Problem
 from verify.records.record import Origin, Worst
 from verify.truth.exact import Judged, judge_known
@@ -101,10 +101,9 @@ def _measured(space: SearchSpace, device: str, case: Case) -> tuple[Tensor, Prob
 def _alone(space: SearchSpace, target: str, device: str, case: Case) -> Find:
     """The worst element of a case of copies."""
     got, problem, truth = _measured(space, device, case)
-    policy = space.kernel.policy
-    outcome = judge_result(
-        space.kernel.op, problem, space.result, got, truth, space.fmt, policy=policy, floor=space.floor, keep=1
-    )
+    kernel = space.kernel
+    by = JudgedBy(kernel.op, problem, space.result, truth, space.fmt, kernel.policy, floor=space.floor)
+    outcome = judge_result(by, got, effort=Effort(keep=1))
     index = outcome.tallies[0].leaders[0].place
     return _find(space, target, case, problem, got, truth, index, outcome.exact[index], alone=True)
 

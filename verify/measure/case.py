@@ -23,7 +23,16 @@ from verify.measure.call import Measured
 from verify.measure.curve import bins_of, edges_for, peaks
 from verify.measure.digest import Digest
 from verify.measure.element import worst_element
-from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, JudgedResult, judge_result, with_noise_again
+from verify.measure.judge import (
+    CONTENDER_ROUNDS,
+    OPEN_LIMIT,
+    SAMPLE,
+    Effort,
+    JudgedBy,
+    JudgedResult,
+    judge_result,
+    with_noise_again,
+)
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import trivial_answers
@@ -239,6 +248,7 @@ def judge_case(
         open_limit = open_limit_peer = OPEN_LIMIT
     elif kernel.op.kind == "graph":
         open_limit = open_limit_peer = OPEN_GRAPH
+    rounds = ROUNDS_GRAPH if kernel.op.kind == "graph" else CONTENDER_ROUNDS
 
     @functools.cache  # of the case alone: the same for whoever gave the result
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
@@ -258,9 +268,7 @@ def judge_case(
             question,
             truths,
             parts,
-            keep=keep if own else 1,
-            sample=sample if own else 0,
-            open_limit=open_limit if own else open_limit_peer,
+            Effort(sample, keep, open_limit, rounds) if own else Effort(0, 1, open_limit_peer, rounds),
             each=own and not kernel.peer,
             trivial=by == KERNEL and not kernel.peer and not group.pinned,
             theirs=theirs,
@@ -285,9 +293,7 @@ class _Judging:
     question: Question
     truths: dict[str, Truth]
     parts_of: Callable[[str, tuple[int, ...]], tuple[Tensor | None, Parts]]
-    keep: int
-    sample: int
-    open_limit: int
+    effort: Effort
     each: bool
     trivial: bool
     theirs: dict[str, Tensor]
@@ -306,23 +312,9 @@ class _Judging:
         question = self.question
         op, fmt = question.op, question.formats[name]
         segments, parts = self.parts_of(name, tuple(got.shape))
-        outcome = judge_result(
-            op,
-            question.host,
-            name,
-            got,
-            truth,
-            fmt,
-            policy=question.policy,
-            segments=segments,
-            n_segments=len(parts),
-            seed=question.seed,
-            floor=question.floors[name],
-            sample=self.sample,
-            keep=self.keep,
-            open_limit=self.open_limit,
-            rounds=ROUNDS_GRAPH if op.kind == "graph" else CONTENDER_ROUNDS,
-        )
+        rules = question.policy, question.seed, question.floors[name]
+        by = JudgedBy(op, question.host, name, truth, fmt, *rules)
+        outcome = judge_result(by, got, segments=segments, n_segments=len(parts), effort=self.effort)
         outcome = self._compared(name, outcome, segments, len(parts))
         tallies: dict[tuple[str, str], Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):

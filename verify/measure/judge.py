@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -66,30 +66,36 @@ def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: 
     return replace(truth, noise=torch.where(beyond, torch.maximum(truth.noise, again), truth.noise))
 
 
-def judge_result(
-    op: Op,
-    problem: Problem,
-    result: str,
-    got: Tensor,
-    truth: Truth,
-    fmt: Format,
-    *,
-    policy: Policy,
-    segments: Tensor | None = None,
-    n_segments: int = 1,
-    seed: int = 0,
-    floor: float = 0.0,
-    sample: int = SAMPLE,
-    keep: int = KEEP,
-    open_limit: int = OPEN_LIMIT,
-    rounds: int = CONTENDER_ROUNDS,
-) -> JudgedResult:
-    """Judge one output tensor. `segments` numbers the regime of each element. `floor` is the least noise, in ULP.
+@dataclass(frozen=True)
+class JudgedBy:
+    """One result of one case, and by what it is judged. `floor` is the least noise, in ULP."""
 
-    `keep` is how many of the worst elements of each regime are judged exactly besides the maximum itself, `open_limit`
-    how many of those whose rounding is open: the others are counted as undecided. `rounds` is how often those are
-    judged that reach the maximum as it then is; what is left beside it widens the maximum.
-    """
+    op: Op
+    problem: Problem
+    result: str
+    truth: Truth
+    fmt: Format
+    policy: Policy = field(default_factory=Policy)
+    seed: int = 0
+    floor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many elements of one result are judged exactly."""
+
+    sample: int = SAMPLE  # that check the certificate
+    keep: int = KEEP  # of the worst of each regime, besides the maximum itself
+    open_limit: int = OPEN_LIMIT  # of those whose rounding is open: the others are counted as undecided
+    rounds: int = CONTENDER_ROUNDS  # of judging those that reach the maximum: what is left then widens it
+
+
+def judge_result(
+    by: JudgedBy, got: Tensor, *, segments: Tensor | None = None, n_segments: int = 1, effort: Effort | None = None
+) -> JudgedResult:
+    """Judges one output tensor. `segments` numbers the regime of each element."""
+    op, problem, result, truth, fmt, policy = by.op, by.problem, by.result, by.truth, by.fmt, by.policy
+    effort = effort or Effort()
     if op.settled is not None and result in op.integers:
         got = op.settled(problem, result, got)
     near = truth.for_result(got)
@@ -99,7 +105,7 @@ def judge_result(
         fmt,
         low=near.low,
         bound=near.bound,
-        scale=truth.unit(op.gate_of(result), floor),
+        scale=truth.unit(op.gate_of(result), by.floor),
         policy=policy,
     )
     size = found.ulp.numel()
@@ -130,19 +136,19 @@ def judge_result(
         # where no route was affordable, the interval stays what is known
         return {index: exact[index] for index in fresh if exact[index].routes}
 
-    if size and sample and truth.certificate != "exact":
-        chosen = sorted(set(counter.below(seed, f"check/{result}", sample, size).tolist()))
+    if size and effort.sample and truth.certificate != "exact":
+        chosen = sorted(set(counter.below(by.seed, f"check/{result}", effort.sample, size).tolist()))
         check_bound(op.points(problem, result, chosen), truth, chosen)
 
-    open_ones = torch.nonzero(found.undecided).reshape(-1)[:open_limit].tolist()
+    open_ones = torch.nonzero(found.undecided).reshape(-1)[: effort.open_limit].tolist()
     found = settled(found, escalate(open_ones, both=False))
-    for _ in range(rounds):
-        contenders = _contenders(found, members, exact, keep)
+    for _ in range(effort.rounds):
+        contenders = _contenders(found, members, exact, effort.keep)
         if not contenders:
             break
         found = settled(found, escalate(contenders, both=True))
     # the ones that will be printed go through both routes
-    leaders = _worst_indices(found, members, keep)
+    leaders = _worst_indices(found, members, effort.keep)
     for index in leaders & exact.keys():
         if exact[index].routes == 1:
             del exact[index]

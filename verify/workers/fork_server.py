@@ -32,7 +32,7 @@ import msgspec
 
 from verify.records.record import Printed
 from verify.workers import process_tree
-from verify.workers.calls import FOREIGN, Callee
+from verify.workers.calls import FOREIGN, Callee, hang_up
 from verify.workers.requests import Failure, R, Request, Who, WorkerDied, demand_reply
 
 KEPT = 32 << 10  # bytes that are kept of each end of what a kernel prints
@@ -120,6 +120,7 @@ class Fork(Callee):
         if at_once:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+        hang_up(self._connection)  # forks that judge have it too
         self._connection.close()
         code = self._server.end(self.pid)
         self.pid = 0
@@ -197,6 +198,7 @@ class ForkServer:
 
     def stop(self) -> None:
         """Ends the server; forks of it notice."""
+        hang_up(self._connection)
         self._connection.close()
         self._process.join()
 

@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from verify.errors import UsageError
-from verify.measure.judge import judge_result
+from verify.measure.judge import JudgedBy, judge_result
 from verify.ops.graph.like import like_op
 from verify.ops.graph.program import trace
 from verify.ops.op import Problem
 from verify.truth.exact import judge
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
-from verify.truth.ulp import Policy
 
 Given = Mapping[str, Tensor]
 T = torch.tensor
@@ -35,7 +34,7 @@ def _errors(
     got = got.double() if result in op.integers else got
     problem = Problem(inputs, {}, {} if up is None else {"y": up}, (result,))
     truth = evaluate(op, problem, {result: fmt})[result]
-    found = judge_result(op, problem, result, got, truth, fmt, policy=Policy(), seed=1).errors
+    found = judge_result(JudgedBy(op, problem, result, truth, fmt, seed=1), got).errors
     errors: list[float] = (found.ulp if found.scaled is None else found.scaled).reshape(-1).tolist()
     return [abs(error) for error in errors]
 

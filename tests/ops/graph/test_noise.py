@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verify.measure.judge import judge_result
+from verify.measure.judge import Effort, JudgedBy, judge_result
 from verify.ops.graph.like import like_op
 from verify.ops.graph.noise import Noise, noise_of
 from verify.ops.graph.rounding import Rounding
 from verify.ops.op import Problem
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
-from verify.truth.ulp import Policy
 
 Function = Callable[..., Any]
 U = 2.0**-24  # half an ulp of a float32 number, relative to it
@@ -501,8 +500,8 @@ def judged(function: Function, inputs: dict[str, Tensor], got: Tensor, format: s
     op = like_op(function, list(inputs), examples=[tuple(inputs.values())])
     problem, fmt = problem_of(inputs, None, "y"), named(format)
     truth = evaluate(op, problem, {"y": fmt})["y"]
-    options: dict[str, Any] = {"policy": Policy(), "seed": 1, "sample": 2, "keep": 1, "rounds": 1}
-    found = judge_result(op, problem, "y", got, truth, fmt, floor=FLOOR, **options).errors.scaled
+    by = JudgedBy(op, problem, "y", truth, fmt, seed=1, floor=FLOOR)
+    found = judge_result(by, got, effort=Effort(sample=2, keep=1, rounds=1)).errors.scaled
     assert found is not None
     return float(found.abs().max())
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from verify.errors import BeyondEffort, UsageError
-from verify.measure.judge import judge_result
+from verify.measure.judge import JudgedBy, judge_result
 from verify.ops.graph import single
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.like import like_op
@@ -32,7 +32,6 @@ from verify.records.record import value_of
 from verify.truth.exact import digits, judge
 from verify.truth.fast import check_bound, evaluate
 from verify.truth.formats import named
-from verify.truth.ulp import Policy
 
 
 def _random(*shape: int, seed: int = 0) -> Tensor:
@@ -540,7 +539,7 @@ def test_what_depends_on_too_many_numbers_keeps_its_interval(monkeypatch: pytest
 
     def judged() -> Any:
         fresh = Problem(problem.inputs, {}, {}, ("y",))
-        return judge_result(op, fresh, "y", got, truth, fmt, policy=Policy())
+        return judge_result(JudgedBy(op, fresh, "y", truth, fmt), got)
 
     whole = judged()
     assert {each.routes for each in whole.exact.values()} == {1, 2} and whole.escalated == len(whole.exact)
@@ -578,7 +577,7 @@ def test_what_no_route_finds_a_number_for_is_open() -> None:
     ]
     check_bound(op.points(problem, "y", (0, 1)), truth, (0, 1))
     got = torch.tensor([5.0, 15.154262])
-    [tally] = judge_result(op, problem, "y", got, truth, named("float32"), policy=Policy()).tallies
+    [tally] = judge_result(JudgedBy(op, problem, "y", truth, named("float32")), got).tallies
     assert (tally.n, tally.undecided, tally.nan) == (2, 1, 0)
 
 
