@@ -25,7 +25,6 @@ from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, said_by
 from verify.ops import autograd
-from verify.ops.op import Op
 from verify.truth import formats
 from verify.truth.ulp import fetched, same_bits
 
@@ -163,20 +162,31 @@ def run_kernel(
     prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Measured:
     """Run a declared kernel on a case. `prepare` may change how each tensor lies in memory, not its values."""
-    parameters = kernel.op.resolve(case.params)
-    return _run(
-        kernel.op,
-        case,
-        device,
-        function=kernel.function,
-        operands=kernel.operands,
-        keywords={name: value for name, value in parameters.items() if name in kernel.accepted},
-        outputs={name: kernel.torch_dtype(case.dtype, name) for name in kernel.outputs},
-        wanted=tuple(operand.name for operand in kernel.differentiable),
-        required=kernel.gradients != "auto",
-        label=kernel.name,
-        prepare=prepare,
-    )
+    op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
+    originals = inputs_of(op, case, device, shared=True)
+    given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
+    graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
+    for name, tensor in graph.outputs.items():
+        shape, dtype = (
+            expected_shape(op, case.dims, op.resolve(case.params), name),
+            kernel.torch_dtype(case.dtype, name),
+        )
+        check_output(label, name, tensor, shape, dtype, torch.device(device), about, hint=True)
+
+    results = graph.values
+    small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
+    arriving = upstream_of(op, case, results, shared=small)
+    upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
+    missing: tuple[str, ...] = ()
+    unchanged = Unchanged()
+    if upstream and graph.leaves:
+        gradients, missing = _gradients(kernel, graph, upstream, unchanged, originals=arriving)
+        results |= gradients
+    unchanged.watch_inputs(label, originals, given)
+    (found,) = unchanged.demand(results)
+    small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
+    on_host = Measured(originals, arriving, found, missing) if small else None
+    return Measured(given, upstream, results, missing, on_host=on_host)
 
 
 @dataclass(frozen=True)
@@ -202,7 +212,7 @@ def call_tensors(
     arguments: list[Tensor | None] = []
     for name in kernel.operands:
         value = inputs[name]
-        if value is not None and name in wanted:
+        if value is not None and name in wanted and value.is_floating_point():
             value = leaves[name] = value.detach().requires_grad_(True)
         arguments.append(value)
     keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
@@ -227,17 +237,7 @@ def gradients_of(
     if not graph.leaves or not upstream:
         return {}
     watched = Unchanged() if unchanged is None else unchanged
-    required = kernel.gradients != "auto"
-    found, _ = _gradients(
-        graph.outputs,
-        upstream,
-        graph.leaves,
-        watched,
-        required=required,
-        label=kernel.name,
-        retain=retain,
-        originals=originals,
-    )
+    found, _ = _gradients(kernel, graph, upstream, watched, retain=retain, originals=originals)
     if unchanged is None:
         watched.demand()
     return found
@@ -315,56 +315,6 @@ def run_judged(kernel: Kernel, case: Case, device: str) -> Measured:
 def run_baseline(kernel: Kernel, case: Case, device: str) -> Measured:
     """Run PyTorch's own implementation of the kernel's op on the same case."""
     return run_kernel(baseline_of(kernel), case, device)
-
-
-def _run(
-    op: Op,
-    case: Case,
-    device: str,
-    *,
-    function: Callable[..., Any],
-    operands: tuple[str, ...],
-    keywords: Mapping[str, Any],
-    outputs: Mapping[str, torch.dtype | None],
-    wanted: tuple[str, ...],
-    required: bool,
-    label: str,
-    prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-) -> Measured:
-    originals = inputs_of(op, case, device, shared=True)
-    given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
-    leaves: dict[str, Tensor] = {}
-    arguments: list[Tensor | None] = []
-    for name in operands:
-        value = given[name]
-        if value is not None and case.upstream and name in wanted and value.is_floating_point():
-            value = leaves[name] = value.detach().requires_grad_(True)
-        arguments.append(value)
-
-    returned = _call(function, arguments, keywords, label)
-    produced = outputs_of(returned, tuple(outputs), label, op.integers)
-    for name, tensor in produced.items():
-        shape = expected_shape(op, case.dims, op.resolve(case.params), name)
-        check_output(
-            label, name, tensor, shape, outputs[name], torch.device(device), f"for dims {case.dims}", hint=True
-        )
-
-    results = {name: tensor.detach() for name, tensor in produced.items()}
-    small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
-    arriving = upstream_of(op, case, results, shared=small)
-    upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
-    missing: tuple[str, ...] = ()
-    unchanged = Unchanged()
-    if upstream and leaves:
-        gradients, missing = _gradients(
-            produced, upstream, leaves, unchanged, required=required, label=label, originals=arriving
-        )
-        results |= gradients
-    unchanged.watch_inputs(label, originals, given)
-    (found,) = unchanged.demand(results)
-    small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
-    on_host = Measured(originals, arriving, found, missing) if small else None
-    return Measured(given, upstream, results, missing, on_host=on_host)
 
 
 def _call(
@@ -466,17 +416,16 @@ def no_gradient(name: str) -> str:
 
 
 def _gradients(
-    produced: dict[str, Tensor],
+    kernel: Kernel,
+    graph: Graph,
     upstream: Mapping[str, Tensor],
-    leaves: dict[str, Tensor],
     unchanged: Unchanged,
     *,
-    required: bool,
-    label: str,
     retain: bool = False,
     originals: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    attached = {name: tensor for name, tensor in produced.items() if tensor.requires_grad}
+    label, leaves, required = kernel.name, graph.leaves, kernel.gradients != "auto"
+    attached = {name: tensor for name, tensor in graph.outputs.items() if tensor.requires_grad}
     if not attached:
         if required:
             raise KernelError(
