@@ -129,7 +129,7 @@ class Collected:
     @property
     def findings(self) -> Findings:
         """What was found in all cases."""
-        return Findings(self.parts, self.escalated, self.certificates, self.each)
+        return Findings(self.parts, self.escalated, self.certificates, self.each, self.bounds)
 
 
 @dataclass(frozen=True)

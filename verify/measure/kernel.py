@@ -222,7 +222,7 @@ class Judging:
             return {}
 
     def _result(self, name: str, dtype: str, item: Collected, peer: Collected | None, group: Group) -> Result:
-        kernel, findings = self.kernel, item.findings
+        kernel = self.kernel
         judged = check_limit(kernel, dtype, name, item.parts, item.trivial)
         lists = [item.worst, item.special]
         if judged.only_special:  # first the inputs that the reason names
@@ -233,24 +233,20 @@ class Judging:
             beside = None if peer is None else peer.curve
             curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
         basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, self.seed)
-        result = result_of(
-            kernel,
-            dtype,
-            findings,
-            None if peer is None else peer.findings,
-            result=name,
+        findings = replace(
+            item.findings, shown=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT]
+        )
+        baseline = None
+        if peer is not None:
+            baseline = label(self.backend.device), replace(peer.findings, shown=[entry for _, entry in peer.worst[:1]])
+        return msgspec.structs.replace(
+            result_of(kernel, dtype, name, findings, judged, basis, baseline),
             output=group.named(name),
-            basis=basis,
-            judged=judged,
-            bounds=item.bounds,
-            worst=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT],
-            baseline_name=label(self.backend.device),
-            baseline_worst=[] if peer is None else [entry for _, entry in peer.worst[:1]],
             properties=_properties(kernel, name, dtype, group, item.cases),
             curve=curve,
+            bits=item.digest.text,
+            format="" if item.fmt.name == dtype or name in kernel.op.integers else item.fmt.name,
         )
-        form = "" if item.fmt.name == dtype or name in kernel.op.integers else item.fmt.name
-        return msgspec.structs.replace(result, bits=item.digest.text, format=form)
 
 
 class _Calls:

@@ -18,7 +18,6 @@ from verify.records.record import (
     ORDINARY,
     Basis,
     ClassFigures,
-    Curve,
     Figures,
     RegimeFigures,
     Result,
@@ -48,6 +47,8 @@ class Findings:
     escalated: int = 0
     certificates: Sequence[str] = ()
     each: Mapping[PartName, tuple[float, Worst]] = field(default_factory=dict)  # the worst element of a part
+    bounds: Mapping[str, Regime] = field(default_factory=dict)  # the ends of its regimes
+    shown: Sequence[Worst] = ()  # the worst elements that the record keeps
 
     @property
     def regimes(self) -> dict[str, Tally]:
@@ -204,26 +205,22 @@ def _right(trivial: Mapping[str, Tally]) -> str:
 def result_of(
     kernel: Kernel,
     dtype: str,
-    findings: Findings,
-    peer: Findings | None,
-    *,
     result: str,
-    output: str,
-    basis: Basis,
+    findings: Findings,
     judged: LimitCheck,
-    bounds: Mapping[str, Regime],
-    worst: list[Worst],
-    baseline_name: str,
-    baseline_worst: list[Worst],
-    properties: str,
-    curve: Curve | None,
+    basis: Basis,
+    peer: tuple[str, Findings] | None,
 ) -> Result:
-    """The entry of one result, beside that of PyTorch (`peer`). `bounds` are the ends of its regimes."""
+    """Returns the entry of one result, beside that of PyTorch (`peer`, with its name).
+
+    Its properties, its curve and another name of its output are the caller's to add.
+    """
+    baseline_name, beside = peer or ("", None)
     counted, operand = finite(findings.parts), deciding_operand(kernel.op)
-    theirs = {} if peer is None else peer.regimes
+    theirs = {} if beside is None else beside.regimes
     regimes = []
     for name, item in findings.regimes.items():
-        region = bounds.get(name, _UNBOUNDED)
+        region = findings.bounds.get(name, _UNBOUNDED)
         regimes.append(
             RegimeFigures(
                 name=name,
@@ -237,19 +234,19 @@ def result_of(
         )
     classes = []
     for name, check in judged.classes.items():
-        beside = Tally() if peer is None else finite(peer.parts, name)
+        baseline = Tally() if beside is None else finite(beside.parts, name)
         classes.append(
             ClassFigures(
                 name=name,
                 figures=check.figures,
                 limit=check.limit,
-                baseline=beside.figures() if beside.n else None,
+                baseline=baseline.figures() if baseline.n else None,
                 worst=findings.worst(lambda part, name=name: part[1] == name and part[0] not in APART),  # type: ignore[misc]
                 reason=check.reason,
             )
         )
     return Result(
-        output=output,
+        output=result,
         dtype=dtype,
         basis=basis,
         gate=kernel.op.gate_of(result),
@@ -261,14 +258,12 @@ def result_of(
         figures=counted.figures(),
         regimes=regimes,
         histogram=counted.histogram(),
-        worst=worst,
+        worst=list(findings.shown),
         escalated=findings.escalated,
         certificate="; ".join(findings.certificates),
-        baseline=None if peer is None else finite(peer.parts).figures(),
-        baseline_name="" if peer is None else baseline_name,
-        baseline_worst=baseline_worst,
-        properties=properties,
-        curve=curve,
+        baseline=None if beside is None else finite(beside.parts).figures(),
+        baseline_name=baseline_name,
+        baseline_worst=[] if beside is None else list(beside.shown),
         classes=classes,
     )
 

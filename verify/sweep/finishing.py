@@ -112,30 +112,24 @@ class _Finished:
             leaders = found.worst_of_regimes()
             each = {part_of(name): (value_of(x.upper), self._described(found, [x])[0]) for name, x in leaders.items()}
         escalated = self.part.escalated + len(found.exact)
-        peer, baseline_worst = None, []
+        # first the inputs that the reason names
+        shown = [*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary]
+        findings = Findings(parts, escalated, self.part.certificates, each, self.bounds, shown)
+        peer = None
         if self.baseline is not None:
             other = _Judging(kernel, space, self.name, self.baseline)
-            peer, baseline_worst = Findings(_parts(other)), self._described(other, other.worst(1))
+            peer = f"torch {torch.__version__}", Findings(_parts(other), shown=self._described(other, other.worst(1)))
         covered = self.partial.done == space.chunks
         points = sum(item.n for item in self.part.regimes.values())
-        result = result_of(
-            kernel,
-            space.dtype,
-            Findings(parts, escalated, self.part.certificates, each),
-            peer,
-            result=self.name,
+        basis = Basis(kind="exhaustive" if covered and points > 1 else "observed", n=points)
+        return msgspec.structs.replace(
+            result_of(kernel, space.dtype, self.name, findings, judged, basis, peer),
             output=self.name + ("" if space.complete else f" ({self._where()})"),
-            basis=Basis(kind="exhaustive" if covered and points > 1 else "observed", n=points),
-            judged=judged,
-            bounds=self.bounds,
-            # first the inputs that the reason names
-            worst=[*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary],
-            baseline_name=f"torch {torch.__version__}",
-            baseline_worst=baseline_worst,
             properties=fingerprint(kernel, self.name, space.dtype, (), space=space.question()),
             curve=self._curve() if self.with_curve else None,
+            source="sweep",
+            hardest=self._hardest(),
         )
-        return msgspec.structs.replace(result, source="sweep", hardest=self._hardest())
 
     def _where(self) -> str:
         if self.space.regime:
