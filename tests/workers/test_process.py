@@ -73,7 +73,7 @@ def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 )
 def test_what_is_no_event_ends_the_process(talking: Any, message: str) -> None:
     with talking(message) as worker:
-        with pytest.raises(WorkerDied, match="sent what is no message of verify; stopped") as raised:
+        with pytest.raises(WorkerDied, match="sent no message of verify; stopped") as raised:
             worker.ask(CountGpus(), timeout=20)
         assert raised.value.who == "judge" and not worker.alive
 

@@ -68,7 +68,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def key(self) -> str:
-        """What the store knows it by."""
+        """The name of this part in the store."""
         return f"{self.target} {self.dtype} {self.law} {self.round}"
 
 

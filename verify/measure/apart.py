@@ -71,7 +71,7 @@ class RequestHandler:
 
 
 class ForkSetup(msgspec.Struct):
-    """What a fork begins with. Without a backend it looks for it itself."""
+    """Tells a fork its backend and its role. Without a backend it selects one itself."""
 
     backend: dict[str, str] | None = None
     imports: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ class KernelProcesses:
         self._end_server()
 
     def _measure(self, request: Measure, kernel: Fork, progress: OnProgress) -> KernelRun:
-        """What a process without the kernel judges, then the laws tried in the kernel's own, what it left and printed.
+        """Has a process without the kernel judge it, tries laws in the kernel's own, and adds side effects and output.
 
         A kernel that ends its process gets another one, MOST_ENDED in all.
         """
@@ -234,7 +234,7 @@ class KernelProcesses:
         )
 
     def _serve(self, connection: Connection, given: bytes) -> None:
-        """Is a fork: calls the kernels of one target, or judges what a kernel's process gave."""
+        """Runs a fork, which calls the kernels of one target, or judges their results."""
         faulthandler.enable(all_threads=False)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
@@ -251,7 +251,7 @@ class KernelProcesses:
 
 
 def call_over(connection: Connection) -> AskKernel:
-    """Returns what has the process at the other end call the kernel, for one that judges."""
+    """Returns a function that asks the process at the other end to call the kernel."""
 
     def call(request: bytes | msgspec.Raw, most: int) -> Outcome:
         send(connection, KernelWanted(msgspec.Raw(request), most))

@@ -68,7 +68,7 @@ def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: 
 
 @dataclass(frozen=True)
 class JudgedBy:
-    """One result of one case, and by what it is judged. `floor` is the least noise, in ULP."""
+    """One result of one case with its truth and its rules. `floor` is the least noise, in ULP."""
 
     op: Op
     problem: Problem
@@ -82,7 +82,7 @@ class JudgedBy:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many elements of one result are judged exactly."""
+    """Limits how many elements of one result are judged exactly."""
 
     sample: int = SAMPLE  # that check the certificate
     keep: int = KEEP  # of the worst of each regime, besides the maximum itself

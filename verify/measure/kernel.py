@@ -79,7 +79,7 @@ def measure_kernel(
 
 @dataclass(frozen=True)
 class Judging:
-    """One kernel on the way to its record: what judges it, and what was found so far."""
+    """Measures one kernel: holds the settings, the kernel's calls and the findings so far."""
 
     kernel: Kernel
     target: str
@@ -137,7 +137,7 @@ class Judging:
             self._no_verdict_on(dtype, error)
 
     def record(self) -> KernelRun:
-        """Returns the record of what was measured, without the time that it took."""
+        """Returns the record, without the time that the measurement took."""
         kernel, runner, results = self.kernel, self.runner, self.results
         status, message = runner.verdict({result.dtype for result in results})
         if runner.judge_was_late:

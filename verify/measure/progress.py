@@ -1,4 +1,4 @@
-"""How far a run is: the parts that are running, the units that each has done, and a guess of the time that is left."""
+"""The line of progress of a run: its running parts, the units that each has done, and a guess of the time left."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finished parts of a run, a night, laws or a sweep in one file, so that a later start goes on from there.
 
-Each part is appended at once as a line of its own: a digest, then its name and value in JSON. Whatever kills the
-process, the file has whole lines and at most one torn one at its end, which is cut off. A line whose digest is wrong is
-left out: that part is done again.
+Each part is appended at once as a line of its own: a digest, then its name and value in JSON. A process that is killed
+leaves whole lines and at most one torn line at the end. The next start cuts that off. It ignores a line with a wrong
+digest, and does that part again.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def temporary(name: str) -> Path | None:
 
 
 class PartStore:
-    """The parts in a file. Those that cannot be written are not kept, which is reported once: the work goes on."""
+    """The parts in a file. If one cannot be written, that is reported once, and the work goes on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lost = ""  # why what is finished could not be kept
+        self.lost = ""  # why parts could not be written
         self._kept = False
 
     @cached_property
     def parts(self) -> dict[str, msgspec.Raw]:
-        """What earlier starts finished, by name."""
+        """Maps the names of parts that earlier starts finished to their JSON."""
         return self._lines()
 
     @property

@@ -236,7 +236,7 @@ def keep(kept: PartStore, found: bytes) -> None:
 
 
 def known_of(kept: PartStore) -> dict[str, Partial]:
-    """Returns what is kept, merged by space. A span that overlaps another is done again."""
+    """Returns the kept partial results, merged by space. A span that overlaps another is done again."""
     known: dict[str, Partial] = {}
     for name, body in kept.parts.items():
         if name == SETTINGS:
@@ -267,7 +267,7 @@ class _Sharing:
             item.pending = left_over(item.space.chunks, item.chunks)
 
     def keep(self) -> Path:
-        """Returns where what is done is kept; where that was not asked for, in a new file."""
+        """Returns the file with the partial results, a new one unless the caller named one."""
         if self.kept is None:
             name = "-".join(sorted({item.space.identity()[:6] for item in self.spaces})[:2])
             self.kept = PartStore(Path(f"verify-sweep-{name}.parts"))

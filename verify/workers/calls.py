@@ -44,7 +44,7 @@ AskKernel = Callable[[bytes | msgspec.Raw, int], Outcome]  # a request, and how 
 
 
 class Foreign(Exception):
-    """What arrived is no message of verify."""
+    """A process sent bytes that are no message of verify."""
 
 
 class Callee(ABC):
@@ -53,8 +53,8 @@ class Callee(ABC):
     who: Who
 
     def __init__(self) -> None:
-        self._unread = 0  # answers to earlier requests, which are dropped
-        self._broken: Failure | None = None  # what it answers since it wrote into its connection
+        self._unread = 0  # answers to earlier requests, to be dropped
+        self._broken: Failure | None = None  # its only answer once it wrote into its connection
 
     def call(
         self,
@@ -115,7 +115,7 @@ class Callee(ABC):
                 return event, parts
 
     def _wait(self, connection: Connection) -> None:  # noqa: B027
-        """Does what has to be done while nothing comes."""
+        """Returns when a message arrives."""
 
     @abstractmethod
     def _connected(self) -> Connection:
@@ -123,15 +123,15 @@ class Callee(ABC):
 
     @abstractmethod
     def stop(self, *, at_once: bool = False) -> object:
-        """Ends the process, `at_once` in the midst of what it does."""
+        """Ends the process; `at_once` kills it."""
 
     @abstractmethod
     def died(self) -> Outcome:
-        """Ends a process whose end of the connection is closed, and says why it gave no answer."""
+        """Ends a process that closed its end of the connection; returns why it gave no answer."""
 
     @abstractmethod
     def wrote_into_connection(self) -> Outcome:
-        """Ends a process that sent what is no message of verify, and says so."""
+        """Ends a process that sent no message of verify; returns the outcome."""
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def expiring(connection: Connection, deadline: float) -> Iterator[threading.Even
 
 
 def hang_up(connection: Connection) -> None:
-    """Ends both directions of a connection: whoever waits there, in whatever thread, goes on with EOFError."""
+    """Ends both directions of a connection: a thread that waits there goes on with EOFError."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 

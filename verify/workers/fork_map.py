@@ -1,6 +1,6 @@
-"""Questions that forks of this process answer side by side, while it goes on.
+"""Forks of this process answer questions side by side, while it goes on.
 
-Answers are taken in the order of the questions, so that what is made of them does not depend on which came first.
+Answers are taken in the order of the questions, so that the results do not depend on which came first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Processes for the code of kernels: forks of one in which no kernel was ever imported.
+"""Starts processes for the code of kernels: forks of a server that never imports a kernel.
 
-A worker judges, and each kernel runs in a process of its own beside it. That process is a fork of a server, which was
-forked itself when everything was imported and nothing had happened yet: so no state passes from one kernel to the
-next, nor from a kernel to its judge, and a new process costs 10 ms instead of an import of torch. A server has to be
-made before anything initialises CUDA, which no fork survives.
+A worker judges, and each kernel runs in a process of its own beside it. That process is a fork of a server. The worker
+forks the server after all imports and before anything else, so no state passes from one kernel to the next, nor from a
+kernel to its judge. A new process costs 10 ms instead of an import of torch. A server has to be made before anything
+initialises CUDA, which no fork survives.
 
 `multiprocessing` starts and ends the forks. Its own forkserver is not used: it is a new interpreter, which would import
 torch a second time in each worker, and each of its forks would import the worker's main module again. A fork takes its
@@ -35,7 +35,7 @@ from verify.workers import process_tree
 from verify.workers.calls import FOREIGN, Callee, hang_up
 from verify.workers.requests import Failure, R, Request, Who, WorkerDied, demand_reply
 
-KEPT = 32 << 10  # bytes that are kept of each end of what a kernel prints
+KEPT = 32 << 10  # bytes that are kept of the beginning and of the end
 CLOSED = "the process closed its connection to verify and went on; stopped"
 GRACE = 1.0  # seconds that a process has to end by itself once its connection is closed
 
@@ -44,7 +44,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class Output:
-    """What a process prints into a pipe; both ends of it are kept."""
+    """Keeps the beginning and the end of the text that a process prints into a pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor  # -1 where nothing can print into it any more
@@ -72,7 +72,7 @@ class Output:
         self.descriptor = -1
 
     def taken(self) -> Printed | None:
-        """Returns what was printed since the last time."""
+        """Returns the text since the last time."""
         self.read()
         if not self._printed:
             return None
@@ -129,12 +129,12 @@ class Fork(Callee):
         return code
 
     def died(self) -> WorkerDied:
-        """Ends a process whose end of the connection is closed, and says why it gave no answer."""
+        """Ends a process that closed its end of the connection; returns why it gave no answer."""
         code = self.stop()
         return WorkerDied(CLOSED, who=self.who) if code is None else WorkerDied.of(code, who=self.who)
 
     def wrote_into_connection(self) -> Failure:
-        """Ends a process that sent what is no message of verify: only a kernel's own code can."""
+        """Ends a process that sent no message of verify: only a kernel's own code does."""
         self.stop(at_once=True)
         self._broken = Failure("kernel", FOREIGN)
         return self._broken
@@ -143,7 +143,7 @@ class Fork(Callee):
         return self._connection
 
     def _wait(self, connection: Connection) -> None:
-        """Takes what is printed until there is an answer: a full pipe would stop the process."""
+        """Reads the output until a message arrives: a full pipe would stop the process."""
         while self.output.descriptor >= 0 and connection not in wait([connection, self.output.descriptor]):
             self.output.read()
 
@@ -252,7 +252,7 @@ class ForkServer:
 
 
 def flush() -> None:
-    """Gives the system what Python and C hold back of what was printed; a kernel may have closed either stream."""
+    """Flushes the streams of Python and C; a kernel may have closed either."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

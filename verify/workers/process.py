@@ -3,8 +3,8 @@
 A worker that dies or exceeds its time is killed with everything that it started, and a new one takes the next request.
 So is one that says it cannot be used any more. Nothing is waited for without a limit.
 
-`subprocess` starts it, not `multiprocessing`: a worker has an environment and a session of its own, and must not import
-the main module of the user's program, as `multiprocessing` does in every process that is no fork.
+`subprocess` starts it, because a worker has an environment and a session of its own. A process that `multiprocessing`
+starts without a fork imports the main module of the user's program, which a worker must not do.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Worker(Callee):
             process, self._process = self._process, None
             if process is None or self._connection is None:
                 return
-            hang_up(self._connection)  # whoever waits there has a reference: it is closed by the last one
+            hang_up(self._connection)  # a thread that waits there has a reference too; the last one closes it
             self._connection = None
             process_tree.end(process, self._mark)
 
@@ -134,7 +134,7 @@ class Worker(Callee):
             return self._connection
 
     def died(self) -> WorkerDied:
-        """Ends a process whose end of the connection is closed, and says why it gave no answer."""
+        """Ends a process that closed its end of the connection; returns why it gave no answer."""
         process, code = self._process, 0
         try:
             code = process.wait(timeout=process_tree.END_SECONDS) if process is not None else 0
@@ -146,9 +146,9 @@ class Worker(Callee):
         return WorkerDied.of(code, who="judge")
 
     def wrote_into_connection(self) -> WorkerDied:
-        """Ends a process that sent what is no message of verify, and says so."""
+        """Ends a process that sent no message of verify; returns the outcome."""
         self.stop()
-        return WorkerDied("the process sent what is no message of verify; stopped", who="judge")
+        return WorkerDied("the process sent no message of verify; stopped", who="judge")
 
 
 def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: float) -> R:

@@ -1,4 +1,4 @@
-"""How a process answers one request after the other."""
+"""Answers one request after the other, in a worker and in a kernel's process."""
 
 from __future__ import annotations
 
