@@ -20,7 +20,7 @@ from verify.records.files import load
 from verify.records.part_store import PartStore
 from verify.records.record import KernelRun
 from verify.workers import process
-from verify.workers.requests import About, Environment, WorkerTimeout
+from verify.workers.requests import About, Environment, Late
 
 
 class Fake:
@@ -86,7 +86,7 @@ def test_a_run_that_is_whole_leaves_nothing_behind(fake: Fake, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("error", "kind", "code"),
-    [(KeyboardInterrupt(), "interrupted", exits.INCOMPLETE), (WorkerTimeout("late"), "timeout", exits.WRONG)],
+    [(KeyboardInterrupt(), "interrupted", exits.INCOMPLETE), (Late("late"), "timeout", exits.WRONG)],
 )
 def test_what_ends_in_the_middle_keeps_what_is_finished(
     fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, kind: str, code: int
@@ -136,7 +136,7 @@ def test_a_disk_without_any_room_is_said_and_the_run_goes_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    fake.raises["two", "float16"] = WorkerTimeout("late")
+    fake.raises["two", "float16"] = Late("late")
     assert main(["run", "k.py", "--jobs", "1"]) == exits.WRONG
     said = capsys.readouterr()
     assert "timed out" in said.out and len(fake.measured) == 3
@@ -146,7 +146,7 @@ def test_a_disk_without_any_room_is_said_and_the_run_goes_on(
 def test_what_was_measured_otherwise_is_refused_with_what_differs(
     fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.raises["two", "float16"] = WorkerTimeout("late")
+    fake.raises["two", "float16"] = Late("late")
     assert main([*RUN, "--resume", "kept"]) == exits.WRONG
     for change, text in (
         (lambda: None, "other options (seed: 0, now 3)"),
@@ -167,7 +167,7 @@ def test_what_was_measured_otherwise_is_refused_with_what_differs(
 
 
 def test_a_part_that_is_damaged_is_measured_again(fake: Fake) -> None:
-    fake.raises["two", "float16"] = WorkerTimeout("late")
+    fake.raises["two", "float16"] = Late("late")
     main([*RUN, "--resume", "kept"])
     lines = Path("kept").read_bytes().splitlines(keepends=True)
     assert len(lines) == 4 and b"one float16" in lines[2]

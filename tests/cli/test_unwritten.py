@@ -17,7 +17,7 @@ from verify import errors
 from verify.cli import exits, main, sinks
 from verify.records.files import save
 from verify.workers import process
-from verify.workers.requests import WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_arguments_that_cannot_be_written_are_bad_usage(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "verify: arguments are UTF-8; received run \\xdcff.py\n  next: verify --help\n"
 
 
-@pytest.mark.parametrize("error", [WorkerTimeout("no answer within 1 s; stopped"), WorkerDied("the process died")])
+@pytest.mark.parametrize("error", [Late("no answer within 1 s; stopped"), Died("the process died")])
 def test_a_worker_without_an_answer_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:

@@ -18,7 +18,7 @@ from verify.measure.requests import Contender, Time, Timed
 from verify.measure.session import Session
 from verify.records.record import Speed
 from verify.workers import process
-from verify.workers.requests import WorkerDied
+from verify.workers.requests import Died
 
 KERNELS = """
 import torch, verify
@@ -60,12 +60,12 @@ class FakeWorker:
             progress(target)
             self.alive = target not in self.deadly
             if not self.alive:
-                raise WorkerDied("the process died of SIGSEGV")
+                raise Died("the process died of SIGSEGV")
             if target in self.failing:
                 raise KernelError(f"{target} raised; the GPU is unusable after it")
         progress("")
         if "anonymous" in self.deadly:
-            raise WorkerDied("the process died of SIGABRT")
+            raise Died("the process died of SIGABRT")
         speed = Speed("float32", "forward", (2,), 1.0, 1.0)
         return [Timed(target, "forward", speed) for target in request.targets]
 
@@ -231,7 +231,7 @@ def test_a_process_that_was_replaced_has_compiled_nothing() -> None:
     assert worker.compiled == ahead[:1]
     worker.ask(requests[0], timeout=1.0)
     assert worker.compiled == ahead[:1]
-    with pytest.raises(WorkerDied):
+    with pytest.raises(Died):
         worker.ask(ahead[1], timeout=1.0)
     assert not worker.compiled
     worker.ask(ahead[2], timeout=1.0)

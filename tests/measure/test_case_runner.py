@@ -13,7 +13,7 @@ from verify.cases import Case
 from verify.errors import KernelError, Refused, RefusedBackward, UsageError
 from verify.measure.call import Measured
 from verify.measure.case_runner import CaseRunner
-from verify.workers.requests import WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late
 
 RESULT = Measured({}, {}, {}, ())
 
@@ -66,7 +66,7 @@ def test_a_process_that_dies_is_met_once_and_its_smallest_case_is_found() -> Non
     def run(case: Case) -> Measured:
         asked.append(case.dims)
         if case.dims[1] >= 70:
-            raise WorkerDied("the process died of SIGSEGV")
+            raise Died("the process died of SIGSEGV")
         return RESULT
 
     runner = CaseRunner(kernel(), "k.py::k")
@@ -87,7 +87,7 @@ def test_the_smallest_case_of_a_pytorch_function_is_one_that_its_declaration_all
         if batch % 2:
             raise UsageError("like= fails for zeros of the shapes")
         if columns == 64:
-            raise WorkerDied("the process died of SIGABRT")
+            raise Died("the process died of SIGABRT")
         return RESULT
 
     runner = CaseRunner(declare(lambda x, w: x @ w), "k.py::k")
@@ -100,7 +100,7 @@ def test_the_smallest_case_of_a_pytorch_function_is_one_that_its_declaration_all
 def test_a_hang_is_a_timeout_and_is_not_tried_again() -> None:
     def run(case: Case) -> Measured:
         if case.dims[1] == 200:
-            raise WorkerTimeout("no answer within 2 s; stopped")
+            raise Late("no answer within 2 s; stopped")
         return RESULT
 
     runner = CaseRunner(kernel(), "k.py::k")

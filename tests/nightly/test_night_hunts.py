@@ -24,7 +24,7 @@ from verify.hunt.settings import Settings
 from verify.records.part_store import PartStore
 from verify.records.record import Basis, Gap, KernelRun, Run
 from verify.workers.pool import Pool
-from verify.workers.requests import About, Environment, WorkerTimeout
+from verify.workers.requests import About, Environment, Late
 
 KINDS: dict[str, Any] = {"pairs": "elementwise", "rows": "rowwise"}
 HUNTS = [Hunt(dtype, "y") for dtype in ("float32", "float64")]
@@ -178,7 +178,7 @@ def test_a_kernel_of_which_nothing_has_a_verdict_says_why() -> None:
 
 def test_a_hunt_that_the_end_of_the_budget_stops_is_late() -> None:
     def reply(request: DoHunt) -> HuntReply:
-        raise WorkerTimeout("late")
+        raise Late("late")
 
     run, _ = hunted(Fake(only("float64", reply)), until=schedule.time.monotonic() + 9.0)
     assert run.incomplete == [Gap("out of time", f"hunt of k.py::rows y float64: not finished: {SPENT}", "k.py::rows")]

@@ -25,7 +25,7 @@ from verify.measure import session
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers.pool import Pool
-from verify.workers.requests import About, Environment, WorkerDied, WorkerTimeout
+from verify.workers.requests import About, Died, Environment, Late
 
 LAWS = ["first", "second"]
 KINDS: dict[str, Any] = {"small": "elementwise", "large": "contraction"}
@@ -255,11 +255,11 @@ def test_a_broken_law_is_not_tried_again_and_the_others_are() -> None:
 
 
 def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_is_given_up() -> None:
-    once = tried(Fake(only("small", "first", raising(WorkerDied("SIGSEGV")))))
+    once = tried(Fake(only("small", "first", raising(Died("SIGSEGV")))))
     assert once.kernels[0].status == "crashed"
     assert once.kernels[0].message == "bfloat16 first: SIGSEGV"
     assert len(once.kernels[0].laws) == 3
-    always = Fake(lambda request: kept(request) if kernel_of(request) == "large" else raising(WorkerDied("x"))(request))
+    always = Fake(lambda request: kept(request) if kernel_of(request) == "large" else raising(Died("x"))(request))
     done = tried(always)
     assert sum(unit[0] == "small" for unit in always.asked) == schedule.GIVEN_UP
     assert "small: the law of float32 second: not begun: it failed 3 times" in texts(done)
@@ -296,7 +296,7 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_timeout() -> None:
-    slow = only("small", "first", raising(WorkerTimeout("late")))
+    slow = only("small", "first", raising(Late("late")))
     cut = tried(Fake(slow), until=schedule.time.monotonic() + 30.0, timeout=60.0)
     assert f"small: the law of bfloat16 first: not finished: {SPENT}" in texts(cut)
     hung = tried(Fake(slow), until=schedule.time.monotonic() + 60.0, timeout=30.0)
@@ -352,7 +352,7 @@ def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> No
         if kernel_of(request) == "small":
             begun.set()
             assert gone.wait(10)
-            raise WorkerDied("SIGKILL")
+            raise Died("SIGKILL")
         assert begun.wait(10)
         raise ValueError("never")
 

@@ -19,7 +19,7 @@ from verify.sweep.partial import Partial
 from verify.sweep.requests import SweepChunks
 from verify.sweep.space import CHUNK, Space, merged
 from verify.workers.pool import Pool
-from verify.workers.requests import WorkerDied
+from verify.workers.requests import Died
 
 HEADER: dict[str, Any] = {}
 
@@ -192,7 +192,7 @@ def test_a_space_that_fails_is_left_and_the_others_go_on() -> None:
     class Fails(_Answers):
         def ask(self, request: Any, **how: Any) -> Any:
             if request.space.target == "f.py::k0":
-                raise WorkerDied("it crashed")
+                raise Died("it crashed")
             return super().ask(request, **how)
 
     answering = [Fails({item.space.target: item for item in shared.spaces}, []) for _ in range(2)]
@@ -280,7 +280,7 @@ class _Restarts(_Interrupts):
     def ask(self, *_: Any, **__: Any) -> Any:
         self.asked.set()
         assert self.ended.wait(20), "it was stopped once only"
-        raise WorkerDied("stopped")
+        raise Died("stopped")
 
     def stop(self) -> None:
         self.stops += 1

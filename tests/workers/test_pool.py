@@ -13,7 +13,7 @@ from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import OutOfTime
-from verify.workers.requests import About, CountGpus, Environment, Request, WorkerDied, WorkerTimeout
+from verify.workers.requests import About, CountGpus, Died, Environment, Late, Request
 
 
 class Fake:
@@ -114,7 +114,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
     return reply
 
 
-@pytest.mark.parametrize("error", [UsageError("rule"), KernelError("raised"), WorkerDied("SIGSEGV")])
+@pytest.mark.parametrize("error", [UsageError("rule"), KernelError("raised"), Died("SIGSEGV")])
 def test_an_error_that_a_request_may_have_is_that_of_its_job(error: VerifyError) -> None:
     policy = Policy(2)
     Pool.of([Fake(raising(error))]).run(policy.take)
@@ -127,12 +127,12 @@ def test_time_that_runs_out_is_no_timeout_of_the_job(monkeypatch: pytest.MonkeyP
 
     def hangs() -> Any:
         clock[0] += 5.0
-        raise WorkerTimeout("late")
+        raise Late("late")
 
     policy, worker = Policy(3, timeout=8.0, until=12.0), Fake(hangs)
     Pool.of([worker]).run(policy.take)
     assert worker.timeouts == [8.0, 7.0, 2.0]
-    assert [type(error) for error in policy.failed] == [WorkerTimeout, OutOfTime, OutOfTime]
+    assert [type(error) for error in policy.failed] == [Late, OutOfTime, OutOfTime]
     late = Policy(1, until=12.0)
     Pool.of([worker]).run(late.take)
     assert [str(error) for error in late.failed] == [f"not begun: {SPENT}"] and len(worker.timeouts) == 3
@@ -163,7 +163,7 @@ def test_an_exception_that_no_job_expects_ends_everything_and_stops_the_workers(
 
     def waits() -> Any:
         assert gone.wait(10)
-        raise WorkerDied("SIGKILL")
+        raise Died("SIGKILL")
 
     policy, other = Policy(9), Fake(raising(ValueError("never")))
     with pytest.raises(ValueError, match="never"):

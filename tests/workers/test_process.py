@@ -21,14 +21,14 @@ from verify.workers.calls import receive
 from verify.workers.process import Worker, ask_about
 from verify.workers.requests import (
     CountGpus,
+    Died,
     Event,
     Failed,
     Failure,
+    Late,
     Progressed,
     Replied,
     Request,
-    WorkerDied,
-    WorkerTimeout,
     kind_of,
 )
 
@@ -73,7 +73,7 @@ def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 )
 def test_what_is_no_event_ends_the_process(talking: Any, message: str) -> None:
     with talking(message) as worker:
-        with pytest.raises(WorkerDied, match="sent no message of verify; stopped") as raised:
+        with pytest.raises(Died, match="sent no message of verify; stopped") as raised:
             worker.ask(CountGpus(), timeout=20)
         assert raised.value.who == "judge" and not worker.alive
 
@@ -82,7 +82,7 @@ def test_what_is_no_event_ends_the_process(talking: Any, message: str) -> None:
 def test_a_process_that_does_not_answer_in_time_is_killed(talking: Any, half: str) -> None:
     with talking(half + "time.sleep(1000)") as worker:
         began = time.monotonic()
-        with pytest.raises(WorkerTimeout, match=r"no answer within 0.5 s; stopped") as raised:
+        with pytest.raises(Late, match=r"no answer within 0.5 s; stopped") as raised:
             worker.ask(CountGpus(), timeout=0.5)
         assert raised.value.who == "judge" and not worker.alive and time.monotonic() - began < 10
 
@@ -128,10 +128,10 @@ def test_a_process_that_is_not_usable_is_replaced(talking: Any) -> None:
         KernelError("raised"),
         InternalError("ValueError: x"),
         JudgeFailed("died"),
-        WorkerDied("SIGSEGV"),
-        WorkerDied("SIGSEGV", who="judge"),
-        WorkerTimeout("late"),
-        WorkerTimeout("late", who="judge"),
+        Died("SIGSEGV"),
+        Died("SIGSEGV", who="judge"),
+        Late("late"),
+        Late("late", who="judge"),
     ],
 )
 def test_a_failure_is_the_same_exception_on_the_side_that_asks(error: Exception) -> None:
@@ -149,7 +149,7 @@ def test_other_exceptions_are_errors_of_the_harness_and_no_memory_is_the_judges(
 def test_a_question_about_a_kernel_that_dies_names_it() -> None:
     class Dies:
         def ask(self, request: Any, **_: Any) -> Any:
-            raise WorkerDied("SIGSEGV")
+            raise Died("SIGSEGV")
 
     with pytest.raises(UsageError, match="k.py::k: SIGSEGV"):
         ask_about(Dies(), CountGpus(), "k.py::k", timeout=1)
@@ -255,7 +255,7 @@ def test_a_process_that_closes_its_connection_and_lives_on_is_not_waited_for(
     body = """os.closerange(3, 64); time.sleep(1000)"""
     with (
         talking(body) as worker,
-        pytest.raises(WorkerDied, match=r"closed its connection and did not end within 0.2 s"),
+        pytest.raises(Died, match=r"closed its connection and did not end within 0.2 s"),
     ):
         worker.ask(CountGpus(), timeout=20)
 
@@ -268,7 +268,7 @@ def test_children_in_sessions_of_their_own_end_with_the_worker(talking: Any, tmp
     second = subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
     open({str(pids)!r}, "w").write(f"{{first.stdout.readline().strip()}} {{second.pid}}")
     time.sleep(1000)"""
-    with talking(body) as worker, pytest.raises(WorkerTimeout):
+    with talking(body) as worker, pytest.raises(Late):
         worker.ask(CountGpus(), timeout=1.0)
     left = {int(pid) for pid in pids.read_text().split()}
     assert len(left) == 2 and not left & process_tree.living(left, "no mark")
@@ -276,7 +276,7 @@ def test_children_in_sessions_of_their_own_end_with_the_worker(talking: Any, tmp
 
 def test_a_process_that_does_not_read_has_its_time_and_no_more(talking: Any) -> None:
     long = Measure("k.py" * (1 << 19))  # more than a pipe holds
-    with talking("import time; time.sleep(1000)") as worker, pytest.raises(WorkerTimeout):
+    with talking("import time; time.sleep(1000)") as worker, pytest.raises(Late):
         worker.ask(long, timeout=0.5)
 
 

@@ -33,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.diagnose.requests import Probe
     from verify.errors import UsageError
     from verify.workers.process import Worker
-    from verify.workers.requests import WorkerDied, WorkerTimeout
+    from verify.workers.requests import Died, Late
 
     ended: list[str] = []
     trial = ""
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
             try:
                 probed = worker.ask(Probe(target, tuple(ended)), timeout=options.timeout, progress=follow)
                 break
-            except (WorkerDied, WorkerTimeout) as error:
+            except (Died, Late) as error:
                 ended.append(trial)
                 progress.clear()
                 if len(ended) > TRIES:

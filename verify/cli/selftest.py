@@ -34,13 +34,13 @@ def main(options: argparse.Namespace) -> int:
 
     from verify.laws.requests import TrySeeded
     from verify.workers.process import Worker
-    from verify.workers.requests import WorkerDied, WorkerTimeout
+    from verify.workers.requests import Died, Late
 
     progress = screen.Progress()
     with Worker(options.backend) as worker:
         try:
             reply = worker.ask(TrySeeded(options.law), timeout=options.timeout, progress=progress)
-        except (WorkerDied, WorkerTimeout) as error:
+        except (Died, Late) as error:
             progress.clear()
             print(screen.plain(f"verify: selftest: {error}"), file=sys.stderr)
             return exits.INCOMPLETE

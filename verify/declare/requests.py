@@ -10,7 +10,7 @@ import msgspec
 from verify.declare.target import Declared, Target
 from verify.errors import UsageError, VerifyError
 from verify.workers.process import START_SECONDS, Answers
-from verify.workers.requests import Request, WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late, Request
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -91,11 +91,11 @@ def declared_by(
     """The kernels that a target declares; an error with the command that shows why it cannot be imported."""
     try:
         return _listed(worker, target, timeout, known).kernels
-    except WorkerTimeout:
+    except Late:
         raise UsageError(
             f"{target}: importing it took more than {timeout:g} s; stopped", hint=Target.parse(target).import_command()
         ) from None
-    except WorkerDied as died:
+    except Died as died:
         raise UsageError(
             f"{target}: importing it ended the process: {died}", hint=Target.parse(target).import_command()
         ) from None

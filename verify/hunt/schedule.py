@@ -33,7 +33,7 @@ from verify.records.identity import assembled
 from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Result, Run, Status, value_of
 from verify.workers.pool import Job, Pool, nearest, using
 from verify.workers.process import START_SECONDS, OutOfTime
-from verify.workers.requests import WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late
 
 CLOSING_SECONDS = 120.0  # to judge the finds exactly, after the budget is spent
 
@@ -261,9 +261,9 @@ class _Running:
             case OutOfTime():
                 self.queue._leave_out(self.hunted, self.hunt, "out of time", str(error))
                 self.hunted.notes += self._best_so_far(f"{self.name}: {error}")
-            case WorkerTimeout():
+            case Late():
                 self._keep("timeout", f"no result within {self.timeout:g} s; stopped")
-            case WorkerDied():
+            case Died():
                 self._keep("crashed", str(error))
             case TruthError() | InternalError() if self.queue.session.contain:
                 self.queue._leave_out(self.hunted, self.hunt, "harness error", no_verdict(error))

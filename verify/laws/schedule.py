@@ -36,7 +36,7 @@ from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, Status, unrepeatable
 from verify.workers.pool import Job, Pool
 from verify.workers.process import START_SECONDS, OutOfTime
-from verify.workers.requests import WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late
 
 GIVEN_UP = 3  # times that a kernel may crash or hang: each costs a fresh process, or the whole time limit
 
@@ -226,9 +226,9 @@ class _Queue:
             case TruthError() | InternalError():
                 subject.left_out("harness error", unit, no_verdict(error))
                 return None
-            case WorkerTimeout():
+            case Late():
                 status, message = "timeout", f"no result within {self.settings.timeout:g} s; stopped"
-            case WorkerDied():
+            case Died():
                 status = "crashed"
         return msgspec.structs.replace(unit, status=status, message=f"{unit.dtype} {unit.law}: {message}")
 

@@ -42,14 +42,14 @@ from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.gpus import told_to_interpret
 from verify.workers.phases import phase
 from verify.workers.requests import (
+    Died,
     KernelWanted,
+    Late,
     OnProgress,
     Outcome,
     Replied,
     Reply,
     Who,
-    WorkerDied,
-    WorkerTimeout,
     demand_reply,
     kind_of,
 )
@@ -188,7 +188,7 @@ class KernelProcesses:
 
         def call_kernel(asked: bytes | msgspec.Raw, most: int) -> Outcome:
             if not replace_ended():
-                return WorkerDied("the process of the kernel has ended")
+                return Died("the process of the kernel has ended")
             return kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
 
         if description.own_op:
@@ -197,7 +197,7 @@ class KernelProcesses:
             judge = self._fork(who="judge")
             try:
                 done = judge.ask(alone, progress=progress, kernel=call_kernel)
-            except WorkerDied as died:
+            except Died as died:
                 raise JudgeFailed(f"the judge died: {died}") from None
             finally:
                 judge.stop()
@@ -217,10 +217,10 @@ class KernelProcesses:
                     unrepeatable=differs,
                     gaps=[*done.gaps, *tried.gaps],
                 )
-            except (WorkerDied, KernelError) as error:
-                failed = "crashed" if isinstance(error, WorkerDied) else "error"
+            except (Died, KernelError) as error:
+                failed = "crashed" if isinstance(error, Died) else "error"
                 done = msgspec.structs.replace(done, status=failed, message=f"while laws were tried: {error}")
-            except (WorkerTimeout, JudgeFailed) as error:  # kernel and judge share the process: either may be the cause
+            except (Late, JudgeFailed) as error:  # kernel and judge share the process: either may be the cause
                 gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
                 done = msgspec.structs.replace(done, gaps=[*done.gaps, gap])
         left = [] if kernel.ended else kernel.ask(ListSideEffects(request.target))

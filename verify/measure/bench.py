@@ -26,7 +26,7 @@ from verify.records.record import Gap, KernelRun, Run, Speed
 from verify.workers import process
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import START_SECONDS, Answers, AnyWorker
-from verify.workers.requests import Environment, OnProgress, R, Request, WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Environment, Late, OnProgress, R, Request
 
 DTYPES = ("bfloat16", "float16", "float32")
 STAND_INS = ("eager", "compile")
@@ -135,7 +135,7 @@ def _looks_like_target(text: str) -> bool:
 def _declared(worker: Answers, target: str) -> list[Contender]:
     try:
         return worker.ask(ListContenders(target), timeout=START_SECONDS)
-    except (WorkerDied, WorkerTimeout) as error:
+    except (Died, Late) as error:
         raise UsageError(f"{target}: importing it failed: {error}") from None
 
 
@@ -273,7 +273,7 @@ def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session,
         asked = msgspec.structs.replace(request, targets=targets, beside=tuple(beside))
         try:
             found = worker.ask(asked, timeout=session.timeout, progress=say)
-        except (KernelError, WorkerDied, WorkerTimeout) as error:
+        except (KernelError, Died, Late) as error:
             worker.stop()  # a clock of a process that failed is not to be trusted
             if current not in targets and beside:
                 beside.clear()

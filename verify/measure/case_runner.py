@@ -21,7 +21,7 @@ from verify.errors import KernelError, Refused, RefusedBackward, UsageError
 from verify.measure.call import Measured
 from verify.measure.remote_call import Run
 from verify.records.record import Origin, Status, Unmeasured
-from verify.workers.requests import WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late
 
 Kind = Literal["refused", "contract", "crashed", "hung"]
 _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
@@ -75,7 +75,7 @@ class CaseRunner:
         run = functools.partial(self._timed, run)
         try:
             return case, run(case)
-        except (KernelError, WorkerDied, WorkerTimeout) as error:
+        except (KernelError, Died, Late) as error:
             key = self._note(case, error)
             if key[1] in _FATAL:
                 self._deadly[case.dtype, case.dims] = key
@@ -84,7 +84,7 @@ class CaseRunner:
                 forward = msgspec.structs.replace(case, upstream="")
                 try:
                     return forward, run(forward)
-                except (KernelError, WorkerDied, WorkerTimeout):
+                except (KernelError, Died, Late):
                     return None
             return None
 
@@ -106,7 +106,7 @@ class CaseRunner:
         return f"no time for {self._late:,} more cases within {self.seconds:g} s"
 
     def _note(self, case: Case, error: Exception) -> tuple[str, Kind, str]:
-        kinds: dict[type, Kind] = {Refused: "refused", WorkerDied: "crashed", WorkerTimeout: "hung"}
+        kinds: dict[type, Kind] = {Refused: "refused", Died: "crashed", Late: "hung"}
         kind: Kind = next((kinds[each] for each in kinds if isinstance(error, each)), "contract")
         key = (case.dtype, kind, _reason(str(error)))
         self._found.setdefault(key, _Found(kind, str(error), [])).cases.append(case)
@@ -127,7 +127,7 @@ class CaseRunner:
                 smaller = msgspec.structs.replace(case, dims=dims, edits={}, values={})
                 try:
                     run(smaller)
-                except (WorkerDied, WorkerTimeout):
+                except (Died, Late):
                     case, self._deaths = smaller, self._deaths + 1
                     self._found[key].cases.append(case)
                     self._tried[case.dtype] += 1

@@ -34,7 +34,7 @@ from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin
 from verify.truth import formats
 from verify.truth.ulp import pattern_at
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap
-from verify.workers.requests import OnProgress, Step, WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late, OnProgress, Step
 
 SHARE = 0.85  # of a kernel's time, after which no further case is tried
 JUDGED = 0.95  # of it, after which forks that judge are ended
@@ -217,7 +217,7 @@ class Judging:
         """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
         try:
             return special_values(self.kernel, self.target, dtype, self.calls)
-        except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed) as error:
+        except (KernelError, Died, Late, JudgeFailed) as error:
             self.notes.append(f"{dtype}: special values were not tried one by one: {error}")
             return {}
 
@@ -260,7 +260,7 @@ class _Calls:
     def __call__(self, case: Case) -> Measured:
         try:
             measured = self._run(case)
-        except (WorkerDied, WorkerTimeout):
+        except (Died, Late):
             self.ended += 1
             raise
         self._count += 1
@@ -286,7 +286,7 @@ class _Calls:
                 later = _digests(self._run(case))
                 if other := [name for name in first if later.get(name) != first[name]]:
                     return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
-        except (KernelError, WorkerDied, WorkerTimeout, JudgeFailed):
+        except (KernelError, Died, Late, JudgeFailed):
             pass
         return ""
 

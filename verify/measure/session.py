@@ -33,7 +33,7 @@ from verify.records.source_digest import digest, own_digest
 from verify.workers.gpus import GPU_FILE
 from verify.workers.pool import Job, Pool, nearest, using
 from verify.workers.process import OutOfTime, Worker
-from verify.workers.requests import About, WorkerDied, WorkerTimeout
+from verify.workers.requests import About, Died, Late
 
 EXPECTED_DTYPES = 3  # of a kernel, before anybody has read its declaration
 OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
@@ -289,12 +289,12 @@ class _Queue:
                 status, hint, kind = "skipped", OUT_OF_TIME, "out of time"
             case JudgeFailed():
                 status, message, kind = "skipped", str(error), "judge failed"
-            case WorkerTimeout():
+            case Late():
                 status, message = "timeout", f"no result within {self.session.timeout:g} s; stopped"
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
                 if error.who == "judge":  # the kernel's own process has less time
                     status, message, kind = "skipped", f"the judge ran out of time: {message}", "judge failed"
-            case WorkerDied():
+            case Died():
                 status = "crashed"
             case UsageError():
                 message, hint = error.message, error.hint or ""

@@ -34,7 +34,7 @@ from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.sweep.space import Space, left_over, merged
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import START_SECONDS
-from verify.workers.requests import WorkerDied, WorkerTimeout
+from verify.workers.requests import Died, Late
 
 SPAN_SECONDS = 2.0  # after which a worker hands over what it has done
 MOST = 1024  # chunks in a span
@@ -332,7 +332,7 @@ class _Sharing:
 
         def failed(error: VerifyError) -> None:
             del item.flying[span]
-            if isinstance(error, WorkerDied | WorkerTimeout | KernelError):
+            if isinstance(error, Died | Late | KernelError):
                 item.failed = item.failed or (_status_of(error), str(error))
             else:
                 self._in_error(item, error)
@@ -383,7 +383,7 @@ def _gap(item: _SweptSpace) -> Gap | None:
 
 
 def _status_of(error: VerifyError) -> Status:
-    return "timeout" if isinstance(error, WorkerTimeout) else "crashed" if isinstance(error, WorkerDied) else "error"
+    return "timeout" if isinstance(error, Late) else "crashed" if isinstance(error, Died) else "error"
 
 
 def _records(item: _SweptSpace, declared: Mapping[str, Declared]) -> list[KernelRun]:

@@ -1,6 +1,6 @@
 """A call: one request to another process over a connection, and what comes of it until a deadline.
 
-    outcome = process.call(request, deadline=time.monotonic() + 60)   # Reply | Failure | WorkerDied | WorkerTimeout
+    outcome = process.call(request, deadline=time.monotonic() + 60)   # Reply | Failure | Died | Late
 
 A connection is a `multiprocessing.connection.Connection` over a pair of sockets, which frames messages and limits their
 size. Its `send` and `recv` pickle and are never used. Messages are JSON (`verify.workers.requests`); tensors follow as
@@ -22,18 +22,18 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from verify.workers.requests import (
+    Died,
     Event,
     Failed,
     Failure,
     KernelWanted,
+    Late,
     OnProgress,
     Outcome,
     Progressed,
     Replied,
     Reply,
     Who,
-    WorkerDied,
-    WorkerTimeout,
 )
 
 LONGEST = 1 << 28  # bytes of a message
@@ -86,13 +86,13 @@ class Callee(ABC):
             self.stop(at_once=True)
             seconds = deadline - began
             text = f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
-            return WorkerTimeout(f"no answer within {text} s; stopped", who=self.who)
+            return Late(f"no answer within {text} s; stopped", who=self.who)
         if not event.usable:
             self.stop()
         if isinstance(event, Replied):
             return Reply(event.reply, parts)
         if not event.usable and event.failure.kind == "kernel" and self.who == "kernel":
-            return WorkerDied(f"{event.failure.text}, {UNUSABLE}", who=self.who)
+            return Died(f"{event.failure.text}, {UNUSABLE}", who=self.who)
         return event.failure
 
     def _answer(

@@ -29,7 +29,7 @@ from verify.records.source_digest import digest, own_digest
 from verify.workers.check_workers_identical import equal_workers, identity_of, refuse_unlike
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, Worker
-from verify.workers.requests import Environment, Failure, OnProgress, Progressed, R, Reply, Request, WorkerDied
+from verify.workers.requests import Died, Environment, Failure, OnProgress, Progressed, R, Reply, Request
 
 CONNECT_SECONDS = 20.0
 LOOK_SECONDS = 5.0  # between looks at whether a request's worker is still there
@@ -207,7 +207,7 @@ class Cluster:
                     future, address = self._client.submit(*call, pure=False), ""
             where, raw = future.result()
         except KilledWorker as killed:
-            raise WorkerDied(f"every worker that took the request was lost: {killed}", who="judge") from killed
+            raise Died(f"every worker that took the request was lost: {killed}", who="judge") from killed
         except BaseException:
             future.cancel()
             raise

@@ -33,7 +33,7 @@ import msgspec
 from verify.records.record import Printed
 from verify.workers import process_tree
 from verify.workers.calls import FOREIGN, Callee, hang_up
-from verify.workers.requests import Failure, R, Request, Who, WorkerDied, demand_reply
+from verify.workers.requests import Died, Failure, R, Request, Who, demand_reply
 
 KEPT = 32 << 10  # bytes that are kept of the beginning and of the end
 CLOSED = "the process closed its connection to verify and went on; stopped"
@@ -128,10 +128,10 @@ class Fork(Callee):
         self.output.close()
         return code
 
-    def died(self) -> WorkerDied:
+    def died(self) -> Died:
         """Ends a process that closed its end of the connection; returns why it gave no answer."""
         code = self.stop()
-        return WorkerDied(CLOSED, who=self.who) if code is None else WorkerDied.of(code, who=self.who)
+        return Died(CLOSED, who=self.who) if code is None else Died.of(code, who=self.who)
 
     def wrote_into_connection(self) -> Failure:
         """Ends a process that sent no message of verify: only a kernel's own code does."""
@@ -206,7 +206,7 @@ class ForkServer:
         try:
             return msgspec.json.decode(self._connection.recv_bytes(), type=int | None)
         except (EOFError, ConnectionError):
-            raise WorkerDied("the process that starts others has ended", who="judge") from None
+            raise Died("the process that starts others has ended", who="judge") from None
 
     # -- in the server ----------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from typing import Any, Generic
 from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
-from verify.workers.requests import About, Environment, OnProgress, R, Request, WorkerDied, WorkerTimeout, kind_of
+from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request, kind_of
 
 WAIT_SECONDS = 0.2  # a wait without an end does not notice Ctrl-C everywhere
 STOP_SECONDS = 0.1  # after which workers are stopped again: a thread that was about to ask starts a process
@@ -38,7 +38,7 @@ STOP_SECONDS = 0.1  # after which workers are stopped again: a thread that was a
 class Job(Generic[R]):
     """One request for one worker, and what is done with what it comes to.
 
-    `failed` gets a UsageError, TruthError, KernelError, InternalError, WorkerDied, WorkerTimeout or OutOfTime.
+    `failed` gets a UsageError, TruthError, KernelError, InternalError, Died, Late or OutOfTime.
     """
 
     request: Request[R]
@@ -260,11 +260,11 @@ def _ask(worker: AnyWorker, job: Job[R]) -> R:
     left = math.inf if job.until is None else job.until - time.monotonic()
     try:
         return worker.ask(job.request, timeout=min(job.timeout, left), progress=job.progress)
-    except WorkerTimeout:
+    except Late:
         if left < job.timeout:
             raise OutOfTime(begun=True) from None
         raise
-    except WorkerDied as died:
+    except Died as died:
         if died.who == "judge":
             raise JudgeFailed(f"the judge died: {died}") from None
         raise

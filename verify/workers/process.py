@@ -26,7 +26,7 @@ from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process_tree
 from verify.workers.calls import Callee, hang_up
 from verify.workers.phases import phase
-from verify.workers.requests import OnProgress, R, Request, WorkerDied, WorkerTimeout, demand_reply, kind_of
+from verify.workers.requests import Died, Late, OnProgress, R, Request, demand_reply, kind_of
 
 START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's module
 
@@ -133,22 +133,22 @@ class Worker(Callee):
             assert self._connection is not None
             return self._connection
 
-    def died(self) -> WorkerDied:
+    def died(self) -> Died:
         """Ends a process that closed its end of the connection; returns why it gave no answer."""
         process, code = self._process, 0
         try:
             code = process.wait(timeout=process_tree.END_SECONDS) if process is not None else 0
         except subprocess.TimeoutExpired:
             limit = f"{process_tree.END_SECONDS:g} s"
-            return WorkerDied(f"the process closed its connection and did not end within {limit}; stopped", who="judge")
+            return Died(f"the process closed its connection and did not end within {limit}; stopped", who="judge")
         finally:
             self.stop()
-        return WorkerDied.of(code, who="judge")
+        return Died.of(code, who="judge")
 
-    def wrote_into_connection(self) -> WorkerDied:
+    def wrote_into_connection(self) -> Died:
         """Ends a process that sent no message of verify; returns the outcome."""
         self.stop()
-        return WorkerDied("the process sent no message of verify; stopped", who="judge")
+        return Died("the process sent no message of verify; stopped", who="judge")
 
 
 def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: float) -> R:
@@ -157,7 +157,7 @@ def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: fl
         return worker.ask(request, timeout=timeout)
     except KernelError as error:
         raise UsageError(str(error)) from error
-    except (WorkerDied, WorkerTimeout) as error:
+    except (Died, Late) as error:
         raise UsageError(f"{subject}: {error}") from error
 
 

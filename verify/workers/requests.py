@@ -92,11 +92,11 @@ class _NoAnswer(VerifyError):
         self.who = who
 
 
-class WorkerDied(_NoAnswer):
+class Died(_NoAnswer):
     """The process ended without an answer; the text names the signal or the exit code."""
 
     @staticmethod
-    def of(code: int | None, *, who: Who = "kernel") -> WorkerDied:
+    def of(code: int | None, *, who: Who = "kernel") -> Died:
         """Returns the error for the exit code of a process that ended without an answer."""
         if code is not None and code < 0:
             try:
@@ -104,11 +104,11 @@ class WorkerDied(_NoAnswer):
             except ValueError:
                 name = f"signal {-code}"
             extra = " (out of memory?)" if name == "SIGKILL" else ""
-            return WorkerDied(f"the process died of {name}{extra}", who=who)
-        return WorkerDied(f"the process ended with exit code {code} and no result", who=who)
+            return Died(f"the process died of {name}{extra}", who=who)
+        return Died(f"the process ended with exit code {code} and no result", who=who)
 
 
-class WorkerTimeout(_NoAnswer):
+class Late(_NoAnswer):
     """The process did not answer in time and was killed."""
 
 
@@ -120,8 +120,8 @@ _KINDS: dict[str, type[VerifyError]] = {  # the first that fits
     "kernel": KernelError,
     "judge": JudgeFailed,
     "internal": InternalError,
-    "died": WorkerDied,
-    "timeout": WorkerTimeout,
+    "died": Died,
+    "timeout": Late,
 }
 
 
@@ -158,7 +158,7 @@ class Reply:
     parts: list[bytes] = field(default_factory=list)
 
 
-Outcome = Reply | Failure | WorkerDied | WorkerTimeout
+Outcome = Reply | Failure | Died | Late
 
 
 def demand_reply(outcome: Outcome) -> Reply:

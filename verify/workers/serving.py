@@ -18,14 +18,14 @@ from verify.workers import process_tree
 from verify.workers.calls import send
 from verify.workers.large_stack import with_large_stack_chunk
 from verify.workers.requests import (
+    Died,
     Event,
     Failed,
     Failure,
+    Late,
     OnProgress,
     Progressed,
     Replied,
-    WorkerDied,
-    WorkerTimeout,
 )
 
 WATCH_SECONDS = 0.5
@@ -70,7 +70,7 @@ def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bo
         if isinstance(reply, WithBytes):
             reply, parts = reply
         emit(Replied(msgspec.Raw(msgspec.json.encode(reply)), len(parts), usable()), parts)
-    except (UsageError, TruthError, KernelError, WorkerDied, WorkerTimeout) as error:
+    except (UsageError, TruthError, KernelError, Died, Late) as error:
         emit(Failed(Failure.of(error), usable()))
     except Exception as error:
         # what failed where no code expects it, or for want of memory, leaves a process that may fail again
