@@ -19,6 +19,12 @@ backends.activate(BACKEND)
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+from verify.plugin import register_profiles  # noqa: E402
+
+register_profiles()
+settings.register_profile("ci", settings.get_profile("verify-ci"))  # what `make unit` loads, for all tests
 
 torch.set_num_threads(1)
 _PATH: list[str] = []  # sys.path once all tests are collected

@@ -1,52 +1,95 @@
-"""pytest plugin: verify's Hypothesis profiles, and one GPU for each worker of pytest-xdist.
+"""Registers verify's Hypothesis profiles in pytest, and gives each worker of pytest-xdist a GPU of its own.
 
-The profiles make `--hypothesis-profile=ci` work everywhere:
+pytest loads this plugin in every project of an environment that has verify. It does nothing until a project uses it:
 
-* quick: a few cases, for the edit loop;
-* ci: the same cases every time, no deadline, nothing read from or written to an example database;
-* nightly: many cases, seeded by the date, so that two branches tested on one day see the same ones;
-* exhaustive: thousands of cases, and every 16-bit number where an op takes one.
+* `--hypothesis-profile=verify-NAME` registers the profiles verify-quick, verify-ci, verify-nightly, verify-exhaustive;
+* that option, or a `[tool.verify]` table in pyproject.toml, gives each xdist worker its GPU.
 
-quick, nightly and exhaustive remember the cases that broke a law in an example database and try them first.
+It imports Hypothesis only for the profiles, and never torch.
+
+* verify-quick: a few cases, for the edit loop;
+* verify-ci: the same cases every time, no deadline, no example database;
+* verify-nightly: many cases, seeded by the date, so that two branches tested on one day see the same ones;
+* verify-exhaustive: thousands of cases, and every 16-bit number where an op takes one.
+
+All but verify-ci store the cases that broke a law in an example database and try them first.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
+import pytest
 
-from verify.laws.profiles import EXAMPLES
-
-DATABASE = os.environ.get("VERIFY_EXAMPLES", os.path.join(".hypothesis", "examples"))
-
-for _name, _examples in EXAMPLES.items():
-    settings.register_profile(
-        _name,
-        max_examples=_examples,
-        deadline=None,
-        derandomize=_name == "ci",
-        database=None if _name == "ci" else DirectoryBasedExampleDatabase(DATABASE),
-        suppress_health_check=list(HealthCheck),
-        print_blob=_name in ("nightly", "exhaustive"),
-    )
+from verify.laws.profiles import EXAMPLES, PREFIX
 
 
-def pytest_load_initial_conftests() -> None:
-    """Give each xdist worker a GPU of its own, before any conftest can initialise CUDA."""
+def register_profiles() -> None:
+    """Registers the profiles in Hypothesis, for a conftest.py that loads or changes one of them.
+
+    A profile that the project registered before stays as it is.
+    """
+    from hypothesis import HealthCheck, settings
+    from hypothesis.database import DirectoryBasedExampleDatabase
+    from hypothesis.errors import InvalidArgument
+
+    folder = os.environ.get("VERIFY_EXAMPLES", os.path.join(".hypothesis", "examples"))
+    for name, examples in EXAMPLES.items():
+        try:
+            settings.get_profile(PREFIX + name)
+        except InvalidArgument:
+            settings.register_profile(
+                PREFIX + name,
+                max_examples=examples,
+                deadline=None,
+                derandomize=name == "ci",
+                database=None if name == "ci" else DirectoryBasedExampleDatabase(folder),
+                suppress_health_check=list(HealthCheck),
+                print_blob=name in ("nightly", "exhaustive"),
+            )
+
+
+@pytest.hookimpl(tryfirst=True)  # Hypothesis loads the profile in the same hook
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the profiles if the command line names one of them."""
+    if _wants_profile(config.option):
+        register_profiles()
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Gives each xdist worker its GPU, before a conftest.py can initialise CUDA."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker or not (_wants_profile(early_config.known_args_namespace) or _has_table(early_config.rootpath)):
+        return
     visible = visible_devices(worker, os.environ.get("CUDA_VISIBLE_DEVICES"), _installed(Path("/dev").glob("nvidia*")))
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
+def _wants_profile(options: Any) -> bool:
+    """True if the command line names one of verify's profiles."""
+    return (getattr(options, "hypothesis_profile", None) or "").startswith(PREFIX)
+
+
+def _has_table(root: Path) -> bool:
+    """True if the nearest pyproject.toml has a `[tool.verify]` table."""
+    for folder in (root, *root.parents):
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            try:
+                return "verify" in tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+            except (OSError, ValueError):
+                return False
+    return False
+
+
 def visible_devices(worker: str, given: str | None, installed: int) -> str | None:
-    """CUDA_VISIBLE_DEVICES for a worker gw0, gw1, ...; None where nothing is to change.
+    """Returns CUDA_VISIBLE_DEVICES for a worker gw0, gw1, ..., or None if it stays as it is.
 
     The worker's own GPU comes first, which makes it the current device; the others stay visible behind it, because
     a law asks what happens on a device that is not the current one.

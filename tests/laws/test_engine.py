@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,7 +25,6 @@ from verify.laws.engine import PROFILES, Profile, profile_named, run_law
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.remembered import Remembered
 from verify.laws.shrink import shrink_law
-from verify.plugin import visible_devices
 
 ROOT = Path(__file__).parents[2]
 SIZES = Sizes(elements=300, width=300, depth=64)
@@ -177,12 +175,17 @@ def test_ci_remembers_nothing_and_the_others_share_a_database() -> None:
 # -- profiles ------------------------------------------------------------------------------------------
 
 
-def test_every_profile_is_known_to_hypothesis() -> None:
-    for name, profile in PROFILES.items():
-        registered = settings.get_profile(name)
-        assert registered.max_examples == profile.examples
-        assert registered.deadline is None
-        assert registered.derandomize is (name == "ci")
+def test_laws_take_the_profile_that_hypothesis_has_loaded() -> None:
+    before = settings.get_current_profile_name()
+    try:
+        for name in PROFILES:
+            settings.load_profile(f"verify-{name}")
+            assert engine.current_profile() == profile_named(name)
+        for other in ("default", "ci"):  # Hypothesis' own
+            settings.load_profile(other)
+            assert engine.current_profile().name == "ci"
+    finally:
+        settings.load_profile(before)
 
 
 def test_nightly_takes_the_day_or_the_environment_as_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,51 +215,6 @@ def test_exhaustive_tries_every_16_bit_number_of_an_op_of_one_number() -> None:
 
     assert enumerated(half, "bfloat16") == [((65_536,), "ones")]
     assert enumerated(half, "float32") == enumerated(pair, "bfloat16") == enumerated(half, "bfloat16", SIZES) == []
-
-
-# -- one GPU for each worker -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("worker", "given", "installed", "expected"),
-    [
-        ("gw0", None, 4, "0,1,2,3"),
-        ("gw1", None, 4, "1,2,3,0"),
-        ("gw5", None, 4, "1,2,3,0"),
-        ("gw1", "4, 6", 8, "6,4"),
-        ("gw1", "GPU-aa,GPU-bb", 0, "GPU-bb,GPU-aa"),
-        ("gw1", "3", 8, None),  # one GPU for all: nothing to share out
-        ("gw1", "", 8, None),
-        ("gw1", "0,-1", 8, None),
-        ("gw1", None, 0, None),
-        ("gw1", None, 1, None),
-        ("", None, 4, None),  # not a worker of pytest-xdist
-        ("master", "0,1", 4, None),
-    ],
-)
-def test_each_worker_sees_its_own_gpu_first(worker: str, given: Any, installed: int, expected: Any) -> None:
-    assert visible_devices(worker, given, installed) == expected
-
-
-def test_workers_get_their_gpu_before_a_conftest_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']\n")
-    (tmp_path / "test_it.py").write_text(
-        "import os, pathlib, time, pytest\n"
-        "from conftest import SEEN\n"
-        "@pytest.mark.parametrize('n', range(2))\n"
-        "def test_it(n):\n"
-        "    worker = os.environ['PYTEST_XDIST_WORKER']\n"
-        "    pathlib.Path(worker).write_text(SEEN + ' ' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
-    )
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment = {**outside, "CUDA_VISIBLE_DEVICES": "5,7", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "each", "-p", "no:cacheprovider"]
-    if not _installed_plugin():
-        command += ["-p", "verify.plugin"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "gw0").read_text() == "5,7 5,7"
-    assert (tmp_path / "gw1").read_text() == "7,5 7,5"
 
 
 CALLS = {"count": 0}
@@ -307,9 +265,3 @@ def test_a_broken_law_says_whose_fault_it_is(function: Any, law: str, cause: str
         assert f"k breaks the law of {law}" not in said
     if cause == "not deterministic":
         assert "besides" in found.facts and "--law determinism" in said
-
-
-def _installed_plugin() -> bool:
-    from importlib.metadata import entry_points
-
-    return any(point.value == "verify.plugin" for point in entry_points(group="pytest11"))

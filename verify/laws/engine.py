@@ -36,7 +36,7 @@ from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.laws.memory import guarded_runs
-from verify.laws.profiles import EXAMPLES, seed_of_today
+from verify.laws.profiles import EXAMPLES, PREFIX, seed_of_today
 from verify.laws.remembered import Remembered, database_of
 from verify.measure.call import copies
 from verify.records.record import Cause, LawRun, Origin, replay_command
@@ -104,8 +104,9 @@ def rounds(profile: Profile) -> tuple[Profile, ...]:
 
 
 def current_profile() -> Profile:
-    """The profile that Hypothesis has loaded (`--hypothesis-profile`), "ci" when it is none of ours."""
-    name = settings.get_current_profile_name()
+    """Returns the profile of the Hypothesis profile in use, as "nightly" for verify-nightly; "ci" for any other."""
+    loaded = settings.get_current_profile_name().split("-with-")[0]  # --hypothesis-verbosity adds to the name
+    name = loaded.removeprefix(PREFIX) if loaded.startswith(PREFIX) else ""
     return profile_named(name if name in PROFILES else "ci")
 
 

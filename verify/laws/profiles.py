@@ -16,6 +16,7 @@ rows, exact identities, linear backward, monotone, configuration independence, e
 operators, autocast, side stream, CUDA graph, other device, large offsets, large tensors""".split(", ")
 )
 EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}
+PREFIX = "verify-"  # of the Hypothesis profiles: Hypothesis and other projects have a profile "ci" of their own
 
 
 def seed_of_today() -> int:

@@ -1,10 +1,10 @@
 """Cases that broke a law before: kept in Hypothesis' example database, and tried again before anything is drawn.
 
-The database is that of the Hypothesis profile in use, a folder by default (`.hypothesis/examples`), so that the
-workers of one run share it, and so does the next run; `settings.register_profile("nightly", database=...)` puts
-another one in its place. What is stored are cases as JSON, not Hypothesis' own choice sequences, which mean another
-case as soon as a strategy changes. The ci profile has none: its verdict must not depend on what an earlier run left
-on the disk. What has to be tried for ever is pinned in a corpus instead.
+The database belongs to verify's Hypothesis profile in use. By default it is the folder `.hypothesis/examples`, which
+the workers of one run share, and the next run too. `settings.register_profile("verify-nightly", database=...)` in a
+conftest.py replaces it. It stores cases as JSON, not Hypothesis' own choice sequences, which mean another case as soon
+as a strategy changes. The ci profile has no database: its verdict must not depend on what an earlier run left on the
+disk. A case to be tried for ever is pinned in a corpus instead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hypothesis.errors import InvalidArgument
 
 from verify.cases import Case
 from verify.errors import UsageError
+from verify.laws.profiles import PREFIX
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Remembered:
 
 
 def database_of(profile: str) -> ExampleDatabase | None:
-    """The example database of a registered Hypothesis profile; None for a profile that remembers nothing."""
+    """Returns the example database of verify's Hypothesis profile; None if it has none or is not registered."""
     try:
-        return settings.get_profile(profile).database
+        return settings.get_profile(PREFIX + profile).database
     except InvalidArgument:
         return None

@@ -29,9 +29,10 @@ def laws_for(
 
         test_my_gelu = verify.laws_for(my_gelu)
 
-    `laws`, `without` and `dtypes` narrow it down. How many cases each law sees is Hypothesis' current profile:
-    `pytest --hypothesis-profile=quick`, `ci`, `nightly` or `exhaustive`. Cases that break a law are remembered in the
-    profile's example database and tried first the next time (ci has none).
+    `laws`, `without` and `dtypes` narrow it down. The Hypothesis profile says how many cases each law tries:
+    `pytest --hypothesis-profile=verify-quick`, `verify-ci` (the default), `verify-nightly` or `verify-exhaustive`.
+    A case that breaks a law is stored in the profile's example database and tried first the next time; verify-ci has
+    no database.
     """
     import pytest
 

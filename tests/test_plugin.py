@@ -1,0 +1,158 @@
+"""The pytest plugin: it changes nothing in a project that does not use verify, and serves one that does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from verify.laws.engine import PROFILES
+from verify.plugin import register_profiles, visible_devices
+
+ROOT = Path(__file__).parents[1]
+INSTALLED = any(point.value == "verify.plugin" for point in entry_points(group="pytest11"))
+
+# -- a neighbour: a plain Hypothesis suite in an environment that has verify --------------------------------
+
+PLAIN = """
+import sys
+from hypothesis import given, settings, strategies as st
+
+ALREADY = [name for name in ("torch", "triton", "numpy", "msgspec") if name in sys.modules]
+NAMES, CALLS = set(settings._profiles), []
+
+@given(st.integers(0, 1 << 40))
+def test_many(n):
+    CALLS.append(n)
+
+def test_nothing_changed():
+    assert ALREADY == []
+    assert not [name for name in NAMES if name.startswith("verify")] and not {"quick", "nightly", "exhaustive"} & NAMES
+    print("profile", settings.get_current_profile_name(), settings().max_examples, len(CALLS))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--hypothesis-profile=ci",)])
+def test_a_plain_hypothesis_suite_keeps_its_profile_on_ci(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "test_plain.py").write_text(PLAIN)
+    done = run_pytest(tmp_path, "-s", *options, CI="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "profile ci 100 100" in done.stdout
+
+
+def test_a_suite_without_hypothesis_does_not_import_it(tmp_path: Path) -> None:
+    heavy = ("hypothesis", "torch", "triton", "numpy", "msgspec", "mpmath", "rich")
+    (tmp_path / "test_plain.py").write_text(
+        f"import sys\ndef test_it():\n    assert 'verify.plugin' in sys.modules\n"
+        f"    assert [name for name in {heavy} if name in sys.modules] == []\n"
+    )
+    done = run_pytest(tmp_path, CI="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- a project that uses verify -------------------------------------------------------------------------
+
+
+def test_an_option_that_names_a_profile_registers_them_all(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "from hypothesis import settings\n"
+        "def test_it():\n"
+        "    assert settings.get_current_profile_name() == 'verify-nightly' and settings().max_examples == 400\n"
+        "    assert settings.get_profile('verify-ci').derandomize\n"
+    )
+    done = run_pytest(tmp_path, "--hypothesis-profile=verify-nightly")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_profile_of_the_project_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from hypothesis import settings\n"
+        "from hypothesis.database import InMemoryExampleDatabase\n"
+        "settings.register_profile('verify-nightly', database=InMemoryExampleDatabase())\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "from verify.laws.remembered import database_of\n"
+        "def test_it():\n"
+        "    assert type(database_of('nightly')).__name__ == 'InMemoryExampleDatabase'\n"
+        "    assert type(database_of('quick')).__name__ == 'DirectoryBasedExampleDatabase'\n"
+    )
+    done = run_pytest(tmp_path, "--hypothesis-profile=verify-nightly")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_profile_has_the_cases_of_its_laws() -> None:
+    register_profiles()
+    for name, profile in PROFILES.items():
+        registered = settings.get_profile(f"verify-{name}")
+        assert registered.max_examples == profile.examples
+        assert registered.deadline is None
+        assert registered.derandomize is (name == "ci")
+
+
+# -- one GPU for each worker ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("worker", "given", "installed", "expected"),
+    [
+        ("gw0", None, 4, "0,1,2,3"),
+        ("gw1", None, 4, "1,2,3,0"),
+        ("gw5", None, 4, "1,2,3,0"),
+        ("gw1", "4, 6", 8, "6,4"),
+        ("gw1", "GPU-aa,GPU-bb", 0, "GPU-bb,GPU-aa"),
+        ("gw1", "3", 8, None),  # one GPU for all: nothing to share out
+        ("gw1", "", 8, None),
+        ("gw1", "0,-1", 8, None),
+        ("gw1", None, 0, None),
+        ("gw1", None, 1, None),
+        ("", None, 4, None),  # not a worker of pytest-xdist
+        ("master", "0,1", 4, None),
+    ],
+)
+def test_each_worker_sees_its_own_gpu_first(worker: str, given: Any, installed: int, expected: Any) -> None:
+    assert visible_devices(worker, given, installed) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "seen"),
+    [
+        ("[tool.verify]", (), ("5,7", "7,5")),
+        ("[tool.other]", ("--hypothesis-profile=verify-quick",), ("5,7", "7,5")),
+        ("[tool.other]", ("--hypothesis-profile=default",), ("5,7", "5,7")),  # a project that does not use verify
+    ],
+)
+def test_workers_get_their_gpu_before_a_conftest_is_loaded(
+    tmp_path: Path, table: str, options: tuple[str, ...], seen: tuple[str, str]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(table)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text("import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib, time, pytest\n"
+        "from conftest import SEEN\n"
+        "@pytest.mark.parametrize('n', range(2))\n"
+        "def test_it(n):\n"
+        "    worker = os.environ['PYTEST_XDIST_WORKER']\n"
+        "    pathlib.Path(worker).write_text(SEEN + ' ' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    done = run_pytest(tmp_path, "-n", "2", "--dist", "each", *options, CUDA_VISIBLE_DEVICES="5,7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(tmp_path / name).read_text() for name in ("gw0", "gw1")] == [f"{devices} {devices}" for devices in seen]
+
+
+def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with the plugin in a folder, as if outside of this session."""
+    theirs = ("PYTEST_", "CI", "GITHUB_ACTIONS", "HYPOTHESIS")
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    if not INSTALLED:
+        command += ["-p", "verify.plugin"]
+    return subprocess.run(
+        command, cwd=folder, env=outside | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True, text=True
+    )
