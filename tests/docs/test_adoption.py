@@ -49,6 +49,15 @@ def test_the_commands_of_workflows_exist_with_their_options() -> None:
     assert (ROOT / ".ci" / "run").exists()
 
 
+def test_every_action_is_pinned_by_its_commit_with_the_version_beside_it() -> None:
+    places = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / "docs" / "gate.md", ROOT / "verify/cli/init.py"]
+    used = [line for path in places for line in re.findall(r"uses: (.*)", path.read_text())]
+    foreign = [line for line in used if not line.startswith(("./", "OWNER/REPOSITORY@COMMIT"))]
+    assert len(foreign) >= 15
+    assert [line for line in foreign if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+    assert len({line.split("@")[0] for line in foreign}) == len(set(foreign)), "one version of each action"
+
+
 def test_a_command_that_does_not_exist_is_found() -> None:
     for text in ("verify gaet run.json", "verify gate --bse main", 'x=1; verify run "$FILE" --jsn -'):
         [words] = commands_of({"run": text})

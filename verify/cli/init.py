@@ -137,8 +137,8 @@ jobs:
     env:
       VERIFY: verify-kernels # TODO: where verify comes from, for instance git+https://HOST/OWNER/REPOSITORY@COMMIT
     steps:
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
+      - uses: actions/checkout@11d5960a326750d5838078e36cf38b85af677262 # v4.4.0
+      - uses: actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0
         with:
           python-version: "3.12"
       - run: pip install torch --index-url https://download.pytorch.org/whl/cpu
