@@ -50,6 +50,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     kept = [path for path in (ROOT / "verify").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert held == {str(path.relative_to(ROOT)) for path in kept}
     assert "verify = verify.cli:main" in points and "verify = verify.plugin" in points
+    assert "Requires-Dist: torch>=2.10" in about
     assert "Requires-Python: >=3.11" in about and 'Requires-Dist: triton>=3.6; platform_system == "Linux"' in about
 
 

@@ -376,7 +376,7 @@ def _search(once: Callable[[Case], None], strategy: SearchStrategy[Case], exampl
         phases=(Phase.generate, Phase.target, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    test: Any = hypothesis.seed(seed)(configured(given(strategy)(once)))  # type: ignore[no-untyped-call]
+    test: Any = hypothesis.seed(seed)(configured(given(strategy)(once)))
     with _no_constants_from_source():
         test()
 

@@ -155,7 +155,7 @@ class CaseRunner:
                 everything = dtype not in measured
                 if of != kind or (kind == "refused" and self.kernel.refuses and not everything):
                     continue
-                status = _STATUS.get(kind, "error")  # type: ignore[call-overload]
+                status = _STATUS.get(kind, "error")
                 return status, f"{dtype}: {found.text}"
         if self._late and not self.judge_was_late:
             return "timeout", self.too_late

@@ -154,7 +154,7 @@ class Judging:
             op=kernel.op.name,
             params=dict(kernel.params),
             promise=kernel.promise,
-            status=status,  # type: ignore[arg-type]
+            status=status,
             results=results,
             message=message,
             peer=kernel.peer,

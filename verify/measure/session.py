@@ -143,7 +143,7 @@ def gaps_of(kernel: KernelRun) -> list[Gap]:
     """What of a kernel did not happen or has no verdict: all of it, a dtype, or a law."""
     found = list(kernel.gaps)
     if kernel.status in ("crashed", "timeout"):
-        found.insert(0, Gap(kernel.status, f"{kernel.name}: {kernel.message}", kernel.target))  # type: ignore[arg-type]
+        found.insert(0, Gap(kernel.status, f"{kernel.name}: {kernel.message}", kernel.target))
     return found + [
         Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
         for law in kernel.laws

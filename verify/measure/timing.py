@@ -174,11 +174,11 @@ def _undecided() -> Iterator[None]:
             return own(self, *args, stream=stream, **kwargs)
         return self.launchers[0](*args, **kwargs, stream=stream)
 
-    CachingAutotuner.run = run  # type: ignore[method-assign]
+    CachingAutotuner.run = run
     try:
         yield
     finally:
-        CachingAutotuner.run = own  # type: ignore[method-assign]
+        CachingAutotuner.run = own
 
 
 _keeping = False  # this process times what it has compiled

@@ -28,7 +28,7 @@ def contradictions(kernel: KernelRun) -> Found:
         if known != result.source:  # the hash covers which inputs a command tries
             yield f"{place}.source", f"a {result.source} has the property hash {result.properties} of a {known}"
         judged_kernel = kernel.status in RESULT_STATUSES and not kernel.peer
-        if judged_kernel and RESULT_STATUSES.index(result.status) > RESULT_STATUSES.index(kernel.status):  # type: ignore[arg-type]
+        if judged_kernel and RESULT_STATUSES.index(result.status) > RESULT_STATUSES.index(kernel.status):
             yield f"{place}.status", f'"{result.status}", and the kernel {kernel.name} is "{kernel.status}"'
     if kernel.status == "interrupted" and kernel.results:
         yield ".status", f'"interrupted", and the kernel {kernel.name} has results'

@@ -299,7 +299,7 @@ def seen_by_assert_close(item: Seeded, device: str, **tolerance: float) -> bool:
     results = run_tensors(declared, inputs, params, {"y": dy} if declared.differentiable else {})
     try:
         for name, value in expected.items():
-            torch.testing.assert_close(results[name], value, **tolerance)  # type: ignore[arg-type]
+            torch.testing.assert_close(results[name], value, **tolerance)
     except AssertionError:
         return True
     return False

@@ -404,7 +404,7 @@ class _Samples:
             near_x = Span(x - reach, x + reach)
             mask = (
                 candidates(near_x, step.largest) if isinstance(step, IsExtreme | WhereExtreme) else rivals(near_x) > 1
-            )  # type: ignore[attr-defined]
+            )
             mask = mask & torch.isfinite(x)
             if near is None and not ties:
                 return None

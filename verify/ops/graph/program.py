@@ -445,7 +445,7 @@ class _no_functions:  # noqa: N801
         torch.autograd.Function.apply = classmethod(refused)  # type: ignore[assignment]
 
     def __exit__(self, *raised: object) -> None:
-        torch.autograd.Function.apply = self.before  # type: ignore[assignment]
+        torch.autograd.Function.apply = self.before  # type: ignore[method-assign]
 
 
 def _in_order(results: Any) -> list[Step]:

@@ -28,7 +28,7 @@ class Real(TorchFunctionMode):
     """
 
     def __init__(self, main: torch.dtype) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.main, self.asked = main, False
         self.made: list[tuple[Tensor, torch.dtype]] = []  # what functions returned, and the type that it has
         self.attention: list[Tensor] = []  # what PyTorch's own attention returned

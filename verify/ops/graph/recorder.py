@@ -306,7 +306,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if memory is None:
             layout = tuple(meta.shape), meta.stride()
             memory = self.memories[storage._cdata] = Memory(node, layout, storage.nbytes() // meta.itemsize)
-        traced: Traced = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        traced: Traced = Tensor._make_wrapper_subclass(
             Traced,
             meta.shape,
             strides=meta.stride(),
@@ -325,7 +325,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             key = storage._cdata, tensor.dtype
             if key not in self.wholes:
-                flat = torch.empty(0, dtype=tensor.dtype).set_(storage)  # type: ignore[call-overload]
+                flat = torch.empty(0, dtype=tensor.dtype).set_(storage)
                 self.wholes[key] = flat.to("meta")
                 self._wrapped(self.wholes[key], self._constant(flat, self.wholes[key]))
             meta = self.wholes[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -285,7 +285,7 @@ def _clamp(r: Rewriter, a: Step, low: Any = None, high: Any = None, **kwargs: An
     found: Any = a
     if low is not None:
         found = r.map("maximum", found, low)
-    return r.map("minimum", found, high) if high is not None else found  # type: ignore[no-any-return]
+    return r.map("minimum", found, high) if high is not None else found
 
 
 @rule("leaky_relu")

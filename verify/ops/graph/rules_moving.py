@@ -211,7 +211,7 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
         return Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen))
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
-        return parts[0].index_put(expanded(by), parts[1])  # type: ignore[arg-type]
+        return parts[0].index_put(expanded(by), parts[1])
 
     both = r.alike(a, values)
     return Move(shape, both, both[0].real, move=move, by=tuple(chosen))

@@ -29,7 +29,7 @@ def _sum(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False, dtype: An
 
 @rule("amax", "amin")
 def _amax(r: Rewriter, a: Step, dim: Any = (), keepdim: bool = False) -> Step:
-    return _reduced(r, r.node.target._schema.name.split("::")[1], r.real(a), dim, keepdim)  # type: ignore[union-attr]
+    return _reduced(r, r.node.target._schema.name.split("::")[1], r.real(a), dim, keepdim)
 
 
 @rule("any", "all")
