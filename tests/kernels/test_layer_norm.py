@@ -125,6 +125,16 @@ def numbers(tensor, n):
     return [1] * n if tensor is None else [real(v) for v in integers(tensor)]
 
 
+def summed(x, residual, input_bias):
+    """The elements that are normalised: x, the residual and the bias of the input added, exactly."""
+    values = integers(x)
+    if residual is not None:
+        values = [a + b for a, b in zip(values, integers(residual), strict=True)]
+    if input_bias is not None:
+        values = [v + b for v, b in zip(values, integers(input_bias) * (x.numel() // x.shape[-1]), strict=True)]
+    return values
+
+
 @in_balls
 def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
     """Worst scaled error of y, dx, dweight, dbias (and of s, dinput_bias where they exist).
@@ -133,11 +143,7 @@ def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
     x, weight, bias, residual, input_bias = (*inputs, None, None)[:5]
     m, n = x.numel() // x.shape[-1], x.shape[-1]
     columns = range(n) if pick is None else pick
-    values = integers(x)
-    if residual is not None:
-        values = [a + b for a, b in zip(values, integers(residual), strict=True)]
-    if input_bias is not None:
-        values = [v + b for v, b in zip(values, integers(input_bias) * m, strict=True)]
+    values = summed(x, residual, input_bias)
     rows = [Row(values[i * n : (i + 1) * n], eps) for i in range(m)]
     w, b = numbers(weight, n), [0] * n if bias is None else numbers(bias, n)
     y = outputs[0].double().flatten().tolist()

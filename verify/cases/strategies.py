@@ -266,9 +266,8 @@ class CaseSpace:
             for choice in choices:
                 vary(params=plain.params | {name: choice})
         for operand in kernel.operands:
-            for layout in self.layouts:
-                if layout != "contiguous":
-                    vary(layouts={operand: layout})
+            for layout in _displaced(self.layouts):
+                vary(layouts={operand: layout})
         for dims in forms[1:]:
             vary(dims=dims)
         if plain.upstream:
@@ -276,9 +275,8 @@ class CaseSpace:
                 if arriving != plain.upstream:
                     vary(upstream=arriving)
             for output in kernel.outputs:
-                for layout in self.upstream_layouts:
-                    if layout != "contiguous":
-                        vary(layouts={"d" + output: layout})
+                for layout in _displaced(self.upstream_layouts):
+                    vary(layouts={"d" + output: layout})
         for dims in () if shapes or self.shapes else _TILES.get(kernel.op.kind, ()):
             turned = [operand for operand in kernel.operands if "transposed" in self.layouts]
             turned += ["d" + output for output in kernel.outputs if "transposed" in self.upstream_layouts]
@@ -318,6 +316,11 @@ class CaseSpace:
             layouts={name: layout for name, layout in placed.items() if layout != "contiguous"},
             largest=kernel.largest.get(self.dtype),
         )
+
+
+def _displaced(layouts: Iterable[str]) -> list[str]:
+    """Returns the layouts other than the plain one."""
+    return [layout for layout in layouts if layout != "contiguous"]
 
 
 def space(

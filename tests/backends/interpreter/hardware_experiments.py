@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,6 +186,9 @@ def halfway(source: str, target: str, fill: np.ndarray) -> np.ndarray:
 # -- experiments ----------------------------------------------------------------------------------
 
 
+Add = Callable[..., None]  # name, expression, dtypes of the arguments, dtype of the result
+
+
 def experiments() -> list[Experiment]:
     """Every elementwise experiment."""
     out: list[Experiment] = []
@@ -192,6 +196,16 @@ def experiments() -> list[Experiment]:
     def add(name: str, expression: str, args: str, result: str, exact: bool = True) -> None:
         out.append(Experiment(name, expression, tuple(args.split()), result, exact))
 
+    add_casts(add)
+    add_arithmetic(add)
+    add_functions(add)
+    out += libdevice_experiments()
+    out += assembly_experiments()
+    return out
+
+
+def add_casts(add: Add) -> None:
+    """Conversions between formats, roundings included."""
     for source, targets in {
         "fp64": "fp32 fp16 bf16",
         "fp32": "fp64 fp16 bf16 fp8e4nv fp8e5",
@@ -220,6 +234,9 @@ def experiments() -> list[Experiment]:
             add(f"cast {source} {target}", f"a0.to(tl.{target})", source, target)
             add(f"cast {target} {source}", f"a0.to(tl.{TL[source]})", target, source)
 
+
+def add_arithmetic(add: Add) -> None:
+    """Operators and comparisons."""
     for dtype in ("fp32", "fp64", "fp16", "bf16"):
         two, three = f"{dtype} {dtype}", f"{dtype} {dtype} {dtype}"
         for symbol in "+-*":
@@ -241,6 +258,10 @@ def experiments() -> list[Experiment]:
         if dtype in ("bf16", "fp16"):
             for constant in ("0.1", "1e-7", "65519.9", "3.0000001", "-1.00390625"):
                 add(f"{dtype} * {constant}", f"a0 * {constant}", dtype, dtype)
+
+
+def add_functions(add: Add) -> None:
+    """Functions of one or two numbers that Triton has itself."""
     for dtype in ("fp32", "fp64"):
         for f in ("exp", "exp2", "log", "log2", "sin", "cos", "erf", "rsqrt", "sqrt"):
             add(
@@ -256,9 +277,6 @@ def experiments() -> list[Experiment]:
     add("tl.sqrt_rn", "tl.sqrt_rn(a0)", "fp32", "fp32")
     add("tl.div_rn", "tl.div_rn(a0, a1)", "fp32 fp32", "fp32")
     add("tl.fdiv", "tl.fdiv(a0, a1)", "fp32 fp32", "fp32", exact=False)
-    out += libdevice_experiments()
-    out += assembly_experiments()
-    return out
 
 
 #: libdevice functions whose result IEEE arithmetic or integer arithmetic fixes to the bit.

@@ -68,27 +68,12 @@ _CALLS: dict[str, int] = {}
 def _value(x: Tensor, bug: str) -> Tensor:
     wide = x.double() if x.is_floating_point() else x.float().double()
     y = _silu(wide).to(x.dtype if x.is_floating_point() else torch.float32)
+    y = _placed(x, y, bug)
     if bug == "tail cancels":
         narrow = x.float()
         return (0.5 * narrow * (1.0 + torch.tanh(0.5 * narrow))).to(x.dtype)
     if bug == "NaN swallowed":
         return torch.nan_to_num(y, posinf=torch.inf, neginf=-torch.inf)
-    if bug == "strides ignored":
-        return _silu(_in_order(x).double()).to(x.dtype)
-    if bug == "written past the end":
-        room = y.untyped_storage().nbytes() // y.element_size() - y.storage_offset() - y.numel()
-        if room > 0:  # there is, between guard bands; nowhere else is anything written
-            y.as_strided((1,), (1,), y.storage_offset() + y.numel()).zero_()
-        return y
-    if bug == "last element not written":
-        out = torch.empty_like(y, memory_format=torch.contiguous_format)
-        out.view(-1)[: max(y.numel() - 1, 0)] = y.reshape(-1)[: max(y.numel() - 1, 0)]
-        return out
-    if bug == "cached by address":
-        if len(_MEMORY) > 64:
-            _MEMORY.clear()
-        key = (x.data_ptr(), tuple(x.shape), x.dtype)
-        return _MEMORY.setdefault(key, y.clone()).clone()
     if bug == "sum of all joins":
         return y + 0.0 * wide.sum().to(y.dtype)
     if bug == "two dimensions assumed" and y.ndim > 2:
@@ -109,6 +94,27 @@ def _value(x: Tensor, bug: str) -> Tensor:
         return (wide * _sigmoid(wide).to(half).double()).to(x.dtype)
     if bug == "asks the host" and not bool((x == x).all()):
         return y * 1.0
+    return y
+
+
+def _placed(x: Tensor, y: Tensor, bug: str) -> Tensor:
+    """Returns the result of a kernel whose bug is where it reads or writes; y for any other bug."""
+    if bug == "strides ignored":
+        return _silu(_in_order(x).double()).to(x.dtype)
+    if bug == "written past the end":
+        room = y.untyped_storage().nbytes() // y.element_size() - y.storage_offset() - y.numel()
+        if room > 0:  # there is, between guard bands; nowhere else is anything written
+            y.as_strided((1,), (1,), y.storage_offset() + y.numel()).zero_()
+        return y
+    if bug == "last element not written":
+        out = torch.empty_like(y, memory_format=torch.contiguous_format)
+        out.view(-1)[: max(y.numel() - 1, 0)] = y.reshape(-1)[: max(y.numel() - 1, 0)]
+        return out
+    if bug == "cached by address":
+        if len(_MEMORY) > 64:
+            _MEMORY.clear()
+        key = (x.data_ptr(), tuple(x.shape), x.dtype)
+        return _MEMORY.setdefault(key, y.clone()).clone()
     if bug == "returned on device 0":
         return y.to("cuda:0") if y.is_cuda else y
     if bug == "32-bit offset":
