@@ -1,0 +1,203 @@
+"""The recipes of CONTRIBUTING.md: what they name exists, and three of them are carried out in a copy of the package."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+RECIPES = dict(re.findall(r"^\*\*To (.*?)\*\*(.*?)(?=^\*\*To |\Z)", TEXT, re.MULTILINE | re.DOTALL))
+WRITTEN = ("verify/ops/NAME.py", "verify/cli/NAME.py", "kernels/NAME.py", "properties/NAME.py")  # by who follows one
+
+
+def names_in(path: Path) -> set[str]:
+    """Every name that a module defines or imports, members of classes included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.alias():
+                found.add(node.asname or node.name)
+    return found
+
+
+def test_there_are_six_recipes() -> None:
+    assert len(RECIPES) == 6
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_file_that_a_recipe_names_exists(recipe: str) -> None:
+    paths = re.findall(r"`((?:verify|tests|kernels|properties|mutants|benchmarks|docs)/[\w/.*]*)`", RECIPES[recipe])
+    assert paths, "a recipe names the files"
+    assert [path for path in paths if path not in WRITTEN and not list(ROOT.glob(path))] == []
+    for path in WRITTEN:
+        if path in paths:
+            assert (ROOT / path).parent.is_dir()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_name_stands_in_the_file_that_a_recipe_says(recipe: str) -> None:
+    pairs = re.findall(r"`@?(\w+)`\s+(?:of|in)\s+`([\w/*.]+\.py)`", RECIPES[recipe])
+    assert pairs, "a recipe says which name of a file"
+    missing = [(name, path) for name, path in pairs if not any(name in names_in(found) for found in ROOT.glob(path))]
+    assert missing == []
+
+
+# -- three recipes, step by step -----------------------------------------------------------------------
+
+OP = """
+import torch
+
+from verify.ops.elementwise import unary
+from verify.ops.formula import Curve, Formula
+from verify.ops.op import Fast
+from verify.ops.precision import GUARD, mp_bits
+
+
+def _value(x, *, prec):
+    with mp_bits(prec + GUARD):
+        return x * x
+
+
+def _slope(x, *, prec):
+    with mp_bits(prec + GUARD):
+        return 2 * x
+
+
+CURVE = Curve(
+    value=Formula(mp=_value, fast=lambda x: Fast(x * x, x * x)),
+    slope=Formula(mp=_slope, fast=lambda x: Fast(2.0 * x, 2.0 * x.abs())),
+    bend=lambda x: torch.full_like(x, 2.0),
+)
+SQUARE = unary("square", lambda params: CURVE, torch.square, summary="x * x")
+"""
+LAW = """
+from verify.cases import inputs_of
+from verify.cases.strategies import space
+from verify.laws.law import Broken, Law
+from verify.measure.call import run_tensors
+
+
+def _check(subject, case):
+    kernel = subject.kernel
+    x = inputs_of(kernel.op, case, subject.backend.device)["x"]
+    if x.numel():
+        x = x.reshape(-1)[:1].expand(64).contiguous()
+        y = run_tensors(kernel, {"x": x}, case.params, {})["y"]
+        if not bool((y == y[:1]).all() | y.isnan().all()):
+            raise Broken("equal inputs have results that differ", case, {})
+
+
+LAWS = (
+    Law(
+        name="equal inputs",
+        summary="a tensor of one number gives one number",
+        space=lambda subject: space(subject.kernel, subject.dtype, sizes=subject.sizes),
+        check=_check,
+    ),
+)
+"""
+COMMAND = """
+from verify.cli import exits
+
+
+def add(commands):
+    parser = commands.add_parser(
+        "hello", help="greet", description="Greet whoever follows the recipe.", examples=("verify hello",)
+    )
+    parser.set_defaults(handler=main)
+
+
+def main(options):
+    print("hello from a recipe")
+    return exits.PASS
+"""
+KERNEL = """
+import torch
+import verify
+
+
+@verify.kernel(op="square", dtypes=["bfloat16"], max_ulp=0.51, gradients=False)
+def squared(x):
+    return x * x
+"""
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package in which the recipes for an op, a law and a command were followed."""
+    copy = tmp_path_factory.mktemp("recipes")
+    shutil.copytree(ROOT / "verify", copy / "verify")
+    (copy / "pyproject.toml").write_text("[tool.verify]\n")
+
+    def edit(name: str, before: str, after: str) -> None:
+        path = copy / "verify" / name
+        text = path.read_text()
+        assert text.count(before) == 1, f"{name} no longer has one {before!r}"
+        path.write_text(text.replace(before, after))
+
+    (copy / "verify/ops/square.py").write_text(OP)
+    edit(
+        "ops/__init__.py",
+        "\nfor _op in (\n",
+        "\nfrom verify.ops.square import SQUARE\nfor _op in (by_program(SQUARE),\n",
+    )
+
+    (copy / "verify/laws/equal_inputs.py").write_text(LAW)
+    edit("laws/registry.py", "    determinism,\n", "    determinism,\n    equal_inputs,\n")
+    edit("laws/registry.py", "    *accuracy.LAWS,\n", "    *equal_inputs.LAWS,\n    *accuracy.LAWS,\n")
+    edit("laws/profiles.py", "determinism, accuracy,", "determinism, equal inputs, accuracy,")
+    seeded = "laws/selftest/seeded.py"
+    edit(
+        seeded,
+        '    if bug == "lopsided":\n',
+        '    if bug == "position added":\n        return y + torch.arange(len(y.view(-1))).to(y).view(y.shape)\n'
+        '    if bug == "lopsided":\n',
+    )
+    edit(
+        seeded,
+        '    ("special values", ',
+        '    ("equal inputs", "position added", "to y", _forward_only, "float32"),\n    ("special values", ',
+    )
+
+    (copy / "verify/cli/hello.py").write_text(COMMAND)
+    edit("cli/__init__.py", "    gate,\n    history,\n", "    gate,\n    hello,\n    history,\n")
+    edit("cli/__init__.py", "COMMANDS = (\n", "COMMANDS = (\n    hello,\n")
+    (copy / "accuracy.py").write_text(KERNEL)
+    return copy
+
+
+def said(followed: Path, *words: str) -> str:
+    """What a command of the copy prints; it must pass."""
+    environment = os.environ | {"PYTHONPATH": str(followed), "COLUMNS": "120"}
+    command = [sys.executable, "-m", "verify", *words]
+    done = subprocess.run(command, cwd=followed, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_op_that_was_added_by_the_recipe_judges_a_kernel(followed: Path) -> None:
+    assert "x * x" in said(followed, "list", "--op", "square")
+    page = said(followed, "run", "accuracy.py", "--backend", "interpreter")
+    assert "squared" in page and "pass" in page.lower()
+
+
+def test_a_law_that_was_added_by_the_recipe_finds_its_bug(followed: Path) -> None:
+    page = said(followed, "selftest", "--law", "equal inputs", "--backend", "interpreter")
+    assert re.search(r"equal inputs +position added", page) and "0 false alarms on 1 correct twins" in page
+
+
+def test_a_command_that_was_added_by_the_recipe_runs(followed: Path) -> None:
+    assert said(followed, "hello") == "hello from a recipe\n"
+    assert "greet" in said(followed, "--help")
