@@ -327,8 +327,18 @@ def options_of(top: argparse.ArgumentParser) -> dict[str, set[str]]:
 
 
 OPTIONS = options_of(parser())
-# of other programs that the pages mention: pytest, Dask, systemctl
-FOREIGN = {"--hypothesis-profile", "--nthreads", "--user", "--failed", "--measure", "--merge", "--check", "--page"}
+# of other programs that the pages mention: pytest, Dask, systemctl, the benchmarks
+FOREIGN = {
+    "--hypothesis-profile",
+    "--nthreads",
+    "--user",
+    "--failed",
+    "--measure",
+    "--merge",
+    "--check",
+    "--page",
+    "--rules",
+}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
