@@ -23,6 +23,8 @@ GELU itself, its two forms and how each dtype computes them, is explained in gel
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -346,12 +348,29 @@ def _halves(x: torch.Tensor, gate_last: bool) -> tuple[torch.Tensor, torch.Tenso
     return (first, second) if gate_last else (second, first)
 
 
-def _launch(kernel, tensors, strides, rows: int, columns: int, backward: bool, **meta) -> None:
+def _launch(
+    kernel: Any,
+    tensors: tuple[torch.Tensor, ...],
+    strides: tuple[int, ...],
+    rows: int,
+    columns: int,
+    backward: bool,
+    **meta: Any,
+) -> None:
     block, warps = _CONFIG[tensors[-1].dtype][meta["TANH"]][backward]
     launch(kernel, block, warps, tensors, strides, rows, columns, **meta)
 
 
-def launch(kernel, block: int, warps: int, tensors, strides, rows: int, columns: int, **meta) -> None:
+def launch(
+    kernel: Any,
+    block: int,
+    warps: int,
+    tensors: tuple[torch.Tensor, ...],
+    strides: tuple[int, ...],
+    rows: int,
+    columns: int,
+    **meta: Any,
+) -> None:
     """One of the kernels above, in tiles of `block` elements."""
     if INTERPRETED:
         block = min(INTERPRETER_BLOCK, triton.next_power_of_2(rows) * triton.next_power_of_2(columns))
@@ -385,7 +404,9 @@ def _run_forward(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> torch.
     return y if out is y else y.copy_(out)
 
 
-def _run_backward(dy, x1, x2, dx1, dx2, approximate: str) -> None:
+def _run_backward(
+    dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, dx1: torch.Tensor, dx2: torch.Tensor, approximate: str
+) -> None:
     """Fills dx1 and dx2, [rows, columns] views that are consecutive in a row."""
     rows, columns = dx1.shape
     scalar = not any(dy.stride())  # y.sum().backward(): one element, read once
@@ -397,7 +418,17 @@ def _run_backward(dy, x1, x2, dx1, dx2, approximate: str) -> None:
     _launch(_backward_kernel, tensors, strides, rows, columns, True, **meta)
 
 
-def _run_second(g1, g2, dy, x1, x2, ddy, ddx1, ddx2, approximate: str) -> None:
+def _run_second(
+    g1: torch.Tensor,
+    g2: torch.Tensor,
+    dy: torch.Tensor,
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    ddy: torch.Tensor,
+    ddx1: torch.Tensor,
+    ddx2: torch.Tensor,
+    approximate: str,
+) -> None:
     rows, columns = ddy.shape
     g1, g2 = (_as_rows(t, columns).contiguous() for t in (g1, g2))
     dy, x1, x2 = (_as_rows(t, columns) for t in (dy, x1, x2))
@@ -415,7 +446,7 @@ def _packed(x: torch.Tensor, approximate: str, gate_last: bool) -> torch.Tensor:
 
 
 @_packed.register_fake
-def _(x, approximate, gate_last):
+def _(x: torch.Tensor, approximate: str, gate_last: bool) -> Any:
     return torch.empty_like(_halves(x, gate_last)[0])
 
 
@@ -433,7 +464,7 @@ def _packed_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str, gate_l
 
 
 @_packed_backward.register_fake
-def _(dy, x, approximate, gate_last):
+def _(dy: torch.Tensor, x: torch.Tensor, approximate: str, gate_last: bool) -> Any:
     return _packed_like(x)
 
 
@@ -451,26 +482,26 @@ def _packed_second(
 
 
 @_packed_second.register_fake
-def _(g, dy, x, approximate, gate_last):
+def _(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str, gate_last: bool) -> Any:
     return _packed_like(dy), _packed_like(x)
 
 
-def _save_packed(ctx, inputs, output):
+def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, ctx.approximate, ctx.gate_last = inputs
     ctx.save_for_backward(x)
 
 
-def _packed_grad(ctx, dy):
+def _packed_grad(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     (x,) = ctx.saved_tensors
     return _packed_backward(dy, x, ctx.approximate, ctx.gate_last), None, None
 
 
-def _save_packed_backward(ctx, inputs, output):
+def _save_packed_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, x, ctx.approximate, ctx.gate_last = inputs
     ctx.save_for_backward(dy, x)
 
 
-def _packed_backward_grad(ctx, g):
+def _packed_backward_grad(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     dy, x = ctx.saved_tensors
     ddy, ddx = _packed_second(g, dy, x, ctx.approximate, ctx.gate_last)
     return ddy, ddx, None, None
@@ -489,7 +520,7 @@ def _split(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> torch.Tensor
 
 
 @_split.register_fake
-def _(x1, x2, approximate):
+def _(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> Any:
     return torch.empty_like(x1)
 
 
@@ -506,7 +537,7 @@ def _split_backward(
 
 
 @_split_backward.register_fake
-def _(dy, x1, x2, approximate):
+def _(dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> Any:
     return _packed_like(x1), _packed_like(x1)
 
 
@@ -522,31 +553,34 @@ def _split_second(
     out = (_packed_like(x1), _packed_like(x1), _packed_like(x1))
     if x1.numel():
         columns = x1.shape[-1] if x1.dim() else 1
-        _run_second(g1, g2, dy, x1, x2, *(t.view(-1, columns) for t in out), approximate)
+        ddy, ddx1, ddx2 = (t.view(-1, columns) for t in out)
+        _run_second(g1, g2, dy, x1, x2, ddy, ddx1, ddx2, approximate)
     return out
 
 
 @_split_second.register_fake
-def _(g1, g2, dy, x1, x2, approximate):
+def _(
+    g1: torch.Tensor, g2: torch.Tensor, dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, approximate: str
+) -> Any:
     return _packed_like(x1), _packed_like(x1), _packed_like(x1)
 
 
-def _save_split(ctx, inputs, output):
+def _save_split(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x1, x2, ctx.approximate = inputs
     ctx.save_for_backward(x1, x2)
 
 
-def _split_grad(ctx, dy):
+def _split_grad(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     dx1, dx2 = _split_backward(dy, *ctx.saved_tensors, ctx.approximate)
     return dx1, dx2, None
 
 
-def _save_split_backward(ctx, inputs, output):
+def _save_split_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, x1, x2, ctx.approximate = inputs
     ctx.save_for_backward(dy, x1, x2)
 
 
-def _split_backward_grad(ctx, g1, g2):
+def _split_backward_grad(ctx: Any, g1: torch.Tensor, g2: torch.Tensor) -> tuple[Any, ...]:
     return (*_split_second(g1, g2, *ctx.saved_tensors, ctx.approximate), None)
 
 

@@ -24,6 +24,8 @@ copied once. The result has the layout that PyTorch's elementwise operators give
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -114,7 +116,7 @@ def _check_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> None
     check_like("gelu_backward", "dy", dy, "x", x)
 
 
-def _launch(kernel, tensors, n: int, backward: bool, **meta) -> None:
+def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], n: int, backward: bool, **meta: Any) -> None:
     if n == 0:
         return
     block, warps = _CONFIG[tensors[-1].dtype][meta["TANH"]][backward]

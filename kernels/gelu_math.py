@@ -186,7 +186,7 @@ ROOT_HIGH: tl.constexpr = tl.constexpr((
 # <<< constants
 
 
-def _pair32(c):
+def _pair32(c: float) -> tuple[float, float]:
     """c as the sum of two float32 numbers."""
     high = struct.unpack("f", struct.pack("f", c))[0]
     return high, c - high

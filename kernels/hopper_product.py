@@ -18,6 +18,8 @@ linear_geglu.py and linear_weight.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -248,7 +250,7 @@ def _copyable(t: Tensor) -> bool | None:
 _SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
-def boxes(t: Tensor, rows: int, cols: int):
+def boxes(t: Tensor, rows: int, cols: int) -> Any:
     """A matrix for the copy engine, in boxes of rows x cols."""
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, cols], _SHARED)
 
@@ -263,7 +265,24 @@ def transposed_operands(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | Non
     return None if a_t is None or b_t is None else (a_t, b_t)
 
 
-def launch(a, b, transposed, y, pre, extra, bias, tiles, units, *, gap, mode, has_bias, step, group, finish) -> None:
+def launch(
+    a: Tensor,
+    b: Tensor,
+    transposed: tuple[bool, bool],
+    y: Tensor,
+    pre: Tensor,
+    extra: Any,
+    bias: Tensor,
+    tiles: int,
+    units: int,
+    *,
+    gap: int,
+    mode: int,
+    has_bias: bool,
+    step: int,
+    group: int,
+    finish: Any,
+) -> None:
     """The first `tiles` tiles of y = finish(a @ b^T + bias) on `units` multiprocessors; y is [M, N]."""
     (m, k), n = a.shape, y.shape[1]
     a_t, b_t = transposed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 
@@ -40,7 +42,7 @@ def few_float64(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) not in MANY_FLOAT64
 
 
-def of_any_alignment(kernel):
+def of_any_alignment(kernel: Any) -> Any:
     """The kernel compiled once for all strides, sizes and addresses, not once for each class of them.
 
     Triton compiles a kernel again for pointers and integers that are multiples of 16, and for integers of 1.

@@ -40,6 +40,9 @@ first for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -275,7 +278,17 @@ def _rounds(tiles_m: int, tiles_n: int, units: int, group: int) -> tuple[int, in
     return tiles, 0, 0
 
 
-def _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed) -> None:
+def _launch_hopper(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor,
+    gate: Tensor,
+    y: Tensor,
+    pre: Tensor,
+    mode: int,
+    has_bias: bool,
+    transposed: tuple[bool, bool],
+) -> None:
     """_launch_tiles with the persistent kernel and, where a few tiles are left after whole rounds, tiny tiles."""
     (m, k), n = a.shape, b.shape[0]
     tiles_m, tiles_n = triton.cdiv(m, 128), triton.cdiv(n, 256)
@@ -305,7 +318,16 @@ def _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed) -> None
     )  # fmt: skip
 
 
-def _launch_tiles(a, b, bias, gate, y, pre, mode, allow_tf32) -> None:
+def _launch_tiles(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    pre: Tensor | None,
+    mode: int,
+    allow_tf32: bool,
+) -> None:
     """y = act(a @ b^T + bias), or (a @ b^T) * act'(gate); a [M, K] and b [N, K] of any strides."""
     (m, k), n = a.shape, b.shape[0]
     if m == 0 or n == 0:
@@ -321,7 +343,7 @@ def _launch_tiles(a, b, bias, gate, y, pre, mode, allow_tf32) -> None:
         precision = "tf32" if allow_tf32 and a.dtype == torch.float32 else "ieee"
         kernel = _tile_kernel if in_sixteens(a, b, bias, gate, y, pre) else _strided_tile_kernel
 
-        def launch(config):
+        def launch(config: Config) -> None:
             bm, bn, bk, warps, stages = config
             run(
                 kernel, (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
@@ -335,7 +357,7 @@ def _launch_tiles(a, b, bias, gate, y, pre, mode, allow_tf32) -> None:
         launch(choose(key, few(m * n, _configs(a.dtype, allow_tf32)), launch))
 
 
-def _launch_gradient(dy, pre, g, part, act) -> None:
+def _launch_gradient(dy: Tensor, pre: Tensor, g: Tensor | None, part: Tensor | None, act: int) -> None:
     m, n = dy.shape
     dy = dense(dy)
     pre = dy if act == 0 else dense(pre)
@@ -351,7 +373,9 @@ def _launch_gradient(dy, pre, g, part, act) -> None:
 # ------------------------------------------------------------------------------------- custom ops
 
 
-def _layer_outputs(x, weight, bias, activation, save_pre, allow_tf32):
+def _layer_outputs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_pre: bool, allow_tf32: bool
+) -> tuple[Tensor, Any]:
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
     return y, torch.empty_like(y) if save_pre else None
 
@@ -381,7 +405,7 @@ def _data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_t
 
 
 @_data_grad.register_fake
-def _(dy, weight, pre, activation, allow_tf32):
+def _(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_tf32: bool) -> Any:
     return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
 
 
@@ -389,23 +413,26 @@ def _(dy, weight, pre, activation, allow_tf32):
 def _gradient(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool) -> tuple[Tensor, Tensor]:
     """(dy * act'(pre), its column sums), each absent unless asked for. pre is not read for "id"."""
     m, n = dy.shape
-    g = dy.new_empty((m, n)) if store else None
+    g: Any = dy.new_empty((m, n)) if store else None
     wide = WIDE.get(dy.dtype, torch.float32)
     part = dy.new_empty((triton.cdiv(m, ROWS), n), dtype=wide) if total else None
     if m > 0 and n > 0:
         _launch_gradient(dy, pre, g, part, _ACTIVATIONS[activation])
-    return g, None if part is None else added(part, dy.dtype)
+    sums: Any = None if part is None else added(part, dy.dtype)
+    return g, sums
 
 
 @_gradient.register_fake
-def _(dy, pre, activation, store, total):
+def _(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool) -> Any:
     m, n = dy.shape
     return dy.new_empty((m, n)) if store else None, dy.new_empty((n,)) if total else None
 
 
 def _gradients(
-    dy, dpre, x, weight, bias, pre, activation, need_x, need_w, need_b, allow_tf32, call=lambda operator: operator
-):  # fmt: skip
+    dy: Tensor | None, dpre: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None,
+    activation: str, need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
+    call: Callable[[Any], Any] = lambda operator: operator,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """(dx, dweight, dbias) for gradients of the result and of the saved pre-activation, each absent where not wanted.
 
     Made of operators, which are differentiable themselves, so that it is; or of what `call` makes of an operator."""
@@ -463,22 +490,22 @@ def _product(a: Tensor, b: Tensor, allow_tf32: bool) -> Tensor:
     return _linear(a, b, None, "id", False, allow_tf32)[0]
 
 
-def _save_linear(ctx, inputs, output):
+def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weight, bias, ctx.activation, ctx.saved_pre, ctx.allow_tf32 = inputs
     ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_linear(ctx, dy, dpre):
+def _differentiate_linear(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Any, ...]:
     return differentiated(ctx, dy, dpre, ctx.activation, _gradients, _backward)
 
 
-def _save_data_grad(ctx, inputs, output):
+def _save_data_grad(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, weight, pre, ctx.activation, ctx.allow_tf32 = inputs
     ctx.save_for_backward(dy, weight, pre)
 
 
-def _differentiate_data_grad(ctx, u):
+def _differentiate_data_grad(ctx: Any, u: Tensor) -> tuple[Any, ...]:
     dy, weight, pre = ctx.saved_tensors
     tf32, act, shapes = ctx.allow_tf32, ctx.activation, (dy.shape, pre.shape)
     dy, pre, u = matrix(dy), matrix(pre), matrix(u)
@@ -493,19 +520,19 @@ def _differentiate_data_grad(ctx, u):
     return of_dy, of_weight, of_pre, None, None
 
 
-def _save_gradient(ctx, inputs, output):
+def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, pre, ctx.activation, ctx.store, ctx.total = inputs
     ctx.save_for_backward(dy, pre)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_gradient(ctx, u, ub):
+def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tuple[Any, ...]:
     dy, pre = ctx.saved_tensors
     u = u if ctx.store else None
     ub = ub.expand(dy.shape) if ctx.total and ub is not None else None
     if u is None and ub is None:
         return None, None, None, None, None
-    total = ub if u is None else u if ub is None else u + ub
+    total: Any = ub if u is None else u if ub is None else u + ub
     act = ctx.activation
     of_dy = total if act == "id" else _gradient(total, pre, act, True, False)[0]
     of_pre = None
@@ -527,13 +554,15 @@ def _check_activation(op: str, activation: str) -> None:
         raise ValueError(f"{op}: activation must be one of {names}, got {activation!r}")
 
 
-def _check_linear(x, weight, bias, activation, save_pre, allow_tf32) -> None:
+def _check_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_pre: bool, allow_tf32: bool
+) -> None:
     _check_activation("linear_act", activation)
     check_operands("linear_act", "x", x, (("weight", weight), ("bias", bias)))
     check_layer("linear_act", x, weight, bias)
 
 
-def _check_data_grad(dy, weight, pre, activation, allow_tf32) -> None:
+def _check_data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_tf32: bool) -> None:
     op = "linear_data_grad"
     _check_activation(op, activation)
     check_operands(op, "dy", dy, (("weight", weight), ("pre", pre)))

@@ -27,6 +27,9 @@ multiple of 16 bytes, is copied first for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -220,7 +223,9 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
     return configs_of(_CONFIGS, dtype, allow_tf32)
 
 
-def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
+def _launch_tiles(
+    a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor, pre: Tensor | None, mode: int, allow_tf32: bool
+) -> None:
     """y = a @ b^T + bias, or GEGLU of it; a [M, K] and b [N, K] or [2N, K] of any strides."""
     (m, k), n = a.shape, y.shape[1]
     if m == 0 or n == 0:
@@ -243,7 +248,7 @@ def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
         precision = "tf32" if allow_tf32 and a.dtype == torch.float32 else "ieee"
         kernel = _tile_kernel if in_sixteens(a, b, bias, y, pre) else _strided_tile_kernel
 
-        def launch(config):
+        def launch(config: Config) -> None:
             bm, bn, bk, warps, stages = config
             run(
                 kernel, (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
@@ -257,7 +262,7 @@ def _launch_tiles(a, b, bias, y, pre, mode, allow_tf32) -> None:
         launch(choose(key, few(m * n, _configs(a.dtype, allow_tf32)), launch))
 
 
-def _launch_gradient(dy, pre, dp, part, tanh) -> None:
+def _launch_gradient(dy: Tensor, pre: Tensor, dp: Tensor | None, part: Tensor | None, tanh: bool) -> None:
     m, n = dy.shape
     dy, pre = dense(dy), dense(pre)
     bm, bn = (ROWS, 128) if INTERPRETED else (8, 128)
@@ -272,7 +277,9 @@ def _launch_gradient(dy, pre, dp, part, tanh) -> None:
 # ------------------------------------------------------------------------------------- custom ops
 
 
-def _layer_outputs(x, weight, bias, approximate, save_pre, allow_tf32):
+def _layer_outputs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save_pre: bool, allow_tf32: bool
+) -> tuple[Tensor, Any]:
     y = x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
     return y, x.new_empty((*x.shape[:-1], weight.shape[0])) if save_pre else None
 
@@ -301,7 +308,7 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Ten
 
 
 @_product.register_fake
-def _(a, b, bias, allow_tf32):
+def _(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Any:
     return a.new_empty((a.shape[0], b.shape[0]))
 
 
@@ -314,11 +321,12 @@ def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[T
     part = dy.new_empty((triton.cdiv(m, ROWS), 2 * n), dtype=wide) if total else None
     if m > 0 and n > 0:
         _launch_gradient(dy, pre, dp, part, approximate == "tanh")
-    return dp, None if part is None else added(part, dy.dtype)
+    sums: Any = None if part is None else added(part, dy.dtype)
+    return dp, sums
 
 
 @_gradient.register_fake
-def _(dy, pre, approximate, total):
+def _(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> Any:
     m, n = dy.shape
     return dy.new_empty((m, 2 * n)), dy.new_empty((2 * n,)) if total else None
 
@@ -329,8 +337,10 @@ def _column_sums(t: Tensor) -> Tensor:
 
 
 def _gradients(
-    dy, dpre, x, weight, bias, pre, approximate, need_x, need_w, need_b, allow_tf32, call=lambda operator: operator
-):  # fmt: skip
+    dy: Tensor | None, dpre: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None,
+    approximate: str, need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
+    call: Callable[[Any], Any] = lambda operator: operator,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """(dx, dweight, dbias) for gradients of the result and of the saved pre-activation, each absent where not wanted.
 
     Made of operators, which are differentiable themselves, so that it is; or of what `call` makes of an operator."""
@@ -381,22 +391,22 @@ def _gelu_derivatives(x: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tens
     return x * mass, mass + x * density, (2.0 - x * x) * density
 
 
-def _save_geglu(ctx, inputs, output):
+def _save_geglu(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weight, bias, ctx.approximate, ctx.saved_pre, ctx.allow_tf32 = inputs
     ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_geglu(ctx, dy, dpre):
+def _differentiate_geglu(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Any, ...]:
     return differentiated(ctx, dy, dpre, ctx.approximate, _gradients, _backward)
 
 
-def _save_product(ctx, inputs, output):
+def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     a, b, bias, ctx.allow_tf32 = inputs
     ctx.save_for_backward(a, b)
 
 
-def _differentiate_product(ctx, u):
+def _differentiate_product(ctx: Any, u: Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     need_a, need_b, need_bias = ctx.needs_input_grad[:3]
     return (
@@ -407,13 +417,13 @@ def _differentiate_product(ctx, u):
     )
 
 
-def _save_gradient(ctx, inputs, output):
+def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, pre, ctx.approximate, ctx.total = inputs
     ctx.save_for_backward(dy, pre)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_gradient(ctx, u, ub):
+def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tuple[Any, ...]:
     """With u for dp (and u's columns from db): d dy = u1 gelu + u2 p1 gelu', and so on; in float64."""
     dy, pre = ctx.saved_tensors
     if ctx.total and ub is not None:
@@ -434,7 +444,7 @@ _gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradien
 # --------------------------------------------------------------------------------- public functions
 
 
-def _check(x, weight, bias, approximate, save_pre, allow_tf32) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save_pre: bool, allow_tf32: bool) -> None:
     check_approximate("linear_geglu", approximate)
     check_operands("linear_geglu", "x", x, (("weight", weight), ("bias", bias)))
     if weight.dim() == 2 and weight.shape[0] % 2:

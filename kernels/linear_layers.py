@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -17,7 +19,7 @@ Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
 WIDE = {torch.float64: torch.float64}  # the dtype of column sums; those of everything else are float32
 ROWS = 256  # rows of one partial column sum: fixed, so that db has the same bits on every device
 FEW_TILES = 64  # at most so many tiles: nothing is timed
-fastest: dict[tuple, Config] = {}  # the configurations chosen so far
+fastest: dict[tuple[Any, ...], Config] = {}  # the configurations chosen so far
 # Of a plain product, and of one with an activation: what to choose from, by what adds up the products (see configs_of)
 PRODUCT_CONFIGS: dict[str, list[Config]] = {
     "float64": [(64, 64, 16, 4, 3)],
@@ -57,7 +59,7 @@ def few(elements: int, configs: list[Config]) -> list[Config]:
     return [small] if elements <= FEW_TILES * small[0] * small[1] else configs
 
 
-def choose(key: tuple, configs: list[Config], launch) -> Config:
+def choose(key: tuple[Any, ...], configs: list[Config], launch: Callable[[Config], None]) -> Config:
     """The fastest of `configs` for this key, timed once; each writes the same bits to the same output."""
     if len(configs) == 1 or torch.cuda.is_current_stream_capturing():
         return fastest.get(key, configs[0])  # a capture cannot be timed
@@ -139,7 +141,9 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
-def differentiated(ctx, dy, dpre, how: str, gradients, backward) -> tuple:
+def differentiated(
+    ctx: Any, dy: Tensor | None, dpre: Tensor | None, how: str, gradients: Callable[..., Any], backward: Any
+) -> tuple[Any, ...]:
     """A layer's backward pass: by the operator `backward`, or by `gradients`, where it is differentiated again.
 
     Also where PyTorch adds up the columns (see added), which no plan repeats; a tensor without memory has no plan."""
@@ -157,13 +161,24 @@ def differentiated(ctx, dy, dpre, how: str, gradients, backward) -> tuple:
     return dx, dw, db, None, None, None
 
 
-def fake_gradients(dy, x, weight, bias, pre, how, need_x, need_w, need_b, allow_tf32):
+def fake_gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pre: Tensor | None,
+    how: str,
+    need_x: bool,
+    need_w: bool,
+    need_b: bool,
+    allow_tf32: bool,
+) -> tuple[Any, ...]:
     """Without memory: the gradients of x, weight and bias, absent where not wanted."""
     wanted = ((need_x, x.shape), (need_w, weight.shape), (need_b, weight.shape[:1]))
     return tuple(x.new_empty(shape) if need else None for need, shape in wanted)
 
 
-def autocast(*tensors: Tensor | None) -> tuple:
+def autocast(*tensors: Any) -> tuple[Any, ...]:
     """Under torch.autocast, what torch.nn.functional.linear does: everything but float64 is cast."""
     kind = autocasts(tensors[0])
     if kind is None:
@@ -173,7 +188,7 @@ def autocast(*tensors: Tensor | None) -> tuple:
     return tuple(t if getattr(t, "dtype", None) in keep else t.to(dtype) for t in tensors)
 
 
-def check_operands(op: str, name: str, x: Tensor, others: tuple) -> None:
+def check_operands(op: str, name: str, x: Tensor, others: tuple[Any, ...]) -> None:
     """One dtype and one device for x, called `name`, and all of `others`: (name, tensor or None)."""
     check_dtype(op, name, x)
     for other, t in others:

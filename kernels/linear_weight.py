@@ -40,6 +40,8 @@ parts up to 131,072 rows. Of several parts of 16 bits the sums come from the ker
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -198,7 +200,7 @@ def _aligned(g: Tensor, x: Tensor, w: Tensor) -> bool:
     return strides and not any(size % 16 for size in w.shape) and all(t.data_ptr() % 16 == 0 for t in (g, x, w))
 
 
-def _launch_weight(g, x, w, sums, allow_tf32) -> None:
+def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_tf32: bool) -> None:
     """w = g^T @ x; `sums` are [parts, N, K] numbers for the sums of parts, None where one part is all."""
     (m, n), k = g.shape, x.shape[1]
     part = PARTS[g.dtype]
@@ -217,7 +219,7 @@ def _launch_weight(g, x, w, sums, allow_tf32) -> None:
             block = BLOCK if g.dtype.itemsize > 2 and not tf32 else 0
             kernel = _weight_kernel if _aligned(g, x, w) else _strided_weight_kernel
 
-            def launch(config):
+            def launch(config: Config) -> None:
                 bn, bk, bm, warps, stages = config
                 run(
                     kernel, (triton.cdiv(n, bn) * triton.cdiv(k, bk) * parts,),
@@ -254,19 +256,19 @@ def weight_gradient(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
 
 
 @weight_gradient.register_fake
-def _(g, x, allow_tf32):
+def _(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
     return g.new_empty((g.shape[1], x.shape[1]))
 
 
 # ----------------------------------------------------------------------------------------- autograd
 
 
-def _save(ctx, inputs, output):
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     g, x, ctx.allow_tf32 = inputs
     ctx.save_for_backward(g, x)
 
 
-def _differentiate(ctx, u):
+def _differentiate(ctx: Any, u: Tensor) -> tuple[Any, ...]:
     """x @ u^T and g @ u, each the product of this module for transposed operands."""
     g, x = ctx.saved_tensors
     of_g = weight_gradient(x.t(), u.t(), ctx.allow_tf32) if ctx.needs_input_grad[0] else None

@@ -14,6 +14,8 @@ Results have x's dtype, whatever the parameters have.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,23 +36,31 @@ class GELU(nn.GELU):
         return gelu(input, self.approximate)
 
 
-def _normalised(module: nn.Module, plain, summed, x: Tensor, residual: Tensor | None, *vectors, eps: float):
+def _normalised(
+    module: nn.Module,
+    plain: Callable[..., Any],
+    summed: Callable[..., Any],
+    x: Tensor,
+    residual: Tensor | None,
+    *vectors: Tensor | None,
+    eps: float,
+) -> Any:
     """One of the two functions over the last dimensions of x, which normalized_shape names."""
-    shape = module.normalized_shape
+    shape: Any = module.normalized_shape
     if len(shape) == 1 and x.shape[-1:] == shape:
         return plain(x, *vectors, eps=eps) if residual is None else summed(x, residual, *vectors, eps=eps)
     if tuple(x.shape[-len(shape) :]) != shape:
         name = type(module).__name__
         raise ValueError(f"{name}: x's last dimensions must be normalized_shape {shape}; x has shape {tuple(x.shape)}")
     flat = [None if t is None else t.reshape(*t.shape[: t.dim() - len(shape)], math.prod(shape)) for t in (x, residual)]
-    vectors = [None if v is None else v.flatten() for v in vectors]
+    vectors = tuple(None if v is None else v.flatten() for v in vectors)
     if residual is None:
         return plain(flat[0], *vectors, eps=eps).view(x.shape)
     return tuple(t.view(x.shape) for t in summed(*flat, *vectors, eps=eps))
 
 
 class LayerNorm(nn.LayerNorm):
-    def forward(self, input: Tensor, residual: Tensor | None = None):
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:
         functions = layer_norm, layer_norm_residual
         return _normalised(self, *functions, input, residual, self.weight, self.bias, eps=self.eps)
 
@@ -58,7 +68,7 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """eps=None is the epsilon of float32, for float64 that of float64: PyTorch computes 16 bits in float32."""
 
-    def forward(self, x: Tensor, residual: Tensor | None = None):
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         eps = self.eps
         if eps is None:
             eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
@@ -98,13 +108,23 @@ class SwiGLU(nn.Module):
 class LinearGELU(nn.Linear):
     """torch.nn.Linear and GELU of its result."""
 
-    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, approximate: str = "none"):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        approximate: str = "none",
+    ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.approximate = approximate
 
     def forward(self, input: Tensor) -> Tensor:
         activation = "gelu" if self.approximate == "none" else "gelu_tanh"
-        return linear_act(input, self.weight, self.bias, activation=activation)
+        y: Any = linear_act(input, self.weight, self.bias, activation=activation)
+        return y
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, approximate={self.approximate!r}"
@@ -113,7 +133,16 @@ class LinearGELU(nn.Linear):
 class LinearGEGLU(nn.Linear):
     """torch.nn.Linear and GEGLU of its result: out_features are the linear layer's, two for each that comes out."""
 
-    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, approximate: str = "none"):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        approximate: str = "none",
+    ) -> None:
         if out_features % 2:
             raise ValueError(f"LinearGEGLU: out_features must be even, it holds both halves; got {out_features}")
         super().__init__(in_features, out_features, bias, device, dtype)

@@ -44,6 +44,8 @@ def _differentiates() -> bool:
 
 
 class Operator:
+    __name__: str
+
     def __init__(self, name: str, launcher: Any) -> None:
         self.launcher = Planned(launcher)
         schema = torch.library.infer_schema(launcher, mutates_args=())
@@ -71,8 +73,12 @@ class Operator:
         self._definition.register_autograd(backward, setup_context=setup_context)
 
         def forward(*args: Any) -> Any:
-            known, _thread.known = getattr(_thread, "known", None), None
-            return self.registered(*args) if known is None else self.launcher.by(*known, args)
+            known: Any = getattr(_thread, "known", None)
+            _thread.known = None
+            if known is None:
+                return self.registered(*args)
+            plan, form = known
+            return self.launcher.by(plan, form, args)
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
             raise NotImplementedError(
@@ -87,7 +93,7 @@ class Operator:
             {name: staticmethod(member) for name, member in members.items()} | {"generate_vmap_rule": True},
         )
         # torch.autograd.Function.apply matches the arguments with forward's signature, which takes twenty microseconds
-        self._apply = super(torch.autograd.Function, self.function).apply
+        self._apply = super(torch.autograd.Function, self.function).apply  # type: ignore[misc]
 
     def __call__(self, *args: Any) -> Any:
         return self.checked(None, *args)

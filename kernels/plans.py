@@ -21,8 +21,8 @@ import inspect
 import itertools
 import operator
 import threading
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +79,9 @@ class _Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # as True, which is what it is else, the first call imports the compiler: seconds
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.launching:
             return result
@@ -106,7 +108,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
 
 
 @contextmanager
-def _recorded_by(recorder: _Recorder | None):
+def _recorded_by(recorder: _Recorder | None) -> Iterator[None]:
     before, _thread.recorder = getattr(_thread, "recorder", None), recorder
     try:
         yield
@@ -114,7 +116,7 @@ def _recorded_by(recorder: _Recorder | None):
         _thread.recorder = before
 
 
-def unrecorded():
+def unrecorded() -> AbstractContextManager[None]:
     """For launches that only try something out."""
     return _recorded_by(None)
 
@@ -139,8 +141,8 @@ def _map_of(like: Any, meta: Any) -> Callable[[int], Any]:
     return functools.lru_cache(64)(map_at)
 
 
-_current_device = getattr(torch._C, "_cuda_getDevice", None)
-_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _RUN = JITFunction.run
 _runtime, _compilation = triton.knobs.runtime, triton.knobs.compilation
@@ -157,7 +159,7 @@ def _launch_is_plain() -> bool:
     )
 
 
-def _launcher(launch: Launch) -> tuple[Any, tuple, list] | None:
+def _launcher(launch: Launch) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
     """What launches a compiled kernel, what it takes after the stream and before the kernel's parameters, and these.
 
     The place of a tensor descriptor is taken by what makes its tensor map, its sizes and its strides. None for a kernel
@@ -187,16 +189,18 @@ class Plan:
 
     index: int  # of the device
     device: torch.device
-    outputs: tuple[tuple, ...]  # shape, strides, dtype
-    returned: Callable | None  # takes what the launcher returns out of [*outputs, None]; None: the only output
+    outputs: tuple[tuple[Any, ...], ...]  # shape, strides, dtype
+    # takes what the launcher returns out of [*outputs, None]; None: the only output
+    returned: Callable[..., Any] | None
     scratch: int  # bytes
     zeroed: int
     places: tuple[tuple[int, int], ...]  # what is pointed to: a base, and bytes from there
-    maps: tuple[tuple[int, Callable], ...]  # of tensor descriptors: where each points to, and its map for an address
-    values: tuple  # grids, parameters, whatever else a launch takes
-    launches: tuple[tuple, ...]  # launcher, and what it takes out of [stream, *places, *maps, *values]
-    hooks: tuple[list, ...]  # of the kernels, before a launch
-    compiled: tuple  # the compiled kernels, which must not be unloaded
+    # of tensor descriptors: where each points to, and its map for an address
+    maps: tuple[tuple[int, Callable[..., Any]], ...]
+    values: tuple[Any, ...]  # grids, parameters, whatever else a launch takes
+    launches: tuple[tuple[Any, ...], ...]  # launcher, and what it takes out of [stream, *places, *maps, *values]
+    hooks: tuple[list[Any], ...]  # of the kernels, before a launch
+    compiled: tuple[Any, ...]  # the compiled kernels, which must not be unloaded
 
     def __call__(self, bases: list[int]) -> Any:
         outputs = []
@@ -244,7 +248,7 @@ class _Pool:
 
     def __init__(self, starts: list[tuple[int, int, int, int]]) -> None:
         self.starts = starts  # base, first address, address after the last byte, bytes from the base
-        self.kinds: tuple[list, list, list] = [], [], []
+        self.kinds: tuple[list[Any], list[Any], list[Any]] = [], [], []
 
     def place(self, address: int) -> int:
         found = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
@@ -265,11 +269,12 @@ class _Pool:
         self.kinds[2].append(0 if isinstance(value, Tensor) else value)  # a tensor of no elements has no address
         return 2, len(self.kinds[2]) - 1
 
-    def getter(self, names: list[tuple[int, int]]) -> operator.itemgetter:
+    def getter(self, names: list[tuple[int, int]]) -> operator.itemgetter[Any]:
         """What takes the named arguments out of [stream, *places, *maps, *values]; the fourth is the stream."""
         first = (1, 1 + len(self.kinds[0]), 1 + len(self.kinds[0]) + len(self.kinds[1]))
         numbers = [first[kind] + number for kind, number in names]
-        return operator.itemgetter(*numbers[:3], 0, *numbers[3:])
+        wanted: Any = (*numbers[:3], 0, *numbers[3:])
+        return operator.itemgetter(*wanted)
 
 
 def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | None:
@@ -326,10 +331,10 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
 
 
 _VALUES = frozenset((str, bool, int, float, type(None)))
-Form = tuple[tuple, list[int], bool]
+Form = tuple[tuple[Any, ...], list[int], bool]
 
 
-def form_of(args: tuple) -> Form | None:
+def form_of(args: tuple[Any, ...]) -> Form | None:
     """The form of arguments, the addresses of their tensors, and whether a gradient is wanted of one.
 
     None where a kernel cannot be given an argument as it is: other tensors than dense ones with memory on its device
@@ -368,14 +373,14 @@ class Planned:
 
     def __init__(self, launcher: Any) -> None:
         self.launcher = launcher
-        self.plans: dict[tuple, Plan | str] = {}
+        self.plans: dict[tuple[Any, ...], Plan | str] = {}
         _everyone.append(self)
 
     def __call__(self, *args: Any) -> Any:
         form = form_of(args) if REPEATS else None
         return self.launcher(*args) if form is None else self.by(self.plans.get(form[0]), form, args)
 
-    def by(self, plan: Plan | str | None, form: Form, args: tuple) -> Any:
+    def by(self, plan: Plan | str | None, form: Form, args: tuple[Any, ...]) -> Any:
         """The launcher's results, by what `plans` has for this form of arguments."""
         if type(plan) is not Plan:
             return self._unplanned(form[0], args, plan)
@@ -386,7 +391,7 @@ class Planned:
         with torch.cuda.device(plan.index):
             return plan(form[1])
 
-    def _unplanned(self, key: tuple, args: tuple, known: str | None) -> Any:
+    def _unplanned(self, key: tuple[Any, ...], args: tuple[Any, ...], known: Plan | str | None) -> Any:
         if not REPEATS:
             return self.launcher(*args)
         if known is None:

@@ -29,6 +29,8 @@ Layouts: bit for bit the results of contiguous operands (layer_norm/launch.py). 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +53,7 @@ def forward_op(x: Tensor, residual: Maybe, weight: Maybe, eps: float) -> tuple[T
 
 
 @forward_op.register_fake
-def _forward_fake(x, residual, weight, eps):
+def _forward_fake(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float) -> tuple[Any, ...]:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     return y, s, torch.empty((math.prod(x.shape[:-1]), 4), dtype=torch.float64, device=x.device)
@@ -64,28 +66,38 @@ def backward_op(
     """(dx, dresidual, dweight), absent where not wanted, dresidual also where it equals dx: both have one dtype."""
     if x.numel() == 0:
         fakes = _backward_fake(dy, ds, x, residual, weight, stats, eps, need_w)
-        return tuple(None if t is None else t.zero_() for t in fakes)
+        zeros: Any = tuple(None if t is None else t.zero_() for t in fakes)
+        return zeros
     need = (need_w, False, False)
     dx, dr, _, dw, _ = launch_backward(dy, ds, x, residual, None, weight, None, stats, need, centre=False)
     return dx, dr, dw
 
 
 @backward_op.register_fake
-def _backward_fake(dy, ds, x, residual, weight, stats, eps, need_w):
-    two = residual is not None and residual.dtype != x.dtype
-    dr = torch.empty(x.shape, dtype=residual.dtype, device=x.device) if two else None
+def _backward_fake(
+    dy: Tensor,
+    ds: Tensor | None,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    stats: Tensor,
+    eps: float,
+    need_w: bool,
+) -> tuple[Any, ...]:
+    other = None if residual is None or residual.dtype == x.dtype else residual.dtype
+    dr = None if other is None else torch.empty(x.shape, dtype=other, device=x.device)
     like = x if weight is None else weight
     dw = torch.empty(x.shape[-1], dtype=like.dtype, device=x.device) if need_w else None
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), dr, dw
 
 
-def _setup_forward(ctx, inputs, output):
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, residual, weight, ctx.eps = inputs
     ctx.save_for_backward(x, residual, weight, output[2])
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_forward(ctx, dy, ds, _):
+def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any) -> tuple[Any, ...]:
     x, residual, weight, stats = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
     need_w = ctx.needs_input_grad[2]
@@ -95,13 +107,13 @@ def _differentiate_forward(ctx, dy, ds, _):
     return dx, None if residual is None else dr, dw if need_w else None, None
 
 
-def _setup_backward(ctx, inputs, output):
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, ds, x, residual, weight, _, ctx.eps, ctx.need_w = inputs
     ctx.save_for_backward(dy, ds, x, residual, weight)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_backward(ctx, u, ur, uw):
+def _differentiate_backward(ctx: Any, u: Tensor | None, ur: Tensor | None, uw: Tensor | None) -> tuple[Any, ...]:
     """Gradients of the backward operator in differentiable torch operations in float64.
 
     With P(a) = a - xhat mean(a xhat), the Jacobian of xhat is rstd P, and dx = rstd P(g). For upstream u of dx and q of
@@ -110,16 +122,16 @@ def _differentiate_backward(ctx, u, ur, uw):
       of x:   rstd P(q dy - rstd (c2 u + mean(u xhat) g)) - rstd^2 xhat (mean(u g) - mean(u xhat) c2)."""
     dy, ds, x, residual, weight = ctx.saved_tensors
     terms = [t.double() for t in (u, ur) if t is not None and t.shape == x.shape]
-    total = sum(terms) if terms else torch.zeros_like(x, dtype=torch.float64)
+    total: Any = sum(terms) if terms else torch.zeros_like(x, dtype=torch.float64)
     v = x.double() if residual is None else x.double() + residual.double()
     rstd = (v.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
     xhat, upstream = v * rstd, dy.double()
     g = upstream if weight is None else upstream * weight.double()
 
-    def mean(a):
+    def mean(a: Tensor) -> Tensor:
         return a.mean(-1, keepdim=True)
 
-    def project(a):
+    def project(a: Tensor) -> Tensor:
         return a - xhat * mean(a * xhat)
 
     c2, ux = mean(g * xhat), mean(total * xhat)
@@ -144,7 +156,7 @@ forward_op.register_autograd(_differentiate_forward, setup_context=_setup_forwar
 backward_op.register_autograd(_differentiate_backward, setup_context=_setup_backward)
 
 
-def _check_as(name):
+def _check_as(name: str) -> Callable[..., None]:
     """Layer norm's rules for the operands that there are here."""
     check = _checks(name)
     return lambda x, residual, weight, eps: check(x, residual, None, weight, None, eps)
@@ -153,7 +165,7 @@ def _check_as(name):
 _CHECK = {name: _check_as(name) for name in __all__}
 
 
-def _call(name, x, residual, weight, eps):
+def _call(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float) -> Any:
     eps = float(eps) if isinstance(eps, int) else eps
     return forward_op.checked(_CHECK[name], x, residual, weight, eps)
 

@@ -17,6 +17,8 @@ consecutive is copied first. Gradients of gradients are torch operations in floa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,9 @@ _CONFIG = {
 }
 
 
-def _launch(kernel, tensors: tuple[Tensor, ...], strides: tuple[int, ...], rows: int, columns: int, **meta) -> None:
+def _launch(
+    kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], rows: int, columns: int, **meta: Any
+) -> None:
     block, warps = _CONFIG[tensors[-1].dtype][kernel is _backward_kernel]
     launch(kernel, block, warps, tensors, strides, rows, columns, TANH=False, SILU=True, **meta)
 
@@ -61,6 +65,8 @@ def _run_backward(dy: Tensor, x1: Tensor, x2: Tensor, dx1: Tensor, dx2: Tensor) 
     if not dx1.numel():
         return
     scalar = not any(dy.stride())  # y.sum().backward(): one element, read once
+    tensors: tuple[Tensor, ...]
+    strides: tuple[int, ...]
     if dx1.is_contiguous() and all(t.is_contiguous() for t in (x1, x2)) and (scalar or dy.is_contiguous()):
         n = dx1.numel()
         tensors, strides, rows, columns = (dy, x1, x2, dx1, dx2), (n,) * 5, 1, n
@@ -109,21 +115,21 @@ _packed.register_fake(lambda x, gate_last: torch.empty_like(_halves(x, gate_last
 _packed_backward.register_fake(lambda dy, x, gate_last: _dense(x))
 
 
-def _save_packed(ctx, inputs, output):
+def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, ctx.gate_last = inputs
     ctx.save_for_backward(x)
 
 
-def _differentiate_packed(ctx, dy):
+def _differentiate_packed(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return _packed_backward(dy, *ctx.saved_tensors, ctx.gate_last), None
 
 
-def _save_packed_backward(ctx, inputs, output):
+def _save_packed_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, x, ctx.gate_last = inputs
     ctx.save_for_backward(dy, x)
 
 
-def _differentiate_packed_backward(ctx, g):
+def _differentiate_packed_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     dy, x = ctx.saved_tensors
     of_dy, of_x1, of_x2 = _second(*_halves(g, ctx.gate_last), dy, *_halves(x, ctx.gate_last))
     return of_dy, torch.cat((of_x1, of_x2) if ctx.gate_last else (of_x2, of_x1), -1), None
@@ -152,7 +158,7 @@ _split.register_fake(lambda x1, x2: torch.empty_like(x1))
 _split_backward.register_fake(lambda dy, x1, x2: (_dense(x1), _dense(x1)))
 
 
-def _save(ctx, inputs, output):
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 

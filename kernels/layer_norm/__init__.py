@@ -46,6 +46,10 @@ GPUs with few float64 units will run EXACT and WIDE much slower than an H200 doe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
 
 from kernels.checks import DTYPES
 from kernels.launch import autocasts
@@ -54,10 +58,17 @@ from kernels.layer_norm.operators import forward_op
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
 
 
-def _checks(name):
+def _checks(name: str) -> Callable[..., None]:
     """What raises where the arguments of this function do not fit together."""
 
-    def check(x, residual, input_bias, weight, bias, eps):
+    def check(
+        x: Tensor,
+        residual: Tensor | None,
+        input_bias: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> None:
         if x.dim() == 0:
             raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
         if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
@@ -88,26 +99,50 @@ def _checks(name):
 _CHECK = {name: _checks(name) for name in __all__}
 
 
-def _call(name, x, residual, input_bias, weight, bias, eps):
+def _call(
+    name: str,
+    x: Tensor,
+    residual: Tensor | None,
+    input_bias: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Any:
     if isinstance(eps, int):
         eps = float(eps)
     return forward_op.checked(_CHECK[name], x, residual, input_bias, weight, bias, eps)
 
 
-def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """Layer norm of x over its last dimension, in x's dtype; weight and bias of any dtype.
 
     Under torch.autocast it is PyTorch's: operands of 16 bits are cast to float32."""
     if autocasts(x):
-        x, weight, bias = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
+        wide: Any = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
+        x, weight, bias = wide
     return _call("layer_norm", x, None, None, weight, bias, eps)[0]
 
 
-def layer_norm_residual(x, residual, weight=None, bias=None, *, eps=1e-5):
+def layer_norm_residual(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
     """(y, s): s = x + residual in the residual's dtype, y the layer norm of the unrounded sum; so under autocast."""
     return _call("layer_norm_residual", x, residual, None, weight, bias, eps)[:2]
 
 
-def layer_norm_residual_bias(x, residual, input_bias, weight=None, bias=None, *, eps=1e-5):
+def layer_norm_residual_bias(
+    x: Tensor,
+    residual: Tensor,
+    input_bias: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
     """(y, s): s = x + input_bias + residual, otherwise as layer_norm_residual."""
     return _call("layer_norm_residual_bias", x, residual, input_bias, weight, bias, eps)[:2]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
+from typing import Any
 
 import torch
 import triton
@@ -28,12 +29,12 @@ from kernels.layouts import aligned, dense
 from kernels.plans import run
 
 
-def _bits(value):
+def _bits(value: float) -> int:
     """The bits of a float64 as a signed integer."""
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def as_rows(tensor):
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as [rows, columns] with column stride 1: a view where strides allow, else a copy.
 
     Triton compiles one kernel for pointers and strides that are multiples of 16 and another for those
@@ -55,7 +56,7 @@ def as_rows(tensor):
     return tensor.contiguous().view(-1, n)
 
 
-def _on_device_of(tensor):
+def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Launches go to the tensor's device, which need not be the current one."""
     if not (tensor.is_cuda or INTERPRETED):
         raise RuntimeError(
@@ -66,7 +67,7 @@ def _on_device_of(tensor):
 
 
 @functools.cache
-def _shared_memory(device):
+def _shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program can have on a CUDA device."""
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
@@ -76,15 +77,23 @@ planned_forward = functools.lru_cache(maxsize=4096)(forward_plan)
 planned_backward = functools.lru_cache(maxsize=4096)(backward_plan)
 
 
-def _dtype(tensor):
+def _dtype(tensor: torch.Tensor | None) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
 
-def _limited(maxnreg):
+def _limited(maxnreg: int | None) -> dict[str, int]:
     return {} if maxnreg is None else {"maxnreg": maxnreg}
 
 
-def launch_forward(x, residual, input_bias, weight, bias, eps, centre=True):
+def launch_forward(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    input_bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    centre: bool = True,
+) -> tuple[Any, ...]:
     """centre=False: RMS norm, whose rows have no mean."""
     x2 = as_rows(x)
     m, n = x2.shape
@@ -131,22 +140,36 @@ def launch_forward(x, residual, input_bias, weight, bias, eps, centre=True):
     return y, s, stats
 
 
-def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre=True):
+def launch_backward(
+    dy: torch.Tensor,
+    ds: torch.Tensor | None,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    input_bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    stats: torch.Tensor,
+    need: tuple[bool, bool, bool],
+    centre: bool = True,
+) -> tuple[Any, ...]:
     """need: whether the gradients of weight, bias and input_bias are wanted."""
     x2, dy2 = as_rows(x), as_rows(dy)
     m, n = x2.shape
     r2 = x2 if residual is None else as_rows(residual)
     ds2 = dy2 if ds is None else as_rows(ds)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    two = residual is not None and residual.dtype != x.dtype
-    dr = torch.empty(x.shape, dtype=residual.dtype, device=x.device) if two else None
+    other = None if residual is None or residual.dtype == x.dtype else residual.dtype
+    dr = None if other is None else torch.empty(x.shape, dtype=other, device=x.device)
     dw, db, di = (
         torch.empty(n, dtype=x.dtype if t is None else t.dtype, device=x.device) if wanted else None
         for wanted, t in zip(need, (weight, bias, input_bias), strict=True)
     )
     dr_, dw_, db_, di_ = (dx if t is None else t for t in (dr, dw, db, di))
-    dtypes = (_dtype(t) for t in (x, residual, input_bias, weight, bias, dy, ds))
-    call, kinds = Call(m, n, *dtypes, *need, centre=centre), sum(need)
+    call = Call(
+        m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), dy.dtype, _dtype(ds), *need,
+        centre=centre,
+    )  # fmt: skip
+    kinds = sum(need)
     plan = planned_backward(call, _shared_memory(x.device) if x.is_cuda else None)
     fast, wide, redo = plan.path == "fast", plan.path == "wide", plan.redo != "never"
     part = torch.empty((kinds, plan.programs, n), dtype=torch.float32 if fast else torch.float64, device=x.device)
@@ -182,7 +205,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, 
                 dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr_, part,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
                 BLOCK=plan.block, FULL=int(n % plan.block == 0), WHOLE=int(plan.whole), FAST=int(fast),
-                WIDE=int(wide), TOP=plan.top, **has, HAS_DS=int(ds is not None), HAS_DR=int(two),
+                WIDE=int(wide), TOP=plan.top, **has, HAS_DS=int(ds is not None), HAS_DR=int(dr is not None),
                 **needs, NEED_I=int(need[2]), REDO=int(plan.redo == "inside"), AHEAD=plan.ahead,
                 CENTRE=int(centre), LIFT=plan.lift if fast else 0, num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
@@ -192,7 +215,7 @@ def launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, 
                 dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, dx, dr_,
                 dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
                 ROWS=32, BLOCK=min(plan.block, 512), **has, HAS_DS=int(ds is not None),
-                HAS_DR=int(two), num_warps=4,
+                HAS_DR=int(dr is not None), num_warps=4,
             )  # fmt: skip
         if kinds:
             run(

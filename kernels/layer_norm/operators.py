@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,14 @@ def forward_op(
 
 
 @forward_op.register_fake
-def _forward_fake(x, residual, input_bias, weight, bias, eps):
+def _forward_fake(
+    x: Tensor,
+    residual: Tensor | None,
+    input_bias: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Any, ...]:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     return y, s, torch.empty((math.prod(x.shape[:-1]), 4), dtype=torch.float64, device=x.device)
@@ -50,30 +58,44 @@ def backward_op(
     dresidual is absent also where it equals dx, that is where both have one dtype."""
     if x.numel() == 0:
         fakes = _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i)
-        return tuple(None if t is None else t.zero_() for t in fakes)
+        zeros: Any = tuple(None if t is None else t.zero_() for t in fakes)
+        return zeros
     need = (need_w, need_b, need_i)
     return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
 
 
 @backward_op.register_fake
-def _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i):
-    def vector(wanted, like):
+def _backward_fake(
+    dy: Tensor,
+    ds: Tensor | None,
+    x: Tensor,
+    residual: Tensor | None,
+    input_bias: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    stats: Tensor,
+    eps: float,
+    need_w: bool,
+    need_b: bool,
+    need_i: bool,
+) -> tuple[Any, ...]:
+    def vector(wanted: bool, like: Tensor | None) -> Any:
         dtype = x.dtype if like is None else like.dtype
         return torch.empty(x.shape[-1], dtype=dtype, device=x.device) if wanted else None
 
-    two = residual is not None and residual.dtype != x.dtype
-    dr = torch.empty(x.shape, dtype=residual.dtype, device=x.device) if two else None
+    other = None if residual is None or residual.dtype == x.dtype else residual.dtype
+    dr = None if other is None else torch.empty(x.shape, dtype=other, device=x.device)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return dx, dr, vector(need_i, input_bias), vector(need_w, weight), vector(need_b, bias)
 
 
-def _setup_forward(ctx, inputs, output):
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, residual, input_bias, weight, bias, ctx.eps = inputs
     ctx.save_for_backward(x, residual, input_bias, weight, bias, output[2])
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_forward(ctx, dy, ds, _):
+def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any) -> tuple[Any, ...]:
     x, residual, input_bias, weight, bias, stats = ctx.saved_tensors
     if dy is None:
         dy = torch.zeros_like(x)
@@ -95,13 +117,15 @@ def _differentiate_forward(ctx, dy, ds, _):
     )
 
 
-def _setup_backward(ctx, inputs, output):
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, ds, x, residual, input_bias, weight, bias, _, ctx.eps, *ctx.need = inputs
     ctx.save_for_backward(dy, ds, x, residual, input_bias, weight, bias)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_backward(ctx, u, ur, ui, uw, ub):
+def _differentiate_backward(
+    ctx: Any, u: Tensor | None, ur: Tensor | None, ui: Tensor | None, uw: Tensor | None, ub: Tensor | None
+) -> tuple[Any, ...]:
     """Gradients of the backward op, written in differentiable torch operations in float64.
 
     With P(a) = a - mean(a) - xhat mean(a xhat), the Jacobian of xhat is rstd P, and
@@ -115,7 +139,7 @@ def _differentiate_backward(ctx, u, ur, ui, uw, ub):
     terms = [t.double() for t in (u, ur) if t is not None and t.shape == x.shape]
     if ui is not None and ui.numel() == n:
         terms.append(ui.double().expand(x.shape))
-    total = sum(terms) if terms else torch.zeros_like(x, dtype=torch.float64)
+    total: Any = sum(terms) if terms else torch.zeros_like(x, dtype=torch.float64)
 
     v = x.double()
     for other in (input_bias, residual):
@@ -127,13 +151,13 @@ def _differentiate_backward(ctx, u, ur, ui, uw, ub):
     upstream = dy.double()
     g = upstream if weight is None else upstream * weight.double()
 
-    def mean(a):
+    def mean(a: Tensor) -> Tensor:
         return a.mean(-1, keepdim=True)
 
-    def project(a):
+    def project(a: Tensor) -> Tensor:
         return a - mean(a) - xhat * mean(a * xhat)
 
-    def columns(a):
+    def columns(a: Tensor) -> Tensor:
         return a.reshape(-1, n).sum(0)
 
     c2, ux = mean(g * xhat), mean(total * xhat)
