@@ -198,7 +198,8 @@ def check(
         code, errors = _run(command(program, tool, str(log), child), timeout)
         report = parse(tool, log.read_text(errors="replace") if log.exists() else errors)
         done = json.loads(answer.read_text()) if answer.exists() else None
-    return _outcome(kernel, tool, report, done, code, errors, timeout, time.monotonic() - started)
+    outcome = _outcome(kernel, tool, report, done, code, errors, timeout)
+    return replace(outcome, seconds=time.monotonic() - started)
 
 
 def _run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
@@ -231,7 +232,6 @@ def _outcome(
     code: int | None,
     said: str,
     timeout: float,
-    seconds: float,
 ) -> Outcome:
     """What a log, the process's own answer and its exit code say together: none of them is believed alone."""
     cases = 0 if done is None else int(done["cases"])
@@ -239,7 +239,7 @@ def _outcome(
     if report.total and not findings:
         findings = (Finding(tool, f"{report.total} findings that were not printed", "", ""),)
     if findings:
-        return Outcome(kernel, tool, "findings", findings, cases, seconds=seconds)
+        return Outcome(kernel, tool, "findings", findings, cases)
     tail = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
     if code is None:
         reason = f"no end within {timeout:g} s; stopped"
@@ -252,8 +252,8 @@ def _outcome(
     elif not cases:
         reason = "no case was run"
     else:
-        return Outcome(kernel, tool, "clean", (), cases, seconds=seconds)
-    return Outcome(kernel, tool, "incomplete", (), cases, reason, seconds)
+        return Outcome(kernel, tool, "clean", (), cases)
+    return Outcome(kernel, tool, "incomplete", (), cases, reason)
 
 
 # -- the process that calls the kernel -----------------------------------------------------------------

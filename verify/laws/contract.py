@@ -94,7 +94,7 @@ def _check(subject: Subject, case: Case) -> None:
         guard = Guard(NUMBER_FILL)
         held = {name: None if v is None else guard.embed(v, f"operand {name}", device) for name, v in good.items()}
         for mistake in wrong:
-            _refused(subject, case, guard, good, held, *mistake)
+            _refused(subject, case, guard, good, held, mistake)
         return guard
 
     guard = refused(mistakes)
@@ -140,16 +140,15 @@ def _no_launch_without_memory() -> Iterator[None]:
         JITFunction.run = original
 
 
-def _refused(
-    subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inputs, wrong: str, name: str, change: Change
-) -> None:
+def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inputs, mistake: Mistake) -> None:
     """One call with one operand changed; the others are `held`. The guard has all memory of this call."""
+    wrong, name, change = mistake
     value = good[name]
     if value is not None:
         value = change(value)
         value = guard.embed(value, f"operand {name}", value.device if value.is_meta else subject.backend.device)
     inputs = held | {name: value}
-    facts = {"operand": _told((wrong, name, change))}
+    facts = {"operand": _told(mistake)}
     try:
         with guard, _no_launch_without_memory():
             returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values

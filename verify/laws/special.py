@@ -67,14 +67,12 @@ def _space(subject: Subject) -> CaseSpace:
 
 
 def plant(
-    tensor: Tensor, seed: int, lane: int, lanes: int, *, rows: bool, infinite: bool, largest: bool, single: bool = False
+    tensor: Tensor, specials: NDArray[Any], seed: int, lane: int, lanes: int, *, rows: bool, single: bool = False
 ) -> None:
-    """Put special values in place into every `lanes`-th element, or into one element of every `lanes`-th row.
+    """Puts special values into every `lanes`-th element, or into one element of every `lanes`-th row.
 
-    `infinite` and `largest` say whether infinities and the largest finite numbers are among them; with `single` only
-    one place gets one.
+    `specials` are their bits. With `single` only one place gets one.
     """
-    specials = _specials(formats.of(tensor.dtype), infinite, largest)
     width = tensor.shape[-1] if rows else 1
     chosen = np.arange(lane, tensor.numel() // width, lanes)
     if single:
@@ -89,7 +87,7 @@ def plant(
 
 @lru_cache
 def _specials(fmt: Format, infinite: bool, largest: bool) -> NDArray[Any]:
-    """The bits of the special values of a format."""
+    """Returns the bits of a format's special values, with or without infinities and the largest finite numbers."""
     patterns = special_patterns(fmt)
     if not infinite:
         patterns = [bits for bits in patterns if not fmt.is_inf(bits)]
@@ -183,7 +181,8 @@ def _check(subject: Subject, case: Case) -> None:
     # The gradient of a weight sums over all rows: two large ones of opposite sign overflow on the way to their sum.
     single = kernel.op.kind == "contraction"
     for lane, tensor in enumerate(tensors):
-        plant(tensor, case.seed, lane, lanes, rows=rows, infinite=True, largest=largest, single=single)
+        specials = _specials(formats.of(tensor.dtype), True, largest)
+        plant(tensor, specials, case.seed, lane, lanes, rows=rows, single=single)
     inputs = {name: None if value is None else _laid(case, name, value) for name, value in inputs.items()}
     given = sent_all(inputs, device)
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
@@ -191,7 +190,8 @@ def _check(subject: Subject, case: Case) -> None:
     for lane, tensor in enumerate(upstream.values(), len(tensors)):
         # In a sum, an infinite upstream gradient leaves infinities of both signs to subtract, and the largest finite
         # one overflows on the way to a finite sum: neither says anything about a kernel.
-        plant(tensor, case.seed, lane, lanes, rows=rows, infinite=not rows, largest=largest and not rows)
+        specials = _specials(formats.of(tensor.dtype), not rows, largest and not rows)
+        plant(tensor, specials, case.seed, lane, lanes, rows=rows)
     upstream = {name: _laid(case, "d" + name, value) for name, value in upstream.items()}
     arriving = sent_all(upstream, device)
     unchanged = Unchanged()
