@@ -128,7 +128,7 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     from verify.cases.regimes import NONFINITE, segments_of
     from verify.measure.call import run_kernel
     from verify.measure.element import worst_element
-    from verify.measure.judge import JudgedBy, judge_result
+    from verify.measure.judge import JudgedBy, judge_by
     from verify.measure.tally import Tally
     from verify.records.record import Origin, replay_command, value_of
     from verify.truth import formats
@@ -142,7 +142,7 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     truth = evaluate(op, problem, {result: fmt})[result]
     segments, regimes = segments_of(op, case, problem, result, tuple(got.shape))
     by = JudgedBy(op, problem, result, truth, fmt, kernel.policy)
-    outcome = judge_result(by, got, segments=segments, n_segments=len(regimes))
+    outcome = judge_by(by, got, segments=segments, n_segments=len(regimes))
     wanted = [
         part
         for regime, part in zip(regimes, outcome.tallies, strict=True)

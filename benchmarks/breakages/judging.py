@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots as named_errors
-from verify.measure.judge import Effort, JudgedBy, judge_result, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
 from verify.measure.result import FEWEST, check_limit
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Problem
@@ -66,7 +66,7 @@ def judge(
         truth = with_noise_again(kernel.op, problem, result, got, truths[result], fmt)
         by = JudgedBy(kernel.op, problem, result, truth, fmt, floor=floor)
         for effort in (Effort(0, 0, 0, 0), Effort(0, 1, 16, 1)):
-            judged = judge_result(by, got, effort=effort)
+            judged = judge_by(by, got, effort=effort)
             checked = check_limit(kernel, dtype, result, {("", ORDINARY): judged.tallies[0]}, trivial[result])
             if checked.status != "undecided":
                 break

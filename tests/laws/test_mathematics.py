@@ -293,8 +293,8 @@ def test_a_few_open_elements_judged_singly_give_the_figure_of_the_exact_judge(
     subject = Subject(silu, "float32", backend, PROFILES["ci"].sizes[backend.name])
     case = Case(dtype="float32", dims=(5, 67), fill="near", seed=2, upstream="normal")
     asked: list[bool] = []
-    judged = accuracy.judge_result
-    monkeypatch.setattr(accuracy, "judge_result", lambda *args, **kw: asked.append(True) or judged(*args, **kw))
+    judged = accuracy.judge_by
+    monkeypatch.setattr(accuracy, "judge_by", lambda *args, **kw: asked.append(True) or judged(*args, **kw))
     singly = registry.get("accuracy").check(subject, case)
     assert not asked
     monkeypatch.setattr(accuracy, "_SINGLY", -1)

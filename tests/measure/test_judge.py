@@ -15,7 +15,7 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import KernelError, TruthError
 from verify.measure import judge as judging
-from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_result, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by, judge_result, with_noise_again
 from verify.measure.tally import Tally
 from verify.ops.graph.like import like_op
 from verify.ops.op import Op, Problem
@@ -54,7 +54,7 @@ def right_bits(op: Op, problem: Problem, fmt: Format, count: int) -> Tensor:
 def judged(op: Op, problem: Problem, got: Tensor, fmt: Format, **options: Any) -> tuple[JudgedResult, Truth]:
     truth = evaluate(op, problem, {"y": fmt})["y"]
     by = JudgedBy(op, problem, "y", truth, fmt, options.pop("policy", Policy()))
-    return judge_result(by, got, **options), truth
+    return judge_by(by, got, **options), truth
 
 
 def test_elements_of_which_nothing_is_known_are_open_and_no_figure_counts_them() -> None:
@@ -67,7 +67,7 @@ def test_elements_of_which_nothing_is_known_are_open_and_no_figure_counts_them()
     def open_ones(got: Tensor) -> Tally:
         known = replace(truth, value=value, bound=bound)
         effort = Effort(sample=0, keep=1, open_limit=0, rounds=0)
-        return judge_result(JudgedBy(GELU, problem, "y", known, fmt), got, effort=effort).tallies[0]
+        return judge_by(JudgedBy(GELU, problem, "y", known, fmt), got, effort=effort).tallies[0]
 
     right = open_ones(got)
     assert (right.n, right.open, right.nan) == (64, 15, 0), "the leader alone was asked for exactly"
@@ -194,7 +194,7 @@ def test_ties_are_judged_by_the_even_rule() -> None:
     truth = Truth(wide, None, bound, wide, "test")
     even, odd = torch.tensor([0x3F80, 0x3F82]), torch.tensor([0x3F81, 0x3F81])
     for bits, wrong in ((even, 0), (odd, 2)):
-        outcome = judge_result(JudgedBy(identity, whole, "y", truth, fmt), from_bits(bits, fmt))
+        outcome = judge_by(JudgedBy(identity, whole, "y", truth, fmt), from_bits(bits, fmt))
         tally = outcome.tallies[0]
         assert (tally.misrounded, tally.undecided, largest(tally)) == (wrong, 0, 0.5)
 
@@ -228,8 +228,8 @@ def test_a_wide_bound_is_paid_with_escalations_not_with_wrong_figures() -> None:
     wide = truth.value.abs() * 2.0**-14
     sign = torch.where(torch.arange(count) % 2 == 0, 0.9, -0.9)
     shifted = Truth(truth.value + sign * wide, None, wide, truth.scale, "test")
-    plain = judge_result(JudgedBy(GELU, whole, "y", truth, fmt), got)
-    rough = judge_result(JudgedBy(GELU, whole, "y", shifted, fmt), got)
+    plain = judge_by(JudgedBy(GELU, whole, "y", truth, fmt), got)
+    rough = judge_by(JudgedBy(GELU, whole, "y", shifted, fmt), got)
     assert rough.escalated > plain.escalated
     for left, right in zip(plain.tallies, rough.tallies, strict=True):
         assert right.misrounded == left.misrounded == 1
@@ -244,7 +244,7 @@ def test_a_fast_reference_outside_its_bound_stops_the_run() -> None:
     truth = evaluate(GELU, whole, {"y": fmt})["y"]
     wrong = replace(truth, value=truth.value * (1 + 2.0**-30))
     with pytest.raises(TruthError, match="further apart than the certified bound"):
-        judge_result(JudgedBy(GELU, whole, "y", wrong, fmt), truth.value.float())
+        judge_by(JudgedBy(GELU, whole, "y", wrong, fmt), truth.value.float())
 
 
 def test_what_escalation_does_not_reach_is_counted() -> None:
@@ -253,7 +253,7 @@ def test_what_escalation_does_not_reach_is_counted() -> None:
     truth = evaluate(GELU, whole, {"y": fmt})["y"]
     blind = replace(truth, bound=truth.value.abs() + 1.0)
     by = JudgedBy(GELU, whole, "y", blind, fmt)
-    outcome = judge_result(by, truth.value.float(), effort=Effort(open_limit=20, rounds=0))
+    outcome = judge_by(by, truth.value.float(), effort=Effort(open_limit=20, rounds=0))
     figures = outcome.tallies[0].figures()
     assert figures.undecided >= count - 20 - judging.KEEP
     assert figures.max_upper == "inf" or float(figures.max_upper) > 1e6
@@ -274,17 +274,17 @@ def test_a_cancelling_op_is_gated_by_the_scaled_error() -> None:
     whole = Problem(inputs=inputs, params=op.resolve({}), results=("y",))
     got = from_bits(right_bits(op, whole, fmt, 64), fmt)
     truth = evaluate(op, whole, {"y": fmt})["y"]
-    clean = judge_result(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
+    clean = judge_by(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
     assert clean.tallies[0].misrounded == 0
     assert largest(clean.tallies[0], "scaled") <= 0.5
     got[0] += 2.0**-24
-    small = judge_result(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
+    small = judge_by(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
     assert largest(small.tallies[0]) > 4
     assert largest(small.tallies[0], "scaled") <= 1.0
     place = 5
     scale = float(torch.maximum(truth.scale, truth.value.abs()).reshape(-1)[place])
     got[place] += 3 * torch.finfo(torch.float32).eps * 2.0 ** int(torch.tensor(scale).log2().floor())
-    lied = judge_result(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
+    lied = judge_by(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
     tally = lied.tallies[0]
     assert tally.leaders[0].place == place
     assert 2.5 <= largest(tally, "scaled") <= 3.5
@@ -301,7 +301,7 @@ def test_an_error_of_more_ulps_than_a_float_counts_has_a_scaled_figure() -> None
     problem = Problem(inputs=inputs, params=op.resolve({}), results=("dx",), upstream=upstream)
     truth = evaluate(op, problem, {"dx": fmt})["dx"]
     got = torch.tensor([[-1e-14]], dtype=torch.float64)
-    outcome = judge_result(JudgedBy(op, problem, "dx", truth, fmt), got)
+    outcome = judge_by(JudgedBy(op, problem, "dx", truth, fmt), got)
     expected = 1e-14 / 2.0 ** (truth.scale_exponent(0, fmt))
     assert 0.05 < expected < 1
     assert outcome.exact[0].ulp == -torch.inf
@@ -363,6 +363,14 @@ def _normalized() -> tuple[Op, Problem, Truth]:
     return op, problem, evaluate(op, problem, {"y": named("float32")})["y"]
 
 
+def test_a_script_judges_what_it_has_at_hand() -> None:
+    op, problem, truth = _normalized()
+    got, fmt = 1.01 * truth.value.float(), named("float32")
+    found = judge_result(op, problem, "y", got, truth, fmt, policy=Policy(), seed=1)
+    by = judge_by(JudgedBy(op, problem, "y", truth, fmt, seed=1), got)
+    assert found.tallies == by.tallies and value_of(found.tallies[0].maximum("noise").upper) > 1e3
+
+
 def test_an_element_whose_noise_was_sampled_too_small_is_sampled_again() -> None:
     op, problem, truth = _normalized()
     fmt = named("float32")
@@ -378,7 +386,7 @@ def test_an_element_whose_noise_was_sampled_too_small_is_sampled_again() -> None
     assert torch.equal(again.noise[others], noise[others])
 
     def largest(by: Truth) -> float:
-        judged = judge_result(JudgedBy(op, problem, "y", by, fmt), got, effort=Effort(sample=0))
+        judged = judge_by(JudgedBy(op, problem, "y", by, fmt), got, effort=Effort(sample=0))
         return value_of(judged.tallies[0].maximum("noise").upper)
 
     assert largest(unlucky) > 8 > 6 > largest(again)

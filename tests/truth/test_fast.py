@@ -16,7 +16,7 @@ from verify import ops
 from verify.cases import Case
 from verify.errors import BeyondEffort, TruthError
 from verify.measure.certify import build
-from verify.measure.judge import JudgedBy, judge_result
+from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.op import Point, Problem
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure
@@ -235,7 +235,7 @@ def test_exact_sums_have_no_bound_and_their_ties_are_not_open(name: str) -> None
     truth = evaluate(op, problem, {"s": bf16})["s"]
     assert truth.bound.view(-1)[0] > 0
     assert not truth.bound.view(-1)[1:].any()
-    judged = judge_result(JudgedBy(op, problem, "s", truth, bf16), x + residual)
+    judged = judge_by(JudgedBy(op, problem, "s", truth, bf16), x + residual)
     assert judged.escalated <= 20
     total = judged.tallies[0]
     assert (total.figures().misrounded, total.figures().max_ulp) == (0, 0.5)

@@ -20,7 +20,7 @@ from verify.hunt.search import Elite
 from verify.hunt.space import SearchSpace
 from verify.measure.call import run_kernel
 from verify.measure.element import worst_element
-from verify.measure.judge import Effort, JudgedBy, judge_result, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
 from verify.ops.op import Problem
 from verify.records.record import Origin, Worst
 from verify.truth.exact import Judged, judge_known
@@ -103,7 +103,7 @@ def _alone(space: SearchSpace, target: str, device: str, case: Case) -> Find:
     got, problem, truth = _measured(space, device, case)
     kernel = space.kernel
     by = JudgedBy(kernel.op, problem, space.result, truth, space.fmt, kernel.policy, floor=space.floor)
-    outcome = judge_result(by, got, effort=Effort(keep=1))
+    outcome = judge_by(by, got, effort=Effort(keep=1))
     index = outcome.tallies[0].leaders[0].place
     return _find(space, target, case, problem, got, truth, index, outcome.exact[index], alone=True)
 

@@ -41,7 +41,7 @@ from verify.errors import BeyondEffort, KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case, said_of
 from verify.measure.call import Measured, alone, inferred, run_kernel
 from verify.measure.element import worst_element
-from verify.measure.judge import Effort, JudgedBy, judge_result, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
 from verify.ops.op import Problem
 from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, Origin, value_of
@@ -228,7 +228,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
         rules = kernel.policy, case.seed, kernel.noise_floor(subject.dtype, name)
         by = JudgedBy(kernel.op, problem, name, truth, kinds[name], *rules)
         effort = Effort(sample=0, keep=1)
-        outcome = judge_result(by, got, segments=segments, n_segments=len(parts), effort=effort)
+        outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=effort)
         gate = kernel.op.gate_of(name)
         for (regime, found), part in zip(parts, outcome.tallies, strict=True):
             special, of_class = regime.name == NONFINITE, class_of(regime, found)

@@ -20,7 +20,7 @@ from verify.errors import UsageError
 from verify.measure.call import Measured, outputs_of
 from verify.measure.case import KERNEL, Piece, Question, judge_case, question_of
 from verify.measure.element import worst_element
-from verify.measure.judge import JudgedBy, judge_result, with_noise_again
+from verify.measure.judge import JudgedBy, judge_by, with_noise_again
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit
 from verify.ops.graph.like import like_op
@@ -85,7 +85,7 @@ def assert_ulp(
         limit = default_noise(fmt.name)
         floor = (max_ulp - 0.5) / limit
     by = JudgedBy(definition, problem, result, truth, fmt, policy or Policy(), floor=floor)
-    outcome = judge_result(by, actual)
+    outcome = judge_by(by, actual)
     tally = outcome.tallies[0]
     upper = value_of(tally.maximum(definition.gate_of(result)).upper)
     # not (x <= bound): a NaN must fail

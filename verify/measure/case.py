@@ -30,7 +30,7 @@ from verify.measure.judge import (
     Effort,
     JudgedBy,
     JudgedResult,
-    judge_result,
+    judge_by,
     with_noise_again,
 )
 from verify.measure.result import KEEP_SPECIAL, Findings
@@ -314,7 +314,7 @@ class _Judging:
         segments, parts = self.parts_of(name, tuple(got.shape))
         rules = question.policy, question.seed, question.floors[name]
         by = JudgedBy(op, question.host, name, truth, fmt, *rules)
-        outcome = judge_result(by, got, segments=segments, n_segments=len(parts), effort=self.effort)
+        outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=self.effort)
         outcome = self._compared(name, outcome, segments, len(parts))
         tallies: dict[tuple[str, str], Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
@@ -91,6 +92,13 @@ class Effort:
 
 
 def judge_result(
+    op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format, **rules: Any
+) -> JudgedResult:
+    """Judges an output tensor that a script has at hand; `rules` are further fields of `JudgedBy`, such as `policy`."""
+    return judge_by(JudgedBy(op, problem, result, truth, fmt, **rules), got)
+
+
+def judge_by(
     by: JudgedBy, got: Tensor, *, segments: Tensor | None = None, n_segments: int = 1, effort: Effort | None = None
 ) -> JudgedResult:
     """Judges one output tensor. `segments` numbers the regime of each element."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from verify.errors import UsageError
-from verify.measure.judge import JudgedBy, judge_result
+from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph.like import like_op
 from verify.ops.graph.program import trace
 from verify.ops.op import Problem
@@ -34,7 +34,7 @@ def _errors(
     got = got.double() if result in op.integers else got
     problem = Problem(inputs, {}, {} if up is None else {"y": up}, (result,))
     truth = evaluate(op, problem, {result: fmt})[result]
-    found = judge_result(JudgedBy(op, problem, result, truth, fmt, seed=1), got).errors
+    found = judge_by(JudgedBy(op, problem, result, truth, fmt, seed=1), got).errors
     errors: list[float] = (found.ulp if found.scaled is None else found.scaled).reshape(-1).tolist()
     return [abs(error) for error in errors]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verify.measure.judge import Effort, JudgedBy, judge_result
+from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.ops.graph.like import like_op
 from verify.ops.graph.noise import Noise, noise_of
 from verify.ops.graph.rounding import Rounding
@@ -501,7 +501,7 @@ def judged(function: Function, inputs: dict[str, Tensor], got: Tensor, format: s
     problem, fmt = problem_of(inputs, None, "y"), named(format)
     truth = evaluate(op, problem, {"y": fmt})["y"]
     by = JudgedBy(op, problem, "y", truth, fmt, seed=1, floor=FLOOR)
-    found = judge_result(by, got, effort=Effort(sample=2, keep=1, rounds=1)).errors.scaled
+    found = judge_by(by, got, effort=Effort(sample=2, keep=1, rounds=1)).errors.scaled
     assert found is not None
     return float(found.abs().max())
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from verify.errors import BeyondEffort, UsageError
-from verify.measure.judge import JudgedBy, judge_result
+from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph import single
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.like import like_op
@@ -539,7 +539,7 @@ def test_what_depends_on_too_many_numbers_keeps_its_interval(monkeypatch: pytest
 
     def judged() -> Any:
         fresh = Problem(problem.inputs, {}, {}, ("y",))
-        return judge_result(JudgedBy(op, fresh, "y", truth, fmt), got)
+        return judge_by(JudgedBy(op, fresh, "y", truth, fmt), got)
 
     whole = judged()
     assert {each.routes for each in whole.exact.values()} == {1, 2} and whole.escalated == len(whole.exact)
@@ -577,7 +577,7 @@ def test_what_no_route_finds_a_number_for_is_open() -> None:
     ]
     check_bound(op.points(problem, "y", (0, 1)), truth, (0, 1))
     got = torch.tensor([5.0, 15.154262])
-    [tally] = judge_result(JudgedBy(op, problem, "y", truth, named("float32")), got).tallies
+    [tally] = judge_by(JudgedBy(op, problem, "y", truth, named("float32")), got).tallies
     assert (tally.n, tally.undecided, tally.nan) == (2, 1, 0)
 
 
