@@ -15,11 +15,11 @@ from verify.declare.target import Target
 from verify.hunt.assess import Assessed
 from verify.hunt.draws import Draws
 from verify.hunt.edits import EDITS, Lines
-from verify.hunt.ordinals import of_tensor, to_tensor
 from verify.hunt.search import POOL, Pool
 from verify.hunt.seeds import fresh
 from verify.hunt.space import Variable, one_of, space_of
 from verify.truth.formats import FORMATS, named
+from verify.truth.ordinals import of_tensor, to_tensor
 from verify.truth.ulp import from_bits, widen
 
 KERNELS = {kernel.name: kernel for kernel in load(Target(str(Path(__file__).parent / "quarry.py")))}

@@ -12,12 +12,13 @@ from torch import Tensor
 from verify.cases import counter
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
-from verify.cases.values import SMALL, fill, within
+from verify.cases.values import SMALL, WITH_ENDS, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
 from verify.ops.op import Op, Operand, Problem, up_to
 from verify.truth import formats
+from verify.truth.ulp import widen
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -27,6 +28,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `fill` is the recipe of the data operands, `upstream` that of the gradient that arrives at each output
     (empty: forward only). `dtypes` overrides the dtype of single operands. `layouts` names the memory
     layout of an operand, or of the upstream gradient of an output as "d" + output; contiguous by default.
+    An operand with a domain is inside it, whatever the recipe makes, unless the recipe is "patterns".
     No operand is beyond `largest` in magnitude (one number, or one by operand), whatever the recipe makes; what is
     spelled out is as it is.
     `values` and `edits` spell out elements by their bits (see verify/cases/explicit.py), under the same names.
@@ -120,13 +122,18 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             shapes[operand.name],
             seed=case.seed,
             stream=operand.name,
-            landmarks=landmarks,
+            landmarks=landmarks if operand.domain is None else (*landmarks, *operand.domain.ends),
             device=device,
             shared=shared,
         )
-        if (largest := up_to(case.largest, operand.name)) < math.inf:
+        largest = up_to(case.largest, operand.name)
+        if operand.domain is not None and case.fill != "patterns":
+            filled = inside(filled, operand.domain, largest, ends=recipe in WITH_ENDS)
+        elif largest < math.inf:
             filled = within(filled, fmt, largest)
         filled = override(filled, fmt, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
+        if operand.name in case.values or operand.name in case.edits:
+            _demand_inside(operand, filled)
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
     return result
 
@@ -151,6 +158,21 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
         if count and not (low <= int(values.min()) and int(values.max()) < high):
             raise UsageError(f"operand {operand.name!r} holds whole numbers from {low} to below {high}")
     return lay_out(values, "contiguous")
+
+
+def _demand_inside(operand: Operand, values: Tensor) -> None:
+    """Raises UsageError if a case spells out a number outside of the operand's domain."""
+    if operand.domain is None:
+        return
+    wide = widen(values).reshape(-1)
+    outside = torch.nonzero(~operand.domain.holds(wide)).reshape(-1)
+    if outside.numel():
+        place = int(outside[0])
+        raise UsageError(
+            f"operand {operand.name!r} is declared with the domain {operand.domain.text}; the case spells out "
+            f"{float(wide[place]):.9g} at {place}",
+            hint="another case, or another domain= in the declaration of the kernel",
+        )
 
 
 def _known(op: Op, case: Case) -> None:

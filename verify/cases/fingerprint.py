@@ -1,7 +1,7 @@
 """The property hash: what exactly a figure is about, so that two figures are compared only if it is the same.
 
-It covers the op with its params and operands, the output, the dtype, the policy and the cases without their
-seed: other random values of the same kind are the same property. Of a PyTorch function (`like=`) it covers every
+It covers the op with its params and operands, the output, the dtype, the policy, the domains and the cases without
+their seed: other random values of the same kind are the same property. Of a PyTorch function (`like=`) it covers every
 operator and constant that PyTorch met while the function was traced for the sizes of the cases. It leaves out the
 kernel's code and the limit it declares: a changed kernel is what a comparison is for.
 """
@@ -35,6 +35,8 @@ def fingerprint(kernel: Kernel, output: str, dtype: str, cases: Iterable[Case] =
     }
     if mixed := kernel.mixed(dtype):
         said["dtypes"] = mixed
+    if kernel.op.domains:
+        said["domain"] = kernel.op.domain_words
     if kernel.op.identity is not None:  # a function may branch on sizes
         said["meaning"] = [kernel.op.identity(dims) for dims in sorted({case.dims for case in cases})]
     text = json.dumps(said, sort_keys=True, default=str)

@@ -20,7 +20,7 @@ def segments_of(
     """The regime number of every element of a result, and the regimes.
 
     Every element of an elementwise op has one: the regimes of an op cover all numbers. Behind them are infinite and NaN
-    inputs and, of a kernel that names the `largest` magnitude that it is for, those beyond it.
+    inputs and, of a kernel that names the `largest` magnitude or the domain that it is for, those beyond it.
     """
     if op.kind != "elementwise":
         return None, (Regime(case.regime or "all", -math.inf, math.inf),)
@@ -32,9 +32,15 @@ def segments_of(
     special = [Regime(NONFINITE, math.nan, math.nan)]
     strange = by_element(problem, result, shape, lambda each, name: ~torch.isfinite(widen(each)))
     segments[strange.reshape(-1)] = len(regimes)
-    if largest is not None:  # an infinite operand is beyond any magnitude
+    domains = op.domains
+    if largest is not None or domains:  # an infinite operand is beyond any magnitude, and NaN outside of any domain
+
+        def outside(each: Tensor, name: str) -> Tensor:
+            wide, domain = widen(each), domains.get(name)
+            return (wide.abs() > up_to(largest, name)) | (False if domain is None else ~domain.holds(wide))
+
         special.append(Regime(BEYOND, math.nan, math.nan))
-        beyond = by_element(problem, result, shape, lambda each, name: widen(each).abs() > up_to(largest, name))
+        beyond = by_element(problem, result, shape, outside)
         segments[beyond.reshape(-1)] = len(regimes) + 1
     return segments, (*regimes, *special)
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from verify.cases import counter
 from verify.errors import UsageError
-from verify.truth.formats import Format, torch_dtype
+from verify.ops.domain import Domain
+from verify.truth.formats import Format, of, torch_dtype
+from verify.truth.ordinals import between, moved_inside, to_tensor
 from verify.truth.ulp import from_bits, widen
 
 Shape = tuple[int, ...]
@@ -135,6 +137,24 @@ def within(values: Tensor, fmt: Format, largest: float) -> Tensor:
     return torch.where(wide.abs() > largest, torch.copysign(torch.full_like(wide, end), wide), wide).to(values.dtype)
 
 
+def inside(values: Tensor, domain: Domain, largest: float = math.inf, *, ends: bool = False) -> Tensor:
+    """The values, moved into a domain and within a magnitude by steps of the format: see `folded`.
+
+    With `ends` the first and the last element are the bounds of the domain, as far as the format has these numbers.
+    """
+    fmt = of(values.dtype)
+    span = between(fmt, max(domain.low, -largest), min(domain.high, largest))
+    if span is None:
+        raise UsageError(f"{fmt.name} has no number with {domain.text} and a magnitude up to {largest:g}")
+    made = moved_inside(values, fmt, *span)
+    if ends and made.numel() > 1:
+        for place, at, bound in ((0, span[0], domain.low), (-1, span[1], domain.high)):
+            number = to_tensor(torch.tensor([at]), fmt).to(made.device)
+            if float(widen(number)) == bound:
+                made.view(-1)[place] = number[0]
+    return made
+
+
 @lru_cache(maxsize=64)
 def _small(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
     made = _filled(recipe, fmt, shape, stream, landmarks)
@@ -230,7 +250,7 @@ def _near(wanted: WantedElements) -> Tensor:
     distance = span - 1 + stream.below(count, 1 << 31, "within") % span
     away = stream.below(count, 2, "side") * 2 - 1
     ordinal = (centres[which] + away * distance).clamp(-fmt.max_bits, fmt.max_bits)
-    return from_bits(_signed(ordinal.abs(), ordinal < 0, fmt), fmt)
+    return to_tensor(ordinal, fmt)
 
 
 def _signed(magnitude: Tensor, negative: Tensor, fmt: Format) -> Tensor:
@@ -340,6 +360,7 @@ def _confident(wanted: WantedRows) -> Tensor:
 
 
 CONFIDENT = "confident"
+WITH_ENDS = ("outlier", "spread")  # rows in which an operand with a domain holds its ends
 ROW: dict[str, RowRecipe] = {
     "randn": _bell(),
     "mean 1e3": _bell(plus=1.0e3),

@@ -213,6 +213,8 @@ class Kernel:
             parts.append("refuses nothing")
         if self.where:
             parts.append(f"sizes: {self.where}")
+        if self.op.domains:
+            parts.append(f"domain: {self.op.domain_words}")
         if self.largest:
             parts.append(", ".join(f"{largest_words(size)} in {dtype}" for dtype, size in self.largest.items()))
         return "; ".join(parts)
@@ -244,6 +246,7 @@ def kernel(
     name: str | None = None,
     requires: str | Iterable[str] = (),
     largest: float | Mapping[str, float | Mapping[str, float]] | None = None,
+    domain: Mapping[str, str] | None = None,
     refuses: bool = True,
     operand_dtypes: Mapping[str, Any] | None = None,
     output_dtypes: Mapping[str, Any] | None = None,
@@ -285,6 +288,8 @@ def kernel(
     largest: the magnitude of inputs up to which the limit is promised: one number, one per dtype, one per operand
         (`{"x": 100.0}`), or one per operand of a dtype (`{"float16": {"x": 100.0}}`); default all finite
         ones. Cases have no larger ones, hunts search none, and where all inputs are tried those beyond are not judged.
+    domain: the numbers that operands hold, `{"v": "0 <= v", "g": "-8 <= g < 0"}`, by one bound or two. Cases and hunts
+        stay inside; where all inputs are tried those outside are not judged. NaN and infinities are in no domain.
     operand_dtypes: operands that have another dtype than the case, `{"weight": "float32"}`, and so their gradients; by
         the dtype of the case where it matters, `{"bfloat16": {"weight": "float32"}}`.
     output_dtypes: the same of outputs, `{"rstd": "float32"}`: each is judged in ULP of its own dtype, and by the limit
@@ -345,6 +350,8 @@ def kernel(
         returned = _outputs(about, definition, outputs)
         floating = [o.name for o in definition.operands if o.name in taken and not o.range]
         of_operands = promises.other_dtypes(about, "operand_dtypes", operand_dtypes, promised, floating)
+        magnitudes = promises.largest(about, largest, promised, floating)
+        definition = promises.domains(about, domain, definition, floating, promised, of_operands, magnitudes)
         numbers = [item for item in returned if item not in definition.integers]
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
@@ -373,7 +380,7 @@ def kernel(
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
             accepted=_accepted(function, definition),
             requires=promises.required(about, requires, file),
-            largest=promises.largest(about, largest, promised, floating),
+            largest=magnitudes,
             operand_dtypes=of_operands,
             output_dtypes=of_outputs,
             max_noise=promises.noise(about, max_noise, definition.gate, results),

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from verify.errors import UsageError
-from verify.ops.op import Largest
+from verify.ops.domain import Domain
+from verify.ops.op import Largest, Op, up_to
 from verify.records.record import CLASSES, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
+from verify.truth.ordinals import between
 
 DEFAULT_LIMIT = 4.0
 WIDE = 10.0  # of an elementwise function by like=: PyTorch's own mish is off by 8.7
@@ -185,6 +189,39 @@ def largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequenc
         dtype: {name: float(one) for name, one in size.items()} if isinstance(size, Mapping) else float(size)
         for dtype, size in each.items()
     }
+
+
+def domains(
+    about: str,
+    given: Any,
+    op: Op,
+    operands: Sequence[str],
+    dtypes: Sequence[str],
+    others: Mapping[str, Mapping[str, str]],
+    largest: Mapping[str, Largest],
+) -> Op:
+    """Returns the op with the domains that a declaration gives to operands.
+
+    Raises UsageError if one names no floating-point operand, has another form, or has no number of some dtype.
+    """
+    if given is None:
+        return op
+    for name in given if isinstance(given, Mapping) else [given]:
+        if name not in operands or not isinstance(given, Mapping):
+            raise UsageError(
+                f"{about}: domain is about its floating-point operands, {', '.join(operands)}; received {name!r}",
+                hint='domain={"v": "0 <= v"}; integers= is about the other operands',
+            )
+    found = {name: Domain.of(about, name, text) for name, text in given.items()}
+    for (name, domain), dtype in product(found.items(), dtypes):
+        own, most = named(others.get(dtype, {}).get(name, dtype)), up_to(largest.get(dtype), name)
+        if between(own, max(domain.low, -most), min(domain.high, most)) is None:
+            magnitude = "" if most == math.inf else f" and a magnitude up to {most:g}"
+            raise UsageError(
+                f"{about}: {own.name} has no number with {domain.text}{magnitude}",
+                hint="dtypes= without it, or a wider domain",
+            )
+    return replace(op, operands=tuple(replace(each, domain=found.get(each.name)) for each in op.operands))
 
 
 def other_dtypes(

@@ -197,8 +197,7 @@ class Search:
 def _landmarks(space: SearchSpace, device: str) -> Tensor:
     """The op's landmarks and the plainest numbers, as ordinals."""
     fmt = space.variables[0].fmt
-    op = space.kernel.op
-    numbers = [0.0, 1.0, -1.0, *op.boundaries(op.resolve(space.kernel.params))]
+    numbers = [0.0, 1.0, -1.0, *space.landmarks]
     patterns = [fmt.round(Fraction(x)) for x in numbers if math.isfinite(x) and abs(x) <= fmt.max_finite]
     edges = [1, 1 << fmt.mantissa_bits, fmt.max_bits]
     ordinals = [*(fmt.ordinal(bits) for bits in patterns), *edges]

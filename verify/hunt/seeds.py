@@ -10,9 +10,9 @@ from torch import Tensor
 
 from verify.cases.values import ROW_REGIMES, fill
 from verify.hunt.draws import Draws
-from verify.hunt.ordinals import of_tensor
 from verify.hunt.space import Candidates, SearchSpace, Variable
 from verify.hunt.units import whole_numbers
+from verify.truth.ordinals import of_tensor
 
 _ELEMENT = ("bits", "active", "near", "normal")
 _UPSTREAM = ("normal", "ones", "active", "bits")
@@ -53,7 +53,7 @@ def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Candidates:
 
 def _filled(space: SearchSpace, variable: Variable, chosen: Tensor, draws: Draws) -> Tensor:
     """One line of ordinals for each number of a recipe in `chosen`."""
-    landmarks = space.kernel.op.boundaries(space.kernel.op.resolve(space.kernel.params))
+    landmarks = space.landmarks
     ordinals = torch.zeros(chosen.shape[0], variable.size, dtype=torch.int64, device=draws.device)
     for number, name in enumerate(recipes(variable)):
         lines = torch.nonzero(chosen == number).reshape(-1)

@@ -26,12 +26,14 @@ from verify.cases.plan import is_unary, summed_results
 from verify.declare.declaration import Kernel, shapes_of
 from verify.errors import UsageError
 from verify.hunt.draws import Draws
-from verify.hunt.ordinals import to_tensor
 from verify.hunt.units import Unit, allowed, copied, unit_of
 from verify.measure.call import run_kernel
+from verify.ops.domain import Domain
 from verify.ops.op import Largest, largest_words, up_to
 from verify.records.record import DEMANDING, EXTREME
 from verify.truth.formats import Format, named, of
+from verify.truth.ordinals import between, folded, to_tensor
+from verify.truth.ordinals import up_to as ordinal_up_to
 
 Candidates = dict[str, Tensor]  # variable -> ordinals, one candidate per line
 
@@ -53,6 +55,7 @@ class Variable:
     row: bool  # True if its numbers are summed over: a row, a column or a vector beside rows
     columns_first: bool = False  # its columns are drawn and edited as rows are
     least: int = 0  # the smallest ordinal beside 0 that is tried
+    domain: Domain | None = None  # of the operand
 
     @property
     def size(self) -> int:
@@ -64,9 +67,29 @@ class Variable:
         return math.prod(self.shape[1:] if self.columns_first else self.shape[:-1])
 
     def within(self, ordinals: Tensor) -> Tensor:
-        """Moves ordinals that are too large to the limit, and ordinals that are too small to 0."""
+        """Moves ordinals that are too large to the limit, those that are too small to 0, and all into the domain."""
         inside = ordinals.clamp(-self.limit, self.limit)
+        if self.domain is not None:
+            inside = folded(inside, *self._span(self.domain))
+        # where a domain does not hold 0 its numbers are not too small, see `_span`
         return inside if self.least <= 1 else torch.where(inside.abs() < self.least, 0, inside)
+
+    def _span(self, domain: Domain) -> tuple[int, int]:
+        """The least and the greatest ordinal that are tried."""
+        span = between(self.fmt, domain.low, domain.high)
+        if span is not None:
+            low, high = max(span[0], -self.limit), min(span[1], self.limit)
+            if low > 0:
+                low = max(low, self.least)
+            elif high < 0:
+                high = min(high, -self.least)
+            if low <= high:
+                return low, high
+        raise UsageError(
+            f"{self.name} has the domain {domain.text}, in which no {self.fmt.name} number has the magnitude of inputs "
+            "with the limit of ordinary ones",
+            hint="max_ulp= with one limit for all classes",
+        )
 
 
 @dataclass(frozen=True)
@@ -107,6 +130,13 @@ class SearchSpace:
         return self.result not in self.kernel.op.all_outputs
 
     @property
+    def landmarks(self) -> tuple[float, ...]:
+        """The op's boundaries and the ends of domains."""
+        op = self.kernel.op
+        ends = (end for domain in op.domains.values() for end in domain.ends)
+        return (*op.boundaries(op.resolve(self.kernel.params)), *ends)
+
+    @property
     def sentence(self) -> str:
         """Says in one line what is searched; part of the property hash."""
         dims = self.unit.dims
@@ -123,6 +153,8 @@ class SearchSpace:
             range_ = largest_words(self.largest)
         elif self.largest is not None:
             range_ = f"at most {self.largest:g} in magnitude"
+        if self.kernel.op.domains:
+            range_ += f" with {self.kernel.op.domain_words}"
         if self.magnitudes is not None:
             least, most = self.magnitudes
             range_ += f", 0 or {least:g} to {most:g} in magnitude"
@@ -285,7 +317,7 @@ def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float]
 
 
 def _narrowed(variable: Variable, least: float, most: float) -> Variable:
-    bits = variable.fmt.round(Fraction(least))
+    bits = ordinal_up_to(variable.fmt, least)
     at_least = bits + (variable.fmt.value(bits) < Fraction(least))
     return replace(variable, least=at_least, limit=min(variable.limit, _limit(variable.fmt, most)))
 
@@ -311,6 +343,7 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
             _limit(fmt, up_to(largest, "" if role == "upstream" else name)),
             row=op.kind != "elementwise" and math.prod(shapes[name]) > 1,
             columns_first=bool(unit.most_rows) and role == "upstream",
+            domain=None if role == "upstream" else op.domains.get(name),
         )
         for name, role, fmt in given
     )
@@ -321,10 +354,7 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
 
 def _limit(fmt: Format, largest: float) -> int:
     """The ordinal of the largest number to try: at most `largest`, at least the smallest positive."""
-    if largest >= fmt.max_finite:
-        return fmt.max_bits
-    bits = fmt.round(Fraction(largest))
-    return max(1, bits - (fmt.value(bits) > Fraction(largest)))
+    return max(1, ordinal_up_to(fmt, largest))
 
 
 def one_of(population: Candidates, index: int) -> Candidates:

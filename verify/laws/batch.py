@@ -1,8 +1,9 @@
 """Batch invariance: what a row (an element, for elementwise ops) gives depends on nothing but that row.
 
 The rows are run all at once, in two halves, one of them alone, and with all others replaced, once by ordinary
-numbers and once by NaN. Outputs and gradients of the data have the same bits each time. A model served in batches
-answers differently when this fails, and a NaN in one request reaches its neighbours.
+numbers and once by NaN, as far as these are in the domains of operands. Outputs and gradients of the data have the
+same bits each time. A model served in batches answers differently when this fails, and a NaN in one request reaches
+its neighbours.
 
 Rows of a PyTorch function are the indices of each named dimension along which its program makes an output of operands
 at the same index alone. Where it sums, PyTorch may split a sum otherwise for another number of rows: a result of other
@@ -11,6 +12,7 @@ bits is then held to the kernel's limit. Replaced rows change no bit of any kern
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -22,6 +24,7 @@ from torch import Tensor
 from verify.cases import Case, counter
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.cases.values import inside
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import keeps
 from verify.laws.compare import Comparison, demand_each_same
@@ -95,10 +98,13 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
         labels, facts = (label, "all rows at once"), {**of, "rows": f"{rows.start} to {rows.stop - 1} of {count}"}
         told.append((rows, slice(None), rule, labels, facts, (inputs, upstream)))
     keep = slice(chosen, chosen + 1)
+    domains = kernel.op.domains
     for value, label in ((1.5, "other rows 1.5"), (torch.nan, "other rows NaN")):
 
         def replaced(name: str, tensor: Tensor, value: float = value) -> Tensor:
-            changed = filled_like(tensor, value)
+            changed, domain = filled_like(tensor, value), domains.get(name)
+            if domain is not None:  # NaN is outside of it: the rows stay
+                changed = tensor.clone() if math.isnan(value) else inside(changed, domain)
             belonging.of(name, changed, keep).copy_(belonging.of(name, tensor, keep))
             return changed
 

@@ -56,6 +56,10 @@ def _shapes(subject: Subject) -> list[tuple[int, ...]]:
 
 def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:
     kernel = subject.kernel
+    for operand in kernel.differentiable:  # beside an end of its domain a difference would step over it
+        value, ends = inputs[operand.name], operand.domain.ends if operand.domain else ()
+        if value is not None and any(bool(((value - end).abs() <= _CORNER).any()) for end in ends):
+            return False
     if kernel.op.kind == "rowwise":
         rows = [inputs[o.name] for o in kernel.op.operands if o.role == "data"]
         total = sum(row for row in rows if row is not None)

@@ -204,6 +204,8 @@ def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
     if kernel.op.name not in _IDENTITIES:
         return f"no exact identity is known for {said_of(subject)}"
+    if kernel.op.domains:
+        return f"an identity changes operands, and these have a domain: {kernel.op.domain_words}"
     activation = kernel.op.resolve(kernel.params).get("activation", "id")
     if activation != "id":
         return f"no exact identity is known for op {kernel.op.name} with activation {activation}"

@@ -21,8 +21,10 @@ from verify.cases.strategies import CaseSpace, space
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, said_of
 from verify.measure.call import run_tensors
+from verify.ops.domain import Domain
 from verify.truth import formats
-from verify.truth.ulp import bits_of, from_bits, ulp_exponent, widen
+from verify.truth.ordinals import between, of_tensor, to_tensor
+from verify.truth.ulp import ulp_exponent, widen
 
 _RUN = 16  # neighbours after each drawn number
 
@@ -47,19 +49,14 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     return chosen.each_choice(chosen.shapes[-1:])  # the more neighbours, the likelier a seam among them
 
 
-def _runs(x: Tensor) -> Tensor:
-    """Each finite number of x, followed by its next neighbours upwards: one run per row."""
+def _runs(x: Tensor, domain: Domain | None = None) -> Tensor:
+    """Each finite number of x, followed by its next neighbours upwards, at most to a domain's end: one run per row."""
     fmt = formats.of(x.dtype)
-    bits = bits_of(x[torch.isfinite(x)])
-    if fmt.bits == 64:
-        negative, magnitude = bits < 0, bits & ((1 << 63) - 1)
-    else:
-        negative, magnitude = (bits & fmt.sign_bit) != 0, bits & (fmt.sign_bit - 1)
-    ordinal = torch.where(negative, -magnitude, magnitude)
-    steps = ordinal[:, None] + torch.arange(_RUN, device=x.device)
-    steps = steps.clamp(max=fmt.max_bits)
-    sign = -(1 << 63) if fmt.bits == 64 else fmt.sign_bit
-    return from_bits(torch.where(steps < 0, (-steps) | sign, steps), fmt)
+    span = None if domain is None else between(fmt, domain.low, domain.high)
+    most = fmt.max_bits if span is None else span[1]
+    steps = of_tensor(x[torch.isfinite(x)], fmt)[:, None] + torch.arange(_RUN, device=x.device)
+    steps = steps.clamp(max=most)
+    return to_tensor(steps, fmt)
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -67,7 +64,7 @@ def _check(subject: Subject, case: Case) -> None:
     # all but the kernel's call on the CPU: so few numbers take a GPU longer to launch than to compute
     drawn = inputs_of(kernel.op, case, "cpu")["x"]
     assert drawn is not None
-    x = _runs(drawn)
+    x = _runs(drawn, kernel.op.operands[0].domain)
     if x.numel() == 0:
         return
     y = run_tensors(kernel, {"x": x.to(subject.backend.device)}, case.params, {})["y"].cpu()

@@ -302,7 +302,8 @@ class _Shrinker:
         upstream = upstream_of(self.op, case, self._outputs(case)) if case.upstream else {}
         tensors |= {"d" + name: value.contiguous() for name, value in upstream.items()}
         roles = {operand.name: operand.role for operand in self.op.operands}
-        ones = frozenset(name for name in tensors if roles.get(name, "data") == "data")
+        apart = self.op.domains  # which 1 may lie outside of
+        ones = frozenset(name for name in tensors if roles.get(name, "data") == "data" and name not in apart)
         return _Draft(case, tensors, ones)
 
     def _outputs(self, case: Case) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import data_operands, is_packed, reference
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
+from verify.ops.domain import Domain
 from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import fetched, raw
@@ -73,6 +74,8 @@ def plant(
 
     `specials` are their bits. With `single` only one place gets one.
     """
+    if not len(specials):
+        return
     width = tensor.shape[-1] if rows else 1
     chosen = np.arange(lane, tensor.numel() // width, lanes)
     if single:
@@ -86,13 +89,18 @@ def plant(
 
 
 @lru_cache
-def _specials(fmt: Format, infinite: bool, largest: bool) -> NDArray[Any]:
-    """Returns the bits of a format's special values, with or without infinities and the largest finite numbers."""
+def _specials(fmt: Format, infinite: bool, largest: bool, domain: Domain | None = None) -> NDArray[Any]:
+    """Returns the bits of a format's special values, with or without infinities and the largest finite numbers.
+
+    Those outside of a domain are left out.
+    """
     patterns = special_patterns(fmt)
     if not infinite:
         patterns = [bits for bits in patterns if not fmt.is_inf(bits)]
     if not largest:
         patterns = [bits for bits in patterns if not fmt.is_finite(bits) or bits & ~fmt.sign_bit < fmt.max_bits - 1]
+    if domain is not None:
+        patterns = [bits for bits in patterns if domain.low <= fmt.to_float(bits) <= domain.high]
     return np.array(list(map(fmt.signed, patterns)), dtype=f"int{fmt.bits}")
 
 
@@ -111,6 +119,7 @@ def _check_reach(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     op, policy = kernel.op, kernel.policy
     inputs = inputs_of(op, msgspec.structs.replace(case, layouts={}), "cpu")
+    closed = op.domains  # neither NaN nor an infinity is in a domain
 
     def run(name: str, place: int, value: float) -> dict[str, Tensor]:
         given = sent_all(_with(inputs, name, place, value), device)
@@ -120,7 +129,7 @@ def _check_reach(subject: Subject, case: Case) -> None:
 
     for name in kernel.operands:
         operand = inputs[name]
-        if operand is None or not operand.is_floating_point() or not operand.numel():
+        if operand is None or not operand.is_floating_point() or not operand.numel() or name in closed:
             continue
         at = int(counter.below(case.seed, f"special/{name}", 1, operand.numel())[0])
         held = float(operand.reshape(-1)[at])
@@ -171,17 +180,19 @@ def _check(subject: Subject, case: Case) -> None:
     # planted in the memory of the host: a dozen launches take a GPU longer than the way there
     plain = msgspec.structs.replace(case, layouts={})
     inputs = inputs_of(kernel.op, plain, "cpu")
-    tensors = [value for name in data_operands(kernel) if (value := inputs[name]) is not None]
+    domains = kernel.op.domains
+    held = [(value, domains.get(name)) for name in data_operands(kernel) if (value := inputs[name]) is not None]
     if is_packed(kernel):
-        tensors = list(tensors[0].chunk(2, -1))
+        held = [(half, held[0][1]) for half in held[0][0].chunk(2, -1)]
+    tensors = [tensor for tensor, _ in held]
     lanes = len(tensors) + (len(kernel.outputs) if case.upstream else 0)
     # The product of several factors may overflow on the way to a number that fits, in whatever order it is taken. So
     # may whatever a layer makes of inputs beyond those that it promises to be right for.
     largest = (rows or len(tensors) == 1) and subject.dtype not in kernel.largest
     # The gradient of a weight sums over all rows: two large ones of opposite sign overflow on the way to their sum.
     single = kernel.op.kind == "contraction"
-    for lane, tensor in enumerate(tensors):
-        specials = _specials(formats.of(tensor.dtype), True, largest)
+    for lane, (tensor, domain) in enumerate(held):
+        specials = _specials(formats.of(tensor.dtype), True, largest, domain)
         plant(tensor, specials, case.seed, lane, lanes, rows=rows, single=single)
     inputs = {name: None if value is None else _laid(case, name, value) for name, value in inputs.items()}
     given = sent_all(inputs, device)
@@ -220,12 +231,20 @@ def _check_zeros(case: Case, judged: Known) -> None:
             raise Broken("a zero has the wrong sign", case, facts, result=name, index=index)
 
 
+def _applies(subject: Subject) -> str | None:
+    op = subject.kernel.op
+    if op.kind == "graph" and all(operand.range is not None or operand.domain is not None for operand in op.operands):
+        return "every operand has a domain, which holds neither NaN nor an infinity"
+    return None
+
+
 LAWS: Sequence[Law] = (
     Law(
         name="special values",
         summary="NaN, infinities, zeros, subnormals and the largest numbers give what mathematics says",
         space=_space,
         check=_check,
+        applies=_applies,
         examples=_examples,
     ),
 )

@@ -44,9 +44,11 @@ def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
         fmt = formats.named(operand_dtype(plain, operand))
         for half in range(0, widths[operand.name], SIZE):  # both halves of a packed operand
             for bits in patterns(fmt):
+                if operand.domain is not None and not operand.domain.low <= fmt.to_float(bits) <= operand.domain.high:
+                    continue
                 edits.setdefault(operand.name, {})[str(half + place)] = f"{bits:0{fmt.bits // 4}x}"
                 place += 1
-    return msgspec.structs.replace(plain, edits=edits), place
+    return (msgspec.structs.replace(plain, edits=edits), place) if place else None
 
 
 def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[str, list[SpecialValue]]:

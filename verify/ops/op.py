@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from verify.ops.domain import Domain
 from verify.records.record import Gate
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Operand:
     differentiable: bool = True
     range: Callable[[Shape], tuple[int, int]] | None = None  # of dims: the least value of an "integer", and one above
     boolean: bool = False
+    domain: Domain | None = None  # the numbers that it holds; None: all
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,16 @@ class Op:
     def all_outputs(self) -> tuple[str, ...]:
         """Required and optional outputs, in the order in which the baseline returns them."""
         return tuple(dict.fromkeys((*self.outputs, *self.optional_outputs)))
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """The domain of each operand that has one."""
+        return {each.name: each.domain for each in self.operands if each.domain is not None}
+
+    @property
+    def domain_words(self) -> str:
+        """The domains as they are declared: `0 <= v, -1 <= cos <= 1`; empty without any."""
+        return ", ".join(domain.text for domain in self.domains.values())
 
     @property
     def gradients(self) -> tuple[str, ...]:

@@ -1,0 +1,62 @@
+"""The domain of an operand: the numbers that a kernel is declared for, such as `0 <= v` or `-8 <= g < 0`.
+
+The bounds are decimal numbers. They are read from the text and never evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from verify.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_LARGEST = sys.float_info.max
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The numbers from `low` to `high`, both included. NaN and infinities are in no domain.
+
+    A strict bound is the next float64 beside it: no format has a number between the two. `text` is the declaration's.
+    """
+
+    text: str
+    low: float = -_LARGEST
+    high: float = _LARGEST
+
+    @staticmethod
+    def of(about: str, operand: str, text: Any) -> Domain:
+        """Reads `low <= operand < high`. Raises UsageError if the text has another form or no number fulfils it."""
+        form = rf"(?:({_NUMBER})\s*(<=?)\s*)?{re.escape(operand)}(?:\s*(<=?)\s*({_NUMBER}))?"
+        found = re.fullmatch(form, text.strip(), re.ASCII | re.IGNORECASE) if isinstance(text, str) else None
+        bounds = [] if found is None else [float(each) for each in found.group(1, 4) if each]
+        if found is None or not bounds or not all(map(math.isfinite, bounds)):
+            raise UsageError(
+                f"{about}: a domain says low <= {operand} <= high, or one side of it, with < or <= and finite decimal "
+                f"numbers; received {text!r}",
+                hint=f'domain={{{operand!r}: "0 <= {operand}"}}',
+            )
+        low, high = -_LARGEST, _LARGEST
+        if found[1]:
+            low = float(found[1]) if found[2] == "<=" else math.nextafter(float(found[1]), math.inf)
+        if found[4]:
+            high = float(found[4]) if found[3] == "<=" else math.nextafter(float(found[4]), -math.inf)
+        if not low <= high:
+            raise UsageError(f"{about}: no number fulfils the domain {text!r}", hint="low <= name <= high, low first")
+        return Domain(" ".join(text.split()), low, high)
+
+    def holds(self, values: Tensor) -> Tensor:
+        """True for each float64 number that is in the domain."""
+        return (values >= self.low) & (values <= self.high)
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """The bounds that the declaration names."""
+        return tuple(end for end in (self.low, self.high) if abs(end) < _LARGEST)

@@ -1,0 +1,84 @@
+"""Numbers as ordinals: positions on the number line of a format, consecutive numbers one apart.
+
+A step of one ulp is an addition, a sign is a negation, an exponent is a shifted addition. Every int64 within +-max_bits
+is a finite number, so no edit can leave the space. Negative zero is the one finite pattern without an ordinal of its
+own; the special values of every run try it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from verify.truth.formats import Format
+from verify.truth.ulp import bits_of, from_bits, widen
+
+
+def to_tensor(ordinals: Tensor, fmt: Format) -> Tensor:
+    """Returns the numbers at ordinals, in the format's dtype."""
+    sign = -(1 << 63) if fmt.bits == 64 else fmt.sign_bit
+    return from_bits(torch.where(ordinals < 0, ordinals.abs() | sign, ordinals), fmt)
+
+
+def of_tensor(tensor: Tensor, fmt: Format) -> Tensor:
+    """Returns the ordinals of numbers; infinities and NaN become the largest finite number of their sign."""
+    bits = bits_of(tensor)
+    magnitude = bits & ((1 << (fmt.bits - 1)) - 1)
+    negative = bits < 0 if fmt.bits == 64 else bits >= fmt.sign_bit
+    return torch.where(negative, -magnitude, magnitude).clamp(-fmt.max_bits, fmt.max_bits)
+
+
+def up_to(fmt: Format, magnitude: float) -> int:
+    """Returns the ordinal of the largest number of a format that is at most a magnitude."""
+    if magnitude >= fmt.max_finite:
+        return fmt.max_bits
+    bits = fmt.round(Fraction(magnitude))
+    return bits - (fmt.value(bits) > Fraction(magnitude))
+
+
+def between(fmt: Format, low: float, high: float) -> tuple[int, int] | None:
+    """Returns the ordinals of the least and the greatest number from `low` to `high`; None if there is none."""
+
+    def at_most(value: float) -> int:
+        if value >= 0:
+            return up_to(fmt, value)
+        under = up_to(fmt, -value)
+        return -under if fmt.value(under) == Fraction(-value) else -under - 1
+
+    least, greatest = -at_most(-low), at_most(high)
+    return (least, greatest) if -fmt.max_bits <= least <= greatest <= fmt.max_bits else None
+
+
+def folded(ordinals: Tensor, low: int, high: int) -> Tensor:
+    """Moves ordinals into low .. high. Ordinals inside stay.
+
+    A sign that the range does not have is dropped. A magnitude outside is reflected at the nearer end of the range of
+    its sign, as often as it takes. Near an end an ordinal is a logarithm: beyond 1, x becomes about 1 / x.
+    """
+    size = ordinals.abs()
+    if low >= 0:
+        return _reflected(size, low, high)
+    if high <= 0:
+        return -_reflected(size, -high, -low)
+    return torch.where(ordinals < 0, -_reflected(size, 0, -low), _reflected(size, 0, high))
+
+
+def _reflected(size: Tensor, least: int, most: int) -> Tensor:
+    span = most - least
+    if span == 0:
+        return torch.full_like(size, least)
+    beyond = size > most
+    distance = torch.where(beyond, size - most, least - size).clamp(min=0)
+    turns, rest = distance // span, distance % span
+    moved = torch.where(beyond == (turns % 2 == 0), most - rest, least + rest)
+    return torch.where(distance == 0, size, moved)
+
+
+def moved_inside(values: Tensor, fmt: Format, low: int, high: int) -> Tensor:
+    """The numbers with those outside of low .. high folded; infinities and NaN begin at the largest finite number."""
+    ordinals = of_tensor(values, fmt)
+    inside = folded(ordinals, low, high)
+    kept = (inside == ordinals) & torch.isfinite(widen(values))
+    return from_bits(torch.where(kept, bits_of(values), bits_of(to_tensor(inside, fmt))), fmt)
