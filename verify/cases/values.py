@@ -236,7 +236,7 @@ def _active(wanted: WantedElements) -> Tensor:
     offset = stream.below(count, min(high - low, 1 << 31))
     if high - low >= 1 << 31:
         offset = offset * ((high - low) >> 31)
-    return from_bits(_signed(offset + low, stream.below(count, 2, "sign") == 1, fmt), fmt)
+    return to_tensor((offset + low) * (1 - 2 * stream.below(count, 2, "sign")), fmt)
 
 
 def _near(wanted: WantedElements) -> Tensor:
@@ -251,12 +251,6 @@ def _near(wanted: WantedElements) -> Tensor:
     away = stream.below(count, 2, "side") * 2 - 1
     ordinal = (centres[which] + away * distance).clamp(-fmt.max_bits, fmt.max_bits)
     return to_tensor(ordinal, fmt)
-
-
-def _signed(magnitude: Tensor, negative: Tensor, fmt: Format) -> Tensor:
-    """Patterns with the sign bit set where `negative`: float8 has no arithmetic to negate with."""
-    sign = -(1 << 63) if fmt.bits == 64 else fmt.sign_bit
-    return torch.where(negative, magnitude | sign, magnitude)
 
 
 def _normal(wanted: WantedElements) -> Tensor:

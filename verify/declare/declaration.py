@@ -25,6 +25,7 @@ import msgspec
 
 from verify import ops
 from verify.declare import promises
+from verify.declare.writing import functional
 from verify.errors import UsageError
 from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Largest, Op, Operand, Params, Shape, largest_words, up_to
@@ -213,6 +214,8 @@ class Kernel:
             parts.append("refuses nothing")
         if self.where:
             parts.append(f"sizes: {self.where}")
+        if writing := getattr(self.function, "writing", None):
+            parts.append("writes " + ", ".join((*writing.writes, *writing.into)))
         if self.op.domains:
             parts.append(f"domain: {self.op.domain_words}")
         if self.largest:
@@ -247,6 +250,8 @@ def kernel(
     requires: str | Iterable[str] = (),
     largest: float | Mapping[str, float | Mapping[str, float]] | None = None,
     domain: Mapping[str, str] | None = None,
+    writes: Mapping[str, str] | None = None,
+    into: Iterable[str] | None = None,
     refuses: bool = True,
     operand_dtypes: Mapping[str, Any] | None = None,
     output_dtypes: Mapping[str, Any] | None = None,
@@ -290,20 +295,22 @@ def kernel(
         ones. Cases have no larger ones, hunts search none, and where all inputs are tried those beyond are not judged.
     domain: the numbers that operands hold, `{"v": "0 <= v", "g": "-8 <= g < 0"}`, by one bound or two. Cases and hunts
         stay inside; where all inputs are tried those outside are not judged. NaN and infinities are in no domain.
+    writes: with like=, operands that the kernel writes into and the results that it leaves there, `{"p": "p_"}`.
+    into: with like=, arguments that are buffers for the results of these names, `["y"]`.
     operand_dtypes: operands that have another dtype than the case, `{"weight": "float32"}`, and so their gradients; by
         the dtype of the case where it matters, `{"bfloat16": {"weight": "float32"}}`.
     output_dtypes: the same of outputs, `{"rstd": "float32"}`: each is judged in ULP of its own dtype, and by the limit
         that max_ulp names for it. Without it y has the dtype of the case, and a statistic any.
     refuses: whether it may raise an error on a case, which is reported as a limit of it; False promises to take all.
     """
-
     # the declaring module, not the function's: a library function may be declared as it is
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
-    if like is None and (shapes or integers or examples is not None or accumulate != "float32" or intermediate):
+    alone = (shapes, integers, examples is not None, accumulate != "float32", intermediate, writes, into)
+    if like is None and any(alone):
         raise UsageError(
-            "shapes, integers, examples, accumulate and intermediate belong to like=",
+            "shapes, integers, examples, accumulate, intermediate, writes and into belong to like=",
             hint="@verify.kernel(like=function, ...)",
         )
     if like is not None and (received or op is not None or params):
@@ -329,7 +336,9 @@ def kernel(
                 f"{about}: @verify.kernel decorates a function; received the class {function.__name__}",
                 hint=f"decorate a function that calls it, as in: def my_kernel(x): return {_called(function)}",
             )
-        taken: Iterable[str] | None = operands
+        taken, called, returns, grads = operands, function, outputs, gradients
+        if like is not None and (writes or into):
+            called, returns, grads = *functional(about, function, like, writes, into, outputs, gradients), False
         if like is not None:
             said = {
                 "shapes": shapes,
@@ -340,14 +349,14 @@ def kernel(
                 "intermediate": promises.choice(about, "intermediate", intermediate, ("", "eager", "float32"))
                 or ("eager" if max_ulp is None else "float32"),
             }
-            definition = _like(label, function, like, operands, outputs, said)
+            definition = _like(label, called, like, operands, returns, said)
             taken = None
         else:
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
         definition.resolve(params or {})
         taken = _operands(about, definition, taken)
         promised = _dtypes(about, dtypes)
-        returned = _outputs(about, definition, outputs)
+        returned = _outputs(about, definition, returns)
         floating = [o.name for o in definition.operands if o.name in taken and not o.range]
         of_operands = promises.other_dtypes(about, "operand_dtypes", operand_dtypes, promised, floating)
         magnitudes = promises.largest(about, largest, promised, floating)
@@ -360,14 +369,14 @@ def kernel(
         limits = promises.limits(about, max_ulp, promised, others, results, wide=beyond, relative=like is not None)
         declared = Kernel(
             name=label,
-            function=function,
+            function=called,
             op=definition,
             params=dict(params or {}),
             dtypes=promised,
             operands=taken,
             outputs=returned,
             layouts=promises.choice(about, "layouts", layouts, LAYOUTS),
-            gradients=_gradients(about, definition, gradients, taken),
+            gradients=_gradients(about, definition, grads, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else _where(about, definition, where),
             refuses=bool(refuses),
@@ -378,7 +387,7 @@ def kernel(
             module=module,
             file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
-            accepted=_accepted(function, definition),
+            accepted=_accepted(called, definition),
             requires=promises.required(about, requires, file),
             largest=magnitudes,
             operand_dtypes=of_operands,

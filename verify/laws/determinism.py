@@ -4,7 +4,7 @@ The first call is made with the caches of every Triton autotuner empty, so that 
 the kernel twice per configuration); the second repeats it; a call on another shape follows; the third must still
 give the first call's bits, gradients included. One case of three elements is called 300 times first: what a kernel
 counts, collects or tunes over many calls must not show. The interpreter, slow at calls, does so in the kernel's first
-dtype alone, for at most 20 seconds.
+dtype alone, for at most 20 seconds. A kernel that writes into operands or buffers is called twice on the same ones.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from verify.cases import Case, inputs_of
 from verify.cases.sizes import Dims, another, shapes_for, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.declare.declaration import Kernel
+from verify.declare.writing import Writing
 from verify.laws.accuracy import judge_measured, keeps
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case
@@ -53,8 +54,24 @@ def _check(subject: Subject, case: Case) -> None:
         rule = "the same call gives other bits after a call on another shape"
         facts = {"call between": f"dims {list(other.dims)}"}
         demand_same(case, third.to_read.results, results, rule, labels=("third call", "first call"), facts=facts)
+        if (writing := getattr(kernel.function, "writing", None)) is not None:
+            _check_same_buffers(subject, case, writing)
         if case.dims == _many(kernel) and _has_time(subject):
             _check_many(subject, case, results)
+
+
+def _check_same_buffers(subject: Subject, case: Case, writing: Writing) -> None:
+    """A second call on the buffers of the first gives the bits of a call on copies of what the first one left."""
+    kernel = subject.kernel
+    given = [inputs_of(kernel.op, case, subject.backend.device)[name] for name in kernel.operands]
+    buffers = writing.buffers(given)
+    first = dict(zip(kernel.outputs, (each.clone() for each in writing.call(buffers, given)), strict=True))
+    second = [each.clone() for each in writing.call(buffers, given)]
+    changed = (writing.writes.get(name) for name in kernel.operands)
+    after = [value if name is None else first[name] for name, value in zip(changed, given, strict=True)]
+    expected = dict(zip(kernel.outputs, writing.call(writing.buffers(after), after), strict=True))
+    rule, labels = "a second call on the same buffers gives other bits", ("same buffers", "copies of them")
+    demand_same(case, dict(zip(kernel.outputs, second, strict=True)), expected, rule, labels=labels)
 
 
 def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> None:

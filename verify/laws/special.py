@@ -3,7 +3,8 @@
 Each case plants every kind of special value into ordinary data: one per element (per row, where a row decides), in
 turn in each operand and in the upstream gradient. NaN must come out exactly where the real function has no value, an
 infinity where it is infinite, and a number within the kernel's limit everywhere else, subnormals included unless the
-kernel's policy flushes them. The sign of a zero counts when the kernel's policy says so.
+kernel's policy flushes them. The sign of a zero counts when the kernel's policy says so. An operand with a domain gets
+the special values that are inside it.
 
 Two special values never meet in one element: infinity times a number that underflows is a question of what the
 format can hold on the way, on which correct kernels differ.

@@ -1,0 +1,111 @@
+"""Kernels that write: what they write is judged, everything else must stay as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import verify
+from tests.declare import writing_kernels
+from tests.laws import trial
+from verify.backends import Backend
+from verify.cases import case_of
+from verify.errors import KernelError, UsageError
+from verify.measure.call import run_kernel
+from verify.measure.kernel import measure_kernel
+from verify.records.record import KernelRun
+
+
+def measured(kernel: verify.Kernel, backend: Backend) -> KernelRun:
+    return measure_kernel(kernel, f"tests/declare/writing_kernels.py::{kernel.name}", backend)
+
+
+def test_what_is_written_is_judged(backend: Backend) -> None:
+    run = measured(writing_kernels.step, backend)
+    assert (run.status, [result.output for result in run.results]) == ("ok", ["p_", "m_", "v_"]), run
+    assert all(result.basis.n > 1000 for result in run.results)
+
+
+def test_an_operand_that_is_not_updated_is_caught(backend: Backend) -> None:
+    run = measured(writing_kernels.forgets_v, backend)
+    assert {result.output: result.status for result in run.results} == {"p_": "ok", "m_": "ok", "v_": "wrong"}
+
+
+def test_an_operand_that_is_not_declared_as_written_must_stay(backend: Backend) -> None:
+    run = measured(writing_kernels.squares_g_in_place, backend)
+    assert run.status == "error" and "must not change its inputs; g differs after the call" in run.message, run
+
+
+def test_a_buffer_is_full_of_nan_before_the_call(backend: Backend) -> None:
+    assert measured(writing_kernels.exp_into, backend).status == "ok"
+    run = measured(writing_kernels.exp_added, backend)
+    assert run.status == "wrong" and "NaN" in run.results[0].reason, run.results
+
+
+def test_written_buffers_and_returned_results_go_together(backend: Backend) -> None:
+    kernel = writing_kernels.all_three
+    assert (kernel.operands, kernel.outputs) == (("x", "state"), ("y", "state_", "mean"))
+    run = measured(kernel, backend)
+    assert run.status == "ok" and [result.output for result in run.results] == ["y", "state_", "mean"], run
+
+
+@pytest.mark.parametrize("law", ["determinism", "layout independence", "memory bounds", "batch invariance"])
+def test_laws_hold_of_a_right_kernel(law: str) -> None:
+    trial.holds(law, writing_kernels.step)
+
+
+def test_what_lies_behind_a_written_operand_or_a_buffer_is_guarded() -> None:
+    trial.holds("memory bounds", writing_kernels.doubled_in_place)
+    for kernel in (writing_kernels.doubled_too_far, writing_kernels.doubled_too_far_into):
+        trial.breaks("memory bounds", kernel, "something is written outside of the results")
+
+
+def test_a_second_call_on_the_same_buffers_is_made() -> None:
+    trial.breaks("determinism", writing_kernels.first_call_alone, "a second call on the same buffers gives other bits")
+
+
+def test_the_kernel_gets_copies_with_the_strides_of_the_operand() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def scale(x: Tensor) -> None:
+        seen.append(x.stride())
+        x.mul_(2)
+
+    kernel = verify.kernel(like=lambda x: 2 * x, dtypes=["float32"], writes={"x": "x_"})(scale)
+    case = case_of(kernel, "float32", dims=(4, 5), layouts={"x": "transposed"})
+    found = run_kernel(kernel, case, "cpu")
+    x = found.inputs["x"]
+    assert x is not None and seen[-1] == x.stride() == (1, 4)
+    assert torch.equal(found.results["x_"], 2 * x), "the operand itself is as it was"
+
+
+def test_a_kernel_that_returns_too_much_or_too_little_is_an_error() -> None:
+    kernel = verify.kernel(
+        like=lambda x: (2 * x, x + 1), dtypes=["float32"], writes={"x": "x_"}, outputs=["x_", "y"], name="lacks"
+    )(lambda x: x.mul_(2) and None)
+    with pytest.raises(KernelError, match="it returns y beside what it writes; received 1 value|must return"):
+        run_kernel(kernel, case_of(kernel, "float32", dims=(1,)), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ({"writes": {"z": "z_"}}, "writes names operands of the kernel, x; received 'z'"),
+        ({"into": ["z"]}, "into names arguments of the kernel, x, y; received 'z'"),
+        ({"into": ["y"], "outputs": ["a"]}, "outputs names what is written, a; received 'y'"),
+        ({"into": ["y"], "gradients": True}, "a kernel that writes has no gradients"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(said: dict[str, Any], rule: str) -> None:
+    def kernel(x: Tensor, y: Tensor) -> None:
+        torch.exp(x, out=y)
+
+    if "writes" in said:
+        said = said | {"into": ["y"]}
+    with pytest.raises(UsageError, match=rule):
+        verify.kernel(like=torch.exp, dtypes=["float32"], **said)(kernel)
+    with pytest.raises(UsageError, match="writes and into belong to like="):
+        verify.kernel(op="gelu", into=["y"])(kernel)

@@ -1,0 +1,116 @@
+"""Kernels that write into their operands or into buffers, as functions that return what was written.
+
+An in-place optimiser has writes={"p": "p_"}: what it leaves in the operand p is its result p_. A kernel with an `out=`
+argument has into=["y"]: the argument y is a buffer, and what the kernel leaves there is its result y.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+
+Arguments = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a kernel is called that writes. Results that are neither in `writes` nor in `into` are returned by it."""
+
+    function: Callable[..., Any]
+    like: Callable[..., Any]
+    order: tuple[str, ...]  # of the arguments that come by position
+    writes: Mapping[str, str]  # operand -> result
+    into: tuple[str, ...]  # both the argument and the result
+    outputs: tuple[str, ...]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The arguments that are no buffers."""
+        return tuple(name for name in self.order if name not in self.into)
+
+    def buffers(self, arguments: Arguments) -> dict[str, Tensor]:
+        """Copies of the written operands, and buffers full of NaN (integers: of 99) that are like the results."""
+        given = dict(zip(self.operands, arguments, strict=True))
+        found = {name: _copied(value) for name in self.writes if (value := given[name]) is not None}
+        if self.into:
+            shaped = self.like(*[value if value is None else value.detach().to("meta") for value in arguments])
+            results = dict(zip(self.outputs, shaped if isinstance(shaped, tuple | list) else (shaped,), strict=True))
+            device = next(value.device for value in arguments if value is not None)
+            empty = {name: torch.empty_like(results[name], device=device) for name in self.into}
+            found |= {name: each.fill_(math.nan if each.is_floating_point() else 99) for name, each in empty.items()}
+        return found
+
+    def call(self, buffers: Mapping[str, Tensor], arguments: Arguments, **keywords: Any) -> tuple[Any, ...]:
+        """Calls the kernel on these buffers and returns its results in order."""
+        given = {**dict(zip(self.operands, arguments, strict=True)), **buffers}
+        by_name = {name: given[name] for name in self.into if name not in self.order}
+        with torch.no_grad():
+            returned = self.function(*(given[name] for name in self.order), **by_name, **keywords)
+        written = {result: buffers[name] for name, result in self.writes.items()}
+        written |= {name: buffers[name] for name in self.into}
+        rest = [name for name in self.outputs if name not in written]
+        items = list(returned) if isinstance(returned, tuple | list) else [returned]
+        if rest and len(items) != len(rest):
+            raise TypeError(f"it returns {', '.join(rest)} beside what it writes; received {len(items)} value(s)")
+        return tuple((written | dict(zip(rest, items, strict=False)))[name] for name in self.outputs)
+
+
+def functional(
+    about: str,
+    function: Callable[..., Any],
+    like: Callable[..., Any],
+    writes: Mapping[str, str] | None,
+    into: Iterable[str] | None,
+    outputs: Iterable[str] | None,
+    gradients: Any,
+) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """Returns a function that writes nowhere, and the names of its results in the order in which like= returns them."""
+    if gradients not in ("auto", False):
+        raise UsageError(f"{about}: a kernel that writes has no gradients", hint="gradients=False, or neither")
+    written, buffers = dict(writes or {}), (into,) if isinstance(into, str) else tuple(into or ())
+    signature = inspect.signature(function)
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature.parameters.items()
+    order = tuple(name for name, each in parameters if each.default is each.empty and each.kind in plain)
+    results = tuple(outputs) if outputs is not None else (*written.values(), *buffers)
+    for what, names, allowed in (
+        ("writes names operands of the kernel", written, tuple(name for name in order if name not in buffers)),
+        ("into names arguments of the kernel", buffers, tuple(signature.parameters)),
+        ("outputs names what is written", (*written.values(), *buffers), results),
+    ):
+        for name in names:
+            if name not in allowed:
+                raise UsageError(
+                    f"{about}: {what}, {', '.join(allowed)}; received {name!r}",
+                    hint='writes={"p": "p_"}: like= returns the new p under the name p_; into=["y"] for an argument y',
+                )
+    writing = Writing(function, like, order, written, buffers, results)
+
+    @functools.wraps(function)
+    def call(*arguments: Tensor | None, **keywords: Any) -> Any:
+        found = writing.call(writing.buffers(arguments), arguments, **keywords)
+        return found[0] if len(found) == 1 else found
+
+    call.writing = writing  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[each for name, each in parameters if name not in buffers]
+    )
+    return call, results
+
+
+def _copied(value: Tensor) -> Tensor:
+    """A copy in memory of its own with the same strides, unless elements share memory."""
+    if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(
+        value.detach()
+    )
