@@ -138,9 +138,9 @@ def within(values: Tensor, fmt: Format, largest: float) -> Tensor:
 
 
 def inside(values: Tensor, domain: Domain, largest: float = math.inf, *, ends: bool = False) -> Tensor:
-    """The values, moved into a domain and within a magnitude by steps of the format: see `folded`.
+    """Moves values into a domain and within a magnitude by steps of the format: see `folded`.
 
-    With `ends` the first and the last element are the bounds of the domain, as far as the format has these numbers.
+    With `ends` the first and the last element become the bounds of the domain, if the format has these numbers.
     """
     fmt = of(values.dtype)
     span = between(fmt, max(domain.low, -largest), min(domain.high, largest))

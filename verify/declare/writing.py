@@ -34,11 +34,11 @@ class Writing:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The arguments that are no buffers."""
+        """Returns the names of the arguments that are no buffers."""
         return tuple(name for name in self.order if name not in self.into)
 
     def buffers(self, arguments: Arguments) -> dict[str, Tensor]:
-        """Copies of the written operands, and buffers full of NaN (integers: of 99) that are like the results."""
+        """Makes copies of the written operands, and buffers full of NaN (integers: of 99) that are like the results."""
         given = dict(zip(self.operands, arguments, strict=True))
         found = {name: _copied(value) for name in self.writes if (value := given[name]) is not None}
         if self.into:
@@ -108,7 +108,7 @@ def functional(
 
 
 def _copied(value: Tensor) -> Tensor:
-    """A copy in memory of its own with the same strides, unless elements share memory."""
+    """Makes a copy in memory of its own. Its strides are the same, unless elements share memory."""
     if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)):
         return value.detach().clone(memory_format=torch.contiguous_format)
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(

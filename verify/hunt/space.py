@@ -75,7 +75,7 @@ class Variable:
         return inside if self.least <= 1 else torch.where(inside.abs() < self.least, 0, inside)
 
     def _span(self, domain: Domain) -> tuple[int, int]:
-        """The least and the greatest ordinal that are tried."""
+        """Returns the least and the greatest ordinal to try. Raises UsageError if there is none."""
         span = between(self.fmt, domain.low, domain.high)
         if span is not None:
             low, high = max(span[0], -self.limit), min(span[1], self.limit)
@@ -131,7 +131,7 @@ class SearchSpace:
 
     @property
     def landmarks(self) -> tuple[float, ...]:
-        """The op's boundaries and the ends of domains."""
+        """Returns the op's boundaries and the ends of domains."""
         op = self.kernel.op
         ends = (end for domain in op.domains.values() for end in domain.ends)
         return (*op.boundaries(op.resolve(self.kernel.params)), *ends)

@@ -53,10 +53,10 @@ class Domain:
         return Domain(" ".join(text.split()), low, high)
 
     def holds(self, values: Tensor) -> Tensor:
-        """True for each float64 number that is in the domain."""
+        """Returns whether each float64 number is in the domain."""
         return (values >= self.low) & (values <= self.high)
 
     @property
     def ends(self) -> tuple[float, ...]:
-        """The bounds that the declaration names."""
+        """Returns the bounds that the declaration names."""
         return tuple(end for end in (self.low, self.high) if abs(end) < _LARGEST)

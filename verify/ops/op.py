@@ -219,12 +219,12 @@ class Op:
 
     @property
     def domains(self) -> dict[str, Domain]:
-        """The domain of each operand that has one."""
+        """Maps each operand with a domain to it."""
         return {each.name: each.domain for each in self.operands if each.domain is not None}
 
     @property
     def domain_words(self) -> str:
-        """The domains as they are declared: `0 <= v, -1 <= cos <= 1`; empty without any."""
+        """Returns the domains as they are declared, such as `0 <= v, -1 <= cos <= 1`."""
         return ", ".join(domain.text for domain in self.domains.values())
 
     @property

@@ -77,7 +77,7 @@ def _reflected(size: Tensor, least: int, most: int) -> Tensor:
 
 
 def moved_inside(values: Tensor, fmt: Format, low: int, high: int) -> Tensor:
-    """The numbers with those outside of low .. high folded; infinities and NaN begin at the largest finite number."""
+    """Folds the numbers outside of low .. high. Infinities and NaN count as the largest finite number of their sign."""
     ordinals = of_tensor(values, fmt)
     inside = folded(ordinals, low, high)
     kept = (inside == ordinals) & torch.isfinite(widen(values))
