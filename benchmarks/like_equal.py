@@ -86,7 +86,7 @@ def inputs(pair: Pair, rows: int, columns: int, kind: torch.dtype) -> tuple[Prob
     """The same problem for both; of an elementwise op all numbers of a format of 16 bits, or as many of float32."""
     op, generator = registry.get(pair.op), torch.Generator().manual_seed(1)
     params = op.resolve(pair.params)
-    if op.kind == "elementwise":
+    if op.geometry.by_element:
         count = rows * columns
         if kind == torch.float32:
             every = torch.randint(-(2**31), 2**31, (count,), generator=generator, dtype=torch.int32).view(kind)
@@ -97,11 +97,11 @@ def inputs(pair: Pair, rows: int, columns: int, kind: torch.dtype) -> tuple[Prob
         values = dict(zip((operand.name for operand in op.operands), [every, *others], strict=True))
         shape = tuple(every.shape)
     else:
-        dims = (rows, columns, rows) if op.kind == "contraction" else (rows, columns)
+        dims = (rows, columns, rows) if op.geometry.multiplies else (rows, columns)
         shapes = op.shapes(dims, params)
         values = {name: torch.randn(size, generator=generator) for name, size in shapes.items()}
-        shape = (rows, rows) if op.kind == "contraction" else (rows, columns)
-    upstream = {"y": torch.ones(shape) if op.kind == "elementwise" else torch.randn(shape, generator=generator)}
+        shape = (rows, rows) if op.geometry.multiplies else (rows, columns)
+    upstream = {"y": torch.ones(shape) if op.geometry.by_element else torch.randn(shape, generator=generator)}
     results = ("y", *("d" + name for name in values))
     return Problem(values, params, upstream, results), Problem(values, {}, upstream, results)
 

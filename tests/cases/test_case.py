@@ -92,7 +92,7 @@ def test_the_second_data_operand_does_not_march_in_step_with_the_first() -> None
     op = next(
         ops.get(name)
         for name in ops.names()
-        if sum(operand.role == "data" for operand in ops.get(name).operands) > 1 and ops.get(name).kind == "elementwise"
+        if sum(operand.role == "data" for operand in ops.get(name).operands) > 1 and ops.get(name).geometry.by_element
     )
     made = list(inputs_of(op, Case(dtype="float32", dims=(50, 20), fill="mixed"), "cpu").values())
     first, second = made[0], made[1]

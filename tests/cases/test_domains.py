@@ -156,7 +156,7 @@ KINDS = ["adamw", "rope", "decay", "kl", "bce", "norm", "atanh"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_recipe_stays_inside(kind: str) -> None:
     kernel = domain_kernels.ALL[f"{kind}_right"]
-    dims = {"rope": (5, 8, 4)}.get(kind, (7,) * max(len(kernel.op.dims), 1))
+    dims = {"rope": (5, 8, 4)}.get(kind, (7,) * max(len(kernel.op.geometry.dims), 1))
     for recipe in [name for name in (*ELEMENT, *ROW) if name != "patterns"]:
         for largest in (None, 0.25):
             case = case_of(kernel, "float32", dims=dims, fill=recipe, seed=3, largest=largest)

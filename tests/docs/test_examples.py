@@ -50,12 +50,12 @@ def test_a_declaration_takes_at_most_five_lines(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [kernel.name for kernel in kernels(ROOT / "examples" / "textbook.py") if kernel.op.kind != "contraction"],
+    [kernel.name for kernel in kernels(ROOT / "examples" / "textbook.py") if not kernel.op.geometry.multiplies],
 )
 def test_a_textbook_formula_is_right_on_ordinary_inputs(name: str, backend: Backend) -> None:
     """A wrong formula would make whatever stands beside it look good."""
     kernel = load(Target.parse(f"{ROOT / 'examples' / 'textbook.py'}::{name}"))[0]
-    fill = "randn" if kernel.op.kind == "rowwise" else "normal"
+    fill = "randn" if kernel.op.geometry.by_row else "normal"
     case = Case(dtype="float64", dims=(8, 33), fill=fill, params=dict(kernel.params), upstream="normal")
     ours = run_kernel(kernel, case, backend.device).results
     theirs = run_baseline(kernel, case, backend.device).results
@@ -68,7 +68,7 @@ def test_a_textbook_formula_is_right_on_ordinary_inputs(name: str, backend: Back
 @pytest.mark.skipif(not LIGER, reason="liger-kernel is not installed")
 @pytest.mark.parametrize("kernel", kernels(ROOT / "examples" / "liger.py"), ids=lambda kernel: kernel.name)
 def test_a_liger_kernel_computes_the_op_that_it_is_declared_for(kernel: declaration.Kernel, backend: Backend) -> None:
-    fill = "randn" if kernel.op.kind == "rowwise" else "normal"
+    fill = "randn" if kernel.op.geometry.by_row else "normal"
     upstream = "normal" if kernel.differentiable else ""
     case = Case(dtype="float32", dims=(4, 64), fill=fill, params=dict(kernel.params), upstream=upstream)
     ours = run_kernel(kernel, case, backend.device).results

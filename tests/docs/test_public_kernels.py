@@ -52,9 +52,9 @@ def test_an_installed_kernel_computes_what_it_is_declared_for(
     if not found:
         pytest.skip("none of the packages is installed")
     for kernel in found:
-        sizes = sizes_of(kernel.op, 256) if kernel.op.kind == "graph" else [(4, 64)]
+        sizes = sizes_of(kernel.op, 256) if kernel.op.geometry.named else [(4, 64)]
         dims = next((each for each in sizes if min(each) > 2), sizes[0])  # a row of one number has no gradient
-        fill = "normal" if kernel.op.kind == "elementwise" else "randn"
+        fill = "normal" if kernel.op.geometry.by_element else "randn"
         upstream = "normal" if kernel.differentiable else ""
         case = Case(dtype=kernel.dtypes[0], dims=dims, fill=fill, params=dict(kernel.params), upstream=upstream)
         theirs = run_baseline(kernel, case, backend.device).results

@@ -385,7 +385,7 @@ def test_an_absent_operand_is_not_passed() -> None:
 @pytest.mark.parametrize("name", ["gelu", "layer_norm", "linear", "softmax"])
 def test_every_baseline_meets_the_contract(name: str) -> None:
     op = ops.get(name)
-    dims = (4, 6, 3) if op.kind == "contraction" else (4, 6)
+    dims = op.geometry.dims_of(4, 6, 3)
     case = Case(dtype="float32", dims=dims, fill="randn", upstream="normal")
     measured = run_baseline(declare(op.baseline, op=name), case, "cpu")
     assert {"y", "dx"} <= set(measured.results)

@@ -39,7 +39,7 @@ def points_of(name: str) -> list[float]:
     """Everywhere, and the neighbours of every boundary, the derivative's zero among them."""
     _, op, params = CURVES[name]
     near = []
-    for boundary in get(op).boundaries(params):
+    for boundary in get(op).landmarks.boundaries(params):
         near += [boundary, math.nextafter(boundary, -math.inf), math.nextafter(boundary, math.inf)]
         near.append(float(torch.tensor(boundary, dtype=torch.float32)))
     return MIDDLE + HUGE + near
@@ -234,7 +234,7 @@ def test_the_routes_check_sees_a_wrong_constant() -> None:
 @each_curve
 def test_regimes_tile_the_real_line(name: str) -> None:
     _, op, params = CURVES[name]
-    regimes = get(op).regimes(params)
+    regimes = get(op).landmarks.regimes(params)
     assert regimes[0].low == -math.inf and regimes[-1].high == math.inf
     assert all(a.high == b.low for a, b in pairwise(regimes))
     assert all(regime.low < regime.high for regime in regimes)
@@ -261,7 +261,7 @@ def test_a_crossing_is_found_to_the_last_bits(function: Any, level: Any, low: fl
 def test_boundaries_are_where_they_say(name: str) -> None:
     """By the Arb route: underflow of each format, its smallest normal, saturation, slope zero."""
     curve, op, params = CURVES[name]
-    boundaries = get(op).boundaries(params)
+    boundaries = get(op).landmarks.boundaries(params)
     assert list(boundaries) == sorted(set(boundaries))
 
     left, right = [x for x in boundaries if x < -1], [x for x in boundaries if x > 1]

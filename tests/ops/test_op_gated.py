@@ -59,10 +59,10 @@ def test_the_regime_of_a_packed_element_is_its_gate(packed: str, split: str) -> 
     op = get(packed)
     x = torch.arange(12.0).view(2, 6)
     problem = Problem({"x": x}, op.resolve({}), {"y": torch.ones(2, 3)}, ("y", "dx"))
-    assert op.regime_values is not None
-    assert op.regime_values(problem, "y").tolist() == [[3, 4, 5], [9, 10, 11]]
-    assert op.regime_values(problem, "dx").tolist() == [[3, 4, 5, 3, 4, 5], [9, 10, 11, 9, 10, 11]]
-    assert get(split).regime_of == "x2" and get(split).regime_values is None
+    assert op.landmarks.values is not None
+    assert op.landmarks.values(problem, "y").tolist() == [[3, 4, 5], [9, 10, 11]]
+    assert op.landmarks.values(problem, "dx").tolist() == [[3, 4, 5, 3, 4, 5], [9, 10, 11, 9, 10, 11]]
+    assert get(split).landmarks.of == "x2" and get(split).landmarks.values is None
 
 
 @pytest.mark.parametrize("name", ["geglu_split", "swiglu_split"])

@@ -306,6 +306,6 @@ def test_an_unknown_op_lists_the_known_ones() -> None:
 
 def test_the_regimes_of_an_op_cover_every_number_once() -> None:
     for name in names():
-        regimes = get(name).regimes(get(name).params)
+        regimes = get(name).landmarks.regimes(get(name).params)
         ends = [-math.inf, *(regime.high for regime in regimes)]
         assert [regime.low for regime in regimes] == ends[:-1] and ends[-1] in (math.inf, -math.inf), name

@@ -214,7 +214,7 @@ def test_the_deep_tail_costs_no_precision(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["layer_norm", "linear", "softmax"])
 def test_the_bound_covers_every_element_of_a_small_case(name: str) -> None:
     op = ops.get(name)
-    dims = (2, 33, 3) if op.kind == "contraction" else (2, 33)
+    dims = op.geometry.dims_of(2, 33, 3)
     case = Case(dtype="float32", dims=dims, fill="randn", seed=77, upstream="normal")
     whole = build(op, case, "cpu")
     kinds = {result: named("float32") for result in whole.results}

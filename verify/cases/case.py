@@ -66,9 +66,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 def case_of(kernel: Kernel, dtype: str, **fields: Any) -> Case:
     """A case of a kernel with its parameters and operands, these in their dtypes: ordinary values, every gradient."""
-    elementwise = kernel.op.kind == "elementwise"
     made = {
-        "fill": "normal" if elementwise else "randn",
+        "fill": kernel.op.geometry.fill,
         "params": dict(kernel.params),
         "upstream": "normal" if kernel.differentiable else "",
         "absent": kernel.absent,
@@ -91,7 +90,7 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
     params = op.resolve(case.params)
     shapes = op.shapes(case.dims, params)
     shared = shared and all(math.prod(shape) <= SMALL for shape in shapes.values())
-    landmarks = op.boundaries(params)
+    landmarks = op.landmarks.boundaries(params)
     result: dict[str, Tensor | None] = {}
     data = 0
     _known(op, case)

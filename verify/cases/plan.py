@@ -15,9 +15,9 @@ import msgspec
 
 from verify.cases import Case, case_of, counter
 from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of
-from verify.cases.values import ROW_REGIMES
+from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
 from verify.declare.declaration import Kernel
-from verify.ops.op import Op
+from verify.ops.geometry import Table
 from verify.truth.formats import named
 
 # Beyond every split that a kernel may make of a sum over rows; of few columns, whose exact values are quickly known.
@@ -25,7 +25,6 @@ SUMMED_ROWS = (9, 66, 257, 4097, 65_537, 1 << 20)
 _SUMMED_COLUMNS, _SUMMED_INNER = 3, 2
 _DISTINCT = 1000  # rows up to which all are different: exact arithmetic takes a row at a time
 FEW = 4  # sizes of a PyTorch function that are small, and that are larger
-MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 
 
 @dataclass(frozen=True)
@@ -114,13 +113,8 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = 
 
     `rows_of` names another backend for sums over many rows: what a GPU adds in no time takes the interpreter hours.
     """
-    effort = EFFORTS[backend]
-    if kernel.op.kind == "elementwise":
-        return _elementwise(kernel, dtype, effort, seed)
-    if kernel.op.kind == "graph":
-        return [_graph(kernel, dtype, effort, REACHES[backend], seed)]
-    group = (_rowwise if kernel.op.kind == "rowwise" else _contraction)(kernel, dtype, effort, seed)
-    return [group, *_summed(kernel, dtype, EFFORTS[rows_of or backend], seed)]
+    groups = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backend, seed)
+    return [*groups, *_summed(kernel, dtype, EFFORTS[rows_of or backend], seed)]
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
@@ -141,17 +135,10 @@ def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
     return msgspec.structs.replace(made, dims=fitted(kernel, made.dims), largest=largest)
 
 
-def is_unary(op: Op) -> bool:
-    """One operand, and one output element per input element."""
-    if op.kind != "elementwise" or len(op.operands) != 1:
-        return False
-    return op.shapes((3,), op.resolve({})) == {op.operands[0].name: (3,)}
-
-
-def _elementwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[Group]:
+def _elementwise(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
     fmt = named(dtype)
     gradients = bool(kernel.differentiable)
-    if fmt.bits <= 16 and is_unary(kernel.op):
+    if fmt.bits <= 16 and kernel.op.is_unary:
         everything = _case(
             kernel,
             dtype,
@@ -166,6 +153,7 @@ def _elementwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[
             weighted = _case(kernel, dtype, seed, dims=(1 << 14,), fill="mixed", upstream="normal")
             groups.append(Group((weighted,), label=" (random dy)", only_gradients=True))
         return groups
+    effort = EFFORTS[backend]
     count = effort.float64_elements if fmt.name == "float64" else effort.elements
     # Drawn by what is measured, not by the seed, so that figures of two seeds compare: a kernel that is right for as
     # many elements as any effort names is wrong for some here.
@@ -175,8 +163,9 @@ def _elementwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[
     return [Group((_case(kernel, dtype, seed, dims=dims, fill="mixed", upstream=upstream),))]
 
 
-def _rowwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
+def _rowwise(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
     """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest."""
+    effort = EFFORTS[backend]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate(ROW_REGIMES):
@@ -189,16 +178,16 @@ def _rowwise(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
             shapes = [(effort.rows, narrow), (effort.rows, effort.exact_width)]
         for dims in shapes:
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
-    return Group(tuple(cases))
+    return [Group(tuple(cases))]
 
 
-def _graph(kernel: Kernel, dtype: str, effort: Effort, reach: Reach, seed: int) -> Group:
+def _graph(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
     """Every row regime at a small or a larger set of sizes, ordinary values at both and where one dimension is long.
 
     Each example has all regimes.
     """
     upstream = "normal" if kernel.differentiable else ""
-    most = 64 if dtype == "float64" else effort.graph_elements
+    most = 64 if dtype == "float64" else EFFORTS[backend].graph_elements
     sizes = sizes_of(kernel.op, most)
     small = _few(sizes[: max(1, len(sizes) // 2)])
     larger = _few(sizes[1:2] + sizes[len(sizes) // 2 :])
@@ -207,16 +196,15 @@ def _graph(kernel: Kernel, dtype: str, effort: Effort, reach: Reach, seed: int) 
         some = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
         if place:  # what an exact verdict costs where inputs are badly conditioned: the sizes take turns
             some = some[place % 2 :][:1]
-        if kernel.op.examples:
+        if kernel.op.geometry.examples:
             some = list(sizes)
         chosen += [(dims, recipe) for dims in some]
-    chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, reach)]
-    return Group(
-        tuple(
-            _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
-            for dims, recipe in dict.fromkeys(chosen)
-        )
+    chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, REACHES[backend])]
+    cases = (
+        _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
+        for dims, recipe in dict.fromkeys(chosen)
     )
+    return [Group(tuple(cases))]
 
 
 def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]:
@@ -235,25 +223,30 @@ def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
     return [sizes[place * (len(sizes) - 1) // (FEW - 1)] for place in range(FEW)] if len(sizes) > FEW else sizes
 
 
-def _contraction(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> Group:
+def _contraction(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
+    effort = EFFORTS[backend]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate(MATRIX_REGIMES):
         shapes = effort.matrices + ((effort.large[place % len(effort.large)],) if effort.large else ())
         for dims in shapes if dtype != "float64" else shapes[:1]:
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
-    return Group(tuple(cases))
+    return [Group(tuple(cases))]
+
+
+_GROUPS = Table(_elementwise, _rowwise, _contraction, _graph)
 
 
 def summed_results(kernel: Kernel) -> tuple[str, ...]:
-    """The gradients that sum over rows: of weights and biases."""
+    """Returns the gradients that sum over rows: those of weights and biases."""
+    if not kernel.op.geometry.sums_rows:
+        return ()
     return tuple("d" + operand.name for operand in kernel.differentiable if operand.role != "data")
 
 
 def summed_dims(kernel: Kernel, numbers: Sequence[int]) -> list[tuple[int, ...]]:
     """Dims of few columns and of each number of rows."""
-    inner = () if kernel.op.kind == "rowwise" else (_SUMMED_INNER,)
-    return [(rows, _SUMMED_COLUMNS, *inner) for rows in numbers]
+    return [kernel.op.geometry.dims_of(rows, _SUMMED_COLUMNS, _SUMMED_INNER) for rows in numbers]
 
 
 def _summed(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[Group]:

@@ -22,9 +22,9 @@ def segments_of(
     Every element of an elementwise op has one: the regimes of an op cover all numbers. Behind them are infinite and NaN
     inputs and, of a kernel that names the `largest` magnitude or the domain that it is for, those beyond it.
     """
-    if op.kind != "elementwise":
+    if not op.geometry.by_element:
         return None, (Regime(case.regime or "all", -math.inf, math.inf),)
-    regimes = op.regimes(problem.params) or (Regime("all", -math.inf, math.inf),)
+    regimes = op.landmarks.regimes(problem.params) or (Regime("all", -math.inf, math.inf),)
     numbers = widen(deciding_values(op, problem, result).detach()).reshape(-1)
     segments = torch.full(numbers.shape, len(regimes) - 1, dtype=torch.int64, device=numbers.device)
     for place, regime in enumerate(regimes):
@@ -47,14 +47,14 @@ def segments_of(
 
 def deciding_operand(op: Op) -> str:
     """The operand whose value decides an element's regime: `x2` where it is the second half of a packed x."""
-    if op.kind != "elementwise":
+    if not op.geometry.by_element:
         return ""
-    return f"{op.regime_of}2" if op.regime_values else op.regime_of
+    return f"{op.landmarks.of}2" if op.landmarks.values else op.landmarks.of
 
 
 def deciding_values(op: Op, problem: Problem, result: str) -> Tensor:
     """That operand's value for every element of a result."""
-    values = op.regime_values(problem, result) if op.regime_values else problem.inputs[op.regime_of]
+    values = op.landmarks.values(problem, result) if op.landmarks.values else problem.inputs[op.landmarks.of]
     assert values is not None
     return values
 

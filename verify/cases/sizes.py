@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 
-from verify.declare.declaration import SIZES, Kernel
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
+from verify.ops.geometry import Shapes, Table
 from verify.ops.graph.reducing import Contract
 from verify.ops.graph.shapes import numbers_in, sizes_alone, sizes_within
 from verify.ops.op import Op, Problem
@@ -48,8 +49,8 @@ _long: dict[tuple[str, Reach], dict[str, tuple[Dims, ...]]] = {}
 
 def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
     """Sizes that the declaration allows, the plainest first, no operand above `elements` elements."""
-    if op.examples:
-        return op.examples
+    if op.geometry.examples:
+        return op.geometry.examples
     if (op.name, elements) not in _known:
         _known[op.name, elements] = _found(op, elements)
     return _known[op.name, elements]
@@ -60,13 +61,13 @@ def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
 
     They are those near `LONG` that the declaration allows and that are within reach. With examples there are none.
     """
-    if op.examples or op.kind != "graph":
+    if op.geometry.examples or not op.geometry.named:
         return {}
     key = (op.name, reach)
     if key not in _long:
         base = _smallest(op)
         found = {}
-        for name, some in sizes_alone(op.dims, op.allowed, op.where, base, LONG):
+        for name, some in sizes_alone(op.geometry.dims, op.geometry.allows, op.geometry.where, base, LONG):
             taken: list[Dims] = []
             for dims in some:
                 if not _within(op, name, dims, reach, taken):
@@ -83,13 +84,13 @@ def _smallest(op: Op) -> Dims:
     for place in range(len(found)):
         size = max(1, min(2, place - len(found) + 4)) + (place == len(found) - 1)
         smaller = (*found[:place], min(size, found[place]), *found[place + 1 :])
-        found = smaller if op.allowed is None or op.allowed(smaller) else found
+        found = smaller if op.geometry.allows(smaller) else found
     return found
 
 
 def _within(op: Op, name: str, dims: Dims, reach: Reach, smaller: Sequence[Dims]) -> bool:
     """True if a case of these sizes is within reach; the step from `smaller` ones saves tracing what is far beyond."""
-    place = op.dims.index(name)
+    place = op.geometry.dims.index(name)
     if dims[place] > (reach.columns if _is_last(op, place, dims) else reach.rows):
         return False
     if smaller:
@@ -128,13 +129,13 @@ def _terms(step: Any) -> int:
 
 def largest_of(op: Op, elements: int) -> Dims:
     """Powers of two that the declaration allows, as even as it does, no operand above `elements` elements."""
-    if op.examples:
-        return max(op.examples, key=lambda dims: sum(map(math.prod, op.shapes(dims, op.params).values())))
+    if op.geometry.examples:
+        return max(op.geometry.examples, key=lambda dims: sum(map(math.prod, op.shapes(dims, op.params).values())))
 
     def allowed(dims: Dims) -> bool:
         shapes = op.shapes(dims, op.params).values()
         fits = max(dims) <= elements and all(math.prod(shape) <= elements for shape in shapes)
-        return fits and (op.allowed is None or op.allowed(dims))
+        return fits and op.geometry.allows(dims)
 
     found = sizes_of(op, elements)[0]
     for axis, size in enumerate(found):
@@ -149,15 +150,15 @@ def largest_of(op: Op, elements: int) -> Dims:
         found = wider
 
 
-def shapes_for(kernel: Kernel, by_kind: Mapping[str, Sequence[Dims]], elements: int) -> tuple[Dims, ...]:
-    """The shapes that a table names for the kind of an op; of a PyTorch function a few that its declaration allows."""
+def shapes_for(kernel: Kernel, table: Table[Shapes], elements: int, *, most: int = 4) -> tuple[Dims, ...]:
+    """Returns a kernel's shapes of a table; of a PyTorch function at most `most` that its declaration allows."""
     op = kernel.op
-    return sizes_of(op, elements)[:4] if op.kind == "graph" else fitted_all(kernel, by_kind[op.kind])
+    return sizes_of(op, elements)[:most] if op.geometry.named else fitted_all(kernel, op.geometry.of(table))
 
 
 def another(kernel: Kernel, dims: Dims) -> Dims:
     """Another legal shape: one more in every dimension, or another that a declaration allows."""
-    if kernel.op.kind == "graph":
+    if kernel.op.geometry.named:
         return next((each for each in sizes_of(kernel.op, 512) if each != dims), dims)
     return fitted(kernel, tuple(size + 1 for size in dims))
 
@@ -166,14 +167,15 @@ def fitted(kernel: Kernel, dims: Dims) -> Dims:
     """The sizes next to some that the kernel's domain allows; of as many elements, if there are any."""
     if not kernel.where or kernel.allows(dims):
         return dims
-    key = (kernel.op.kind, kernel.where, dims)
+    geometry = kernel.op.geometry
+    key = (geometry.name, kernel.where, dims)
     if key not in _fitted:
-        _fitted[key] = next(filter(kernel.allows, _near(kernel.op.kind, dims, numbers_in(kernel.where))), None)
+        _fitted[key] = next(filter(kernel.allows, _near(geometry.multiplies, dims, numbers_in(kernel.where))), None)
     found = _fitted[key]
     if found is None:
         raise UsageError(
             f"kernel {kernel.name!r}: where={kernel.where!r} allows no sizes near {list(dims)}",
-            hint=f"a condition on {', '.join(SIZES[kernel.op.kind])} that some sizes fulfil, as in where='n <= 65536'",
+            hint=f"a condition on {', '.join(geometry.sizes)} that some sizes fulfil, as in where='n <= 65536'",
         )
     return found
 
@@ -183,12 +185,12 @@ def fitted_all(kernel: Kernel, shapes: Iterable[Dims]) -> tuple[Dims, ...]:
     return tuple(dict.fromkeys(fitted(kernel, tuple(dims)) for dims in shapes))
 
 
-def _near(kind: str, dims: Dims, mentioned: Iterable[int]) -> Iterator[Dims]:
+def _near(product_dims: bool, dims: Dims, mentioned: Iterable[int]) -> Iterator[Dims]:
     """Other sizes, the nearest first: as many elements in other rows, then other numbers of them.
 
     Those that the condition itself `mentioned` are among them, and the numbers beside them.
     """
-    if kind != "contraction":
+    if not product_dims:
         count = math.prod(dims)
         yield (math.prod(dims[:-1]), dims[-1] if dims else 1)
         rows = [part for part in (1 << power for power in range(24)) if count and count % part == 0]
@@ -220,7 +222,7 @@ def _like_size(size: int, named: Iterable[int]) -> list[int]:
 
 def _found(op: Op, elements: int) -> tuple[Dims, ...]:
     fitting: list[tuple[int, Dims]] = []
-    for dims in sizes_within(op.dims, op.allowed, elements, op.where):
+    for dims in sizes_within(op.geometry.dims, op.geometry.allows, elements, op.geometry.where):
         size = max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
         if size <= elements:
             fitting.append((size, dims))

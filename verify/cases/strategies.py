@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from verify.cases.case import Case, case_of
 from verify.cases.layouts import LAYOUTS
 from verify.cases.sizes import fitted, fitted_all, sizes_of
-from verify.cases.values import CONFIDENT, ELEMENT, ROW, ROW_REGIMES
+from verify.cases.values import CONFIDENT, ELEMENT, MATRIX_REGIMES, ROW, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
+from verify.ops.geometry import Shapes, Table
 
 ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
 ROW_RECIPES = (*ROW_REGIMES, CONFIDENT)
-MATRIX_RECIPES = ("randn", "mean 1e3", "outlier", "spread")
+_RECIPES = Table(ELEMENT_RECIPES, ROW_RECIPES, MATRIX_REGIMES, ROW_RECIPES)
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
 # Recipes of the upstream gradient for what holds without one too: "" is a call in which no operand requires a gradient.
 EITHER_PATH = ("normal", "normal", "normal", "")
@@ -114,22 +115,7 @@ def interesting_sizes(largest: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(size for size in sizes if size <= largest))
 
 
-def _shape(chance: Chance, kernel: Kernel, sizes: Sizes) -> tuple[int, ...]:
-    """Dims for the kernel's op: any shape, (..., N), or (M, K, N)."""
-    kind = kernel.op.kind
-    if kind == "contraction":
-        small = interesting_sizes(65)
-        return (
-            chance.pick(small),
-            chance.pick(interesting_sizes(sizes.depth)),
-            chance.pick(small),
-        )
-    if kind == "graph":
-        return chance.pick(sizes_of(kernel.op, sizes.elements))  # type: ignore[no-any-return]
-    if kind == "rowwise":
-        width = chance.pick(interesting_sizes(sizes.width))
-        leading = chance.pick(((3,), (1,), (7,), (), (2, 3), (0,), (33,), (2, 1, 2)))
-        return (*leading, width)
+def _elements(chance: Chance, kernel: Kernel, sizes: Sizes) -> Dims:
     narrow = interesting_sizes(65)
     form = chance.pick(("line", "matrix", "block"))
     if form == "line":
@@ -138,7 +124,24 @@ def _shape(chance: Chance, kernel: Kernel, sizes: Sizes) -> tuple[int, ...]:
         dims = (chance.pick(narrow), chance.pick(narrow))
     else:
         dims = tuple(chance.pick((1, 2, 3, 8, 0)) for _ in range(chance.number(3, 4)))
-    return dims if dims or _takes_scalars(kernel) else (1,)
+    return dims if dims or not kernel.op.geometry.packed else (1,)
+
+
+def _rows(chance: Chance, kernel: Kernel, sizes: Sizes) -> Dims:
+    width = chance.pick(interesting_sizes(sizes.width))
+    return (*chance.pick(((3,), (1,), (7,), (), (2, 3), (0,), (33,), (2, 1, 2))), width)
+
+
+def _products(chance: Chance, kernel: Kernel, sizes: Sizes) -> Dims:
+    small = interesting_sizes(65)
+    return chance.pick(small), chance.pick(interesting_sizes(sizes.depth)), chance.pick(small)
+
+
+def _declared(chance: Chance, kernel: Kernel, sizes: Sizes) -> Dims:
+    return chance.pick(sizes_of(kernel.op, sizes.elements))  # type: ignore[no-any-return]
+
+
+_DRAWN = Table(_elements, _rows, _products, _declared)  # each draws dims for a kernel
 
 
 @lru_cache
@@ -148,8 +151,7 @@ def _lines(elements: int) -> tuple[Dims, ...]:
 
 def recipes(kernel: Kernel) -> tuple[str, ...]:
     """The value recipes that make sense for the kernel's op."""
-    by_kind = {"elementwise": ELEMENT_RECIPES, "contraction": MATRIX_RECIPES}
-    return by_kind.get(kernel.op.kind, ROW_RECIPES)
+    return kernel.op.geometry.of(_RECIPES)
 
 
 def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
@@ -170,43 +172,31 @@ def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
 # A row count and a width that no block divides; then one element, none, several blocks, more dimensions, more elements
 # than a 16-bit offset reaches, and whole blocks, for which a kernel may leave out its masks. Products with a dimension
 # of 1 have results that are sums of one term, where a rounding on the way has nothing to hide behind.
-_FIXED_SHAPES: dict[str, tuple[Dims, ...]] = {
-    "elementwise": ((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33), (64, 64)),
-    "rowwise": ((5, 67), (2, 1), (3,), (0, 5), (33, 1031), (2, 1, 3, 5), (65, 8), (8, 128)),
-    "contraction": (
+_FIXED_SHAPES: Table[Shapes] = Table(
+    elements=((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33), (64, 64)),
+    rows=((5, 67), (2, 1), (3,), (0, 5), (33, 1031), (2, 1, 3, 5), (65, 8), (8, 128)),
+    products=(
         *((5, 67, 9), (1, 1, 1), (0, 3, 5), (3, 300, 2), (65, 33, 65), (33, 1, 33), (1, 33, 33), (33, 33, 1)),
         (64, 64, 64),
     ),
-}
+)
 # A transposed operand with whole tiles of 64, and with more than one: a kernel may have a path for each.
-_TILES: dict[str, tuple[Dims, ...]] = {
-    "elementwise": ((64, 64), (71, 57)),
-    "rowwise": ((64, 64), (71, 57)),
-    "contraction": ((64, 64, 64), (71, 57, 66)),
-}
+_TILES = ((64, 64, 64), (71, 57, 66))
 
 
 def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
     """The shapes that `each_choice` takes where a law asks for none in particular."""
-    if kernel.op.kind == "graph":
+    geometry = kernel.op.geometry
+    if geometry.named:
         return sizes_of(kernel.op, sizes.elements)[:7]
-    base, *others = _FIXED_SHAPES[kernel.op.kind]
-    most = {"elementwise": sizes.elements, "rowwise": sizes.width, "contraction": sizes.depth}[kernel.op.kind]
+    base, *others = geometry.of(_FIXED_SHAPES)
+    place, most = geometry.of(Table((0, sizes.elements), (-1, sizes.width), (1, sizes.depth)))
 
-    def size(dims: Dims) -> int:
-        if kernel.op.kind == "elementwise":
-            return math.prod(dims)
-        return dims[-1] if kernel.op.kind == "rowwise" else dims[1]
+    def fits(dims: Dims) -> bool:
+        size = math.prod(dims) if geometry.by_element else dims[place]
+        return size <= most and bool(dims or not geometry.packed)
 
-    scalar = kernel.op.kind == "elementwise" and _takes_scalars(kernel)
-    return fitted_all(kernel, (base, *(dims for dims in others if size(dims) <= most and (dims or scalar))))
-
-
-def _takes_scalars(kernel: Kernel) -> bool:
-    """Packed halves need a dimension to be packed along."""
-    return kernel.op.shapes((), kernel.op.resolve(kernel.params)) == dict.fromkeys(
-        (operand.name for operand in kernel.op.operands), ()
-    )
+    return fitted_all(kernel, (base, *filter(fits, others)))
 
 
 @dataclass(frozen=True)
@@ -235,7 +225,7 @@ class CaseSpace:
 
     def _chosen(self, chance: Chance) -> Case:
         kernel = self.kernel
-        dims = chance.pick(self.shapes) if self.shapes else _shape(chance, kernel, self.sizes)
+        dims = chance.pick(self.shapes) if self.shapes else kernel.op.geometry.of(_DRAWN)(chance, kernel, self.sizes)
         recipe = chance.pick(self.fill)
         params = dict(kernel.params) | {name: chance.pick(some) for name, some in free_choices(kernel).items()}
         placed = {operand: chance.pick(self.layouts) for operand in kernel.operands}
@@ -277,11 +267,12 @@ class CaseSpace:
             for output in kernel.outputs:
                 for layout in _displaced(self.upstream_layouts):
                     vary(layouts={"d" + output: layout})
-        for dims in () if shapes or self.shapes else _TILES.get(kernel.op.kind, ()):
+        geometry = kernel.op.geometry
+        for tile in () if shapes or self.shapes or geometry.named else _TILES:
             turned = [operand for operand in kernel.operands if "transposed" in self.layouts]
             turned += ["d" + output for output in kernel.outputs if "transposed" in self.upstream_layouts]
             if turned and (plain.upstream or "transposed" in self.layouts):
-                vary(dims=fitted(kernel, dims), layouts=dict.fromkeys(turned, "transposed"))
+                vary(dims=fitted(kernel, geometry.dims_of(*tile)), layouts=dict.fromkeys(turned, "transposed"))
         return tuple(found)
 
     def each_pair(self) -> tuple[Case, ...]:
@@ -312,7 +303,7 @@ class CaseSpace:
             seed=seed,
             params=params,
             upstream=arriving if kernel.differentiable else "",
-            regime=recipe if kernel.op.kind != "elementwise" else "",
+            regime=kernel.op.geometry.regime(recipe),
             layouts={name: layout for name, layout in placed.items() if layout != "contiguous"},
             largest=kernel.largest.get(self.dtype),
         )
@@ -349,7 +340,7 @@ def space(
     )
     _some("recipes", chosen.fill, (*ELEMENT, *ROW))
     for recipe in chosen.fill:
-        if kernel.op.kind == "elementwise" and recipe in ROW and recipe not in ELEMENT:
+        if kernel.op.geometry.by_element and recipe in ROW and recipe not in ELEMENT:
             raise UsageError(f"op {kernel.op.name!r} is elementwise; {recipe!r} is a recipe for rows")
     for dims in chosen.shapes:
         _fits(kernel, dims)
@@ -376,16 +367,17 @@ def _some(what: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, .
 
 def _fits(kernel: Kernel, dims: Dims) -> None:
     """Dims that the kernel's op can have."""
-    rule = {"elementwise": "any number of dims", "rowwise": "dims (..., N)", "contraction": "dims (M, K, N)"}
-    kind = kernel.op.kind
-    if kind == "graph":
-        names, allowed = kernel.op.dims, kernel.op.allowed
-        if len(dims) != len(names) or (allowed is not None and not allowed(dims)):
+    geometry = kernel.op.geometry
+    if geometry.named:
+        names = geometry.dims
+        if len(dims) != len(names) or not geometry.allows(dims):
             raise UsageError(f"op {kernel.op.name!r} takes dims ({', '.join(names)}) that it allows; received {dims}")
         return
-    right = {"elementwise": True, "rowwise": len(dims) > 0, "contraction": len(dims) == 3}[kind]
+    rule, right = geometry.of(
+        Table(("any number of dims", True), ("dims (..., N)", len(dims) > 0), ("dims (M, K, N)", len(dims) == 3))
+    )
     if not right or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in dims):
-        raise UsageError(f"op {kernel.op.name!r} takes {rule[kind]}, none of them negative; received {tuple(dims)}")
+        raise UsageError(f"op {kernel.op.name!r} takes {rule}, none of them negative; received {tuple(dims)}")
 
 
 @st.composite

@@ -376,3 +376,4 @@ ROW: dict[str, RowRecipe] = {
 }
 # Those that are a regime of every op of rows: the others are for weights, for cases of very many rows, for logits.
 ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT)))
+MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")

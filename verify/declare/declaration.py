@@ -15,7 +15,6 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,9 @@ from verify import ops
 from verify.declare import promises
 from verify.declare.writing import functional
 from verify.errors import UsageError
+from verify.ops.geometry import Params, Shape
 from verify.ops.graph.shapes import check, holds
-from verify.ops.op import Largest, Op, Operand, Params, Shape, largest_words, up_to
+from verify.ops.op import Largest, Op, Operand, largest_words, up_to
 from verify.records.record import ORDINARY
 from verify.truth.formats import FORMATS, named, torch_dtype
 from verify.truth.ulp import Policy
@@ -39,17 +39,6 @@ DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
 
 # by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
 declared_lines: dict[str, dict[str, set[int]]] = {}
-
-
-# The sizes that where= may name, by the kind of an op: rows and columns, and how many dimensions there are.
-SIZES = {"elementwise": ("m", "n", "rank"), "rowwise": ("m", "n", "rank"), "contraction": ("m", "k", "n")}
-
-
-def sizes_by_name(kind: str, dims: Sequence[int]) -> dict[str, int]:
-    """The sizes by their names: n is the last dimension, m the product of those before it."""
-    if kind == "contraction":
-        return dict(zip(SIZES[kind], dims, strict=True))
-    return {"m": math.prod(dims[:-1]), "n": dims[-1] if dims else 1, "rank": len(dims)}
 
 
 def _elsewhere(*arguments: Any, **keywords: Any) -> Any:
@@ -80,7 +69,7 @@ class Kernel:
     requires: tuple[str, ...] = ()
     largest: Mapping[str, Largest] = field(default_factory=dict)  # by dtype: see `Largest`
     class_limits: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # by dtype, then by class
-    where: str = ""  # a condition on sizes, of an op that verify names: see `SIZES`
+    where: str = ""  # a condition on sizes, of an op that verify names: see `Geometry.sizes`
     refuses: bool = True
     # by the dtype of a case, then by name: what has another one
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -182,9 +171,8 @@ class Kernel:
 
     def allows(self, dims: Sequence[int]) -> bool:
         """Whether sizes belong to the kernel's domain."""
-        if self.op.allowed is not None:
-            return self.op.allowed(tuple(dims))
-        return holds(self.where, sizes_by_name(self.op.kind, dims))
+        geometry, sizes = self.op.geometry, tuple(dims)
+        return geometry.allows(sizes) and holds(self.where, geometry.sizes_by_name(sizes))
 
     def promised_to(self, dtype: str, operand: str) -> float:
         """The magnitude of an operand up to which anything is promised."""
@@ -565,7 +553,7 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
 
 def _where(about: str, op: Op, text: str) -> str:
     try:
-        check(text, SIZES[op.kind])
+        check(text, op.geometry.sizes)
     except UsageError as error:
         raise UsageError(f"{about}: {error.message}", hint="where='n <= 65536', where='rank == 2'") from None
     return text
@@ -585,16 +573,11 @@ def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
 
 
 def expected_shape(op: Op, dims: Shape, params: Params, output: str) -> Shape:
-    """The shape of an output: the dims themselves, except for contractions (M, K, N) and ops that say it themselves."""
-    if op.result_shapes is not None:
-        return op.result_shapes(dims, params)[output]
-    if op.kind != "contraction":
-        return tuple(dims)
-    if output == "y":
-        return (dims[0], dims[2])
-    return (dims[0], op.shapes(dims, params)["weight"][0])
+    """Returns the shape of an output."""
+    return op.result_shapes(dims, params)[output]
 
 
 def shapes_of(op: Op, dims: Shape, params: Params, outputs: Iterable[str]) -> dict[str, Shape]:
     """Of the operands, and as "d" + output of outputs and the gradients that arrive there."""
-    return dict(op.shapes(dims, params)) | {"d" + name: expected_shape(op, dims, params, name) for name in outputs}
+    results = op.result_shapes(dims, params)
+    return op.shapes(dims, params) | {"d" + name: results[name] for name in outputs}

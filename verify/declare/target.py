@@ -88,7 +88,7 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             target=str(Target(source, kernel.name)),
             name=kernel.name,
             op=kernel.op.name,
-            kind=kernel.op.kind,
+            kind=kernel.op.geometry.name,
             params=dict(kernel.params),
             promise=kernel.promise,
             backends=kernel.backends,

@@ -25,6 +25,7 @@ from verify.errors import KernelError, OtherDtype
 from verify.laws.accuracy import judge_measured
 from verify.laws.law import Broken, Subject, plain_case
 from verify.measure.call import Measured, run_kernel
+from verify.ops.geometry import Table
 from verify.ops.op import Largest, largest_words
 from verify.truth import formats
 
@@ -83,9 +84,9 @@ class _Probe:
         self.lines: list[tuple[str, str]] = []
         self.arguments: dict[str, str] = {}
         self.other: OtherDtype | None = None  # why the last trial failed, if it was that
-        kind = kernel.op.kind
-        self.plain: tuple[int, ...] = (PLAIN, PLAIN, PLAIN) if kind == "contraction" else (2, PLAIN)
-        if kind == "graph":  # the first sizes that it takes: powers of two, say
+        geometry = kernel.op.geometry
+        self.plain: tuple[int, ...] = (PLAIN, PLAIN, PLAIN) if geometry.multiplies else (2, PLAIN)
+        if geometry.named:  # the first sizes that it takes: powers of two, say
             sizes = sizes_of(kernel.op, 1 << 12)
             taken = (dims for dims in sizes if not all(self._refusal(dtype, dims) for dtype in DEFAULT_DTYPES))
             self.plain = next(taken, sizes[0])
@@ -93,7 +94,7 @@ class _Probe:
     def found(self) -> Probed:
         dtypes = self._dtypes()
         if dtypes:
-            if self.kernel.op.kind == "graph":
+            if self.kernel.op.geometry.named:
                 self._listed_sizes(dtypes[0])
                 self._dimensions(dtypes[0])
             else:
@@ -201,19 +202,18 @@ class _Probe:
     def _dimensions(self, dtype: str) -> None:
         """Each named dimension of a PyTorch function's operands by itself, as far as the others leave it free."""
         op, conditions = self.kernel.op, list[str]()
-        plain = () if op.examples else self.plain
+        plain = () if op.geometry.examples else self.plain
 
         def shapes(dims: tuple[int, ...]) -> list[tuple[int, ...]]:
             return list(op.shapes(dims, op.params).values())
 
-        for place, name in enumerate(op.dims if plain else ()):
+        for place, name in enumerate(op.geometry.dims if plain else ()):
 
             def sized(size: int, place: int = place) -> tuple[int, ...]:
                 return (*plain[:place], size, *plain[place + 1 :])
 
             def fits(size: int, sized: Callable[[int], tuple[int, ...]] = sized) -> bool:
-                allowed = op.allowed is None or op.allowed(sized(size))
-                return allowed and max(map(math.prod, shapes(sized(size)))) <= MOST
+                return op.geometry.allows(sized(size)) and max(map(math.prod, shapes(sized(size)))) <= MOST
 
             other = sized(plain[place] + 1)
             width = shapes(plain)[0][-1:] != shapes(other)[0][-1:]  # of the data, which comes first
@@ -228,12 +228,13 @@ class _Probe:
         refused = [(dims, why) for dims in sizes if (why := self._refusal(dtype, dims))]
         self._say("sizes", f"{len(sizes) - len(refused)} of {len(sizes)} that the declaration allows")
         for dims, why in refused[:3]:
-            self._say("refuses", f"{dict(zip(self.kernel.op.dims, dims, strict=True))}: {why}")
+            self._say("refuses", f"{dict(zip(self.kernel.op.geometry.dims, dims, strict=True))}: {why}")
         self._told_apart(refused, [dims for dims in sizes if dims not in dict(refused)])
 
     def _told_apart(self, refused: Sequence[tuple[tuple[int, ...], str]], taken: Sequence[tuple[int, ...]]) -> None:
         """The first dimension whose size alone tells what is refused from what is taken, where no bound of it does."""
-        for place, name in enumerate(self.kernel.op.dims if refused and not self.kernel.op.examples else ()):
+        geometry = self.kernel.op.geometry
+        for place, name in enumerate(geometry.dims if refused and not geometry.examples else ()):
             bad, good = {dims[place] for dims, _ in refused}, {dims[place] for dims in taken}
             if len(good) > 1 and not bad & good and max(good) > min(bad):
                 power = _powers(good, bad)
@@ -247,7 +248,7 @@ class _Probe:
 
     def _sizes(self, dtype: str) -> None:
         conditions = []
-        contraction = self.kernel.op.kind == "contraction"
+        contraction = self.kernel.op.geometry.multiplies
         widths: tuple[int, ...] = WIDTHS if self.backend.name != "cuda" or contraction else WIDTHS + WIDER
         widths = tuple(width for width in widths if not contraction or width <= 1024)
         plain = self.plain
@@ -276,7 +277,7 @@ class _Probe:
 
     def _where(self, condition: str) -> None:
         """One more condition beside those found before, and that of the declaration of a PyTorch function."""
-        said = self.arguments.get("where", repr(self.kernel.op.where))[1:-1]
+        said = self.arguments.get("where", repr(self.kernel.op.geometry.where))[1:-1]
         if condition not in said.split(" and "):
             self.arguments["where"] = repr(f"{said} and {condition}" if said else condition)
 
@@ -346,14 +347,14 @@ class _Probe:
         """The largest magnitude of inputs at which the error stays within the limit, in each dtype."""
         found: dict[str, Largest] = {}
         kept = list(dtypes)  # what a declaration may promise
-        elementwise = self.kernel.op.kind == "elementwise"
+        geometry = self.kernel.op.geometry
         dims = self._wide(dtypes[0])
         for dtype in dtypes:
             subject = self._subject(dtype)
             beyond = math.inf
             plain = self._case(dtype, dims)
-            fills = ("bits",) if elementwise else ("huge 1e30", "mean 1e4")
-            cases = [msgspec.structs.replace(plain, fill=fill, regime="" if elementwise else fill) for fill in fills]
+            fills = ("bits",) if geometry.by_element else ("huge 1e30", "mean 1e4")
+            cases = [msgspec.structs.replace(plain, fill=fill, regime=geometry.regime(fill)) for fill in fills]
 
             def trouble(largest: Largest | None, cases: Sequence[Case] = cases, subject: Subject = subject) -> str:
                 words = "all inputs" if largest is None else largest_words(largest)
@@ -392,10 +393,11 @@ class _Probe:
 
     def _wide(self, dtype: str) -> tuple[int, ...]:
         """Sizes whose sums overflow earlier than those of the plainest case, where they are taken."""
-        kind = self.kernel.op.kind
-        wide = {"elementwise": (4, 256), "rowwise": (2, 1000)}.get(kind, self.plain)
-        if kind == "graph":
+        geometry = self.kernel.op.geometry
+        if geometry.named:
             wide = max(sizes_of(self.kernel.op, 1 << 9), key=math.prod)
+        else:
+            wide = geometry.of(Table((4, 256), (2, 1000), self.plain))
         return self.plain if self._refusal(dtype, wide) else wide
 
     def _of_operands(self, largest: float, trouble: Callable[[Largest], str]) -> Largest:

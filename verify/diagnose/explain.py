@@ -265,8 +265,7 @@ def rational(value: Any) -> Fraction:
 def _sensitivity(op: Op, case: Case, measured: Measured, result: str, index: int, unit: _Unit) -> Number | None:
     """Returns by how many units a function of one number moves if the number moves by half an ulp."""
     x = measured.inputs.get("x")
-    one = op.kind == "elementwise" and len(op.operands) == 1 and op.regime_values is None
-    if not one or x is None or x.dtype == torch.float64 or not mp.isfinite(unit.truth):
+    if not op.is_unary or x is None or x.dtype == torch.float64 or not mp.isfinite(unit.truth):
         return None
     pattern, fmt = pattern_at(x, index), formats.of(x.dtype)
     if not fmt.is_finite(pattern):

@@ -72,7 +72,9 @@ def population_of(space: SearchSpace, backend: str) -> int:
     """How many candidates one call has."""
     if space.alone:
         return _CALLS
-    numbers = _EXACT if space.dtype == "float64" else _NUMBERS_OF_FUNCTION if space.kind == "graph" else _NUMBERS
+    numbers = (
+        _EXACT if space.dtype == "float64" else _NUMBERS_OF_FUNCTION if space.kernel.op.geometry.named else _NUMBERS
+    )
     return max(2, numbers[backend] // max(variable.size for variable in space.variables))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from verify.cases import Case, case_of
 from verify.cases.classes import DEMANDING_FROM, DEMANDING_TO, ORDINARY_FROM, ORDINARY_TO
 from verify.cases.explicit import LIMIT, repeated, spell
-from verify.cases.plan import is_unary, summed_results
+from verify.cases.plan import summed_results
 from verify.declare.declaration import Kernel, shapes_of
 from verify.errors import UsageError
 from verify.hunt.draws import Draws
@@ -117,8 +117,9 @@ class SearchSpace:
         return bool(self.unit.most_rows) or any(operand.range is not None for operand in self.kernel.op.operands)
 
     @property
-    def kind(self) -> str:
-        return self.kernel.op.kind
+    def side_by_side(self) -> bool:
+        """True if a candidate is one element, so that candidates stand side by side in a row."""
+        return self.kernel.op.geometry.by_element
 
     @property
     def floor(self) -> float:
@@ -134,19 +135,11 @@ class SearchSpace:
         """Returns the op's boundaries and the ends of domains."""
         op = self.kernel.op
         ends = (end for domain in op.domains.values() for end in domain.ends)
-        return (*op.boundaries(op.resolve(self.kernel.params)), *ends)
+        return (*op.landmarks.boundaries(op.resolve(self.kernel.params)), *ends)
 
     @property
     def sentence(self) -> str:
         """Says in one line what is searched; part of the property hash."""
-        dims = self.unit.dims
-        if self.kind == "graph":
-            what = "cases of " + ", ".join(map("{} = {}".format, self.kernel.op.dims, dims))
-        elif self.kind == "elementwise":
-            what = "single elements"
-        else:
-            rows = "sums over rows" if self.unit.most_rows else "rows" if self.kind == "rowwise" else "dot products"
-            what = f"{rows} of {dims[1]}"
         given = ", ".join(variable.name for variable in (*self.variables, *self.shared))
         range_ = "finite"
         if isinstance(self.largest, dict):
@@ -158,11 +151,11 @@ class SearchSpace:
         if self.magnitudes is not None:
             least, most = self.magnitudes
             range_ += f", 0 or {least:g} to {most:g} in magnitude"
-        return f"hunt: {what}, {given} {range_}"
+        return f"hunt: {self.unit.what}, {given} {range_}"
 
     def fits(self, count: int) -> int:
         """As many candidates for one call, or fewer, as the kernel takes."""
-        fewer = range(count, 0, -1) if self.kind == "graph" else ()
+        fewer = range(count, 0, -1) if self.kernel.op.geometry.named else ()
         return next((size for size in fewer if self.kernel.allows(self.unit.times(size))), count)
 
     def rows(self, turn: int, draws: Draws) -> int:
@@ -206,14 +199,14 @@ class SearchSpace:
 
     def _whole_numbers(self, name: str, value: Tensor, count: int) -> Tensor:
         """An integer operand of a call: every candidate has the same."""
-        if self.kind == "elementwise":
+        if self.side_by_side:
             line = math.gcd(count, _LINE)
             return value.expand(count // line, line).contiguous()
         return copied(value, count) if name in self.unit.laid else value
 
     def _laid(self, tensor: Tensor, variable: Variable) -> Tensor:
         """The numbers of all candidates as an operand: one behind the other, elements side by side."""
-        if self.kind == "elementwise":
+        if self.side_by_side:
             count, size = tensor.shape
             line = math.gcd(count, _LINE)
             return tensor.reshape(count // line, line, size).transpose(1, 2).reshape(count // line, size * line)
@@ -223,7 +216,7 @@ class SearchSpace:
 
     def per_candidate(self, flat: Tensor, count: int) -> Tensor:
         """A flat tensor like the result as (candidates, elements of each)."""
-        if self.kind == "elementwise":
+        if self.side_by_side:
             line = math.gcd(count, _LINE)
             size = flat.numel() // count
             return flat.reshape(count // line, size, line).transpose(1, 2).reshape(count, size)
@@ -243,7 +236,7 @@ class SearchSpace:
 
         A library may take another path for one element than for many, so a find may need company to show.
         """
-        copies = 32 if self.kind == "elementwise" else 8
+        copies = 32 if self.side_by_side else 8
         largest = max(variable.size for variable in self.variables)
         fits = not self.alone and copies * largest <= LIMIT and self.fits(copies) == copies
         return [1, copies] if fits else [1]
@@ -275,12 +268,12 @@ def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
         return f"a hunt changes floating-point numbers; all operands of {op.name!r} are whole ones"
     if result in op.integers:
         return f"a hunt drives an error up; {result} of {op.name!r} holds whole numbers, which are right or wrong"
-    if named(dtype).bits <= 16 and is_unary(op):
+    if named(dtype).bits <= 16 and op.is_unary:
         return f"every {dtype} input of {op.name!r} can be tried: a hunt would prove less than `verify run` does"
     known = [*kernel.outputs, *("d" + operand.name for operand in kernel.differentiable)]
     if result not in known:
         return f"kernel {kernel.name!r} has results {', '.join(known)}; received {result!r}"
-    if op.kind == "contraction" and result not in (*op.all_outputs, *summed_results(kernel)):
+    if op.geometry.multiplies and result not in (*op.all_outputs, *summed_results(kernel)):
         return f"a hunt searches sums over rows; {result} of {op.name!r} sums over columns"
     return None
 
@@ -326,7 +319,7 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
     op = kernel.op
     unit = unit_of(kernel, dtype, result, device, width)
     space = SearchSpace(kernel, dtype, result, named(dtype), unit, (), (), largest)
-    call = (3, 16) if op.kind == "elementwise" else unit.times(space.fits(3))
+    call = (3, 16) if space.side_by_side else unit.times(space.fits(3))
     found = results_with(result, kernel, dtype, device, call)
     shapes = shapes_of(op, unit.dims, op.resolve(kernel.params), op.all_outputs)
     operands = [each for each in op.operands if each.range is None and each.name not in kernel.absent]
@@ -341,7 +334,7 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
             shapes[name],
             role,
             _limit(fmt, up_to(largest, "" if role == "upstream" else name)),
-            row=op.kind != "elementwise" and math.prod(shapes[name]) > 1,
+            row=not space.side_by_side and math.prod(shapes[name]) > 1,
             columns_first=bool(unit.most_rows) and role == "upstream",
             domain=None if role == "upstream" else op.domains.get(name),
         )

@@ -85,7 +85,7 @@ def _long(subject: Subject) -> tuple[Case, ...]:
     kernel, reach = subject.kernel, REACHES_OF_LAWS[subject.backend.name]
     if subject.sizes.elements < _LONG_FROM or (subject.dtype == "float64" and len(kernel.dtypes) > 1):
         return ()
-    long: tuple[tuple[int, ...], ...] = _ONE_MORE if kernel.op.kind == "elementwise" else ()
+    long: tuple[tuple[int, ...], ...] = _ONE_MORE if kernel.op.geometry.by_element else ()
     long += tuple(dims for some in long_sizes(kernel.op, reach).values() for dims in some)
     cases = [plain_case(subject, dims) for dims in dict.fromkeys(long)]
     return tuple(msgspec.structs.replace(case, seed=seed) for seed, case in enumerate(cases, 1))
@@ -94,8 +94,7 @@ def _long(subject: Subject) -> tuple[Case, ...]:
 def _every_pattern(subject: Subject) -> tuple[Case, ...]:
     """All numbers of a 16-bit format, for an op of one number."""
     kernel, fmt = subject.kernel, formats.named(subject.dtype)
-    unary = kernel.op.kind == "elementwise" and len(kernel.operands) == 1 and kernel.op.regime_values is None
-    if not subject.sizes.every_pattern or not unary or fmt.bits > 16:
+    if not subject.sizes.every_pattern or not kernel.op.is_unary or fmt.bits > 16:
         return ()
     upstream = "ones" if kernel.differentiable else ""
     plain = plain_case(subject, (1 << fmt.bits,))

@@ -40,13 +40,13 @@ _DEPTHS = (3, 16, 65, 300)
 
 def _space(subject: Subject) -> CaseSpace:
     shapes: list[tuple[int, ...]]
-    if subject.kernel.op.kind == "graph":
+    if subject.kernel.op.geometry.named:
         op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.name]
         shapes = [*sizes_of(op, 512)[:3], *(dims for some in long_sizes(op, reach).values() for dims in some[1:2])]
         return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
     widths = [width for width in _WIDTHS if width <= subject.sizes.width]
     shapes = list(product(_ROWS, widths))
-    if subject.kernel.op.kind == "contraction":
+    if subject.kernel.op.geometry.multiplies:
         depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
         shapes = list(product(_ROWS, depths, _ROWS))
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
@@ -54,13 +54,13 @@ def _space(subject: Subject) -> CaseSpace:
 
 def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
-    if kernel.op.kind != "graph" or independent_rows(kernel, plain_case(subject, sizes_of(kernel.op, 512)[0])):
+    if not kernel.op.geometry.named or independent_rows(kernel, plain_case(subject, sizes_of(kernel.op, 512)[0])):
         return None
     return "no dimension of this PyTorch function has indices that are independent of each other"
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    if subject.kernel.op.kind == "graph":
+    if subject.kernel.op.geometry.named:
         plain = plain_cases(subject, chosen)
         return (*plain, msgspec.structs.replace(plain[0], upstream=""))
     # each number of rows once, and each width (depth) once: the pairs are for the search
@@ -70,7 +70,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _check(subject: Subject, case: Case) -> None:
-    graph = subject.kernel.op.kind == "graph"
+    graph = subject.kernel.op.geometry.named
     whole = run_kernel(subject.kernel, case, subject.backend.device)
     for rows in independent_rows(subject.kernel, case) if graph else [leading_rows(subject.kernel, case)]:
         _check_rows(subject, case, whole, rows)
@@ -118,7 +118,7 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
         rule = "a row's result depends on the values of other rows"
         labels, facts = (label, "other rows as drawn"), {**of, "row": f"{chosen} of {count}"}
         told.append((keep, keep, rule, labels, facts, None))
-    comparisons, summing = [], kernel.op.kind == "graph" and kernel.op.gate != "plain"
+    comparisons, summing = [], kernel.op.geometry.named and kernel.op.gate != "plain"
     found = unchanged.demand(*(belonging.local(part, slice(None)) for part in runs))
     for part, (rows, mine, rule, labels, facts, alone) in zip(found, told, strict=True):
         got, expected = belonging.local(part, mine), _only(belonging.local(near.results, rows))
@@ -131,10 +131,10 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
 
 def _allowed(kernel: Kernel, case: Case, rows: Rows, count: int) -> bool:
     """True if a declaration takes so many rows."""
-    if kernel.op.kind != "graph":
+    if not kernel.op.geometry.named:
         return True
     dims = tuple(
-        count if name == rows.dimension else size for name, size in zip(kernel.op.dims, case.dims, strict=True)
+        count if name == rows.dimension else size for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True)
     )
     return count > 0 and kernel.allows(dims)
 

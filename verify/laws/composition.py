@@ -25,27 +25,24 @@ from torch.utils._pytree import tree_map
 from verify.backends.interpreter.install import untraced
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.sizes import another, shapes_for
-from verify.cases.strategies import CaseSpace, space
+from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases, plain_space
 from verify.measure.call import call_tensors, describe, gradients_of, run_kernel
+from verify.ops.geometry import Shapes, Table
 from verify.truth.formats import named, torch_dtype
 
-_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "elementwise": ((2, 5), (33,), (3, 4, 5)),
-    "rowwise": ((2, 5), (3, 33), (2, 3, 7)),
-    "contraction": ((2, 5, 3), (4, 33, 8), (3, 7, 5)),
-}
+_DIMS: Table[Shapes] = Table(
+    elements=((2, 5), (33,), (3, 4, 5)),
+    rows=((2, 5), (3, 33), (2, 3, 7)),
+    products=((2, 5, 3), (4, 33, 8), (3, 7, 5)),
+)
 
 
 def _space(subject: Subject) -> CaseSpace:
-    kind = subject.kernel.op.kind
-    fill = ("normal",) if kind == "elementwise" else ("randn",)
-    return space(
-        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel, _DIMS, 512), fill=fill
-    )
+    return plain_space(subject, shapes_for(subject.kernel, _DIMS, 512))
 
 
 def _one(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:

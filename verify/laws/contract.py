@@ -22,20 +22,16 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of
 from verify.cases.sizes import shapes_for
-from verify.cases.strategies import CaseSpace, space
+from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError, UsageError
 from verify.laws.accuracy import judge_known, known
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject, plain_cases
-from verify.laws.locality import is_packed
+from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space
 from verify.measure.call import call_tensors, copies, sent_all
+from verify.ops.geometry import alike
 
-_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "elementwise": ((2, 5), (4, 16), (1, 33)),
-    "rowwise": ((2, 5), (4, 16), (1, 33)),
-    "contraction": ((2, 5, 3), (4, 16, 8), (1, 33, 5)),
-}
+_DIMS = alike((2, 5, 3), (4, 16, 8), (1, 33, 5))
 OF_INT64 = "of int64"
 Inputs = dict[str, Tensor | None]
 Change = Callable[[Tensor], Tensor]
@@ -43,11 +39,7 @@ Mistake = tuple[str, str, Change]  # what is wrong, operand, change
 
 
 def _space(subject: Subject) -> CaseSpace:
-    kind = subject.kernel.op.kind
-    fill = ("normal",) if kind == "elementwise" else ("randn",)
-    return space(
-        subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel, _DIMS, 512), fill=fill
-    )
+    return plain_space(subject, shapes_for(subject.kernel, _DIMS, 512))
 
 
 def _integers(tensor: Tensor) -> Tensor:
@@ -79,7 +71,7 @@ def _mistakes(subject: Subject) -> list[Mistake]:
             ("one element shorter than it must be", name, _shorter),
             ("on another device", name, _elsewhere),
         ]
-    if is_packed(kernel):
+    if kernel.op.geometry.packed:
         found.append(("of an odd last dimension", first, _shorter))
     return found
 
@@ -164,10 +156,10 @@ def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inp
         if cause is None:  # it returned something, and not what it promises
             raise Broken("an operand that makes no sense is taken", case, facts | {"returned": str(error)}) from None
     else:
-        sized = subject.kernel.op.kind == "graph" and change in (_longer, _shorter)
+        sized = subject.kernel.op.geometry.named and change in (_longer, _shorter)
         if (wrong == OF_INT64 or sized) and _right(subject, case, inputs, returned):
             return
-        if subject.kernel.op.kind == "graph" and change is _elsewhere and _of_pytorch(subject, inputs) is not None:
+        if subject.kernel.op.geometry.named and change is _elsewhere and _of_pytorch(subject, inputs) is not None:
             return
         shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
         raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})

@@ -26,10 +26,10 @@ from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
+from verify.ops.geometry import alike
 
 # Dims of the case that is called many times: as few elements as have a neighbour, and not those of a fixed case.
-_MANY = {"elementwise": (1, 3), "rowwise": (1, 3), "contraction": (1, 3, 1)}
-_DTYPES = {"elementwise": (3, 37), "rowwise": (3, 37), "contraction": (3, 37, 4)}
+_MANY, _DTYPES = alike((1, 3, 1)), alike((3, 37, 4))
 _CALLS = 300
 _SECONDS = 20.0  # for all of them: a call of some kernels takes the interpreter half a second
 
@@ -86,21 +86,21 @@ def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> Non
 
 def _many(kernel: Kernel) -> Dims:
     """The shape that is called many times."""
-    return shapes_for(kernel, {kind: (dims,) for kind, dims in _MANY.items()}, 64)[0]
+    return shapes_for(kernel, _MANY, 64)[0]
 
 
 def _of_dtypes(kernel: Kernel) -> Dims | None:
     """The shape that other dtypes have first: one that no fixed case has."""
     if len(kernel.dtypes) < 2:
         return None
-    if kernel.op.kind == "graph":
+    if kernel.op.geometry.named:
         return sizes_of(kernel.op, 700)[-2:][0]  # the last one is for comparison
-    return shapes_for(kernel, {kind: (dims,) for kind, dims in _DTYPES.items()}, 64)[0]
+    return shapes_for(kernel, _DTYPES, 64)[0]
 
 
 def _check_dtypes(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
-    graph = kernel.op.kind == "graph"
+    graph = kernel.op.geometry.named
     alone = sizes_of(kernel.op, 700)[-1] if graph else tuple(size + 1 for size in case.dims)
     for dtype in (*(each for each in kernel.dtypes if each != subject.dtype), subject.dtype):
         now, device = replace(subject, dtype=dtype), subject.backend.device

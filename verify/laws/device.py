@@ -139,8 +139,7 @@ def _room(subject: Subject) -> str | None:
 
 
 def _far_space(subject: Subject) -> CaseSpace:
-    kind = subject.kernel.op.kind
-    shapes = [(2, 40, 5), (2, 129, 17)] if kind == "contraction" else [(2, 40), (2, 257)]
+    shapes = [(2, 40, 5), (2, 129, 17)] if subject.kernel.op.geometry.multiplies else [(2, 40), (2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
 
@@ -221,7 +220,7 @@ def _room_for_rows(subject: Subject) -> str | None:
 
 def _large_space(subject: Subject) -> CaseSpace:
     # of a product, once the operand and once the result is the large one
-    shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.kind == "contraction" else [(2, 257)]
+    shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.geometry.multiplies else [(2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
 

@@ -333,7 +333,7 @@ def _first_call(subject: Subject) -> None:
     key = (subject.kernel.function, subject.dtype)
     if key in _first_calls:
         return
-    fixed, graph = fixed_shapes(subject.kernel, subject.sizes), subject.kernel.op.kind == "graph"
+    fixed, graph = fixed_shapes(subject.kernel, subject.sizes), subject.kernel.op.geometry.named
     shapes = [dims for dims in fixed if graph or 0 < math.prod(dims) <= SMALL]
     case = plain_case(subject, max(shapes, key=math.prod))
     with suppress(KernelError):

@@ -25,16 +25,17 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.sizes import shapes_for
-from verify.cases.strategies import CaseSpace, space
+from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_space
 from verify.measure.call import call_tensors, describe
+from verify.ops.geometry import Shapes, Table
 
-_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "elementwise": ((3,), (1,), (2, 3), (), (2, 1, 4), (17,)),
-    "rowwise": ((2, 5), (1, 4), (5,), (3, 8), (2, 2, 7), (1, 17)),
-    "contraction": ((2, 3, 2), (1, 4, 3), (3, 1, 2), (4, 5, 6)),
-}
+_DIMS: Table[Shapes] = Table(
+    elements=((3,), (1,), (2, 3), (), (2, 1, 4), (17,)),
+    rows=((2, 5), (1, 4), (5,), (3, 8), (2, 2, 7), (1, 17)),
+    products=((2, 3, 2), (1, 4, 3), (3, 1, 2), (4, 5, 6)),
+)
 _STEP, _RELATIVE = 1e-6, 1e-5
 # Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 it is 1e-9.
 _SPREAD = 0.1
@@ -42,16 +43,12 @@ _CORNER = 1e-3
 
 
 def _space(subject: Subject) -> CaseSpace:
-    fill = ("normal" if subject.kernel.op.kind == "elementwise" else "randn",)
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_shapes(subject), fill=fill)
+    return plain_space(subject, _shapes(subject))
 
 
 def _shapes(subject: Subject) -> list[tuple[int, ...]]:
-    kernel = subject.kernel
-    resolved = kernel.op.resolve(kernel.params)
-    # packed halves need a dimension to be packed along
-    scalar = set(map(tuple, kernel.op.shapes((), resolved).values())) == {()} if kernel.op.kind == "elementwise" else 0
-    return [dims for dims in shapes_for(subject.kernel, _DIMS, 24) if dims or scalar or kernel.op.kind == "graph"]
+    packed = subject.kernel.op.geometry.packed  # halves need a dimension to be packed along
+    return [dims for dims in shapes_for(subject.kernel, _DIMS, 24) if dims or not packed]
 
 
 def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:
@@ -60,7 +57,7 @@ def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:
         value, ends = inputs[operand.name], operand.domain.ends if operand.domain else ()
         if value is not None and any(bool(((value - end).abs() <= _CORNER).any()) for end in ends):
             return False
-    if kernel.op.kind == "rowwise":
+    if kernel.op.geometry.by_row:
         rows = [inputs[o.name] for o in kernel.op.operands if o.role == "data"]
         total = sum(row for row in rows if row is not None)
         assert isinstance(total, Tensor)

@@ -30,6 +30,7 @@ from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, said_of
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.compensated import two_sum
+from verify.ops.op import Symmetry
 from verify.truth import formats
 from verify.truth.ulp import ulp_exponent, widen
 
@@ -41,8 +42,9 @@ _MARGIN = 6
 
 
 def _space(subject: Subject) -> CaseSpace:
-    fill = {"elementwise": ("normal",), "rowwise": ("randn", "mean 1e3", "outlier"), "contraction": ("randn",)}
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill.get(subject.kernel.op.kind, ("randn",)))
+    geometry = subject.kernel.op.geometry
+    fill = ("randn", "mean 1e3", "outlier") if geometry.by_row else (geometry.fill,)
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill)
 
 
 def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Results:
@@ -183,26 +185,18 @@ def _bounded(subject: Subject, case: Case, missed: Tensor, spacing: Tensor, show
 
 
 Identity = Callable[[Subject, Case, Inputs], None]
-_IDENTITIES: dict[str, Identity] = {
-    "gelu": _odd_part,
-    "silu": _odd_part,
-    "geglu": _gate,
-    "geglu_split": _gate,
-    "swiglu": _gate,
-    "swiglu_split": _gate,
-    "layer_norm": _norm,
-    "layer_norm_residual": _norm,
-    "layer_norm_residual_bias": _norm,
-    "rms_norm": _norm,
-    "rms_norm_residual": _norm,
-    "softmax": _shift,
+_IDENTITIES: dict[Symmetry, Identity] = {
+    "odd part": _odd_part,
+    "gate": _gate,
+    "norm": _norm,
+    "shift": _shift,
     "linear": _linear,
 }
 
 
 def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
-    if kernel.op.name not in _IDENTITIES:
+    if kernel.op.symmetry is None:
         return f"no exact identity is known for {said_of(subject)}"
     if kernel.op.domains:
         return f"an identity changes operands, and these have a domain: {kernel.op.domain_words}"
@@ -214,7 +208,8 @@ def _applies(subject: Subject) -> str | None:
 
 def _check(subject: Subject, case: Case) -> None:
     inputs = inputs_of(subject.kernel.op, case, subject.backend.device, shared=True)
-    _IDENTITIES[subject.kernel.op.name](subject, case, inputs)
+    assert subject.kernel.op.symmetry is not None
+    _IDENTITIES[subject.kernel.op.symmetry](subject, case, inputs)
 
 
 # -- linearity of the backward pass --------------------------------------------------------------------

@@ -6,7 +6,7 @@ wants, and how one case is checked. It knows nothing of Hypothesis' runner, of p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from verify.backends import Backend
 from verify.cases import Case, case_of
 from verify.cases.sizes import fitted
-from verify.cases.strategies import CaseSpace
+from verify.cases.strategies import CaseSpace, space
 from verify.declare.declaration import Kernel
 
 
@@ -33,8 +33,14 @@ class Subject:
 def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
     """The plainest case of a subject with some dims: ordinary values, contiguous, every gradient."""
     kernel = subject.kernel
-    regime = "" if kernel.op.kind == "elementwise" else "randn"
+    regime = kernel.op.geometry.regime("randn")
     return case_of(kernel, subject.dtype, dims=fitted(kernel, dims), regime=regime)
+
+
+def plain_space(subject: Subject, shapes: Sequence[tuple[int, ...]]) -> CaseSpace:
+    """The space of cases of some shapes with ordinary values."""
+    fill = (subject.kernel.op.geometry.fill,)
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
 
 
 def plain_cases(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
@@ -108,7 +114,7 @@ class Law:
 
     def reason(self, subject: Subject) -> str | None:
         """Why the law does not apply to a subject; None where it does."""
-        if self.rows and subject.kernel.op.kind == "graph":
+        if self.rows and subject.kernel.op.geometry.named:
             return "it is about rows of data, which a PyTorch function need not have; its sizes are tried by accuracy"
         return self.applies(subject)
 

@@ -34,7 +34,7 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
     plain = run_contiguous(subject.kernel, case, subject.backend.device)
     got, wanted = strided.to_read.results, plain.to_read.results
     op = subject.kernel.op
-    if op.kind == "graph" and op.gate != "plain" and not same_bits(list(got.values()), list(wanted.values())):
+    if op.geometry.named and op.gate != "plain" and not same_bits(list(got.values()), list(wanted.values())):
         near, compact = strided.to_read, plain.to_read
         # what contiguous tensors do not keep either is the law of accuracy's
         if keeps(subject, case, near.inputs, near.upstream, got) or not keeps(

@@ -39,14 +39,6 @@ def local_results(kernel: Kernel) -> tuple[str, ...]:
     return (*kernel.outputs, *("d" + name for name in data_operands(kernel)))
 
 
-def is_packed(kernel: Kernel) -> bool:
-    """Whether operand and output differ in shape although the op is elementwise: two halves side by side."""
-    if kernel.op.kind != "elementwise":
-        return False
-    shapes = kernel.op.shapes((2, 3), kernel.op.resolve(kernel.params))
-    return any(tuple(shapes[name]) != (2, 3) for name in kernel.operands)
-
-
 @dataclass(frozen=True)
 class Rows:
     """Where rows lie: the axis of each operand and output that has one index per row, and how many rows there are.
@@ -94,12 +86,12 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
     Indices that know their position, as in a rotary embedding, are not independent.
     """
     op = kernel.op
-    if op.examples or op.program is None or op.result_shapes is None:
+    if op.geometry.examples or op.program is None or not op.geometry.named:
         return []
     # ordinary values: beside numbers of 1e-20 nothing would differ
     inputs = inputs_of(op, case_of(kernel, case.dtype, dims=case.dims), "cpu", shared=True)
     found = []
-    for place, (dimension, size) in enumerate(zip(op.dims, case.dims, strict=True)):
+    for place, (dimension, size) in enumerate(zip(op.geometry.dims, case.dims, strict=True)):
         larger = (*case.dims[:place], size + 1, *case.dims[place + 1 :])
         try:
             before, after = (
@@ -159,7 +151,7 @@ def flattened(
 ) -> tuple[dict[str, Tensor | None], Tensors]:
     """The same values as a matrix (a vector, for elementwise ops that are not packed)."""
     data = data_operands(kernel)
-    line = kernel.op.kind == "elementwise" and not is_packed(kernel)
+    line = kernel.op.geometry.by_element and not kernel.op.geometry.packed
 
     def flat(tensor: Tensor) -> Tensor:
         if line:

@@ -31,10 +31,8 @@ _RUN = 16  # neighbours after each drawn number
 
 def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
-    if kernel.op.kind != "elementwise" or len(kernel.op.operands) != 1 or kernel.op.gradients != ("dx",):
+    if not kernel.op.is_unary or kernel.op.gradients != ("dx",):
         return f"{said_of(subject)} is not a function of one number"
-    if kernel.op.regime_values is not None:
-        return f"{said_of(subject)} is not a function of one number"  # packed halves: of two
     return None
 
 

@@ -22,12 +22,12 @@ import torch
 
 from verify.cases import Case
 from verify.cases.plan import EFFORTS, SUMMED_ROWS, summed_dims, summed_results
-from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, shapes_for
+from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts, space
 from verify.laws.accuracy import judge_measured, judge_results
 from verify.laws.compare import demand_same, show
 from verify.laws.law import Broken, Law, Subject, plain_cases
-from verify.laws.locality import flattened, independent_rows, is_packed, leading_rows, shared_operands
+from verify.laws.locality import flattened, independent_rows, leading_rows, shared_operands
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors
 
 Dims = tuple[int, ...]
@@ -47,16 +47,16 @@ _CONTRACTION: tuple[Dims, ...] = (
 
 
 def _dims(subject: Subject) -> list[Dims]:
-    kind, sizes = subject.kernel.op.kind, subject.sizes
-    if kind == "contraction":
+    geometry, sizes = subject.kernel.op.geometry, subject.sizes
+    if geometry.multiplies:
         products = [dims for dims in _CONTRACTION if dims[1] <= sizes.depth]
         if subject.dtype == "float64":  # every element of its truth is evaluated by itself: 30 s for them all
             products = [(m, k, n) for m, k, n in products if m * n + m * k + k * n <= 700]
         return products
-    if kind == "rowwise":
+    if geometry.by_row:
         widest = (2, sizes.width + 1)
         return [*(dims for dims in _ROWWISE if dims[-1] <= sizes.width), widest]
-    chosen = [dims for dims in _ELEMENTWISE if dims or not is_packed(subject.kernel)]
+    chosen = [dims for dims in _ELEMENTWISE if dims or not geometry.packed]
     return [*chosen, (sizes.elements + 1,)]
 
 
@@ -67,7 +67,7 @@ def _space(subject: Subject) -> CaseSpace:
 def _check(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     measured = run_kernel(kernel, case, subject.backend.device)  # raises if a shape is wrong
-    if kernel.op.kind == "contraction":
+    if kernel.op.geometry.multiplies:
         judge_measured(subject, case, measured)
     elif 0 not in case.dims:
         _compare_flat(subject, case, measured)
@@ -83,7 +83,7 @@ def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
     flat = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals)
     (flat,) = unchanged.demand(flat)
     shaped = {name: flat[name].reshape(value.shape) for name, value in near.results.items() if name in flat}
-    form = "a vector" if kernel.op.kind == "elementwise" and not is_packed(kernel) else "a matrix"
+    form = "a vector" if kernel.op.geometry.by_element and not kernel.op.geometry.packed else "a matrix"
     rule = "results depend on how the values are arranged in dimensions"
     labels = (f"dims {list(case.dims)}", f"as {form}")
     # a sum over one row may or may not be taken, which shows in the sign of a zero
@@ -123,18 +123,18 @@ def _some_rows(subject: Subject) -> list[Dims]:
 
     Of an elementwise op more elements than are judged one by one anywhere, so that every place is compared.
     """
-    kind, counts = subject.kernel.op.kind, row_counts(subject.sizes.rows)
-    if kind == "elementwise":
+    geometry, counts = subject.kernel.op.geometry, row_counts(subject.sizes.rows)
+    if geometry.by_element:
         effort = EFFORTS[subject.backend.name]
         judged = effort.float64_elements if subject.dtype == "float64" else effort.elements
         counts = tuple(judged // 3 + more for more in row_counts(judged // 9)[-8:])
-    return [(count, 3, 5) if kind == "contraction" else (count, 3) for count in counts]
+    return [geometry.dims_of(count, 3, 5) for count in counts]
 
 
 def _most_rows(subject: Subject) -> list[Dims]:
     """More rows than a grid axis holds, where the profile goes there."""
-    rows, contraction = subject.sizes.many_rows, subject.kernel.op.kind == "contraction"
-    return [(rows, width, 5) if contraction else (rows, width) for width in (1, 3, 32) if rows > _GRID]
+    rows, geometry = subject.sizes.many_rows, subject.kernel.op.geometry
+    return [geometry.dims_of(rows, width, 5) for width in (1, 3, 32) if rows > _GRID]
 
 
 def _summed(subject: Subject) -> list[Dims]:
@@ -149,21 +149,21 @@ def _rows_of_graph(subject: Subject) -> list[Dims]:
     more = replace(reach, rows=max(4097, reach.rows)) if subject.sizes.rows > _FEW_ROWS else reach
     known = long_sizes(subject.kernel.op, reach)
     found = [some[-1] for name, some in long_sizes(subject.kernel.op, more).items() if some[-1:] != known[name][-1:]]
-    return found or list(shapes_for(subject.kernel, {}, 512)[:1])
+    return found or list(sizes_of(subject.kernel.op, 512)[:1])
 
 
 def _many_rows(subject: Subject) -> CaseSpace:
-    if subject.kernel.op.kind == "graph":
+    if subject.kernel.op.geometry.named:
         shapes = _rows_of_graph(subject)
         return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=("randn",))
     shapes = [*_summed(subject), *_some_rows(subject), *_most_rows(subject)]
     # of equal rows the exact sum is quickly known
-    fill = ("normal",) if subject.kernel.op.kind == "elementwise" else ("repeated rows",)
+    fill = ("normal",) if subject.kernel.op.geometry.by_element else ("repeated rows",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
 
 
 def _many_examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    if subject.kernel.op.kind == "graph":
+    if subject.kernel.op.geometry.named:
         return plain_cases(subject, chosen)
     return chosen.each_choice([*_summed(subject), _some_rows(subject)[-1], *_most_rows(subject)])
 
@@ -184,7 +184,7 @@ def _same_alone(subject: Subject, case: Case, whole: Measured, broken: Broken) -
 def _check_many_rows(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     whole = run_kernel(kernel, case, subject.backend.device)
-    if kernel.op.kind == "graph":
+    if kernel.op.geometry.named:
         try:
             judge_measured(subject, case, whole)
         except Broken as broken:

@@ -280,7 +280,7 @@ class _Shrinker:
         while before != self.best or not thorough:
             thorough = before is not None
             before = self.best
-            for dim in range(len(self.best.dims)) if not self.op.examples else ():
+            for dim in range(len(self.best.dims)) if not self.op.geometry.examples else ():
                 self._cut(dim, thorough=thorough)
             for name in self._of_numbers():
                 self._simplify(name)
@@ -318,7 +318,7 @@ class _Shrinker:
 
     def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
         """For every axis of every tensor, the dimension of the case that it follows, and how many times its size."""
-        if self.op.kind == "graph":
+        if self.op.geometry.named:
             self.followed = self.followed or self._grown(case)
             return self.followed
         probes = _PROBES[: len(case.dims)]
@@ -332,7 +332,7 @@ class _Shrinker:
         """The same of a PyTorch function, by what three times a size makes of shapes: it runs at each."""
         before = self._shapes(case, case.dims)
         found: dict[str, list[tuple[int, int] | None]] = {name: [None] * len(shape) for name, shape in before.items()}
-        for dim, size in enumerate(case.dims) if not self.op.examples else ():
+        for dim, size in enumerate(case.dims) if not self.op.geometry.examples else ():
             try:
                 after = self._shapes(case, (*case.dims[:dim], 3 * size, *case.dims[dim + 1 :]))
             except UsageError:
@@ -396,15 +396,7 @@ class _Shrinker:
     def _merge(self) -> None:
         """Two dimensions for many, or one for elementwise ops."""
         draft = self._required()
-        dims = draft.base.dims
-        if self.op.kind in ("contraction", "graph") or len(dims) < 2:
-            return
-        shapes: list[tuple[int, ...]] = [(math.prod(dims),)] if self.op.kind == "elementwise" else []
-        if len(dims) > 2:
-            shapes.append((math.prod(dims[:-1]), dims[-1]))
-        if dims[:-1] == (1,) * (len(dims) - 1):
-            shapes.append((dims[-1],))
-        for chosen in shapes:
+        for chosen in self.op.geometry.merged(draft.base.dims):
             merged = self._reshaped(draft, chosen)
             if merged is not None and self._takes(merged):
                 return
@@ -433,7 +425,7 @@ class _Shrinker:
 
     def _fewer_by_recipe(self) -> None:
         """Too large to spell out: smaller dims with the recipe's own values."""
-        for dim in range(len(self.best.dims)) if not self.op.examples else ():
+        for dim in range(len(self.best.dims)) if not self.op.geometry.examples else ():
             size = 1
             while size < self.best.dims[dim]:
                 dims = (*self.best.dims[:dim], size, *self.best.dims[dim + 1 :])

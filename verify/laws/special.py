@@ -37,24 +37,24 @@ from verify.cases.values import special_patterns
 from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, plain_cases
-from verify.laws.locality import data_operands, is_packed, reference
+from verify.laws.locality import data_operands, reference
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.domain import Domain
+from verify.ops.geometry import Shapes, Table
 from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import fetched, raw
 
-_DIMS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "elementwise": ((96,), (5, 7), (193,), (3,)),
-    "rowwise": ((48, 5), (24, 1), (24, 33), (8, 2)),
-    "contraction": ((48, 5, 3), (8, 33, 2), (24, 1, 4)),
-}
-_FILL = {"elementwise": "normal", "rowwise": "randn", "contraction": "randn"}
+_DIMS: Table[Shapes] = Table(
+    elements=((96,), (5, 7), (193,), (3,)),
+    rows=((48, 5), (24, 1), (24, 33), (8, 2)),
+    products=((48, 5, 3), (8, 33, 2), (24, 1, 4)),
+)
 
 
 def _space(subject: Subject) -> CaseSpace:
-    kind = subject.kernel.op.kind
-    if kind == "graph":
+    geometry = subject.kernel.op.geometry
+    if geometry.named:
         op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.name]
         shapes = [*sizes_of(op, 512)[:4], *(dims for some in long_sizes(op, reach).values() for dims in some[1:3])]
         return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=("randn",), upstream=("",))
@@ -62,8 +62,8 @@ def _space(subject: Subject) -> CaseSpace:
         subject.kernel,
         subject.dtype,
         sizes=subject.sizes,
-        shapes=_DIMS[kind],
-        fill=(_FILL[kind],),
+        shapes=geometry.of(_DIMS),
+        fill=(geometry.fill,),
         upstream=(*EITHER_PATH, "ones"),
     )
 
@@ -107,7 +107,7 @@ def _specials(fmt: Format, infinite: bool, largest: bool, domain: Domain | None 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     """Every choice; of a PyTorch function each shape with two places of the special value."""
-    if subject.kernel.op.kind != "graph":
+    if not subject.kernel.op.geometry.named:
         return chosen.each_choice()
     plain = (msgspec.structs.replace(case, upstream="") for case in plain_cases(subject, chosen))
     return tuple(msgspec.structs.replace(case, seed=seed) for case in plain for seed in (0, 1))
@@ -173,17 +173,17 @@ def _with(inputs: Mapping[str, Tensor | None], name: str, place: int, value: flo
 
 
 def _check(subject: Subject, case: Case) -> None:
-    if subject.kernel.op.kind == "graph":
+    if subject.kernel.op.geometry.named:
         _check_reach(subject, case)
         return
     kernel, device = subject.kernel, subject.backend.device
-    rows = kernel.op.kind != "elementwise"
+    rows = not kernel.op.geometry.by_element
     # planted in the memory of the host: a dozen launches take a GPU longer than the way there
     plain = msgspec.structs.replace(case, layouts={})
     inputs = inputs_of(kernel.op, plain, "cpu")
     domains = kernel.op.domains
     held = [(value, domains.get(name)) for name in data_operands(kernel) if (value := inputs[name]) is not None]
-    if is_packed(kernel):
+    if kernel.op.geometry.packed:
         held = [(half, held[0][1]) for half in held[0][0].chunk(2, -1)]
     tensors = [tensor for tensor, _ in held]
     lanes = len(tensors) + (len(kernel.outputs) if case.upstream else 0)
@@ -191,7 +191,7 @@ def _check(subject: Subject, case: Case) -> None:
     # may whatever a layer makes of inputs beyond those that it promises to be right for.
     largest = (rows or len(tensors) == 1) and subject.dtype not in kernel.largest
     # The gradient of a weight sums over all rows: two large ones of opposite sign overflow on the way to their sum.
-    single = kernel.op.kind == "contraction"
+    single = kernel.op.geometry.multiplies
     for lane, (tensor, domain) in enumerate(held):
         specials = _specials(formats.of(tensor.dtype), True, largest, domain)
         plant(tensor, specials, case.seed, lane, lanes, rows=rows, single=single)
@@ -234,7 +234,7 @@ def _check_zeros(case: Case, judged: Known) -> None:
 
 def _applies(subject: Subject) -> str | None:
     op = subject.kernel.op
-    if op.kind == "graph" and all(operand.range is not None or operand.domain is not None for operand in op.operands):
+    if op.geometry.named and all(operand.range is not None or operand.domain is not None for operand in op.operands):
         return "every operand has a domain, which holds neither NaN nor an infinity"
     return None
 

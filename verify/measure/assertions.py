@@ -291,7 +291,7 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
     upstream = {"d" + name: value for name, value in problem.upstream.items()} if result in op.gradients else {}
     dims = _dims(op, problem, actual)
     given = tensors | upstream
-    if op.kind == "elementwise" and all(value.shape == actual.shape for value in given.values()):
+    if op.geometry.by_element and all(value.shape == actual.shape for value in given.values()):
         given, dims = {name: value.reshape(-1)[index : index + 1] for name, value in given.items()}, (1,)
     kinds = {name: formats.of(value.dtype).name for name, value in tensors.items() if value.is_floating_point()}
     dtype = next(iter(kinds.values()), formats.of(actual.dtype).name)
@@ -301,7 +301,7 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
     return Case(
         dtype=dtype,
         dims=dims or (),
-        fill="normal" if op.kind == "elementwise" else "randn",
+        fill=op.geometry.fill,
         params=params,
         upstream="normal" if upstream else "",
         absent=tuple(name for name, value in problem.inputs.items() if value is None),

@@ -246,9 +246,9 @@ def judge_case(
         sample, open_limit = 1, open_limit_peer
     if group.exhaustive:
         open_limit = open_limit_peer = OPEN_LIMIT
-    elif kernel.op.kind == "graph":
+    elif kernel.op.geometry.named:
         open_limit = open_limit_peer = OPEN_GRAPH
-    rounds = ROUNDS_GRAPH if kernel.op.kind == "graph" else CONTENDER_ROUNDS
+    rounds = ROUNDS_GRAPH if kernel.op.geometry.named else CONTENDER_ROUNDS
 
     @functools.cache  # of the case alone: the same for whoever gave the result
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
@@ -322,7 +322,7 @@ class _Judging:
                 key = (regime.name, class_of(regime, of_class))
                 tallies[key] = tallies.get(key, Tally()).merge(part.without_places())
         curve, operand, edges = list[Peak](), "", tuple[float, ...]()
-        if op.kind == "elementwise":
+        if op.geometry.by_element:
             values = deciding_values(op, question.problem, name).detach().reshape(-1)
             of_operand = formats.of(values.dtype)
             operand, edges = of_operand.name, edges_for(op, question.problem.params, of_operand)

@@ -19,8 +19,7 @@ import torch
 from verify import ops
 from verify.cases import Case, counter, inputs_of, problem_of
 from verify.cases.explicit import spell
-from verify.cases.plan import MATRIX_REGIMES
-from verify.cases.values import ROW_REGIMES, fill
+from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES, fill
 from verify.declare.declaration import expected_shape
 from verify.errors import TruthError
 from verify.ops.op import Op, Point, Problem
@@ -67,12 +66,12 @@ def _cases(op: Op, params: dict[str, Any], seed: int, elements: int) -> Iterator
     def case(**fields: Any) -> Case:
         return Case(**{"seed": seed, "params": params, "upstream": "normal", **fields})
 
-    if op.kind == "elementwise":
+    if op.geometry.by_element:
         for dtype in ("float32", "bfloat16"):
             yield case(dtype=dtype, dims=(elements // 64, 64), fill="mixed")
         yield case(dtype="float32", dims=(elements // 128, 64), fill="near")
         return
-    if op.kind == "contraction":
+    if op.geometry.multiplies:
         for recipe, dims in itertools.product(MATRIX_REGIMES, MATRICES):
             yield case(dtype="float32", dims=dims, fill=recipe)
         return
@@ -186,6 +185,6 @@ def distance(point: Point, value: float, scale: float, *, both: bool, what: str)
 
 
 def _indices(op: Op, count: int, seed: int, result: str) -> list[int]:
-    if op.kind == "elementwise" or count <= PER_CASE:
+    if op.geometry.by_element or count <= PER_CASE:
         return list(range(count))
     return sorted(set(counter.below(seed, f"certify/{result}", PER_CASE, count).tolist()))

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from verify.measure.counting import counted, reduced
 from verify.measure.tally import Peak, worse
-from verify.ops.op import Op, Params
+from verify.ops.geometry import Params
+from verify.ops.op import Op
 from verify.records.record import Curve, number, value_of
 from verify.truth.figure import rounded_up
 from verify.truth.formats import Format
@@ -34,7 +35,7 @@ ROUNDED, FAITHFUL = 0.5, 1.0  # ULP; neighbours on two sides of them are not joi
 
 def edges_for(op: Op, params: Params, fmt: Format) -> tuple[float, ...]:
     """Bin edges from -max to max of a format, ascending; the last bin holds its upper end too."""
-    named = [edge for regime in op.regimes(params) for edge in (regime.low, regime.high)]
+    named = [edge for regime in op.landmarks.regimes(params) for edge in (regime.low, regime.high)]
     sizes = [abs(edge) for edge in named if math.isfinite(edge) and 2.0**-NEAR <= abs(edge) < 2.0**NEAR] or _DEFAULT
     first, last = math.frexp(min(sizes))[1] - 1, math.frexp(max(sizes))[1] - 1
     largest = float(fmt.max_finite)

@@ -69,10 +69,10 @@ def _neighbours(
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     if result.startswith("d"):
         tensors |= {"d" + name: value for name, value in problem.upstream.items()}
-    row = op.kind == "graph" and result not in op.gradients  # the sizes of a sum over rows may be those of a row
+    row = op.geometry.named and result not in op.gradients  # the sizes of a sum over rows may be those of a row
     for name, tensor in tensors.items():
         same_lead = tensor.ndim == len(shape) and tuple(tensor.shape[:-1]) == shape[:-1]
-        if tuple(tensor.shape) == shape and op.kind != "contraction":
+        if tuple(tensor.shape) == shape and not op.geometry.multiplies:
             show(name, tensor, position)
         elif tensor.ndim == 1 and shape and tensor.shape[0] == shape[-1]:
             show(name, tensor, position[-1:])
@@ -80,7 +80,7 @@ def _neighbours(
             show(name, tensor, position)
         elif row and tensor.numel() and (same_lead or not shape):
             show(name, tensor, position[:-1])
-        elif same_lead and op.kind == "elementwise" and tensor.ndim:
+        elif same_lead and op.geometry.by_element and tensor.ndim:
             width = min(tensor.shape[-1], shape[-1])
             column = position[-1] % width
             if tensor.shape[-1] == 2 * width:

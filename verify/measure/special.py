@@ -32,7 +32,7 @@ def patterns(fmt: Format) -> list[int]:
 def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
     """The case, and how many of its leading elements are special; None where a row decides, not an element."""
     op = kernel.op
-    if op.kind != "elementwise" or not kernel.allows((1, SIZE)):
+    if not op.geometry.by_element or not kernel.allows((1, SIZE)):
         return None
     plain = case_of(kernel, dtype, dims=(1, SIZE), fill="ones", upstream="ones" if kernel.differentiable else "")
     widths = {name: shape[-1] for name, shape in op.shapes(plain.dims, op.resolve(kernel.params)).items()}

@@ -29,6 +29,7 @@ from verify.errors import KernelError, UsageError
 from verify.measure.autotuners import launched
 from verify.measure.call import Graph, call_tensors, describe
 from verify.measure.requests import Timed
+from verify.ops.geometry import Shape, Table
 from verify.records.record import Speed
 from verify.truth.ulp import bits_of
 
@@ -41,11 +42,7 @@ FLUSH_BYTES = 1 << 30  # many times any L2; 0.3 ms of writing on the fastest mem
 COPY, PRODUCT = "a copy", "the products"  # no kernel has such a name: it would not be a Python identifier
 
 #: Large enough that bandwidth decides and not the launch; (M, K, N) for matrix products.
-SHAPES: dict[str, tuple[int, ...]] = {
-    "elementwise": (8192, 8192),
-    "rowwise": (16384, 4096),
-    "contraction": (8192, 4096, 8192),
-}
+SHAPES: Table[Shape] = Table(elements=(8192, 8192), rows=(16384, 4096), products=(8192, 4096, 8192))
 MOST_COMPILED = 4096  # by torch.compile for one function; its own limit of 8 is about programs that run for long
 LARGE = 1 << 24  # numbers of the largest operand of a PyTorch function
 
@@ -100,9 +97,7 @@ class Problem:
 
 def default_shape(kernel: Kernel) -> tuple[int, ...]:
     """The shape at which a kernel is timed unless another is asked for."""
-    if kernel.op.kind == "graph":
-        return largest_of(kernel.op, LARGE)
-    return SHAPES[kernel.op.kind]
+    return largest_of(kernel.op, LARGE) if kernel.op.geometry.named else kernel.op.geometry.of(SHAPES)
 
 
 def time_together(
@@ -248,7 +243,7 @@ def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
     example = ",".join(map(str, default_shape(kernel)))
     if any(size < 1 for size in shape):
         raise UsageError(f"--shape takes positive sizes; received {shape}", hint=f"--shape {example}")
-    if kernel.op.kind == "contraction" and len(shape) != 3:
+    if kernel.op.geometry.multiplies and len(shape) != 3:
         raise UsageError(f"op {kernel.op.name!r} is timed at M,K,N; received {shape}", hint=f"--shape {example}")
     kernel.op.shapes(shape, kernel.op.resolve(kernel.params))
 
@@ -317,7 +312,7 @@ def _backward(kernel: Kernel, problem: Problem) -> Call | str:
 
 def _reference(problem: Problem, direction: Direction, device: str) -> tuple[str, Call]:
     """What the contenders are measured against: a copy, or for a contraction the matrix products alone."""
-    if problem.kernel.op.kind == "contraction":
+    if problem.kernel.op.geometry.multiplies:
         name, call = PRODUCT, _products(problem, direction)
     else:
         source = torch.ones(bytes_moved(problem, direction) // 2, dtype=torch.int8, device=device)

@@ -2,10 +2,11 @@
 
 from verify.ops.geglu import GEGLU, GEGLU_SPLIT
 from verify.ops.gelu import GELU
+from verify.ops.geometry import Params
 from verify.ops.graph.second import by_program
 from verify.ops.layer_norm import LAYER_NORM, LAYER_NORM_RESIDUAL, LAYER_NORM_RESIDUAL_BIAS
 from verify.ops.linear import LINEAR
-from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime
+from verify.ops.op import Fast, Op, Operand, Point, Problem, Regime
 from verify.ops.registry import get, names, register
 from verify.ops.rms_norm import RMS_NORM, RMS_NORM_RESIDUAL
 from verify.ops.silu import SILU

@@ -14,20 +14,14 @@ import torch
 
 from verify.ops.elements import pick, to_mp
 from verify.ops.formula import Curve, Formula
-from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Regime, Shape
+from verify.ops.geometry import Elementwise, Params
+from verify.ops.op import Fast, Op, Operand, Point, Problem
 from verify.ops.precision import exact_product
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Formulas = Callable[[Params], Mapping[str, Formula]]
-
-
-def _same_shape(operands: Sequence[Operand]) -> Callable[[Shape, Params], dict[str, Shape]]:
-    def shapes(dims: Shape, params: Params) -> dict[str, Shape]:
-        return {operand.name: tuple(dims) for operand in operands}
-
-    return shapes
 
 
 def scalar_point(formula: Formula, values: Sequence[float], upstream: float | None) -> Point:
@@ -54,15 +48,9 @@ def pointwise(
     operands: tuple[Operand, ...],
     formulas: Formulas,
     baseline: Callable[..., Any],
-    *,
-    params: Params | None = None,
-    choices: Mapping[str, tuple[Any, ...]] | None = None,
-    regime_of: str = "x",
-    regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: (),
-    boundaries: Callable[[Params], tuple[float, ...]] = lambda params: (),
-    summary: str = "",
+    **options: Any,
 ) -> Op:
-    """An op whose operands share one shape.
+    """An op whose operands share one shape. `options` are other fields of the op.
 
     `formulas(params)` maps "y" and each "d" + operand to its formula.
     """
@@ -85,19 +73,13 @@ def pointwise(
 
     return Op(
         name=name,
-        kind="elementwise",
+        geometry=Elementwise(),
         operands=operands,
         outputs=("y",),
-        shapes=_same_shape(operands),
         fast=fast,
         points=points,
         baseline=baseline,
-        params=dict(params or {}),
-        choices=dict(choices or {}),
-        regime_of=regime_of,
-        regimes=regimes,
-        boundaries=boundaries,
-        summary=summary,
+        **options,
     )
 
 

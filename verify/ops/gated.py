@@ -7,6 +7,7 @@ x1 = x[..., :d], x2 = x[..., d:], and dx holds the gradients of both halves in t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,8 @@ import torch
 from verify.ops.elements import pick
 from verify.ops.elementwise import apply_upstream, pointwise, scalar_point
 from verify.ops.formula import Curve, Formula
-from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
+from verify.ops.geometry import Elementwise, Params
+from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 from verify.ops.precision import exact_product
 
 if TYPE_CHECKING:
@@ -60,21 +62,19 @@ def _formulas(curve: Curve) -> dict[str, Formula]:
     }
 
 
-def gated_split(name: str, curve: Callable[[Params], Curve], baseline: Callable[..., Any], **options: Any) -> Op:
-    """y = x1 * g(x2) on two tensors of one shape."""
+def gated_split(
+    name: str, curve: Callable[[Params], Curve], baseline: Callable[..., Any], landmarks: Landmarks, **options: Any
+) -> Op:
+    """y = x1 * g(x2) on two tensors of one shape. `landmarks` are those of g."""
     return pointwise(
         name,
         (Operand("x1"), Operand("x2")),
         lambda params: _formulas(curve(params)),
         baseline,
-        regime_of="x2",
+        landmarks=replace(landmarks, of="x2"),
+        symmetry="gate",
         **options,
     )
-
-
-def _packed_shapes(dims: Shape, params: Params) -> dict[str, Shape]:
-    """The dims are those of the output; x is twice as wide."""
-    return {"x": (*dims[:-1], 2 * dims[-1])} if dims else {"x": (2,)}
 
 
 def _packed_input(problem: Problem) -> Tensor:
@@ -129,19 +129,21 @@ def _gate_values(problem: Problem, result: str) -> Tensor:
     return second if result == "y" else torch.cat([second, second], -1)
 
 
-def gated_packed(name: str, curve: Callable[[Params], Curve], baseline: Callable[..., Any], **options: Any) -> Op:
-    """y = x1 * g(x2) with x1, x2 = x.chunk(2, -1)."""
+def gated_packed(
+    name: str, curve: Callable[[Params], Curve], baseline: Callable[..., Any], landmarks: Landmarks, **options: Any
+) -> Op:
+    """y = x1 * g(x2) with x1, x2 = x.chunk(2, -1). `landmarks` are those of g."""
     return Op(
         name=name,
-        kind="elementwise",
+        geometry=Elementwise(halves=2),
         operands=(Operand("x"),),
         outputs=("y",),
-        shapes=_packed_shapes,
         fast=lambda problem: _packed_fast(problem, _formulas(curve(problem.params))),
         points=lambda problem, result, indices: _packed_points(
             problem, _formulas(curve(problem.params)), result, indices
         ),
         baseline=baseline,
-        regime_values=_gate_values,
+        landmarks=replace(landmarks, values=_gate_values),
+        symmetry="gate",
         **options,
     )

@@ -14,7 +14,6 @@ incomplete gamma function, so the two routes share no formula.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from verify.ops.elementwise import unary
 from verify.ops.formula import Curve, Formula
+from verify.ops.geometry import Params
 from verify.ops.limits import mp_limit
-from verify.ops.op import Fast, Params, Regime
+from verify.ops.op import Fast
 from verify.ops.precision import (
     GUARD,
     exact_product,
@@ -32,7 +32,7 @@ from verify.ops.precision import (
     mp_bits,
     summed,
 )
-from verify.ops.thresholds import gate_boundaries, gate_regimes
+from verify.ops.thresholds import gate_landmarks
 
 _CUBIC_NUMERATOR, _CUBIC_DENOMINATOR = 44715, 1000000
 
@@ -235,24 +235,7 @@ def curve(params: Params) -> Curve:
     return _CURVES[params.get("approximate", "none")]
 
 
-@lru_cache(maxsize=2)
-def _regimes(approximate: str) -> tuple[Regime, ...]:
-    return gate_regimes(_CURVES[approximate], _FAR, _TAIL)
-
-
-@lru_cache(maxsize=2)
-def _boundaries(approximate: str) -> tuple[float, ...]:
-    return gate_boundaries(_CURVES[approximate], _FAR)
-
-
-def regimes(params: Params) -> tuple[Regime, ...]:
-    """Regions of the gate argument."""
-    return _regimes(params.get("approximate", "none"))
-
-
-def boundaries(params: Params) -> tuple[float, ...]:
-    """Numbers at which some format starts to round differently."""
-    return _boundaries(params.get("approximate", "none"))
+LANDMARKS = gate_landmarks(curve, _FAR, _TAIL)
 
 
 def _baseline(x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -265,7 +248,8 @@ GELU = unary(
     _baseline,
     params=PARAMS,
     choices=CHOICES,
-    regimes=regimes,
-    boundaries=boundaries,
+    landmarks=LANDMARKS,
+    symmetry="odd part",
+    gate_curve="gelu",
     summary="x * Phi(x), or its tanh approximation",
 )

@@ -23,12 +23,12 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
-from verify.errors import UsageError
 from verify.ops import gelu
 from verify.ops.dyadic import Dyadics, dot, dyadic, dyadics
 from verify.ops.elements import pick, to_mp
 from verify.ops.formula import Curve, Formula
-from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
+from verify.ops.geometry import Contraction
+from verify.ops.op import Fast, Op, Operand, Point, Problem
 from verify.ops.precision import exact_product, mp_bits, summed
 from verify.ops.rowwise import merged
 
@@ -334,18 +334,6 @@ def _fast(problem: Problem) -> dict[str, Fast]:
 # ------------------------------------------------------------------------------------------- the op
 
 
-def _shapes(dims: Shape, params: Params) -> dict[str, Shape]:
-    if len(dims) != 3:
-        raise UsageError(
-            f"op 'linear' takes dims (M, K, N); received {tuple(dims)}",
-            hint="give three dimensions, such as (16, 64, 32)",
-        )
-    rows, inner, columns = dims
-    if params.get("activation") in _GATED:
-        columns *= 2
-    return {"x": (rows, inner), "weight": (columns, inner), "bias": (columns,)}
-
-
 def _baseline(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "id"
 ) -> tuple[Tensor, Tensor]:
@@ -362,7 +350,7 @@ def _baseline(
 
 LINEAR = Op(
     name="linear",
-    kind="contraction",
+    geometry=Contraction(factor=lambda params: 2 if params.get("activation") in _GATED else 1),
     operands=(
         Operand("x"),
         Operand("weight", role="matrix"),
@@ -370,12 +358,12 @@ LINEAR = Op(
     ),
     outputs=("y", "pre"),
     optional_outputs=("pre",),
-    shapes=_shapes,
     fast=_fast,
     points=_points,
     baseline=_baseline,
     params={"activation": "id"},
     choices={"activation": tuple(_CURVES)},
     gate="scaled",
+    symmetry="linear",
     summary="act(x @ weight^T + bias)",
 )

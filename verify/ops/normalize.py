@@ -278,5 +278,6 @@ def normalization(
         column=column,
         baseline=baseline,
         params={"eps": eps},
+        symmetry="norm",
         summary=summary,
     )

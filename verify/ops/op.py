@@ -21,13 +21,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from verify.ops.domain import Domain
+from verify.ops.geometry import Geometry, Params, Shape
 from verify.records.record import Gate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Params = Mapping[str, Any]
-Shape = tuple[int, ...]
+Symmetry = Literal["odd part", "gate", "norm", "shift", "linear"]
 
 _LONG = 1 << 16  # numbers that a problem has from which it is long
 
@@ -151,34 +151,41 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Landmarks:
+    """Where an elementwise op changes its behaviour: its regimes, and the numbers at which a format's rounding does.
+
+    `of` names the operand whose value decides the regime of an element. `values(problem, result)` replaces it where
+    that operand has another shape than the result: it returns the deciding value for each element.
+    """
+
+    of: str = "x"
+    values: Callable[[Problem, str], Tensor] | None = None
+    regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: ()
+    boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
+
+
+@dataclass(frozen=True)
 class Op:
     """A mathematical definition. See the module docstring; `verify.ops.get(name)` finds one.
 
-    `kind` is "elementwise" when an output element depends on one element of each data operand (all operands
-    share one shape), "rowwise" when it depends on one row, "contraction" for matrix products.
-    `shapes(dims, params)` gives operand shapes for the dims of a case: elementwise ops take any shape,
-    rowwise ops (..., N), contractions (M, K, N).
-    `regime_of` names the operand whose value decides the regime of an element (elementwise ops only; for
-    other kinds the value recipe of the case is the regime). `regime_values(problem, result)` replaces
-    it where that operand has another shape than the result: the deciding value for each element.
-    An op of kind "graph" has operands of any shape: `dims` names the sizes that decide them, `allowed` (the condition
-    `where`) says which sizes are promised, `examples` lists the only ones there are, if so, and `result_shapes` are
-    those of the outputs. `integers` names outputs that are whole numbers or conditions, which are compared as float64
+    `geometry` says what shapes the tensors have and what an output element depends on (`verify.ops.geometry`).
+    `integers` names outputs that are whole numbers or conditions, which are compared as float64
     ones; `settled(problem, result, got)` puts the answer of the reference in the place of others that are right too.
     `program(problem)` are the steps that a PyTorch function takes and the tensors to run them on (`verify.ops.graph`).
     `points` without an index makes what the points of a problem share. `looked_up(problem, result, fast)` asks for
     single elements where `fast` has no bound, which takes its time. `identity(dims)` digests what a PyTorch function
     means for these sizes; `name` has a digest for one set of sizes. `deviation(problem, result)` samples the noise of a
     result with more runs than `fast` does.
+    `symmetry` names the exact identity of a shipped op (`verify.laws.identities`), `gate_curve` the op of one number
+    whose curve it is made of (`verify.sweep.table`).
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
 
     name: str
-    kind: Literal["elementwise", "rowwise", "contraction", "graph"]
+    geometry: Geometry
     operands: tuple[Operand, ...]
     outputs: tuple[str, ...]
-    shapes: Callable[[Shape, Params], dict[str, Shape]]
     fast: Callable[[Problem], dict[str, Fast]]
     points: Callable[[Problem, str, Sequence[int]], list[Point]]
     baseline: Callable[..., Any]
@@ -186,22 +193,30 @@ class Op:
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     optional_outputs: tuple[str, ...] = ()
     gate: Gate = "plain"
-    regime_of: str = "x"
-    regime_values: Callable[[Problem, str], Tensor] | None = None
-    regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: ()
-    boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
+    landmarks: Landmarks = Landmarks()
     summary: str = ""
-    dims: tuple[str, ...] = ()
-    allowed: Callable[[Shape], bool] | None = None
-    where: str = ""
-    examples: tuple[Shape, ...] = ()
-    result_shapes: Callable[[Shape, Params], dict[str, Shape]] | None = None
     integers: tuple[str, ...] = ()
     settled: Callable[[Problem, str, Tensor], Tensor] | None = None
     program: Callable[[Problem], Any] | None = None
     looked_up: Callable[[Problem, str, Fast], Fast] | None = None
     identity: Callable[[Shape], str] | None = None
     deviation: Callable[[Problem, str], Tensor] | None = None
+    symmetry: Symmetry | None = None
+    gate_curve: str = ""
+
+    @property
+    def is_unary(self) -> bool:
+        """True for a function of one number."""
+        return self.geometry.by_element and len(self.operands) == 1 and not self.geometry.packed
+
+    def shapes(self, dims: Shape, params: Params) -> dict[str, Shape]:
+        """Maps operands to their shapes, for the dims of a case."""
+        roles = {operand.name: operand.role for operand in self.operands}
+        return self.geometry.shapes(self.name, roles, dims, params)
+
+    def result_shapes(self, dims: Shape, params: Params) -> dict[str, Shape]:
+        """Maps outputs to their shapes."""
+        return self.geometry.results(self.all_outputs, dims, params)
 
     def gate_of(self, result: str) -> Gate:
         """What the error of a result is told in: integers and conditions are compared in ULP of float64."""

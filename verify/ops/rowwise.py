@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.errors import UsageError
 from verify.ops.elements import pick, whole
-from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
+from verify.ops.geometry import Params, Rowwise
+from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _MANY_ROWS = 512  # from which it pays to look for equal ones
 _FEW = 1 << 14  # elements up to which a tensor is read as a whole: one at a time takes longer
@@ -154,20 +154,6 @@ Element = Callable[[Rows, str, int, int], Point]
 Column = Callable[[Rows, str, int], Point]
 
 
-def row_shapes(name: str, operands: Sequence[Operand]) -> Callable[[Shape, Params], dict[str, Shape]]:
-    """Shapes for dims (..., N)."""
-
-    def shapes(dims: Shape, params: Params) -> dict[str, Shape]:
-        if not dims:
-            raise UsageError(
-                f"op {name!r} works on rows: its dims are (..., N); received ()",
-                hint="give at least one dimension, such as (8, 128)",
-            )
-        return {operand.name: tuple(dims) if operand.role == "data" else (dims[-1],) for operand in operands}
-
-    return shapes
-
-
 def rowwise(
     name: str,
     operands: tuple[Operand, ...],
@@ -200,14 +186,13 @@ def rowwise(
     settings: Mapping[str, Any] = {"gate": "scaled", **options}
     return Op(
         name=name,
-        kind="rowwise",
+        geometry=Rowwise(),
         operands=operands,
         outputs=outputs,
-        shapes=row_shapes(name, operands),
         fast=fast,
         points=points,
         baseline=baseline,
         params=dict(params or {}),
-        regime_of=first,
+        landmarks=Landmarks(of=first),
         **settings,
     )

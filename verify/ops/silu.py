@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,10 +11,11 @@ from torch import Tensor
 
 from verify.ops.elementwise import unary
 from verify.ops.formula import Curve, Formula
+from verify.ops.geometry import Params
 from verify.ops.limits import mp_limit
-from verify.ops.op import Fast, Params, Regime
+from verify.ops.op import Fast
 from verify.ops.precision import GUARD, mp_bits, summed
-from verify.ops.thresholds import gate_boundaries, gate_regimes
+from verify.ops.thresholds import gate_landmarks
 
 
 def _negated(x: Any) -> Any:
@@ -79,29 +79,12 @@ CURVE = Curve(
 _FAR, _TAIL = -150.0, -16.0
 
 
-@lru_cache(maxsize=1)
-def _regimes() -> tuple[Regime, ...]:
-    return gate_regimes(CURVE, _FAR, _TAIL)
-
-
-@lru_cache(maxsize=1)
-def _boundaries() -> tuple[float, ...]:
-    return gate_boundaries(CURVE, _FAR)
-
-
 def curve(params: Params) -> Curve:
     """The one form there is."""
     return CURVE
 
 
-def regimes(params: Params) -> tuple[Regime, ...]:
-    """Regions of the gate argument."""
-    return _regimes()
-
-
-def boundaries(params: Params) -> tuple[float, ...]:
-    """Numbers at which some format starts to round differently."""
-    return _boundaries()
+LANDMARKS = gate_landmarks(curve, _FAR, _TAIL)
 
 
 def _baseline(x: Tensor) -> Tensor:
@@ -112,7 +95,8 @@ SILU = unary(
     "silu",
     curve,
     _baseline,
-    regimes=regimes,
-    boundaries=boundaries,
+    landmarks=LANDMARKS,
+    symmetry="odd part",
+    gate_curve="silu",
     summary="x * logistic(x)",
 )

@@ -203,5 +203,6 @@ SOFTMAX = rowwise(
     fast=_fast,
     element=_element,
     baseline=_baseline,
+    symmetry="shift",
     summary="exp(x) / sum(exp(x)) over the last dimension",
 )

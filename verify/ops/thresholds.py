@@ -8,12 +8,14 @@ the slope is zero, where y rounds to x. The numbers are solved for here, not wri
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from mpmath import mp
 
 from verify.ops.formula import Curve
-from verify.ops.op import Regime
+from verify.ops.geometry import Params
+from verify.ops.op import Landmarks, Regime
 
 # (bits of precision, exponent of the smallest subnormal, exponent of the smallest normal number)
 _FORMATS = {"float32": (24, -149, -126), "bfloat16": (8, -133, -126), "float16": (11, -24, -14)}
@@ -106,3 +108,10 @@ def gate_regimes(curve: Curve, far: float, tail: float) -> tuple[Regime, ...]:
         ("saturated", saturated, mp.inf),
     )
     return tuple(Regime(name, float(low), float(high)) for name, low, high in edges)
+
+
+def gate_landmarks(curve: Callable[[Params], Curve], far: float, tail: float) -> Landmarks:
+    """Returns the landmarks of an op whose parameters choose the curve."""
+    regimes = lru_cache(lambda chosen: gate_regimes(chosen, far, tail))
+    boundaries = lru_cache(lambda chosen: gate_boundaries(chosen, far))
+    return Landmarks(regimes=lambda params: regimes(curve(params)), boundaries=lambda params: boundaries(curve(params)))

@@ -15,7 +15,7 @@ from verify.cases import counter
 from verify.measure.certify import variants
 from verify.sweep.reference import KIND, distances, reference_of
 from verify.sweep.space import key_of_bits
-from verify.sweep.table import CELL_BITS, CURVES
+from verify.sweep.table import CELL_BITS
 from verify.truth.certificate import Entry, device_kind
 from verify.truth.formats import named
 
@@ -28,8 +28,9 @@ def certify_fused(
 ) -> list[Entry]:
     """One entry for every curve, its named parameters, and its value and slope."""
     entries = []
-    for curve in dict.fromkeys(CURVES.values()):
-        if names and not any(CURVES.get(name) == curve for name in names):
+    curves = {name: ops.get(name).gate_curve for name in ops.names()}
+    for curve in dict.fromkeys(filter(None, curves.values())):
+        if names and not any(curves.get(name) == curve for name in names):
             continue
         op = ops.get(curve)
         for params in variants(op):

@@ -97,7 +97,7 @@ class _Finished:
         self.baseline = partial.parts.get(BASELINE + name)
         self.with_curve = curve
         self.fmt = space.format
-        self.bounds = {item.name: item for item in kernel.op.regimes(kernel.op.resolve(kernel.params))}
+        self.bounds = {item.name: item for item in kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))}
 
     def result(self) -> Result:
         """The whole result."""
@@ -194,7 +194,7 @@ class _Judging:
     def __init__(self, kernel: Kernel, space: Space, name: str, part: Part) -> None:
         self.kernel, self.space, self.name, self.part = kernel, space, name, part
         self.exact: dict[int, Judged] = {}
-        order = parts_of([item.name for item in kernel.op.regimes(kernel.op.resolve(kernel.params))])
+        order = parts_of([item.name for item in kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))])
         names = sorted(part.regimes, key=lambda item: order.index(item) if item in order else len(order))
         self.regimes = {item: self._settled(part.regimes[item]) for item in names if part.regimes[item].n}
 

@@ -41,7 +41,6 @@ from verify.sweep.reference import FORMATS, Reference, check_reference, referenc
 from verify.sweep.scope import SPECIAL
 from verify.sweep.space import CHUNK, PAIR_BITS, Space, bits_of_key
 from verify.sweep.subject import inputs_of_keys, run
-from verify.sweep.table import CURVES
 from verify.sweep.torch_route import BASELINE, check_chunk
 from verify.truth.exact import Judged
 from verify.truth.ulp import Policy, bits_of, raw
@@ -60,7 +59,7 @@ _WIDE = {"cuda": 1024, "cpu": UNIT}  # elements that are only compared with a kn
 
 def supports(kernel: Kernel, space: Space) -> bool:
     """Whether this route can judge a kernel: a gate curve under the default policy, float32 or pairs of 16 bits."""
-    known = kernel.op.name in CURVES and ops.get(kernel.op.name) is kernel.op
+    known = bool(kernel.op.gate_curve) and ops.get(kernel.op.name) is kernel.op
     wanted = {"unary": 32}.get(space.shape, PAIR_BITS)
     return known and kernel.policy == Policy() and space.format.bits == wanted and space.dtype in FORMATS
 
@@ -82,7 +81,7 @@ def _jobs(space: Space, kernel: Kernel, result: str) -> tuple[_Job, ...]:
         return (_Job(slope=False, times=True),)
     if space.shape == "packed pairs":
         return (alone, sloped)
-    return (_Job(slope=True, times=True),) if result == "d" + kernel.op.regime_of else (alone,)
+    return (_Job(slope=True, times=True),) if result == "d" + kernel.op.landmarks.of else (alone,)
 
 
 def check_chunks(
@@ -259,7 +258,7 @@ class Sweep:
             elif self.space.shape == "packed pairs":
                 parts = [(0, rows, SIDE, 0, False), (row, rows, SIDE, SIDE, True)]
             else:
-                gate = operand.name == op.regime_of
+                gate = operand.name == op.landmarks.of
                 parts = [(row if gate else 0, rows, SIDE, 0, gate)]
             for key, height, width, column, by_row in parts:
                 inputs_kernel[(-(-width // _INPUTS), height)](

@@ -39,7 +39,7 @@ class Plan:
         fmt = space.format
         params = kernel.op.resolve(kernel.params)
         self.space = space
-        regimes = kernel.op.regimes(params)
+        regimes = kernel.op.landmarks.regimes(params)
         self.names = parts_of([item.name for item in regimes])
         self.special = len(self.names) - 2  # the first of the parts that stand apart
         spans = [finite_keys(fmt, item.low, item.high) for item in regimes]

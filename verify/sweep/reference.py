@@ -17,7 +17,7 @@ from verify.ops.op import Problem
 from verify.sweep.device import reference_kernel
 from verify.sweep.space import Space
 from verify.sweep.subject import values_at
-from verify.sweep.table import CURVES, Table, table_for
+from verify.sweep.table import Table, table_for
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import settle
@@ -54,7 +54,7 @@ class Reference:
 
 def reference_for(kernel: Kernel, dtype: str, slope: bool, device: torch.device | str) -> Reference:
     """The reference of a kernel's curve."""
-    return reference_of(CURVES[kernel.op.name], kernel.op.resolve(kernel.params), slope, dtype, device)
+    return reference_of(kernel.op.gate_curve, kernel.op.resolve(kernel.params), slope, dtype, device)
 
 
 def reference_of(curve: str, params: dict[str, Any], slope: bool, dtype: str, device: torch.device | str) -> Reference:

@@ -12,7 +12,8 @@ from verify.cases.classes import EDGES
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.measure.curve import edges_for
-from verify.ops.op import Op, Params
+from verify.ops.geometry import Params
+from verify.ops.op import Op
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import CLASSES, EXTREME
 from verify.sweep.space import PAIR_BITS, Space, finite_keys, key_of_bits, key_of_value
@@ -21,16 +22,11 @@ from verify.truth.formats import Format, named
 
 def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
     """How an op's inputs can be enumerated; None when they cannot."""
-    if op.kind != "elementwise" or op.gate != "plain":
+    if not op.geometry.by_element or op.gate != "plain":
         return None
-    shapes = op.shapes((3,), op.resolve({}))
-    names = [operand.name for operand in op.operands]
-    if len(names) == 1:
-        shape = shapes[names[0]]
-        return "unary" if shape == (3,) else "packed pairs" if shape == (6,) else None
-    if len(names) == 2 and all(shapes[name] == (3,) for name in names):
-        return "pairs"
-    return None
+    if len(op.operands) == 1:
+        return "packed pairs" if op.geometry.packed else "unary"
+    return "pairs" if len(op.operands) == 2 else None
 
 
 def space_of(
@@ -118,7 +114,7 @@ def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageErr
 
 
 def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[int, int]:
-    regimes = kernel.op.regimes(kernel.op.resolve(kernel.params))
+    regimes = kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))
     for regime in regimes:
         if regime.name == name:
             return finite_keys(fmt, regime.low, regime.high)

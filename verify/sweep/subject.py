@@ -17,7 +17,7 @@ _SIDE = 1 << PAIR_BITS
 
 def gate_of(op: Op) -> str:
     """The operand whose keys number the rows of a pair space; of a packed op, its only one."""
-    return op.operands[0].name if len(op.operands) == 1 else op.regime_of
+    return op.operands[0].name if len(op.operands) == 1 else op.landmarks.of
 
 
 def values_at(keys: Tensor, fmt: Format) -> Tensor:

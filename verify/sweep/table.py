@@ -44,15 +44,6 @@ NEAR = 0.125
 VANISHED = 2.0**-345
 _PRECISION = 160
 _SOLVING = 256
-# the curve behind an op, and what each result is: the curve or its slope, times the other operand or not
-CURVES = {
-    "gelu": "gelu",
-    "geglu": "gelu",
-    "geglu_split": "gelu",
-    "silu": "silu",
-    "swiglu": "silu",
-    "swiglu_split": "silu",
-}
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
         rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other, reference.together
         return Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
-    if op.kind == "contraction":
+    if op.geometry.multiplies:
         # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the
         # certificate was measured on short ones
         units += _terms(problem)

@@ -277,10 +277,10 @@ def test_shapes_where_and_integers_say_what_is_promised() -> None:
         where="v % 4 == 0 and n in (3, 5)",
         integers={"label": "0 <= label < v"},
     )
-    assert op.kind == "graph" and op.dims == ("n", "v") and op.allowed is not None
-    assert op.allowed((3, 8)) and not op.allowed((3, 7)) and not op.allowed((4, 8))
+    assert op.geometry.named and op.geometry.dims == ("n", "v")
+    assert op.geometry.allows((3, 8)) and not op.geometry.allows((3, 7)) and not op.geometry.allows((4, 8))
     assert op.operands[1].range is not None and op.operands[1].range((3, 8)) == (0, 8)
-    assert op.gradients == ("dlogits",) and op.result_shapes is not None
+    assert op.gradients == ("dlogits",)
     assert op.result_shapes((3, 8), {})["y"] == ()
     with pytest.raises(UsageError, match="names of dimensions"):
         like_op(torch.exp, ["x"], shapes={"x": "n"}, where="__import__('os')")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
+from verify.ops.geometry import Elementwise, Geometry, NamedDims, Shape
 from verify.ops.graph.answers import demand_answers, settled
 from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
@@ -30,7 +31,7 @@ from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Leaf, Run, Truths
-from verify.ops.op import Fast, Op, Operand, Params, Point, Problem, Shape
+from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
 _KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -228,23 +229,17 @@ class _Like:
         asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self._identity(dims, known)}"
         return Op(
             name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
-            kind="elementwise" if elementwise else "graph",
+            geometry=self._geometry(),
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
-            shapes=lambda dims, params: self._shapes(dims),
             fast=self.fast,
             points=self.points,
             program=self.followed,
             looked_up=None if elementwise else self.looked_up,
             baseline=self._baseline,
             gate="noise" if sums else "plain",
-            regime_of=names[-1],
+            landmarks=Landmarks(of=names[-1]),
             summary=f"what PyTorch's {self.meaning.name} denotes",
-            dims=() if self.shapes is None else self.shapes.dims,
-            allowed=None if self.shapes is None else self.shapes.allowed,
-            where="" if self.shapes is None else self.shapes.where,
-            examples=() if self.shapes is None else tuple((n,) for n in range(len(self.shapes.numbered))),
-            result_shapes=None if elementwise else self._result_shapes,
             integers=program.integers,
             settled=self.settled if program.integers else None,
             identity=functools.cache(lambda dims: self._identity(dims, known)),
@@ -316,7 +311,19 @@ class _Like:
     def _shapes(self, dims: Shape) -> dict[str, Shape]:
         return dict.fromkeys(self.meaning.names, tuple(dims)) if self.shapes is None else self.shapes(dims)
 
-    def _result_shapes(self, dims: Shape, params: Params) -> dict[str, Shape]:
+    def _geometry(self) -> Geometry:
+        if self.shapes is None:
+            return Elementwise()
+        return NamedDims(
+            dims=self.shapes.dims,
+            where=self.shapes.where,
+            examples=tuple((n,) for n in range(len(self.shapes.numbered))),
+            promised=self.shapes.allowed,
+            of_operands=self._shapes,
+            of_results=self._result_shapes,
+        )
+
+    def _result_shapes(self, dims: Shape) -> dict[str, Shape]:
         shapes = self._shapes(dims)
         program = self._program({name: shapes[name] for name in self.meaning.names}, ())
         return {name: step.shape for name, step in program.results.items()}

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from verify.ops.elements import mpf_to_arb
+from verify.ops.geometry import Shape
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.steps import Run
-from verify.ops.op import Op, Point, Problem, Shape
+from verify.ops.op import Op, Point, Problem
 from verify.ops.precision import GUARD
 from verify.ops.rowwise import merged
 

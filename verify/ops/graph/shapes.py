@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.ops.op import Shape
+from verify.ops.geometry import Shape
 
 
 @dataclass(frozen=True)

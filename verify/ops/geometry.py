@@ -1,0 +1,206 @@
+"""The geometry of an op: the shapes of its tensors, and which part of the inputs an output element depends on.
+
+There are four. Code that has to tell ops apart asks the geometry one of its questions. A value that each geometry has
+of its own, such as the sizes that a law tries, stands in a `Table`: a new geometry is one more field there, and mypy
+lists every table that lacks it.
+
+    >>> Rowwise().dims_of(8, 128)
+    (8, 128)
+    >>> Contraction().dims_of(8, 128, 32)
+    (8, 128, 32)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from verify.errors import UsageError
+
+Params = Mapping[str, Any]
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+Roles = Mapping[str, str]  # operand -> its role
+Name = Literal["elementwise", "rowwise", "contraction", "graph"]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Table(Generic[T_co]):
+    """One value for each geometry. `named` is missing where the sizes come from the declaration."""
+
+    elements: T_co
+    rows: T_co
+    products: T_co
+    named: T_co | None = None
+
+
+def alike(*sizes: tuple[int, int, int]) -> Table[Shapes]:
+    """Returns a table of shapes from numbers of rows, widths and columns. Only matrix products use the columns."""
+    matrices = tuple((rows, width) for rows, width, _ in sizes)
+    return Table(matrices, matrices, sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """The questions, with the answers that most geometries give."""
+
+    name: ClassVar[Name]
+    # The value of one element decides how an output element behaves: there are regimes, landmarks and an error curve.
+    # Elsewhere the value recipe of the case is the regime.
+    by_element: ClassVar[bool] = False
+    by_row: ClassVar[bool] = False  # an output element depends on one row of the data
+    multiplies: ClassVar[bool] = False  # an output element is a sum of products of a row and a column
+    sums_rows: ClassVar[bool] = False  # the gradient of a weight is a sum over all rows
+    named: ClassVar[bool] = False  # a declaration names the dimensions; nothing says which of them holds rows
+    fill: ClassVar[str] = "randn"  # the plainest value recipe
+    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "rank")  # what a condition `where=` of a kernel may name
+
+    halves: int = 1  # that an operand holds side by side: a packed one is twice as wide as the output
+    dims: tuple[str, ...] = ()  # the names of the dimensions, where a declaration gives some
+    where: str = ""  # the condition of that declaration
+    examples: Shapes = ()  # the only sizes that there are, if a declaration lists them
+
+    @property
+    def packed(self) -> bool:
+        """True if an operand holds two halves side by side."""
+        return self.halves > 1
+
+    def of(self, table: Table[T]) -> T:
+        """Returns this geometry's value of a table."""
+        raise NotImplementedError
+
+    def regime(self, recipe: str) -> str:
+        """Returns the regime of a case that is filled by a recipe: empty where each element has its own."""
+        return "" if self.by_element else recipe
+
+    def sizes_by_name(self, dims: Shape) -> dict[str, int]:
+        """Maps names of sizes to sizes: n is the last dimension, m the product of those before it."""
+        return {"m": math.prod(dims[:-1]), "n": dims[-1] if dims else 1, "rank": len(dims)}
+
+    def allows(self, dims: Shape) -> bool:
+        """True if the definition of the op promises these sizes."""
+        return True
+
+    def dims_of(self, rows: int, width: int, columns: int = 1) -> Shape:
+        """Returns the dims of so many rows of a width. Only matrix products use `columns`."""
+        return (rows, width)
+
+    def merged(self, dims: Shape) -> list[Shape]:
+        """Lists dims with fewer dimensions in which the same values give the same results."""
+        return []
+
+    def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
+        """Maps the operands of the op called `op` to their shapes."""
+        return dict.fromkeys(roles, tuple(dims))
+
+    def results(self, outputs: Sequence[str], dims: Shape, params: Params) -> dict[str, Shape]:
+        """Maps outputs to their shapes."""
+        return dict.fromkeys(outputs, tuple(dims))
+
+
+@dataclass(frozen=True)
+class Elementwise(Geometry):
+    """An output element depends on the elements of the operands at its place. The dims are those of the output.
+
+    With `halves` = 2 the operands are packed [..., 2d].
+    """
+
+    name = "elementwise"
+    by_element = True
+    fill = "normal"
+
+    def of(self, table: Table[T]) -> T:
+        return table.elements
+
+    def merged(self, dims: Shape) -> list[Shape]:
+        return [(math.prod(dims),), *Rowwise().merged(dims)] if len(dims) > 1 else []
+
+    def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
+        wide = (*dims[:-1], self.halves * dims[-1]) if dims else (self.halves,) if self.packed else ()
+        return dict.fromkeys(roles, wide)
+
+
+@dataclass(frozen=True)
+class Rowwise(Geometry):
+    """An output element depends on one row of the data. The dims are (..., N); weights and biases have N elements."""
+
+    name = "rowwise"
+    by_row = sums_rows = True
+
+    def of(self, table: Table[T]) -> T:
+        return table.rows
+
+    def merged(self, dims: Shape) -> list[Shape]:
+        found: list[Shape] = [(math.prod(dims[:-1]), dims[-1])] if len(dims) > 2 else []
+        return [*found, dims[-1:]] if len(dims) > 1 and set(dims[:-1]) == {1} else found
+
+    def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
+        if not dims:
+            raise UsageError(
+                f"op {op!r} works on rows: its dims are (..., N); received ()",
+                hint="give at least one dimension, such as (8, 128)",
+            )
+        return {name: tuple(dims) if role == "data" else dims[-1:] for name, role in roles.items()}
+
+
+@dataclass(frozen=True)
+class Contraction(Geometry):
+    """x @ weight^T: the dims are (M, K, N). A weight has `factor(params)` rows for each column of y."""
+
+    factor: Callable[[Params], int] = lambda params: 1
+    name = "contraction"
+    multiplies = sums_rows = True
+    sizes = ("m", "k", "n")
+
+    def of(self, table: Table[T]) -> T:
+        return table.products
+
+    def sizes_by_name(self, dims: Shape) -> dict[str, int]:
+        return dict(zip(self.sizes, dims, strict=True))
+
+    def dims_of(self, rows: int, width: int, columns: int = 1) -> Shape:
+        return (rows, width, columns)
+
+    def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
+        if len(dims) != 3:
+            raise UsageError(
+                f"op {op!r} takes dims (M, K, N); received {tuple(dims)}",
+                hint="give three dimensions, such as (16, 64, 32)",
+            )
+        rows, inner, columns = dims
+        columns *= self.factor(params)
+        return {"x": (rows, inner), "weight": (columns, inner), "bias": (columns,)}
+
+    def results(self, outputs: Sequence[str], dims: Shape, params: Params) -> dict[str, Shape]:
+        return {"y": (dims[0], dims[2]), "pre": (dims[0], dims[2] * self.factor(params))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedDims(Geometry):
+    """A PyTorch function of operands of any shape, which named dimensions decide."""
+
+    promised: Callable[[Shape], bool]  # the condition `where`
+    of_operands: Callable[[Shape], dict[str, Shape]]
+    of_results: Callable[[Shape], dict[str, Shape]]
+    name = "graph"
+    named = True
+
+    def of(self, table: Table[T]) -> T:
+        assert table.named is not None
+        return table.named
+
+    def sizes_by_name(self, dims: Shape) -> dict[str, int]:
+        return dict(zip(self.dims, dims, strict=True))
+
+    def allows(self, dims: Shape) -> bool:
+        return self.promised(tuple(dims))
+
+    def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
+        return self.of_operands(dims)
+
+    def results(self, outputs: Sequence[str], dims: Shape, params: Params) -> dict[str, Shape]:
+        return self.of_results(dims)
