@@ -9,10 +9,10 @@ import torch
 
 import verify
 from verify import ops
-from verify.ops.geometry import Table, alike
+from verify.ops.geometry import ByGeometry, alike
 
 DIMS = {name: ops.get(name).geometry.dims_of(4, 6, 8) for name in ops.names()}
-KINDS: Table[str] = Table("elementwise", "rowwise", "contraction", "graph")
+KINDS: ByGeometry[str] = ByGeometry("elementwise", "rowwise", "contraction", "graph")
 
 
 @verify.kernel(like=lambda x: torch.logsumexp(x, -1), shapes={"x": "n d"}, where="d % 8 == 0", dtypes=["float32"])

@@ -17,7 +17,7 @@ from verify.cases import Case, case_of, counter
 from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
 from verify.declare.declaration import Kernel
-from verify.ops.geometry import Table
+from verify.ops.geometry import ByGeometry
 from verify.truth.formats import named
 
 # Beyond every split that a kernel may make of a sum over rows; of few columns, whose exact values are quickly known.
@@ -234,7 +234,7 @@ def _contraction(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Gr
     return [Group(tuple(cases))]
 
 
-_GROUPS = Table(_elementwise, _rowwise, _contraction, _graph)
+_GROUPS = ByGeometry(_elementwise, _rowwise, _contraction, _graph)
 
 
 def summed_results(kernel: Kernel) -> tuple[str, ...]:

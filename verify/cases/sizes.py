@@ -12,7 +12,7 @@ import torch
 
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.ops.geometry import Shapes, Table
+from verify.ops.geometry import ByGeometry, Shapes
 from verify.ops.graph.reducing import Contract
 from verify.ops.graph.shapes import numbers_in, sizes_alone, sizes_within
 from verify.ops.op import Op, Problem
@@ -150,7 +150,7 @@ def largest_of(op: Op, elements: int) -> Dims:
         found = wider
 
 
-def shapes_for(kernel: Kernel, table: Table[Shapes], elements: int, *, most: int = 4) -> tuple[Dims, ...]:
+def shapes_for(kernel: Kernel, table: ByGeometry[Shapes], elements: int, *, most: int = 4) -> tuple[Dims, ...]:
     """Returns a kernel's shapes of a table; of a PyTorch function at most `most` that its declaration allows."""
     op = kernel.op
     return sizes_of(op, elements)[:most] if op.geometry.named else fitted_all(kernel, op.geometry.of(table))

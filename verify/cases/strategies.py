@@ -25,11 +25,11 @@ from verify.cases.sizes import fitted, fitted_all, sizes_of
 from verify.cases.values import CONFIDENT, ELEMENT, MATRIX_REGIMES, ROW, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.ops.geometry import Shapes, Table
+from verify.ops.geometry import ByGeometry, Shapes
 
 ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
 ROW_RECIPES = (*ROW_REGIMES, CONFIDENT)
-_RECIPES = Table(ELEMENT_RECIPES, ROW_RECIPES, MATRIX_REGIMES, ROW_RECIPES)
+_RECIPES = ByGeometry(ELEMENT_RECIPES, ROW_RECIPES, MATRIX_REGIMES, ROW_RECIPES)
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
 # Recipes of the upstream gradient for what holds without one too: "" is a call in which no operand requires a gradient.
 EITHER_PATH = ("normal", "normal", "normal", "")
@@ -141,7 +141,7 @@ def _declared(chance: Chance, kernel: Kernel, sizes: Sizes) -> Dims:
     return chance.pick(sizes_of(kernel.op, sizes.elements))  # type: ignore[no-any-return]
 
 
-_DRAWN = Table(_elements, _rows, _products, _declared)  # each draws dims for a kernel
+_DRAWN = ByGeometry(_elements, _rows, _products, _declared)  # each draws dims for a kernel
 
 
 @lru_cache
@@ -172,10 +172,10 @@ def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
 # A row count and a width that no block divides; then one element, none, several blocks, more dimensions, more elements
 # than a 16-bit offset reaches, and whole blocks, for which a kernel may leave out its masks. Products with a dimension
 # of 1 have results that are sums of one term, where a rounding on the way has nothing to hide behind.
-_FIXED_SHAPES: Table[Shapes] = Table(
-    elements=((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33), (64, 64)),
-    rows=((5, 67), (2, 1), (3,), (0, 5), (33, 1031), (2, 1, 3, 5), (65, 8), (8, 128)),
-    products=(
+_FIXED_SHAPES: ByGeometry[Shapes] = ByGeometry(
+    elementwise=((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33), (64, 64)),
+    rowwise=((5, 67), (2, 1), (3,), (0, 5), (33, 1031), (2, 1, 3, 5), (65, 8), (8, 128)),
+    contraction=(
         *((5, 67, 9), (1, 1, 1), (0, 3, 5), (3, 300, 2), (65, 33, 65), (33, 1, 33), (1, 33, 33), (33, 33, 1)),
         (64, 64, 64),
     ),
@@ -190,7 +190,7 @@ def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
     if geometry.named:
         return sizes_of(kernel.op, sizes.elements)[:7]
     base, *others = geometry.of(_FIXED_SHAPES)
-    place, most = geometry.of(Table((0, sizes.elements), (-1, sizes.width), (1, sizes.depth)))
+    place, most = geometry.of(ByGeometry((0, sizes.elements), (-1, sizes.width), (1, sizes.depth)))
 
     def fits(dims: Dims) -> bool:
         size = math.prod(dims) if geometry.by_element else dims[place]
@@ -374,7 +374,7 @@ def _fits(kernel: Kernel, dims: Dims) -> None:
             raise UsageError(f"op {kernel.op.name!r} takes dims ({', '.join(names)}) that it allows; received {dims}")
         return
     rule, right = geometry.of(
-        Table(("any number of dims", True), ("dims (..., N)", len(dims) > 0), ("dims (M, K, N)", len(dims) == 3))
+        ByGeometry(("any number of dims", True), ("dims (..., N)", len(dims) > 0), ("dims (M, K, N)", len(dims) == 3))
     )
     if not right or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in dims):
         raise UsageError(f"op {kernel.op.name!r} takes {rule}, none of them negative; received {tuple(dims)}")

@@ -25,7 +25,7 @@ from verify.errors import KernelError, OtherDtype
 from verify.laws.accuracy import judge_measured
 from verify.laws.law import Broken, Subject, plain_case
 from verify.measure.call import Measured, run_kernel
-from verify.ops.geometry import Table
+from verify.ops.geometry import ByGeometry
 from verify.ops.op import Largest, largest_words
 from verify.truth import formats
 
@@ -397,7 +397,7 @@ class _Probe:
         if geometry.named:
             wide = max(sizes_of(self.kernel.op, 1 << 9), key=math.prod)
         else:
-            wide = geometry.of(Table((4, 256), (2, 1000), self.plain))
+            wide = geometry.of(ByGeometry((4, 256), (2, 1000), self.plain))
         return self.plain if self._refusal(dtype, wide) else wide
 
     def _of_operands(self, largest: float, trouble: Callable[[Largest], str]) -> Largest:

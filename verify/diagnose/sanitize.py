@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from verify.ops.geometry import Shapes, Table
+from verify.ops.geometry import ByGeometry, Shapes
 from verify.workers import process_tree
 
 if TYPE_CHECKING:
@@ -260,10 +260,10 @@ def _outcome(
 # -- the process that calls the kernel -----------------------------------------------------------------
 
 # Below, at and beyond the blocks that kernels commonly work in; the last block is never full.
-_DIMS: Table[Shapes] = Table(
-    elements=((1,), (1023,), (1025,), (7, 129), (3, 5, 33)),
-    rows=((3, 1), (5, 127), (2, 1025), (2, 4097)),
-    products=((17, 33, 9), (65, 129, 33)),
+_DIMS: ByGeometry[Shapes] = ByGeometry(
+    elementwise=((1,), (1023,), (1025,), (7, 129), (3, 5, 33)),
+    rowwise=((3, 1), (5, 127), (2, 1025), (2, 4097)),
+    contraction=((17, 33, 9), (65, 129, 33)),
 )
 _LAYOUTS = ("padded", "transposed", "offset")
 

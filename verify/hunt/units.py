@@ -75,16 +75,14 @@ def unit_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) ->
 
 
 def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
-    def dims_of(width: int) -> Dims:
-        return kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS)
-
-    width = allowed(kernel, dims_of(width), 1)
+    width = allowed(kernel, kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS), 1)
     if width * PERIOD > LIMIT:
         raise UsageError(
             f"--width is at most {LIMIT // PERIOD:,} for {result}: a case spells out {PERIOD} rows; received {width:,}"
         )
     most = _MOST_ROWS["cpu" if dtype == "float64" else torch.device(device).type]
-    return Unit(f"sums over rows of {width}", dims_of(width), None, most_rows=most)
+    dims = kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS)
+    return Unit(f"sums over rows of {width}", dims, None, most_rows=most)
 
 
 def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:

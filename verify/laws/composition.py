@@ -31,13 +31,13 @@ from verify.errors import KernelError
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases, plain_space
 from verify.measure.call import call_tensors, describe, gradients_of, run_kernel
-from verify.ops.geometry import Shapes, Table
+from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth.formats import named, torch_dtype
 
-_DIMS: Table[Shapes] = Table(
-    elements=((2, 5), (33,), (3, 4, 5)),
-    rows=((2, 5), (3, 33), (2, 3, 7)),
-    products=((2, 5, 3), (4, 33, 8), (3, 7, 5)),
+_DIMS: ByGeometry[Shapes] = ByGeometry(
+    elementwise=((2, 5), (33,), (3, 4, 5)),
+    rowwise=((2, 5), (3, 33), (2, 3, 7)),
+    contraction=((2, 5, 3), (4, 33, 8), (3, 7, 5)),
 )
 
 

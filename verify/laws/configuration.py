@@ -21,15 +21,15 @@ from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
 from verify.measure.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.measure.call import Measured, run_kernel
-from verify.ops.geometry import Shapes, Table
+from verify.ops.geometry import ByGeometry, Shapes
 
 _WARPS = (1, 2, 4, 8)
 # Large enough for every block of a configuration to be full somewhere and cut off somewhere. A block that is baked in
 # shows only where there are several: shapes of over a thousand elements are among these.
-_DIMS: Table[Shapes] = Table(
-    elements=((5, 40), (65, 33), (1031,), (3,)),
-    rows=((5, 40), (33, 65), (3, 1031), (2, 3)),
-    products=((5, 40, 3), (33, 65, 40), (3, 129, 65), (2, 3, 5)),
+_DIMS: ByGeometry[Shapes] = ByGeometry(
+    elementwise=((5, 40), (65, 33), (1031,), (3,)),
+    rowwise=((5, 40), (33, 65), (3, 1031), (2, 3)),
+    contraction=((5, 40, 3), (33, 65, 40), (3, 129, 65), (2, 3, 5)),
 )
 
 

@@ -29,12 +29,12 @@ from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_space
 from verify.measure.call import call_tensors, describe
-from verify.ops.geometry import Shapes, Table
+from verify.ops.geometry import ByGeometry, Shapes
 
-_DIMS: Table[Shapes] = Table(
-    elements=((3,), (1,), (2, 3), (), (2, 1, 4), (17,)),
-    rows=((2, 5), (1, 4), (5,), (3, 8), (2, 2, 7), (1, 17)),
-    products=((2, 3, 2), (1, 4, 3), (3, 1, 2), (4, 5, 6)),
+_DIMS: ByGeometry[Shapes] = ByGeometry(
+    elementwise=((3,), (1,), (2, 3), (), (2, 1, 4), (17,)),
+    rowwise=((2, 5), (1, 4), (5,), (3, 8), (2, 2, 7), (1, 17)),
+    contraction=((2, 3, 2), (1, 4, 3), (3, 1, 2), (4, 5, 6)),
 )
 _STEP, _RELATIVE = 1e-6, 1e-5
 # Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 it is 1e-9.

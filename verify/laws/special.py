@@ -40,15 +40,15 @@ from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import data_operands, reference
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.domain import Domain
-from verify.ops.geometry import Shapes, Table
+from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import fetched, raw
 
-_DIMS: Table[Shapes] = Table(
-    elements=((96,), (5, 7), (193,), (3,)),
-    rows=((48, 5), (24, 1), (24, 33), (8, 2)),
-    products=((48, 5, 3), (8, 33, 2), (24, 1, 4)),
+_DIMS: ByGeometry[Shapes] = ByGeometry(
+    elementwise=((96,), (5, 7), (193,), (3,)),
+    rowwise=((48, 5), (24, 1), (24, 33), (8, 2)),
+    contraction=((48, 5, 3), (8, 33, 2), (24, 1, 4)),
 )
 
 

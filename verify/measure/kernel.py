@@ -125,7 +125,7 @@ class Judging:
             self._no_verdict_on(dtype, error)
         measured = (one.cases for each in groups for one in each.found[KERNEL].values())
         for case in itertools.chain.from_iterable(measured):
-            for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True) if kernel.op.geometry.dims else ():
+            for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True) if kernel.op.geometry.named else ():
                 self.sizes[name] = max(size, self.sizes.get(name, 0))
         for reason, count in unjudged.items():
             self._judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")

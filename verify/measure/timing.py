@@ -29,7 +29,7 @@ from verify.errors import KernelError, UsageError
 from verify.measure.autotuners import launched
 from verify.measure.call import Graph, call_tensors, describe
 from verify.measure.requests import Timed
-from verify.ops.geometry import Shape, Table
+from verify.ops.geometry import ByGeometry, Shape
 from verify.records.record import Speed
 from verify.truth.ulp import bits_of
 
@@ -42,7 +42,7 @@ FLUSH_BYTES = 1 << 30  # many times any L2; 0.3 ms of writing on the fastest mem
 COPY, PRODUCT = "a copy", "the products"  # no kernel has such a name: it would not be a Python identifier
 
 #: Large enough that bandwidth decides and not the launch; (M, K, N) for matrix products.
-SHAPES: Table[Shape] = Table(elements=(8192, 8192), rows=(16384, 4096), products=(8192, 4096, 8192))
+SHAPES: ByGeometry[Shape] = ByGeometry(elementwise=(8192, 8192), rowwise=(16384, 4096), contraction=(8192, 4096, 8192))
 MOST_COMPILED = 4096  # by torch.compile for one function; its own limit of 8 is about programs that run for long
 LARGE = 1 << 24  # numbers of the largest operand of a PyTorch function
 

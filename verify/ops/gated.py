@@ -6,14 +6,13 @@ x1 = x[..., :d], x2 = x[..., d:], and dx holds the gradients of both halves in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verify.ops.elements import pick
-from verify.ops.elementwise import apply_upstream, pointwise, scalar_point
+from verify.ops.elementwise import pointwise
 from verify.ops.formula import Curve, Formula
 from verify.ops.geometry import Elementwise, Params
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
@@ -85,42 +84,11 @@ def _packed_input(problem: Problem) -> Tensor:
     return x
 
 
-def _packed_fast(problem: Problem, formulas: Mapping[str, Formula]) -> dict[str, Fast]:
-    halves = _packed_input(problem).to(torch.float64).chunk(2, -1)
-    results = {}
-    for result in problem.results:
-        if result == "y":
-            results[result] = apply_upstream(formulas["y"], halves, None)
-            continue
-        upstream = problem.upstream["y"]
-        parts = [apply_upstream(formulas[half], halves, upstream) for half in ("dx1", "dx2")]
-        results[result] = Fast(
-            torch.cat([part.value for part in parts], -1),
-            torch.cat([part.scale for part in parts], -1),
-        )
-    return results
-
-
-def _packed_points(
-    problem: Problem, formulas: Mapping[str, Formula], result: str, indices: Sequence[int]
-) -> list[Point]:
-    x = _packed_input(problem)
-    width = x.shape[-1] // 2
-    stride = width if result == "y" else 2 * width
-    rows = [index // stride for index in indices]
-    columns = [index % stride for index in indices]
-    first = [2 * width * row + column % width for row, column in zip(rows, columns, strict=True)]
-    values = zip(pick(x, first), pick(x, [at + width for at in first]), strict=True)
-    if result == "y":
-        return [scalar_point(formulas["y"], pair, None) for pair in values]
-    upstream = pick(
-        problem.upstream["y"],
-        [width * row + column % width for row, column in zip(rows, columns, strict=True)],
-    )
-    return [
-        scalar_point(formulas["dx1" if column < width else "dx2"], pair, factor)
-        for column, pair, factor in zip(columns, values, upstream, strict=True)
-    ]
+def _halves(problem: Problem) -> Problem:
+    """Returns the same problem for the op on two tensors."""
+    x1, x2 = _packed_input(problem).chunk(2, -1)
+    results = tuple(half for each in problem.results for half in (("dx1", "dx2") if each == "dx" else (each,)))
+    return replace(problem, inputs={"x1": x1, "x2": x2}, results=results)
 
 
 def _gate_values(problem: Problem, result: str) -> Tensor:
@@ -133,17 +101,30 @@ def gated_packed(
     name: str, curve: Callable[[Params], Curve], baseline: Callable[..., Any], landmarks: Landmarks, **options: Any
 ) -> Op:
     """y = x1 * g(x2) with x1, x2 = x.chunk(2, -1). `landmarks` are those of g."""
-    return Op(
-        name=name,
+    split = gated_split(name, curve, baseline, landmarks, **options)
+
+    def fast(problem: Problem) -> dict[str, Fast]:
+        found = split.fast(_halves(problem))
+        if "dx" in problem.results:
+            parts = found.pop("dx1"), found.pop("dx2")
+            value, scale = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("value", "scale"))
+            found["dx"] = Fast(value, scale)
+        return found
+
+    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        halves = _halves(problem)
+        if result == "y":
+            return split.points(halves, result, indices)
+        width = _packed_input(problem).shape[-1] // 2
+        at = [index // (2 * width) * width + index % width for index in indices]
+        pairs = zip(*(split.points(halves, half, at) for half in ("dx1", "dx2")), strict=True)
+        return [pair[index // width % 2] for index, pair in zip(indices, pairs, strict=True)]
+
+    return replace(
+        split,
         geometry=Elementwise(halves=2),
         operands=(Operand("x"),),
-        outputs=("y",),
-        fast=lambda problem: _packed_fast(problem, _formulas(curve(problem.params))),
-        points=lambda problem, result, indices: _packed_points(
-            problem, _formulas(curve(problem.params)), result, indices
-        ),
-        baseline=baseline,
+        fast=fast,
+        points=points,
         landmarks=replace(landmarks, values=_gate_values),
-        symmetry="gate",
-        **options,
     )

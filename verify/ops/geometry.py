@@ -1,8 +1,8 @@
 """The geometry of an op: the shapes of its tensors, and which part of the inputs an output element depends on.
 
 There are four. Code that has to tell ops apart asks the geometry one of its questions. A value that each geometry has
-of its own, such as the sizes that a law tries, stands in a `Table`: a new geometry is one more field there, and mypy
-lists every table that lacks it.
+of its own, such as the sizes that a law tries, stands in a `ByGeometry`. A new geometry is one more field there; mypy
+then lists every place that lacks it.
 
     >>> Rowwise().dims_of(8, 128)
     (8, 128)
@@ -29,19 +29,19 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Table(Generic[T_co]):
-    """One value for each geometry. `named` is missing where the sizes come from the declaration."""
+class ByGeometry(Generic[T_co]):
+    """One value for each geometry, by its name. `graph` is None where the sizes come from the declaration."""
 
-    elements: T_co
-    rows: T_co
-    products: T_co
-    named: T_co | None = None
+    elementwise: T_co
+    rowwise: T_co
+    contraction: T_co
+    graph: T_co | None = None
 
 
-def alike(*sizes: tuple[int, int, int]) -> Table[Shapes]:
+def alike(*sizes: tuple[int, int, int]) -> ByGeometry[Shapes]:
     """Returns a table of shapes from numbers of rows, widths and columns. Only matrix products use the columns."""
     matrices = tuple((rows, width) for rows, width, _ in sizes)
-    return Table(matrices, matrices, sizes)
+    return ByGeometry(matrices, matrices, sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,9 @@ class Geometry:
     sums_rows: ClassVar[bool] = False  # the gradient of a weight is a sum over all rows
     named: ClassVar[bool] = False  # a declaration names the dimensions; nothing says which of them holds rows
     fill: ClassVar[str] = "randn"  # the plainest value recipe
-    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "rank")  # what a condition `where=` of a kernel may name
 
     halves: int = 1  # that an operand holds side by side: a packed one is twice as wide as the output
-    dims: tuple[str, ...] = ()  # the names of the dimensions, where a declaration gives some
+    dims: tuple[str, ...] = ()  # the names of the dimensions, where their number is fixed
     where: str = ""  # the condition of that declaration
     examples: Shapes = ()  # the only sizes that there are, if a declaration lists them
 
@@ -69,9 +68,15 @@ class Geometry:
         """True if an operand holds two halves side by side."""
         return self.halves > 1
 
-    def of(self, table: Table[T]) -> T:
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """What a condition `where=` of a kernel may name."""
+        return self.dims or ("m", "n", "rank")
+
+    def of(self, table: ByGeometry[T]) -> T:
         """Returns this geometry's value of a table."""
-        raise NotImplementedError
+        value: T = getattr(table, self.name)
+        return value
 
     def regime(self, recipe: str) -> str:
         """Returns the regime of a case that is filled by a recipe: empty where each element has its own."""
@@ -79,6 +84,8 @@ class Geometry:
 
     def sizes_by_name(self, dims: Shape) -> dict[str, int]:
         """Maps names of sizes to sizes: n is the last dimension, m the product of those before it."""
+        if self.dims:
+            return dict(zip(self.dims, dims, strict=True))
         return {"m": math.prod(dims[:-1]), "n": dims[-1] if dims else 1, "rank": len(dims)}
 
     def allows(self, dims: Shape) -> bool:
@@ -113,9 +120,6 @@ class Elementwise(Geometry):
     by_element = True
     fill = "normal"
 
-    def of(self, table: Table[T]) -> T:
-        return table.elements
-
     def merged(self, dims: Shape) -> list[Shape]:
         return [(math.prod(dims),), *Rowwise().merged(dims)] if len(dims) > 1 else []
 
@@ -130,9 +134,6 @@ class Rowwise(Geometry):
 
     name = "rowwise"
     by_row = sums_rows = True
-
-    def of(self, table: Table[T]) -> T:
-        return table.rows
 
     def merged(self, dims: Shape) -> list[Shape]:
         found: list[Shape] = [(math.prod(dims[:-1]), dims[-1])] if len(dims) > 2 else []
@@ -152,15 +153,9 @@ class Contraction(Geometry):
     """x @ weight^T: the dims are (M, K, N). A weight has `factor(params)` rows for each column of y."""
 
     factor: Callable[[Params], int] = lambda params: 1
+    dims: tuple[str, ...] = ("m", "k", "n")
     name = "contraction"
     multiplies = sums_rows = True
-    sizes = ("m", "k", "n")
-
-    def of(self, table: Table[T]) -> T:
-        return table.products
-
-    def sizes_by_name(self, dims: Shape) -> dict[str, int]:
-        return dict(zip(self.sizes, dims, strict=True))
 
     def dims_of(self, rows: int, width: int, columns: int = 1) -> Shape:
         return (rows, width, columns)
@@ -188,13 +183,6 @@ class NamedDims(Geometry):
     of_results: Callable[[Shape], dict[str, Shape]]
     name = "graph"
     named = True
-
-    def of(self, table: Table[T]) -> T:
-        assert table.named is not None
-        return table.named
-
-    def sizes_by_name(self, dims: Shape) -> dict[str, int]:
-        return dict(zip(self.dims, dims, strict=True))
 
     def allows(self, dims: Shape) -> bool:
         return self.promised(tuple(dims))
