@@ -12,31 +12,29 @@ from verify.cases.sizes import REACHES, REACHES_OF_LAWS, Reach, long_sizes, size
 from verify.laws import accuracy
 from verify.laws.engine import PROFILES
 from verify.laws.law import Subject
-from verify.ops.graph.shapes import sizes_alone
+from verify.ops.graph.shapes import NamedDims, sizes_alone
 
 FAR = Reach(1 << 30, 1 << 20, 1 << 20)
 
 
 def test_each_dimension_alone_is_one_beyond_a_block_and_the_others_stay() -> None:
-    found = dict(sizes_alone(("n", "d"), None, "", (2, 3), (65, 1025)))
+    found = dict(sizes_alone(named("n d"), (2, 3), (65, 1025)))
     assert found == {"n": [(65, 3), (1025, 3)], "d": [(2, 65), (2, 1025)]}
 
 
 def test_a_condition_narrows_the_long_sizes_and_names_others() -> None:
     where = "d % 16 == 0 and d <= 512 and k == 2 * d and n <= 100"
-    found = dict(sizes_alone(("n", "d", "k"), holding(where, "n d k"), where, (3, 16, 32), (65, 129, 1025)))
+    found = dict(sizes_alone(named("n d k", where), (3, 16, 32), (65, 129, 1025)))
     assert found == {"n": [(65, 16, 32), (100, 16, 32)], "d": [(3, 80, 160), (3, 144, 288), (3, 512, 1024)]}
 
 
 def test_dimensions_that_are_not_long_alone_grow_together() -> None:
-    found = dict(sizes_alone(("n", "k"), holding("k <= n", "n k"), "k <= n", (3, 2), (65,)))
+    found = dict(sizes_alone(named("n k", "k <= n"), (3, 2), (65,)))
     assert found == {"n": [(65, 2)], "k": [(65, 65)]}
 
 
-def holding(where: str, names: str):  # type: ignore[no-untyped-def]
-    from verify.ops.graph.shapes import holds
-
-    return lambda dims: holds(where, dict(zip(names.split(), dims, strict=True)))
+def named(dims: str, where: str = "") -> NamedDims:
+    return NamedDims({}, dims=tuple(dims.split()), where=where)
 
 
 def test_multiples_of_a_modulus_are_among_the_sizes() -> None:

@@ -67,7 +67,7 @@ def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
     if key not in _long:
         base = _smallest(op)
         found = {}
-        for name, some in sizes_alone(op.geometry.dims, op.geometry.allows, op.geometry.where, base, LONG):
+        for name, some in sizes_alone(op.geometry, base, LONG):
             taken: list[Dims] = []
             for dims in some:
                 if not _within(op, name, dims, reach, taken):
@@ -150,10 +150,10 @@ def largest_of(op: Op, elements: int) -> Dims:
         found = wider
 
 
-def shapes_for(kernel: Kernel, table: ByGeometry[Shapes], elements: int, *, most: int = 4) -> tuple[Dims, ...]:
-    """Returns a kernel's shapes of a table; of a PyTorch function at most `most` that its declaration allows."""
+def shapes_for(kernel: Kernel, table: ByGeometry[Shapes], elements: int) -> tuple[Dims, ...]:
+    """Returns a kernel's shapes of a table; of a PyTorch function a few that its declaration allows."""
     op = kernel.op
-    return sizes_of(op, elements)[:most] if op.geometry.named else fitted_all(kernel, op.geometry.of(table))
+    return sizes_of(op, elements)[:4] if op.geometry.named else fitted_all(kernel, op.geometry.of(table))
 
 
 def another(kernel: Kernel, dims: Dims) -> Dims:
@@ -222,7 +222,7 @@ def _like_size(size: int, named: Iterable[int]) -> list[int]:
 
 def _found(op: Op, elements: int) -> tuple[Dims, ...]:
     fitting: list[tuple[int, Dims]] = []
-    for dims in sizes_within(op.geometry.dims, op.geometry.allows, elements, op.geometry.where):
+    for dims in sizes_within(op.geometry, elements):
         size = max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
         if size <= elements:
             fitting.append((size, dims))

@@ -140,6 +140,8 @@ class SearchSpace:
     @property
     def sentence(self) -> str:
         """Says in one line what is searched; part of the property hash."""
+        sizes = map("{} = {}".format, self.kernel.op.geometry.dims, self.unit.dims)
+        what = self.unit.what or f"cases of {', '.join(sizes)}"
         given = ", ".join(variable.name for variable in (*self.variables, *self.shared))
         range_ = "finite"
         if isinstance(self.largest, dict):
@@ -151,7 +153,7 @@ class SearchSpace:
         if self.magnitudes is not None:
             least, most = self.magnitudes
             range_ += f", 0 or {least:g} to {most:g} in magnitude"
-        return f"hunt: {self.unit.what}, {given} {range_}"
+        return f"hunt: {what}, {given} {range_}"
 
     def fits(self, count: int) -> int:
         """As many candidates for one call, or fewer, as the kernel takes."""

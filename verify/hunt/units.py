@@ -36,15 +36,15 @@ _TRIED = 2_000  # sizes among which one is chosen, the plainest first
 class Unit:
     """The sizes of one candidate, the dimension in which candidates are laid, if any, and the tensors that have it.
 
-    `what` names a candidate. `most_rows` is the largest number of rows of a sum over rows, to which those of a
-    candidate are repeated.
+    `most_rows` is the largest number of rows of a sum over rows, to which those of a candidate are repeated. `what`
+    says what a candidate is, where that is more than its sizes.
     """
 
-    what: str
     dims: Dims
     axis: int | None
     laid: frozenset[str] = frozenset()
     most_rows: int = 0
+    what: str = ""
 
     def times(self, count: int) -> Dims:
         """The sizes of a call of so many candidates."""
@@ -64,14 +64,14 @@ def unit_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) ->
     data = frozenset(operand.name for operand in op.operands if operand.role == "data")
     data |= {"d" + name for name in op.all_outputs}
     if op.geometry.by_element:
-        return Unit("single elements", (1, 1), 1, data | {operand.name for operand in op.operands})
+        return Unit((1, 1), 1, data | {operand.name for operand in op.operands}, what="single elements")
     if result in summed_results(kernel):
         return _sum_of_rows(kernel, dtype, result, device, width or WIDTH_SUMS)
     width = width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
     if op.geometry.named:
         return _of_function(kernel, result, width)
     what = "rows" if op.geometry.by_row else "dot products"
-    return Unit(f"{what} of {width}", op.geometry.dims_of(1, width), 0, data)
+    return Unit(op.geometry.dims_of(1, width), 0, data, what=f"{what} of {width}")
 
 
 def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
@@ -82,7 +82,7 @@ def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: in
         )
     most = _MOST_ROWS["cpu" if dtype == "float64" else torch.device(device).type]
     dims = kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS)
-    return Unit(f"sums over rows of {width}", dims, None, most_rows=most)
+    return Unit(dims, None, most_rows=most, what=f"sums over rows of {width}")
 
 
 def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
@@ -98,12 +98,12 @@ def _of_function(kernel: Kernel, result: str, elements: int) -> Unit:
     """Returns the unit of a PyTorch function. Its operands have at most `elements` numbers if the domain allows it."""
     op = kernel.op
     if op.geometry.examples:
-        found = _of_sizes(op, min(op.geometry.examples, key=lambda dims: _numbers(op, dims)))
+        found = Unit(min(op.geometry.examples, key=lambda dims: _numbers(op, dims)), None)
     else:
-        found = _of_sizes(op, _chosen(op, elements, None))
+        found = _chosen(op, elements, None)
         for axis in range(len(op.geometry.dims)):
-            dims = _chosen(op, elements, axis)
-            unit = _of_sizes(op, dims, axis, _laid(kernel, dims, axis))
+            dims = _chosen(op, elements, axis).dims
+            unit = Unit(dims, axis, _laid(kernel, dims, axis))
             if unit.laid and _is_apart(kernel, result, unit):
                 found = unit
                 break
@@ -116,17 +116,13 @@ def _of_function(kernel: Kernel, result: str, elements: int) -> Unit:
     return found
 
 
-def _of_sizes(op: Op, dims: Dims, axis: int | None = None, laid: frozenset[str] = frozenset()) -> Unit:
-    return Unit("cases of " + ", ".join(map("{} = {}".format, op.geometry.dims, dims)), dims, axis, laid)
-
-
 def _numbers(op: Op, dims: Dims) -> int:
     return max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
 
 
-def _chosen(op: Op, elements: int, axis: int | None) -> Dims:
+def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
     """The largest sizes within `elements`, rather square than long; along `axis` the smallest that there is."""
-    sizes = list(islice(sizes_within(op.geometry.dims, op.geometry.allows, LIMIT, op.geometry.where), _TRIED))
+    sizes = list(islice(sizes_within(op.geometry, LIMIT), _TRIED))
     if axis is not None:
         least = min(dims[axis] for dims in sizes)
         sizes = [dims for dims in sizes if dims[axis] == least]
@@ -136,7 +132,7 @@ def _chosen(op: Op, elements: int, axis: int | None) -> Dims:
         numbers = _numbers(op, dims)
         return (True, min(rest, default=1), numbers) if numbers <= elements else (False, -numbers, 0)
 
-    return max(sizes, key=order)
+    return Unit(max(sizes, key=order), axis)
 
 
 def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
@@ -145,7 +141,7 @@ def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
 
     Three times the size tells a dimension from all that is made of others.
     """
-    many = Unit("", dims, axis).times(3)
+    many = Unit(dims, axis).times(3)
     if not kernel.allows(many):
         return frozenset()
     op = kernel.op

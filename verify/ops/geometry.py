@@ -1,8 +1,8 @@
 """The geometry of an op: the shapes of its tensors, and which part of the inputs an output element depends on.
 
-There are four. Code that has to tell ops apart asks the geometry one of its questions. A value that each geometry has
-of its own, such as the sizes that a law tries, stands in a `ByGeometry`. A new geometry is one more field there; mypy
-then lists every place that lacks it.
+There are four. `verify.ops.graph.shapes.NamedDims` is that of a PyTorch function with named dimensions. Code that has
+to tell ops apart asks the geometry one of its questions. A value that each geometry has of its own, such as the sizes
+that a law tries, stands in a `ByGeometry`: a new geometry is one more field, and mypy lists every place that lacks it.
 
     >>> Rowwise().dims_of(8, 128)
     (8, 128)
@@ -172,23 +172,3 @@ class Contraction(Geometry):
 
     def results(self, outputs: Sequence[str], dims: Shape, params: Params) -> dict[str, Shape]:
         return {"y": (dims[0], dims[2]), "pre": (dims[0], dims[2] * self.factor(params))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedDims(Geometry):
-    """A PyTorch function of operands of any shape, which named dimensions decide."""
-
-    promised: Callable[[Shape], bool]  # the condition `where`
-    of_operands: Callable[[Shape], dict[str, Shape]]
-    of_results: Callable[[Shape], dict[str, Shape]]
-    name = "graph"
-    named = True
-
-    def allows(self, dims: Shape) -> bool:
-        return self.promised(tuple(dims))
-
-    def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
-        return self.of_operands(dims)
-
-    def results(self, outputs: Sequence[str], dims: Shape, params: Params) -> dict[str, Shape]:
-        return self.of_results(dims)

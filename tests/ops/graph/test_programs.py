@@ -24,7 +24,7 @@ from verify.ops.graph.like import like_op
 from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
 from verify.ops.graph.rounding import Rounding
-from verify.ops.graph.shapes import Shapes, sizes_within
+from verify.ops.graph.shapes import NamedDims, sizes_within
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
@@ -300,18 +300,18 @@ def test_parameters_of_a_module_are_operands_where_the_kernel_names_them() -> No
 
 
 def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
-    shapes = Shapes({}, ("b", "h", "s", "d", "t"), "d in (32, 64) and s == t and b * h < 12")
-    found = list(islice(sizes_within(shapes.dims, shapes.allowed, 1 << 12, shapes.where), 40))
+    shapes = NamedDims({}, dims=("b", "h", "s", "d", "t"), where="d in (32, 64) and s == t and b * h < 12")
+    found = list(islice(sizes_within(shapes, 1 << 12), 40))
     assert len(set(found)) == 40 and all(d in (32, 64) and s == t and b * h < 12 for b, h, s, d, t in found)
-    wide = Shapes({}, ("n", "d"), "d % 16 == 0 and 4000 < d")
-    assert next(iter(sizes_within(wide.dims, wide.allowed, 1 << 16, wide.where)))[1] == 4096
-    assert not list(sizes_within(("n",), lambda dims: dims[0] > 5000, 1 << 16, "n > 5000"))[1:]
+    wide = NamedDims({}, dims=("n", "d"), where="d % 16 == 0 and 4000 < d")
+    assert next(iter(sizes_within(wide, 1 << 16)))[1] == 4096
+    assert not list(sizes_within(NamedDims({}, dims=("n",), where="n > 5000"), 1 << 16))[1:]
     half = "d == 2 * e and d <= 64"
-    turned = Shapes({}, ("b", "h", "s", "d", "g", "e"), half)
-    small = [each for each in sizes_within(turned.dims, turned.allowed, 64, half) if math.prod(each[:4]) <= 64]
+    turned = NamedDims({}, dims=("b", "h", "s", "d", "g", "e"), where=half)
+    small = [each for each in sizes_within(turned, 64) if math.prod(each[:4]) <= 64]
     assert small and all(each[3] == 2 * each[5] <= 64 for each in small)
-    never = Shapes({}, ("b", "h", "s", "d", "g", "e"), "b * h * s * d * g * e == 96")
-    assert next(iter(sizes_within(never.dims, never.allowed, 64, never.where)))  # none of the first ones
+    never = NamedDims({}, dims=("b", "h", "s", "d", "g", "e"), where="b * h * s * d * g * e == 96")
+    assert next(iter(sizes_within(never, 64)))  # none of the first ones
 
 
 def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_cancels() -> None:

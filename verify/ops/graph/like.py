@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.ops.geometry import Elementwise, Geometry, NamedDims, Shape
+from verify.ops.geometry import Elementwise, Shape
 from verify.ops.graph.answers import demand_answers, settled
 from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.rounding import Rounding
-from verify.ops.graph.shapes import Range, Shapes, ranges_of, sizes_within
+from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Leaf, Run, Truths
@@ -55,7 +55,7 @@ def like_op(
     meaning = _Meaning(function, tuple(names), name or _name_of(function))
     given, meaning.fixed = _examples(meaning, examples)
     parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
-    table = Shapes.made(meaning.names, parameters, shapes, given, where)
+    table = NamedDims.made(meaning.names, parameters, shapes, given, where)
     ranges = ranges_of(meaning.names, integers or {}, table, given)
     labels = tuple(outputs) if outputs else None
     made = _Like(meaning, table, ranges, labels, tf32=accumulate == "tf32", fused=intermediate == "float32")
@@ -198,7 +198,7 @@ def _examples(meaning: _Meaning, examples: Any) -> tuple[list[dict[str, Any]], d
 @dataclass
 class _Like:
     meaning: _Meaning
-    shapes: Shapes | None
+    shapes: NamedDims | None
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class _Like:
         asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self._identity(dims, known)}"
         return Op(
             name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
-            geometry=self._geometry(),
+            geometry=Elementwise() if self.shapes is None else replace(self.shapes, of_results=self._result_shapes),
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
             fast=self.fast,
@@ -301,7 +301,7 @@ class _Like:
         if self.shapes.numbered:
             return (0,)
         count = len(self.shapes.dims)
-        for dims in sizes_within(self.shapes.dims, self.shapes.allowed, 64, self.shapes.where):
+        for dims in sizes_within(self.shapes, 64):
             return dims
         raise UsageError(
             f"where={self.shapes.where!r} allows none of the sizes up to 4,096 that verify tries",
@@ -310,18 +310,6 @@ class _Like:
 
     def _shapes(self, dims: Shape) -> dict[str, Shape]:
         return dict.fromkeys(self.meaning.names, tuple(dims)) if self.shapes is None else self.shapes(dims)
-
-    def _geometry(self) -> Geometry:
-        if self.shapes is None:
-            return Elementwise()
-        return NamedDims(
-            dims=self.shapes.dims,
-            where=self.shapes.where,
-            examples=tuple((n,) for n in range(len(self.shapes.numbered))),
-            promised=self.shapes.allowed,
-            of_operands=self._shapes,
-            of_results=self._result_shapes,
-        )
 
     def _result_shapes(self, dims: Shape) -> dict[str, Shape]:
         shapes = self._shapes(dims)

@@ -13,20 +13,25 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.ops.geometry import Shape
+from verify.ops.geometry import Geometry, Params, Roles, Shape
 
 
-@dataclass(frozen=True)
-class Shapes:
+@dataclass(frozen=True, repr=False)
+class NamedDims(Geometry):
     """The shape of each operand in named dimensions. `dims` are their names in the order in which they appear.
 
-    With examples alone the one dimension is "example", the number of an example.
+    With examples alone the one dimension is "example", the number of an example. `of_results` is the op's.
     """
 
     table: Mapping[str, tuple[str | int, ...]]
-    dims: tuple[str, ...]
-    where: str = ""
     numbered: tuple[Mapping[str, Shape], ...] = ()
+    of_results: Callable[[Shape], dict[str, Shape]] | None = None
+    name = "graph"
+    named = True
+
+    def __repr__(self) -> str:
+        """Returns what the declaration says. The digest in an op's name is made of it, so it must not change."""
+        return f"Shapes(table={self.table!r}, dims={self.dims!r}, where={self.where!r}, numbered={self.numbered!r})"
 
     @staticmethod
     def made(
@@ -35,7 +40,7 @@ class Shapes:
         shapes: Mapping[str, str] | None,
         examples: Sequence[Mapping[str, Any]],
         where: str,
-    ) -> Shapes | None:
+    ) -> NamedDims | None:
         """None where nothing is said: the function is then to be elementwise."""
         if shapes is None and examples:
             numbered = tuple(
@@ -45,7 +50,8 @@ class Shapes:
                 }
                 for each in examples
             )
-            return Shapes({}, ("example",), numbered=numbered)
+            every = tuple((number,) for number in range(len(numbered)))
+            return NamedDims({}, numbered, dims=("example",), examples=every)
         if shapes is None and not parameters:
             return None
         table: dict[str, tuple[str | int, ...]] = dict(parameters)
@@ -65,7 +71,7 @@ class Shapes:
         dims = tuple(dict.fromkeys(token for shape in table.values() for token in shape if isinstance(token, str)))
         if where:
             check(where, dims)
-        return Shapes(table, dims, where)
+        return NamedDims(table, dims=dims, where=where)
 
     def __call__(self, dims: Shape) -> dict[str, Shape]:
         if self.numbered:
@@ -80,7 +86,14 @@ class Shapes:
         sizes = dict(zip(self.dims, dims, strict=True))
         return {name: tuple(sizes[t] if isinstance(t, str) else t for t in shape) for name, shape in self.table.items()}
 
-    def allowed(self, dims: Shape) -> bool:
+    def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
+        return self(dims)
+
+    def results(self, outputs: Sequence[str], dims: Shape, params: Params) -> dict[str, Shape]:
+        assert self.of_results is not None
+        return self.of_results(dims)
+
+    def allows(self, dims: Shape) -> bool:
         """Whether the declaration promises these sizes."""
         return bool(self.numbered) or holds(self.where, dict(zip(self.dims, dims, strict=True)))
 
@@ -176,7 +189,7 @@ class Range:
 
 
 def ranges_of(
-    names: Sequence[str], integers: Mapping[str, str], shapes: Shapes | None, examples: Sequence[Mapping[str, Any]]
+    names: Sequence[str], integers: Mapping[str, str], shapes: NamedDims | None, examples: Sequence[Mapping[str, Any]]
 ) -> dict[str, Range]:
     dims = shapes.dims if shapes is not None else ()
     found: dict[str, Range] = {}
@@ -273,14 +286,12 @@ class Related:
         return (*_STARTS, *sorted(each for each in named if each > 0 and each not in _STARTS))
 
 
-def sizes_within(
-    names: Sequence[str], allowed: Callable[[Shape], bool] | None, elements: int, where: str = ""
-) -> Iterable[Shape]:
+def sizes_within(declared: Geometry, elements: int) -> Iterable[Shape]:
     """Yields sizes of the named dimensions that a declaration allows, the plainest first.
 
     Plain sizes are small, not round, and no two of them are alike.
     """
-    related = Related.by(names, where)
+    related = Related.by(declared.dims, declared.where)
     roots, starts = related.roots, related.starts()
     choices = []
     for place, root in enumerate(roots):
@@ -298,7 +309,7 @@ def sizes_within(
         dims = related.dims(
             {root: choices[n][place] for n, (root, place) in enumerate(zip(roots, places, strict=True))}
         )
-        if 0 < math.prod(dims) <= max(elements, 1) ** 2 and (allowed is None or allowed(dims)):
+        if 0 < math.prod(dims) <= max(elements, 1) ** 2 and declared.allows(dims):
             found = True
             yield dims
 
@@ -306,16 +317,14 @@ def sizes_within(
 _NEAR = 512  # sizes that are tried from a wanted one upward
 
 
-def sizes_alone(
-    names: Sequence[str], allowed: Callable[[Shape], bool] | None, where: str, base: Shape, wanted: Sequence[int]
-) -> Iterable[tuple[str, list[Shape]]]:
+def sizes_alone(declared: Geometry, base: Shape, wanted: Sequence[int]) -> Iterable[tuple[str, list[Shape]]]:
     """Yields each free dimension with the sizes at which it alone is large; the others are as in `base`.
 
     For each wanted number that is the first allowed size from there on, or else the last one below it, down to the
     wanted number before. Where the condition does not allow one dimension to be large alone, the others grow with it.
     """
-    related = Related.by(names, where)
-    small = dict(zip(names, base, strict=True))
+    related = Related.by(declared.dims, declared.where)
+    small = declared.sizes_by_name(base)
     small = {root: small[root] for root in related.roots}
 
     def fitting(root: str, size: int) -> Shape | None:
@@ -324,7 +333,7 @@ def sizes_alone(
         together = {each: size if related.fits(each, size) else least for each, least in small.items()}
         for sizes in (small | {root: size}, together):
             dims = related.dims(sizes)
-            if min(dims) > 0 and (allowed is None or allowed(dims)):
+            if min(dims) > 0 and declared.allows(dims):
                 return dims
         return None
 
