@@ -299,6 +299,15 @@ def test_parameters_of_a_module_are_operands_where_the_kernel_names_them() -> No
     assert torch.allclose(y, x @ weight.T + bias, rtol=1e-12, atol=0)
 
 
+def test_a_function_of_whole_numbers_has_the_same_name_whenever_it_is_declared() -> None:
+    """Its name is part of the property hash: two declarations alive at once have their ranges at other addresses."""
+    named = {"shapes": {"logits": "n v", "label": "n"}, "integers": {"label": "0 <= label < v"}}
+    first, again = (like_op(functional.cross_entropy, ["logits", "label"], **named) for _ in range(2))
+    assert first.name == again.name
+    named["integers"] = {"label": "0 <= label < v - 1"}
+    assert like_op(functional.cross_entropy, ["logits", "label"], **named).name != first.name
+
+
 def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
     shapes = NamedDims({}, dims=("b", "h", "s", "d", "t"), where="d in (32, 64) and s == t and b * h < 12")
     found = list(islice(sizes_within(shapes, 1 << 12), 40))

@@ -174,7 +174,7 @@ def check(text: str, dims: Sequence[str]) -> ast.expr:
     return body
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Range:
     """The whole numbers that an integer operand holds: low <= value < high, both expressions of sizes."""
 
@@ -182,6 +182,10 @@ class Range:
     high: ast.expr
     dims: tuple[str, ...]
     boolean: bool = False
+
+    def __repr__(self) -> str:
+        """Returns the same text in every process: the digest in an op's name is made of it."""
+        return f"Range({ast.unparse(self.low)}, {ast.unparse(self.high)}, {self.dims}, {self.boolean})"
 
     def __call__(self, dims: Shape) -> tuple[int, int]:
         sizes = dict(zip(self.dims, dims, strict=True)) if len(dims) == len(self.dims) else {}
