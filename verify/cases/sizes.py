@@ -111,12 +111,12 @@ def _is_last(op: Op, place: int, dims: Dims) -> bool:
 
 def work_of(op: Op, dims: Dims) -> float:
     """Returns the elements of all steps of an op's program for some sizes, infinity where it takes no such sizes."""
-    assert op.program is not None
+    assert op.meaning is not None
     shapes = op.shapes(dims, op.params)
     kinds = {each.name: torch.bool if each.boolean else torch.int64 for each in op.operands if each.range is not None}
     given = {name: torch.empty(shape, dtype=kinds.get(name), device="meta") for name, shape in shapes.items()}
     try:
-        program, _ = op.program(Problem(inputs=given, params=op.params, upstream={}, results=op.outputs))
+        program, _ = op.meaning.program(Problem(inputs=given, params=op.params, upstream={}, results=op.outputs))
     except UsageError:
         return math.inf
     return float(sum(_STEP + math.prod(step.shape) * _terms(step) for step in program.steps))

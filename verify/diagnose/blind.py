@@ -18,7 +18,7 @@ EVERY = 1 << 16  # errors of a definition: all of them
 
 def every_blind_spot(kernel: Kernel, backend: str, dtypes: tuple[str, ...]) -> list[BlindSpots]:
     """Returns the errors of the definition that would pass, by dtype, on the case of a run that looks for them."""
-    if kernel.op.program is None or kernel.op.gate != "noise":
+    if kernel.op.meaning is None or kernel.op.gate != "noise":
         raise UsageError(
             f"kernel {kernel.name!r}: blind spots are those of a definition by like= that adds up numbers",
             hint=f"verify run {kernel.file} says what its limits are",
@@ -43,8 +43,8 @@ def _of_case(kernel: Kernel, dtype: str, case: Case) -> BlindSpots:
     limits = {name: kernel.limit(dtype, name) for name in formats}
     truths = evaluate(op, problem, formats)
     spots = blind_spots(op, problem, truths, formats, floors, limits, EVERY)
-    assert op.program is not None
-    tried = len(mutations(op.program(problem)[0], list(formats)))
+    assert op.meaning is not None
+    tried = len(mutations(op.meaning.program(problem)[0], list(formats)))
     return BlindSpots(dtype, case.to_json(), tried, [each.words for each in spots])
 
 

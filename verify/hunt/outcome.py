@@ -96,7 +96,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
             kernel.op.name, kernel.op.resolve(kernel.params), space.result, certificate.device_kind(backend.device)
         )[1]
     )
-    meaning = f" {kernel.op.identity(space.unit.dims)}" if kernel.op.identity else ""
+    meaning = f" {kernel.op.meaning.identity(space.unit.dims)}" if kernel.op.meaning else ""
     return Result(
         output=space.result,
         dtype=space.dtype,

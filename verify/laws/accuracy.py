@@ -323,7 +323,7 @@ def _within_noise(kernel: Kernel, dtype: str, facts: Known, limit: float) -> flo
     for name, truth in facts.truths.items():
         got = facts.results[name]
         if name in kernel.op.integers:
-            got = got if kernel.op.settled is None else kernel.op.settled(facts.problem, name, got)
+            got = got if kernel.op.meaning is None else kernel.op.meaning.settled(facts.problem, name, got)
         near, floor = truth.for_result(got), kernel.noise_floor(dtype, name)
         unit = truth.unit(kernel.op.gate_of(name), floor)
         found = errors(

@@ -86,7 +86,7 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
     Indices that know their position, as in a rotary embedding, are not independent.
     """
     op = kernel.op
-    if op.geometry.examples or op.program is None or not op.geometry.named:
+    if op.geometry.examples or not op.geometry.named:
         return []
     # ordinary values: beside numbers of 1e-20 nothing would differ
     inputs = inputs_of(op, case_of(kernel, case.dtype, dims=case.dims), "cpu", shared=True)
@@ -114,8 +114,8 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
 
 def _is_local(op: Op, case: Case, inputs: dict[str, Tensor | None], rows: Rows) -> bool:
     """True if elements of outputs at an index need no element of an operand at another one."""
-    assert op.program is not None
-    program, run = op.program(Problem(inputs=inputs, params=op.params, upstream={}, results=op.outputs))
+    assert op.meaning is not None
+    program, run = op.meaning.program(Problem(inputs=inputs, params=op.params, upstream={}, results=op.outputs))
     leaves = {id(step): step for step in program.steps if isinstance(step, Leaf) and step.name in rows.axes}
     for output, index in product(op.outputs, {0, rows.count // 2, rows.count - 1}):
         shape = program.results[output].shape

@@ -53,9 +53,9 @@ def blind_spots(
     Those that move no result by `least` of what noise and rounding explain are left out; with `constants` all but
     errors of constants.
     """
-    if op.program is None or op.gate != "noise":
+    if op.meaning is None or op.gate != "noise":
         return []
-    program, run = op.program(problem)
+    program, run = op.meaning.program(problem)
     wanted = [name for name in truths if name not in op.integers]
     found = []
     for mutation, results in mutated(program, run, wanted, budget, constants=constants):

@@ -53,7 +53,7 @@ def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: 
     The noise of an element is the root mean square of a few runs. Of a million elements some have half of what more
     runs would give them, and a right kernel is at twice its error there. Errors of broken kernels are far beyond.
     """
-    if op.deviation is None or truth.noise is None or op.gate_of(result) != "noise":
+    if op.meaning is None or truth.noise is None or op.gate_of(result) != "noise":
         return truth
     near, least = truth.for_result(got), default_noise(fmt.name)
     found = errors(got, near.value, fmt, low=near.low, bound=near.bound, scale=near.unit("noise", 0.0), policy=Policy())
@@ -62,7 +62,7 @@ def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: 
     beyond = size > least
     if not bool(beyond.any()) or not float(size.max()) <= _JUST * least:
         return truth
-    again = op.deviation(problem, result).to(truth.noise.device)
+    again = op.meaning.deviation(problem, result).to(truth.noise.device)
     beyond = beyond.reshape(truth.noise.shape)
     return replace(truth, noise=torch.where(beyond, torch.maximum(truth.noise, again), truth.noise))
 
@@ -104,8 +104,8 @@ def judge_by(
     """Judges one output tensor. `segments` numbers the regime of each element."""
     op, problem, result, truth, fmt, policy = by.op, by.problem, by.result, by.truth, by.fmt, by.policy
     effort = effort or Effort()
-    if op.settled is not None and result in op.integers:
-        got = op.settled(problem, result, got)
+    if op.meaning is not None and result in op.integers:
+        got = op.meaning.settled(problem, result, got)
     near = truth.for_result(got)
     found = errors(
         got,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from verify.ops.domain import Domain
 from verify.ops.geometry import Geometry, Params, Shape
@@ -164,18 +164,33 @@ class Landmarks:
     boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
 
 
+class Meaning(Protocol):
+    """A PyTorch function that defines an op, as a program (`verify.ops.graph`)."""
+
+    def program(self, problem: Problem) -> tuple[Any, Any]:
+        """Returns the steps that the function takes, and the tensors to run them on."""
+
+    def identity(self, dims: Shape) -> str:
+        """Digests what the function means for these sizes."""
+
+    def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
+        """Puts the answer of the reference in the place of others that are right too, in a result of integers."""
+
+    def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
+        """Evaluates single elements where `fast` has no bound, which takes its time."""
+
+    def deviation(self, problem: Problem, result: str) -> Tensor:
+        """Samples the noise of a result with more runs than the fast reference does."""
+
+
 @dataclass(frozen=True)
 class Op:
     """A mathematical definition. See the module docstring; `verify.ops.get(name)` finds one.
 
     `geometry` says what shapes the tensors have and what an output element depends on (`verify.ops.geometry`).
-    `integers` names outputs that are whole numbers or conditions, which are compared as float64
-    ones; `settled(problem, result, got)` puts the answer of the reference in the place of others that are right too.
-    `program(problem)` are the steps that a PyTorch function takes and the tensors to run them on (`verify.ops.graph`).
-    `points` without an index makes what the points of a problem share. `looked_up(problem, result, fast)` asks for
-    single elements where `fast` has no bound, which takes its time. `identity(dims)` digests what a PyTorch function
-    means for these sizes; `name` has a digest for one set of sizes. `deviation(problem, result)` samples the noise of a
-    result with more runs than `fast` does.
+    `integers` names outputs that are whole numbers or conditions, which are compared as float64 ones. `points` without
+    an index makes what the points of a problem share. `meaning` is the PyTorch function that defines the op, if one
+    does; `name` then has a digest of it for one set of sizes.
     `symmetry` names the exact identity of a shipped op (`verify.laws.identities`), `gate_curve` the op of one number
     whose curve it is made of (`verify.sweep.table`).
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
@@ -196,11 +211,7 @@ class Op:
     landmarks: Landmarks = Landmarks()
     summary: str = ""
     integers: tuple[str, ...] = ()
-    settled: Callable[[Problem, str, Tensor], Tensor] | None = None
-    program: Callable[[Problem], Any] | None = None
-    looked_up: Callable[[Problem, str, Fast], Fast] | None = None
-    identity: Callable[[Shape], str] | None = None
-    deviation: Callable[[Problem, str], Tensor] | None = None
+    meaning: Meaning | None = field(default=None, compare=False, repr=False)
     symmetry: Symmetry | None = None
     gate_curve: str = ""
 

@@ -23,9 +23,9 @@ def _wrong(function: Callable[..., Any], x: Tensor, got: list[Any], output: str 
     """Which elements of an answer are none of the right ones."""
     op = like_op(function, ["x"], examples=[(x,)])
     problem = Problem({"x": x}, {}, {}, op.outputs)
-    assert op.settled is not None and output in op.integers
+    assert op.meaning is not None and output in op.integers
     value = op.fast(problem)[output].value
-    settled = op.settled(problem, output, torch.tensor(got, dtype=torch.float64).reshape(value.shape))
+    settled = op.meaning.settled(problem, output, torch.tensor(got, dtype=torch.float64).reshape(value.shape))
     points = op.points(problem, output, range(value.numel()))
     for point, known in zip(points, value.reshape(-1).tolist(), strict=True):
         assert point.arb is not None and float(point.arb(160)) == float(point.mp(160)) == known

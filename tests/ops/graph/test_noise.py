@@ -40,7 +40,7 @@ def noise(function: Function, inputs: dict[str, Tensor], result: str = "y", runs
     op = like_op(function, list(inputs), examples=[tuple(inputs.values())], **said)
     if result.startswith("d") and upstream is None:
         upstream = torch.ones_like(function(*inputs.values()))
-    program, run = op.program(problem_of(inputs, upstream, result))  # type: ignore[misc]
+    program, run = op.meaning.program(problem_of(inputs, upstream, result))  # type: ignore[misc]
     return noise_of(program, run, [result], format or Rounding.of(run), runs, seed=seed)[0][result]
 
 
@@ -487,7 +487,9 @@ def test_the_noise_of_float64_is_that_of_float32_in_its_own_roundings() -> None:
     narrow, wide = _of_layers(torch.float32), _of_layers(torch.float64)
     assert torch.allclose(wide * 2.0**29, narrow, rtol=1e-3)
     mixed = {"x": drawn(4, 32, dtype=torch.float64), "w": drawn(32, 32, seed=1) / 8, "v": drawn(32, 4, seed=2)}
-    _, run = like_op(layers, list(mixed), examples=[tuple(mixed.values())]).program(problem_of(mixed, None, "y"))  # type: ignore[misc]
+    _, run = like_op(layers, list(mixed), examples=[tuple(mixed.values())]).meaning.program(
+        problem_of(mixed, None, "y")
+    )  # type: ignore[misc]
     assert Rounding.of(run).unit == 2.0**-53, "one operand of float64 makes a float64 kernel"
     assert Rounding.of(run, tf32=True).tf32 is False
 

@@ -7,7 +7,6 @@ that autograd makes of it. Errors are told in units of its noise (`verify.ops.gr
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import inspect
 import math
@@ -206,6 +205,7 @@ class _Like:
     tf32: bool = False  # whether products may round their operands to TF32
     fused: bool = False  # whether nothing between the operators is rounded to 16 bits
     kind: torch.dtype = torch.float32  # of operands where there is no case yet
+    smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
 
     def op(self) -> Op:
         """The op, after the function was followed once."""
@@ -223,10 +223,10 @@ class _Like:
         smooth = [name for name in program.results if name not in program.integers]
         for name in program.integers:
             demand_answers(program, name, self.meaning.name)
-        known = self._differentiable(shapes) if smooth else ()
+        known = self.smooth = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
         self.by_noise = sums
-        asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self._identity(dims, known)}"
+        asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
         return Op(
             name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
             geometry=Elementwise() if self.shapes is None else replace(self.shapes, of_results=self._result_shapes),
@@ -234,16 +234,12 @@ class _Like:
             outputs=outputs,
             fast=self.fast,
             points=self.points,
-            program=self.followed,
-            looked_up=None if elementwise else self.looked_up,
             baseline=self._baseline,
             gate="noise" if sums else "plain",
             landmarks=Landmarks(of=names[-1]),
             summary=f"what PyTorch's {self.meaning.name} denotes",
             integers=program.integers,
-            settled=self.settled if program.integers else None,
-            identity=functools.cache(lambda dims: self._identity(dims, known)),
-            deviation=self.deviation if sums else None,
+            meaning=self,
         )
 
     def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
@@ -269,7 +265,7 @@ class _Like:
         wanted = tuple(name for name in self.meaning.names if name not in self.ranges)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
-    def _identity(self, dims: Shape, differentiable: Sequence[str]) -> str:
+    def identity(self, dims: Shape) -> str:
         """Digests the function and its gradients as traced for these sizes: every step and every constant.
 
         A function that looks at the types of its operands has a digest for each type.
@@ -277,7 +273,7 @@ class _Like:
         shapes = self._shapes(dims)
         ordered = {name: shapes[name] for name in self.meaning.names}
         found = []
-        for wanted in dict.fromkeys(((), tuple(differentiable))):
+        for wanted in dict.fromkeys(((), self.smooth)):
             first = self._program(ordered, wanted)
             found.append(first.digest)
             for kind in _KINDS if first.typed else ():
@@ -358,7 +354,7 @@ class _Like:
             return self.kind if kind is None else kind
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
-    def followed(self, problem: Problem) -> tuple[Program, Run]:
+    def program(self, problem: Problem) -> tuple[Program, Run]:
         """The program of a problem, and its tensors."""
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
@@ -376,7 +372,7 @@ class _Like:
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
         """Intervals in float64, and the noise of results that are sums or that decisions make."""
-        program, run = self.followed(problem)
+        program, run = self.program(problem)
         with torch.no_grad():
             noise: dict[str, Noise] = {}
             if self.by_noise or program.decides:
@@ -405,7 +401,7 @@ class _Like:
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""
-        program, run = self.followed(problem)
+        program, run = self.program(problem)
         with torch.no_grad():
             return sampled_again(program, run, result, self._rounding(program, run))
 
@@ -415,7 +411,7 @@ class _Like:
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """With what single elements have, where an interval has no end."""
-        program, run = self.followed(problem)
+        program, run = self.program(problem)
         return fast if program.elementwise else self._looked_up(program, run, problem, result, fast)
 
     def _looked_up(self, program: Program, run: Run, problem: Problem, result: str, fast: Fast) -> Fast:
@@ -449,7 +445,7 @@ class _Like:
         """A kernel's integers, with those that are right beside others replaced by the reference's."""
         value = self.fast(problem)[result].value
         program, reach = problem.cache["reach"]
-        run = replace(self.followed(problem)[1], reach=reach)
+        run = replace(self.program(problem)[1], reach=reach)
         return settled(program, run, result, got, value.to(got.device))
 
     def _gradients(self, problem: Problem) -> list[str]:
@@ -490,7 +486,7 @@ class _Like:
         key = ("followed", problem.results, result if problem.is_long else "")
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
-            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.followed(problem), Shared())
+            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), Shared())
         program, run, shared = held[2:]
         if "opened" not in problem.cache:
             self.fast(problem)

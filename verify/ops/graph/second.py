@@ -66,8 +66,8 @@ def asked_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 def program_of(op: Op, problem: Problem) -> tuple[Program, Run]:
     """Returns the program that says what an op means: its own, or that of its baseline."""
-    if op.program is not None:
-        found: tuple[Program, Run] = op.program(problem)
+    if op.meaning is not None:
+        found: tuple[Program, Run] = op.meaning.program(problem)
         return found
     present, gradients = asked_of(problem)
     examples = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in present.items()}
