@@ -18,6 +18,7 @@ from verify.cases.case import case_of, inputs_of
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.measure.call import run_tensors
+from verify.ops.geometry import ByGeometry, Shape
 from verify.ops.graph.shapes import sizes_within
 from verify.truth.formats import named, torch_dtype
 
@@ -30,7 +31,7 @@ PROJECTS = {
     "linear": (1e-1, 1e-2),
 }
 BFLOAT16_SUITE = (4.8e-1, 3.2e-2)
-SHAPES = {"elementwise": (32, 512), "rowwise": (32, 512), "contraction": (32, 256, 64)}
+SHAPES: ByGeometry[Shape] = ByGeometry((32, 512), (32, 512), (32, 256, 64))
 
 
 Verdict = Literal["caught", "missed", "rejects the twin too"]
@@ -81,11 +82,11 @@ def _fails(kernel: Kernel, dtype: str, device: str) -> _Fails:
 
     op = kernel.op
     inputs: dict[str, Tensor | None]
-    if op.kind == "graph":  # operands of shapes, and of whole numbers, that the declaration allows
-        dims = next(iter(sizes_within(op.dims, op.allowed, 64, op.where)))
+    if op.geometry.named:  # operands of shapes, and of whole numbers, that the declaration allows
+        dims = next(iter(sizes_within(op.geometry, 64)))
         inputs = inputs_of(op, case_of(kernel, dtype, dims=dims, fill="randn"), device)
     else:
-        shapes = op.shapes(SHAPES[op.kind], params)
+        shapes = op.shapes(op.geometry.of(SHAPES), params)
         inputs = {name: randn(shapes[name]) for name in kernel.operands}
     leaves = [value.clone().requires_grad_(value.is_floating_point()) for value in inputs.values() if value is not None]
     returned = kernel.op.baseline(*leaves, **params)
